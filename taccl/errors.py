@@ -1,0 +1,116 @@
+"""Every exception and warning that taccl raises on purpose.
+
+An `InputError` says what, where, found against expected, and what to do next, in one sentence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class TacclError(Exception):
+    """Base of every error that taccl raises on purpose."""
+
+
+class InputError(TacclError, ValueError):
+    """What the caller gave cannot be used.
+
+    Parameters
+    ----------
+    message : str
+        What was found, against what was expected, and what to do.
+    where : str, optional
+        ``"file: field"`` or the argument at fault; it leads the printed message.
+    """
+
+    def __init__(self, message: str, *, where: str | None = None) -> None:
+        self.where = where
+        self.message = message
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class TopologyError(InputError):
+    """A topology, or the file it came from, is wrong."""
+
+
+class SketchError(InputError):
+    """A communication sketch is wrong, or does not fit its topology or collective."""
+
+
+class CollectiveError(InputError):
+    """A collective, its chunks or its sizes are wrong."""
+
+
+class FormatError(InputError):
+    """A file is not in the format it should be in."""
+
+
+class SolverError(TacclError, RuntimeError):
+    """A solver failed."""
+
+
+class SolverUnavailableError(SolverError):
+    """A known solver is not installed, or its licence does not admit the model."""
+
+
+class InfeasibleError(SolverError):
+    """No schedule exists for the problem.
+
+    Parameters
+    ----------
+    conflict : sequence of str
+        The clauses that clash, as far as they are known.
+    """
+
+    def __init__(self, message: str, *, conflict: Sequence[str] = ()) -> None:
+        self.conflict = tuple(conflict)
+        super().__init__(message)
+
+
+class NoSolutionError(SolverError):
+    """The search stopped with no schedule in hand.
+
+    Parameters
+    ----------
+    bound_us : float, optional
+        A proven lower bound on the finish time, if one is known.
+    """
+
+    def __init__(self, message: str, *, bound_us: float | None = None) -> None:
+        self.bound_us = bound_us
+        super().__init__(message)
+
+
+class VerificationError(TacclError):
+    """A schedule breaks the rules; `violations` lists how."""
+
+    def __init__(self, message: str, *, violations: Sequence[object] = ()) -> None:
+        self.violations = tuple(violations)
+        super().__init__(message)
+
+
+class ExportError(TacclError):
+    """A format cannot hold what was asked of it."""
+
+
+class ExecutionError(TacclError):
+    """A program did not run to its end."""
+
+
+class TacclWarning(UserWarning):
+    """Base of every warning that taccl gives."""
+
+
+class FallbackWarning(TacclWarning):
+    """Something other than what was asked for was used instead."""
+
+
+class LossyConversionWarning(TacclWarning):
+    """A conversion could not keep everything."""
+
+
+class NumericsWarning(TacclWarning):
+    """A number was rounded, padded or is badly scaled."""

@@ -1,0 +1,1 @@
+"""Topologies: the value type, machine models, fabrics, and pure transforms of them."""

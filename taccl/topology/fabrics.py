@@ -1,0 +1,224 @@
+"""Fabrics: ring, mesh, torus, hypercube, fully connected and star, with one cost for every link.
+
+What the keywords of every function mean:
+
+bandwidth_gb_per_s : number
+    Rate of every link in each direction, in 10**9 bytes a second. `mesh` and `torus` also take a sequence,
+    one for every axis.
+alpha_us : number
+    Latency of every link in microseconds.
+alpha_meaning : {"occupies", "pipelined"}
+    Whether a link stays busy during its alpha.
+ranks_per_node : int, optional
+    Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node.
+
+The default costs, 50 GB/s and 0.5 us, stand for no machine: they are the round numbers in common use for
+comparing synthesizers. `TopologyError` is raised for arguments that make no fabric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from itertools import permutations
+from math import prod
+from typing import Literal
+
+from taccl.errors import TopologyError
+from taccl.topology.parts import (
+    add_crossbar,
+    beta_of_bandwidth,
+    check_count,
+    check_num_links,
+    exact_cost,
+)
+from taccl.topology.topology import Topology, TopologyBuilder
+
+__all__ = ["fully_connected", "hypercube", "mesh", "ring", "star", "torus"]
+
+AlphaMeaning = Literal["occupies", "pipelined"]
+Number = int | float | str | Fraction
+
+_BANDWIDTH_GB_PER_S = 50
+_ALPHA_US = Fraction(1, 2)
+
+
+def ring(
+    num_ranks: int,
+    *,
+    bidirectional: bool = True,
+    bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
+    alpha_us: Number = _ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
+    ranks_per_node: int | None = None,
+) -> Topology:
+    """A ring: rank r is linked to rank r + 1, and the last to the first.
+
+    `bidirectional` adds the links the other way round; without it ranks send upwards only.
+    """
+    check_count(num_ranks, where="ring: number of ranks", least=2)
+    builder = _start("ring", (num_ranks,), num_ranks, 2 * num_ranks, alpha_meaning, ranks_per_node)
+    upwards = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
+    downwards = [(dst, src) for src, dst in upwards] if bidirectional and num_ranks > 2 else []
+    _add_links(builder, [*upwards, *downwards], alpha_us, bandwidth_gb_per_s)
+    return builder.build()
+
+
+def mesh(
+    *dims: int,
+    bandwidth_gb_per_s: Number | Sequence[Number] = _BANDWIDTH_GB_PER_S,
+    alpha_us: Number = _ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
+    ranks_per_node: int | None = None,
+) -> Topology:
+    """A grid of ``dims`` ranks: two are linked, each way, where they are neighbours along one axis.
+
+    Ranks are numbered row by row: the last axis varies fastest.
+    """
+    return _grid("mesh", dims, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node)
+
+
+def torus(
+    *dims: int,
+    bandwidth_gb_per_s: Number | Sequence[Number] = _BANDWIDTH_GB_PER_S,
+    alpha_us: Number = _ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
+    ranks_per_node: int | None = None,
+) -> Topology:
+    """A mesh whose axes close into rings; on an axis of 2 the two ranks are linked once, each way."""
+    return _grid("torus", dims, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node)
+
+
+def hypercube(
+    dimension: int,
+    *,
+    bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
+    alpha_us: Number = _ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
+    ranks_per_node: int | None = None,
+) -> Topology:
+    """2**dimension ranks; two are linked, each way, where their numbers differ in one bit."""
+    check_count(dimension, where="hypercube: dimension")
+    num_ranks = 2 ** min(dimension, 64)
+    builder = _start(
+        "hypercube", (dimension,), num_ranks, num_ranks * dimension, alpha_meaning, ranks_per_node
+    )
+    edges = ((rank, rank ^ (1 << bit)) for rank in range(num_ranks) for bit in range(dimension))
+    _add_links(builder, edges, alpha_us, bandwidth_gb_per_s)
+    return builder.build()
+
+
+def fully_connected(
+    num_ranks: int,
+    *,
+    bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
+    alpha_us: Number = _ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
+    ranks_per_node: int | None = None,
+) -> Topology:
+    """A link for every ordered pair of ranks, each by itself: a rank can send to all others at once."""
+    check_count(num_ranks, where="fully-connected: number of ranks", least=2)
+    builder = _start(
+        "fully-connected", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
+    )
+    _add_links(builder, permutations(range(num_ranks), 2), alpha_us, bandwidth_gb_per_s)
+    return builder.build()
+
+
+def star(
+    num_ranks: int,
+    *,
+    bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
+    alpha_us: Number = _ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
+    ranks_per_node: int | None = None,
+) -> Topology:
+    """A switch in the middle: a rank sends to any other, to one at a time, and receives from one at a time.
+
+    Every rank has one port out and one port in at the switch, which its sends and its receives hold.
+    """
+    check_count(num_ranks, where="star: number of ranks", least=2)
+    builder = _start(
+        "star", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
+    )
+    add_crossbar(
+        builder,
+        range(num_ranks),
+        name="switch",
+        alpha_us=exact_cost(alpha_us, where="star: alpha_us"),
+        beta_us_per_mb=beta_of_bandwidth(bandwidth_gb_per_s, where="star: bandwidth_gb_per_s"),
+    )
+    return builder.build()
+
+
+def _grid(
+    fabric: str,
+    dims: tuple[int, ...],
+    bandwidth_gb_per_s: Number | Sequence[Number],
+    alpha_us: Number,
+    alpha_meaning: AlphaMeaning,
+    ranks_per_node: int | None,
+) -> Topology:
+    if not dims:
+        raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{fabric}: dims")
+    for dim in dims:
+        check_count(dim, where=f"{fabric}: dims")
+    if isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str):
+        bandwidths = tuple(bandwidth_gb_per_s)
+    else:
+        bandwidths = (bandwidth_gb_per_s,) * len(dims)
+    if len(bandwidths) != len(dims):
+        raise TopologyError(
+            f"found {len(bandwidths)} bandwidths for {len(dims)} axes; give one, or one for every axis",
+            where=f"{fabric}: bandwidth_gb_per_s",
+        )
+    num_ranks = prod(dims)
+    builder = _start(fabric, dims, num_ranks, 2 * num_ranks * len(dims), alpha_meaning, ranks_per_node)
+    for axis, (dim, bandwidth) in enumerate(zip(dims, bandwidths, strict=True)):
+        stride = prod(dims[axis + 1 :])
+        edges = []
+        for rank in range(num_ranks):
+            place = rank // stride % dim
+            if place + 1 < dim:
+                edges += [(rank, rank + stride), (rank + stride, rank)]
+            elif fabric == "torus" and dim > 2:
+                first = rank - (dim - 1) * stride
+                edges += [(rank, first), (first, rank)]
+        _add_links(builder, edges, alpha_us, bandwidth)
+    return builder.build()
+
+
+def _start(
+    fabric: str,
+    dims: tuple[int, ...],
+    num_ranks: int,
+    most_links: int,
+    alpha_meaning: AlphaMeaning,
+    ranks_per_node: int | None,
+) -> TopologyBuilder:
+    """A builder for a fabric, once it is known that it has ranks enough, and will fit into memory."""
+    check_count(num_ranks, where=f"{fabric}: number of ranks", least=2)
+    check_num_links(most_links, where=fabric)
+    per_node = num_ranks
+    if ranks_per_node is not None:
+        per_node = check_count(ranks_per_node, where=f"{fabric}: ranks_per_node")
+    if num_ranks % per_node:
+        raise TopologyError(
+            f"found {per_node}; expected a divisor of the {num_ranks} ranks",
+            where=f"{fabric}: ranks_per_node",
+        )
+    return TopologyBuilder(
+        f"{fabric}:{'x'.join(map(str, dims))}",
+        [rank // per_node for rank in range(num_ranks)],
+        alpha_meaning=alpha_meaning,
+        machine=fabric,
+    )
+
+
+def _add_links(
+    builder: TopologyBuilder, edges: Iterable[tuple[int, int]], alpha_us: Number, bandwidth_gb_per_s: Number
+) -> None:
+    alpha = exact_cost(alpha_us, where=f"{builder.name}: alpha_us")
+    beta = beta_of_bandwidth(bandwidth_gb_per_s, where=f"{builder.name}: bandwidth_gb_per_s")
+    for src, dst in edges:
+        builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)

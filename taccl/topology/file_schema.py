@@ -1,0 +1,211 @@
+"""The schema of topology files, as pydantic models; imported only once a file is read."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from taccl.errors import TopologyError
+from taccl.topology.parts import beta_of_bandwidth, short
+
+__all__ = ["LinkEntry", "ResourceEntry", "SwitchEntry", "TopologyFile", "validate"]
+
+# A bound on digits and exponent: 1e999999999 is a short text and an endless integer.
+_NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][-+]?[0-9]{1,2})?|[0-9]{1,30}/[0-9]{1,30}")
+
+
+def validate(data: object, where: str) -> TopologyFile:
+    """What a file says, checked field by field.
+
+    Raises
+    ------
+    TopologyError
+        If a field is unknown, missing or wrong; the first is named.
+    """
+    try:
+        return TopologyFile.model_validate(data)
+    except ValidationError as error:
+        raise _first_error(error, where) from None
+
+
+def _first_error(error: ValidationError, where: str) -> TopologyError:
+    """The first thing that pydantic found wrong, as one sentence."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    field = field.removeprefix(".")
+    kind, found = first["type"], short(first["input"])
+    if kind == "extra_forbidden":
+        message = "unknown field; check its spelling"
+    elif kind == "missing":
+        message = "is missing; add it"
+    elif kind == "value_error":
+        message = str(first["ctx"]["error"])
+    else:
+        expected = first["msg"].removeprefix("Input should be ")
+        message = f"found {found}; expected {expected[0].lower()}{expected[1:]}"
+    return TopologyError(" ".join(message.split()), where=f"{where}: {field}" if field else where)
+
+
+def _number(value: object) -> Fraction:
+    """A cost as the person wrote it; text such as "20/3" is for what has no decimal form."""
+    if isinstance(value, Fraction):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal, str)):
+        raise ValueError(f"found {short(value)}; expected a number")
+    text = str(value).strip()
+    if text.startswith("-"):
+        raise ValueError(f"found {short(value)}; expected a number that is not negative")
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"found {short(value)}; expected a finite number of at most 30 digits")
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        raise ValueError(f"found {short(value)}; expected a denominator that is not 0") from None
+
+
+def _positive(value: object) -> Fraction:
+    number = _number(value)
+    if number == 0:
+        raise ValueError("found 0; expected a positive number")
+    return number
+
+
+def _pair(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"found {short(value)}; expected [source, destination]")
+    return value
+
+
+def _version(value: object) -> object:
+    # 1.0 and true equal 1 to Python.
+    if type(value) is not int or value != 1:
+        raise ValueError(f"found {short(value)}; expected 1, the version of the schema")
+    return value
+
+
+def _as_list(value: object) -> object:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+_Cost = Annotated[Fraction, BeforeValidator(_number)]
+_PositiveCost = Annotated[Fraction, BeforeValidator(_positive)]
+_Rank = Annotated[int, Field(strict=True, ge=0)]
+_Count = Annotated[int, Field(strict=True, ge=1)]
+_Ranks = Annotated[list[_Rank], BeforeValidator(_as_list), Field(min_length=1)]
+_Pair = Annotated[tuple[_Ranks, _Ranks], BeforeValidator(_pair)]
+
+
+class _Costed(BaseModel):
+    """Whatever has a rate: us per MB or GB/s, not both."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    beta_us_per_mb: _PositiveCost | None = None
+    bandwidth_gb_per_s: _PositiveCost | None = None
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> _Costed:
+        if self.beta_us_per_mb is not None and self.bandwidth_gb_per_s is not None:
+            raise ValueError("found both beta_us_per_mb and bandwidth_gb_per_s; give one of them")
+        return self
+
+    @property
+    def has_rate(self) -> bool:
+        return self.beta_us_per_mb is not None or self.bandwidth_gb_per_s is not None
+
+    def rate(self) -> Fraction:
+        """The rate in us per MB."""
+        if self.bandwidth_gb_per_s is not None:
+            return beta_of_bandwidth(self.bandwidth_gb_per_s)
+        assert self.beta_us_per_mb is not None
+        return self.beta_us_per_mb
+
+
+class LinkEntry(_Costed):
+    src: _Ranks
+    dst: _Ranks
+    alpha_us: _Cost = Fraction(0)
+    bidirectional: Annotated[bool, Field(strict=True)] = False
+    name: str = ""
+
+    @model_validator(mode="after")
+    def _a_rate(self) -> LinkEntry:
+        if not self.has_rate:
+            raise ValueError("found no rate; give beta_us_per_mb or bandwidth_gb_per_s")
+        return self
+
+
+class ResourceEntry(_Costed):
+    """With a rate, alpha_us defaults to 0; without one, alpha and beta default to what the link holds."""
+
+    name: str
+    alpha_us: _Cost | None = None
+    links: Annotated[list[_Pair], Field(min_length=1)]
+    side: Literal["send", "receive"] = "send"
+
+
+class SwitchEntry(_Costed):
+    """Without a rate, the switch is that of the links already listed among its ranks."""
+
+    name: str = "switch"
+    ranks: Annotated[list[_Rank], Field(min_length=2)]
+    alpha_us: _Cost = Fraction(0)
+
+    @model_validator(mode="after")
+    def _a_rate_with_alpha(self) -> SwitchEntry:
+        if not self.has_rate and self.alpha_us:
+            raise ValueError("found alpha_us without a rate; give beta_us_per_mb or bandwidth_gb_per_s too")
+        if len(set(self.ranks)) < len(self.ranks):
+            raise ValueError("found a rank twice in ranks; name each once")
+        return self
+
+
+class TopologyFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_: Annotated[int, BeforeValidator(_version), Field(alias="schema")]
+    name: str | None = None
+    nodes: _Count | None = None
+    alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
+    # A machine or a fabric.
+    machine: str | None = None
+    fabric: str | None = None
+    profile: str | None = None
+    rails: Annotated[bool, Field(strict=True)] | None = None
+    constants: dict[str, _Cost] | None = None
+    bandwidth_gb_per_s: Annotated[list[_PositiveCost], BeforeValidator(_as_list)] | None = None
+    alpha_us: _Cost | None = None
+    # Link by link; a fabric may also be cut by ranks_per_node.
+    ranks_per_node: Annotated[list[_Count], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+    link: list[LinkEntry] = []
+    resource: list[ResourceEntry] = []
+    switch: list[SwitchEntry] = []
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> TopologyFile:
+        kind = "machine" if self.machine is not None else "fabric" if self.fabric is not None else "links"
+        if self.machine is not None and self.fabric is not None:
+            raise ValueError("found both machine and fabric; give one of them")
+        allowed = {
+            "machine": {"profile", "rails", "constants"},
+            "fabric": {"bandwidth_gb_per_s", "alpha_us", "ranks_per_node"},
+            "links": {"ranks_per_node", "link", "resource", "switch"},
+        }
+        for field in sorted(set.union(*allowed.values()) - allowed[kind]):
+            if getattr(self, field) not in (None, []):
+                raise ValueError(
+                    f"found {field}, which a topology by {kind} does not take; "
+                    f"it takes {', '.join(sorted(allowed[kind]))}"
+                )
+        if kind == "fabric" and self.ranks_per_node is not None:
+            if self.nodes is not None:
+                raise ValueError("found both nodes and ranks_per_node; give one of them")
+            if len(self.ranks_per_node) > 1:
+                raise ValueError("found a list in ranks_per_node; a fabric is cut into equal nodes: give one")
+        if kind == "links" and self.ranks_per_node is None:
+            raise ValueError("found none of machine, fabric and ranks_per_node; give one of them")
+        return self

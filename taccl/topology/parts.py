@@ -1,0 +1,151 @@
+"""Parts that machine models, fabrics and topology files are put together from: rates, crossbars, NICs."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from taccl.errors import InputError, TopologyError
+from taccl.units import exact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from taccl.topology.topology import TopologyBuilder
+
+__all__ = [
+    "MAX_LINKS",
+    "add_crossbar",
+    "add_internode",
+    "beta_of_bandwidth",
+    "check_count",
+    "check_num_links",
+    "exact_cost",
+    "short",
+]
+
+MAX_LINKS = 2_000_000
+"""More links than this are refused: about 1.3 GB of links, resources and holds."""
+
+
+def exact_cost(value: int | float | str | Fraction, *, where: str) -> Fraction:
+    """Exact value of an alpha, a beta or a bandwidth.
+
+    Raises
+    ------
+    TopologyError
+        If it is not a finite, non-negative number.
+    """
+    try:
+        return exact(value, where=where)
+    except InputError as error:
+        raise TopologyError(error.message, where=where) from None
+
+
+def beta_of_bandwidth(
+    gb_per_s: int | float | str | Fraction, *, where: str = "bandwidth_gb_per_s"
+) -> Fraction:
+    """Exact us per MB of a link that carries `gb_per_s`: 1 GB/s is 10**9 bytes a second, 1000 us per MB.
+
+    Raises
+    ------
+    TopologyError
+        If it is not a positive number.
+    """
+    rate = exact_cost(gb_per_s, where=where)
+    if rate == 0:
+        raise TopologyError("found 0 GB/s; expected a positive bandwidth", where=where)
+    return Fraction(1000) / rate
+
+
+def check_count(value: object, *, where: str, least: int = 1) -> int:
+    """`value`, if it is a whole number of at least `least`.
+
+    Raises
+    ------
+    TopologyError
+        If it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TopologyError(f"found {value!r}; expected a whole number of at least {least}", where=where)
+    return value
+
+
+def check_num_links(num_links: int, *, where: str) -> None:
+    """Raise `TopologyError` if a topology would have too many links to hold in memory."""
+    if num_links > MAX_LINKS:
+        raise TopologyError(
+            f"found {num_links} links; expected at most {MAX_LINKS}: ask for fewer ranks", where=where
+        )
+
+
+def add_crossbar(
+    builder: TopologyBuilder,
+    ranks: Sequence[int],
+    *,
+    name: str,
+    alpha_us: Fraction,
+    beta_us_per_mb: Fraction,
+    link_name: str = "",
+) -> None:
+    """Join `ranks` by a switch: a link for every ordered pair, a port out and a port in for every rank.
+
+    A send holds the source's port out and the destination's port in for as long as it holds its own link:
+    with its alpha where alpha occupies, without where it pipelines. A rank thus sends to one rank at a time,
+    and receives from one rank at a time.
+    """
+    hold_alpha_us = alpha_us if builder.alpha_meaning == "occupies" else Fraction(0)
+    port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
+    port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
+    links = []
+    for src, dst in permutations(ranks, 2):
+        link = builder.add_link(
+            src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, name=link_name or name
+        )
+        builder.add_hold(link, port_out[src], alpha_us=hold_alpha_us, beta_us_per_mb=beta_us_per_mb)
+        builder.add_hold(
+            link, port_in[dst], alpha_us=hold_alpha_us, beta_us_per_mb=beta_us_per_mb, side="receive"
+        )
+        links.append(link)
+    builder.add_switch(name, ranks, links)
+
+
+def add_internode(
+    builder: TopologyBuilder,
+    pairs: Sequence[tuple[int, int]],
+    *,
+    nic_of_rank: Mapping[int, str],
+    alpha_us: Fraction,
+    beta_us_per_mb: Fraction,
+    nic_alpha_us: Fraction,
+    link_name: str,
+) -> None:
+    """Join ranks of different nodes: a link for every pair, at the rate of its NICs.
+
+    A send holds the egress of the source's NIC from its start, and the ingress of the destination's NIC
+    until its end, each for ``nic_alpha_us + bytes * beta``. Ranks that name the same NIC share it; egress
+    and ingress are separate.
+    """
+    egress = {nic: builder.add_resource(f"{nic} egress") for nic in dict.fromkeys(nic_of_rank.values())}
+    ingress = {nic: builder.add_resource(f"{nic} ingress") for nic in egress}
+    for src, dst in pairs:
+        link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, name=link_name)
+        builder.add_hold(link, egress[nic_of_rank[src]], alpha_us=nic_alpha_us, beta_us_per_mb=beta_us_per_mb)
+        builder.add_hold(
+            link,
+            ingress[nic_of_rank[dst]],
+            alpha_us=nic_alpha_us,
+            beta_us_per_mb=beta_us_per_mb,
+            side="receive",
+        )
+
+
+def short(value: object) -> str:
+    """A value as a message shows it: on one line, and not long."""
+    try:
+        text = str(value) if isinstance(value, Decimal) else repr(value)
+    except ValueError:  # an integer too long to print
+        text = "a very long number"
+    return text if len(text) <= 60 else f"{text[:57]}..."

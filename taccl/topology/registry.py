@@ -1,0 +1,138 @@
+"""Machine models and fabrics by name: ``"ndv2"``, ``"dgx-a100"``, ``"torus:4x4"``."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import TopologyError
+from taccl.topology import fabrics, machines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from taccl.topology.topology import Topology
+
+__all__ = ["fabric_names", "machine_names", "parse"]
+
+_MACHINES: Mapping[str, Callable[..., Topology]] = {
+    "ndv2": machines.ndv2,
+    "dgx1": machines.dgx1,
+    "dgx2": machines.dgx2,
+    "dgx-a100": machines.dgx_a100,
+    "dgx-h100": machines.dgx_h100,
+}
+_FABRICS: Mapping[str, Callable[..., Topology]] = {
+    "ring": fabrics.ring,
+    "mesh": fabrics.mesh,
+    "torus": fabrics.torus,
+    "hypercube": fabrics.hypercube,
+    "fully-connected": fabrics.fully_connected,
+    "star": fabrics.star,
+}
+_EXAMPLES = ("ring:8", "mesh:4x4", "torus:4x4", "hypercube:3", "fully-connected:8", "star:16")
+_GRIDS = ("mesh", "torus")
+
+
+def machine_names() -> tuple[str, ...]:
+    """Names of the machine models."""
+    return tuple(_MACHINES)
+
+
+def fabric_names() -> tuple[str, ...]:
+    """Names of the fabrics; `parse` wants a size behind a colon."""
+    return tuple(_FABRICS)
+
+
+def parse(name: str, *, nodes: int | None = None, profile: str | None = None, **options: Any) -> Topology:
+    """The topology that a name stands for.
+
+    Parameters
+    ----------
+    name : str
+        A machine (``"ndv2"``, ``"dgx-a100"``), or a fabric and its size (``"torus:4x4"``, ``"ring:8"``,
+        ``"hypercube:3"``). Case does not matter, and dashes and underscores are alike.
+    nodes : int, optional
+        Nodes of a machine (default 1), or nodes that the ranks of a fabric are cut into.
+    profile : str, optional
+        Profile of a machine's constants.
+    **options
+        Further keywords of the machine's or the fabric's function, e.g. ``alpha_meaning="pipelined"``.
+
+    Raises
+    ------
+    TopologyError
+        If no machine or fabric has that name or takes that argument; the known ones are named.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise TopologyError(f"found {name!r}; expected {_expected()}", where="topology")
+    kind, colon, size = name.strip().partition(":")
+    kind = _find(kind, name)
+    if kind in _MACHINES:
+        if colon:
+            raise TopologyError(
+                f"found {name!r}; {kind} takes no size: give the number of nodes apart", where="topology"
+            )
+        if profile is not None:
+            options["profile"] = profile
+        return _call(_MACHINES[kind], kind, (1 if nodes is None else nodes,), options)
+    if profile is not None:
+        raise TopologyError(f"found {profile!r}; a fabric has no profiles: leave it out", where="profile")
+    dims = _dims(kind, size)
+    if nodes is not None:
+        options["ranks_per_node"] = _ranks_per_node(kind, dims, nodes)
+    return _call(_FABRICS[kind], kind, dims, options)
+
+
+def _find(kind: str, name: str) -> str:
+    """The known name that a person's spelling stands for."""
+    known = {_plain(each): each for each in (*_MACHINES, *_FABRICS)}
+    found = known.get(_plain(kind))
+    if found is not None:
+        return found
+    near = get_close_matches(_plain(kind), known, n=1, cutoff=0.5)
+    hint = f" did you mean {known[near[0]]!r}?" if near else ""
+    raise TopologyError(f"found {name!r}; expected {_expected()};{hint}".rstrip(";"), where="topology")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_\s]", "", name).lower()
+
+
+def _expected() -> str:
+    return f"a machine ({', '.join(_MACHINES)}) or a fabric ({', '.join(_EXAMPLES)})"
+
+
+def _dims(kind: str, size: str) -> tuple[int, ...]:
+    """The numbers behind the colon of a fabric's name."""
+    example = next(each for each in _EXAMPLES if each.startswith(kind))
+    form = r"[0-9]{1,9}(x[0-9]{1,9})*" if kind in _GRIDS else r"[0-9]{1,9}"
+    if not re.fullmatch(form, size.strip().lower()):
+        found = f"{size!r}" if size else "no size"
+        raise TopologyError(f"found {found}; expected a size as in {example!r}", where=f"{kind}: size")
+    return tuple(int(dim) for dim in size.lower().split("x"))
+
+
+def _ranks_per_node(kind: str, dims: tuple[int, ...], nodes: int) -> int:
+    num_ranks = 1
+    for dim in dims:
+        num_ranks *= dim
+    if kind == "hypercube":
+        num_ranks = 2 ** min(dims[0], 64)
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1 or num_ranks % nodes:
+        raise TopologyError(
+            f"found {nodes!r}; expected a whole number of nodes that divides the {num_ranks} ranks",
+            where=f"{kind}: nodes",
+        )
+    return num_ranks // nodes
+
+
+def _call(
+    make: Callable[..., Topology], kind: str, sizes: tuple[int, ...], options: Mapping[str, Any]
+) -> Topology:
+    known = make.__kwdefaults__ or {}
+    unknown = next((option for option in options if option not in known), None)
+    if unknown is not None:
+        raise TopologyError(f"{kind} takes no {unknown!r}; it takes {', '.join(known)}", where="topology")
+    return make(*sizes, **options)

@@ -1,0 +1,277 @@
+"""Pure transforms, a topology in and a new one out, and the way to networkx and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from taccl.errors import TopologyError
+from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
+from taccl.topology.topology import Resource, Topology, TopologyBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from fractions import Fraction
+
+    from taccl.topology.topology import Link
+
+__all__ = ["from_networkx", "relabel", "scale", "subset", "to_networkx", "without"]
+
+
+def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:
+    """The topology with rank r renamed ``permutation[r]``; links, resources and holds keep their index.
+
+    A link's own resource is renamed with it; ports, NICs and other resources keep their names.
+
+    Raises
+    ------
+    TopologyError
+        If `permutation` does not name every rank once.
+    """
+    if sorted(permutation) != list(range(topology.num_ranks)):
+        raise TopologyError(
+            f"found {list(permutation)}; expected every rank 0-{topology.num_ranks - 1} once",
+            where=f"{topology.name}: permutation",
+        )
+    node_of_rank = [0] * topology.num_ranks
+    for rank, new in enumerate(permutation):
+        node_of_rank[new] = topology.node_of_rank[rank]
+    return _renamed(topology, dict(enumerate(permutation)), node_of_rank)
+
+
+def subset(topology: Topology, ranks: Collection[int]) -> Topology:
+    """What is left of a topology when only some ranks take part.
+
+    The ranks kept are renumbered from 0 without gaps, in their old order, and so are the nodes that keep a
+    rank. A link stays if all its ends stay; a resource stays if a link that holds it stays; a switch stays
+    if two of its ranks stay.
+
+    Raises
+    ------
+    TopologyError
+        If a rank does not exist, or none is kept.
+    """
+    kept = sorted(set(ranks))
+    _check_ranks(topology, kept)
+    if not kept:
+        raise TopologyError("found no ranks to keep; expected at least one", where=f"{topology.name}: ranks")
+    new_rank = {rank: new for new, rank in enumerate(kept)}
+    nodes = sorted({topology.node_of_rank[rank] for rank in kept})
+    new_node = {node: new for new, node in enumerate(nodes)}
+    links = [
+        index
+        for index, link in enumerate(topology.links)
+        if all(rank in new_rank for rank in (*link.srcs, *link.dsts))
+    ]
+    node_of_rank = [new_node[topology.node_of_rank[rank]] for rank in kept]
+    return _renamed(_with_links(topology, links), new_rank, node_of_rank)
+
+
+def without(
+    topology: Topology, *, links: Iterable[int | tuple[int, int]] = (), ranks: Collection[int] = ()
+) -> Topology:
+    """What is left of a topology when some links or ranks have failed.
+
+    Parameters
+    ----------
+    links : iterable of int or (int, int)
+        Links that failed, by index, or as (source, destination), which means every link between the two.
+    ranks : collection of int
+        Ranks that failed. The others are renumbered from 0 without gaps, in their old order, for ranks
+        have no gaps; use `links` to keep the numbers and cut a rank off.
+
+    Raises
+    ------
+    TopologyError
+        If a link or a rank does not exist, or no rank is left.
+    """
+    _check_ranks(topology, ranks)
+    gone: set[int] = set()
+    for link in links:
+        gone.update(_links_meant(topology, link))
+    left = _with_links(topology, [index for index in range(len(topology.links)) if index not in gone])
+    return subset(left, set(range(topology.num_ranks)) - set(ranks)) if ranks else left
+
+
+def scale(
+    topology: Topology, *, alpha: int | float | str | Fraction = 1, beta: int | float | str | Fraction = 1
+) -> Topology:
+    """The topology with every alpha, and every beta, times a factor: of links and of holds alike.
+
+    Raises
+    ------
+    TopologyError
+        If a factor is negative, or `beta` is 0.
+    """
+    by_alpha = exact_cost(alpha, where="scale: alpha")
+    by_beta = exact_cost(beta, where="scale: beta")
+    if by_beta == 0:
+        raise TopologyError("found 0; expected a positive factor", where="scale: beta")
+    return replace(
+        topology,
+        links=tuple(
+            replace(e, alpha_us=e.alpha_us * by_alpha, beta_us_per_mb=e.beta_us_per_mb * by_beta)
+            for e in topology.links
+        ),
+        holds=tuple(
+            replace(h, alpha_us=h.alpha_us * by_alpha, beta_us_per_mb=h.beta_us_per_mb * by_beta)
+            for h in topology.holds
+            if h.beta_us_per_mb or by_alpha  # a hold of alpha alone is none once alpha is scaled to 0
+        ),
+    )
+
+
+def from_networkx(
+    graph: Any, *, name: str = "", alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
+) -> Topology:
+    """The topology that a networkx graph draws.
+
+    Parameters
+    ----------
+    graph : networkx.Graph, DiGraph, MultiGraph or MultiDiGraph
+        An edge needs ``beta_us_per_mb`` or ``bandwidth_gb_per_s``, and may have ``alpha_us`` (default 0)
+        and ``name``. An undirected edge is a link each way. A vertex may have ``node`` (default 0), the
+        number of the node it lives in. Vertices named 0..R-1 keep their number as ranks; others are
+        numbered in the graph's order.
+    name : str
+        Name of the topology; by default that of the graph.
+
+    Raises
+    ------
+    TopologyError
+        If the graph has no vertices, or an edge's costs are missing, given twice, or not positive.
+    """
+    vertices = list(graph.nodes)
+    name = name or str(graph.graph.get("name", "")) or "graph"
+    if not vertices:
+        raise TopologyError("found no vertices; expected at least one", where=name)
+    if set(vertices) == set(range(len(vertices))):
+        vertices = list(range(len(vertices)))
+    rank_of = {vertex: rank for rank, vertex in enumerate(vertices)}
+    for vertex in vertices:
+        check_count(graph.nodes[vertex].get("node", 0), where=f"{name}: node of {vertex}", least=0)
+    builder = TopologyBuilder(
+        name, [graph.nodes[vertex].get("node", 0) for vertex in vertices], alpha_meaning=alpha_meaning
+    )
+    edges = list(graph.edges(data=True))
+    # `to_networkx` leaves `link` on every edge, so that links come back in their order.
+    if all(isinstance(attributes.get("link"), int) for _, _, attributes in edges):
+        edges.sort(key=lambda edge: edge[2]["link"])
+    for u, v, attributes in edges:
+        where = f"{name}: edge {u}-{v}"
+        alpha = exact_cost(attributes.get("alpha_us", 0), where=f"{where}: alpha_us")
+        beta = _beta_of_edge(attributes, where)
+        ends = ((u, v),) if graph.is_directed() else ((u, v), (v, u))
+        for src, dst in ends:
+            builder.add_link(
+                rank_of[src],
+                rank_of[dst],
+                alpha_us=alpha,
+                beta_us_per_mb=beta,
+                name=str(attributes.get("name", "")),
+            )
+    return builder.build()
+
+
+def to_networkx(topology: Topology) -> Any:
+    """The topology as a networkx MultiDiGraph, for drawing and for graph algorithms.
+
+    Vertices are ranks with the attribute ``node``; edges carry ``link`` (the link's index), ``alpha_us``,
+    ``beta_us_per_mb`` (fractions) and ``name``. A link with several ends is an edge for every source and
+    destination. A graph has no place for resources, holds and switches: `from_networkx` gives every link
+    a resource of its own and no other.
+    """
+    import networkx as nx
+
+    graph = nx.MultiDiGraph(name=topology.name)
+    for rank, node in enumerate(topology.node_of_rank):
+        graph.add_node(rank, node=node)
+    for index, link in enumerate(topology.links):
+        for src in link.srcs:
+            for dst in link.dsts:
+                graph.add_edge(
+                    src,
+                    dst,
+                    link=index,
+                    alpha_us=link.alpha_us,
+                    beta_us_per_mb=link.beta_us_per_mb,
+                    name=link.name,
+                )
+    return graph
+
+
+def _beta_of_edge(attributes: Mapping[str, Any], where: str) -> Fraction:
+    if ("beta_us_per_mb" in attributes) == ("bandwidth_gb_per_s" in attributes):
+        raise TopologyError("give either beta_us_per_mb or bandwidth_gb_per_s", where=where)
+    if "beta_us_per_mb" in attributes:
+        beta = exact_cost(attributes["beta_us_per_mb"], where=f"{where}: beta_us_per_mb")
+        if beta == 0:
+            raise TopologyError("found 0; expected a positive cost", where=f"{where}: beta_us_per_mb")
+        return beta
+    return beta_of_bandwidth(attributes["bandwidth_gb_per_s"], where=f"{where}: bandwidth_gb_per_s")
+
+
+def _check_ranks(topology: Topology, ranks: Iterable[int]) -> None:
+    for rank in ranks:
+        if rank not in range(topology.num_ranks):
+            raise TopologyError(
+                f"rank {rank} does not exist; the topology has ranks 0-{topology.num_ranks - 1}",
+                where=f"{topology.name}: ranks",
+            )
+
+
+def _links_meant(topology: Topology, link: int | tuple[int, int]) -> tuple[int, ...]:
+    """The links that an index or a (source, destination) stands for."""
+    if isinstance(link, int):
+        found: tuple[int, ...] = (link,) if link in range(len(topology.links)) else ()
+    else:
+        _check_ranks(topology, link)
+        found = topology.links_between(*link)
+    if not found:
+        raise TopologyError(f"link {link} does not exist", where=f"{topology.name}: links")
+    return found
+
+
+def _with_links(topology: Topology, links: Sequence[int]) -> Topology:
+    """The topology with only `links`, and the resources that they hold."""
+    new_link = {link: new for new, link in enumerate(links)}
+    holds = [hold for hold in topology.holds if hold.link in new_link]
+    resources = sorted({hold.resource for hold in holds})
+    new_resource = {resource: new for new, resource in enumerate(resources)}
+    return replace(
+        topology,
+        links=tuple(topology.links[link] for link in links),
+        resources=tuple(topology.resources[resource] for resource in resources),
+        holds=tuple(
+            replace(hold, link=new_link[hold.link], resource=new_resource[hold.resource]) for hold in holds
+        ),
+        switches=tuple(
+            replace(switch, links=tuple(new_link[link] for link in switch.links if link in new_link))
+            for switch in topology.switches
+        ),
+    )
+
+
+def _renamed(topology: Topology, new_rank: Mapping[int, int], node_of_rank: Sequence[int]) -> Topology:
+    """The topology with every rank of its links renamed, and ranks of switches renamed or left out."""
+
+    def renamed(link: Link) -> Link:
+        srcs, dsts = (tuple(sorted(new_rank[rank] for rank in end)) for end in (link.srcs, link.dsts))
+        return replace(link, srcs=srcs, dsts=dsts)
+
+    links = tuple(renamed(link) for link in topology.links)
+    resources = list(topology.resources)
+    for hold in topology.holds:
+        if resources[hold.resource].name == f"link {topology.links[hold.link]}":
+            resources[hold.resource] = Resource(f"link {links[hold.link]}")
+    switches = [
+        replace(switch, ranks=tuple(new_rank[rank] for rank in switch.ranks if rank in new_rank))
+        for switch in topology.switches
+    ]
+    return replace(
+        topology,
+        node_of_rank=tuple(node_of_rank),
+        links=links,
+        resources=tuple(resources),
+        switches=tuple(switch for switch in switches if len(switch.ranks) > 1),
+    )

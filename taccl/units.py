@@ -1,0 +1,105 @@
+"""Sizes and costs as text or numbers, turned into exact values: the one place where units are defined.
+
+Bytes are integers. MB is 10**6 bytes and MiB is 2**20, everywhere. Times are microseconds; costs are kept
+as exact fractions, and a decimal cost is read as the text a person would write (0.1 is one tenth).
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from taccl.errors import InputError
+
+__all__ = ["BYTES_PER_MB", "exact", "format_size", "format_us", "parse_size", "parse_time_us"]
+
+BYTES_PER_MB = 10**6
+
+_SIZE_UNITS = {
+    "": 1, "B": 1,
+    "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "T": 10**12, "TB": 10**12,
+    "KI": 2**10, "KIB": 2**10, "MI": 2**20, "MIB": 2**20, "GI": 2**30, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_TIME_UNITS_US = {
+    "": Fraction(1), "NS": Fraction(1, 1000), "US": Fraction(1), "MS": Fraction(1000), "S": Fraction(10**6),
+}  # fmt: skip
+_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*$")
+
+
+def parse_size(size: int | float | str, *, where: str = "size") -> int:
+    """Whole bytes from ``"1MB"``, ``"512 KiB"`` or a number of bytes.
+
+    Raises
+    ------
+    InputError
+        If it is not a positive whole number of bytes.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise InputError(f"found {size!r}; expected a size such as '1MB' or a number of bytes", where=where)
+    text = str(size) if not isinstance(size, float) else format(size, "f")
+    match = _QUANTITY.match(text)
+    unit = match.group(2).upper() if match else ""
+    if match is None or unit not in _SIZE_UNITS:
+        raise InputError(
+            f"found {size!r}; expected a size such as '64KB', '1MB' (10**6 bytes) or '1MiB' (2**20 bytes)",
+            where=where,
+        )
+    value = Fraction(match.group(1)) * _SIZE_UNITS[unit]
+    if value.denominator != 1 or value <= 0:
+        raise InputError(f"{size!r} is {float(value)} bytes; expected a positive whole number", where=where)
+    return int(value)
+
+
+def parse_time_us(time: int | float | str, *, where: str = "time") -> Fraction:
+    """Exact microseconds from ``"2.6us"``, ``"1ms"`` or a number of microseconds.
+
+    Raises
+    ------
+    InputError
+        If it is not a time, or is negative.
+    """
+    if isinstance(time, str):
+        match = _QUANTITY.match(time)
+        unit = match.group(2).upper() if match else ""
+        if match is None or unit not in _TIME_UNITS_US:
+            raise InputError(f"found {time!r}; expected a time such as '2.6us' or '1ms'", where=where)
+        return Fraction(match.group(1)) * _TIME_UNITS_US[unit]
+    return exact(time, where=where)
+
+
+def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fraction:
+    """The fraction that a person means by a number; floats are read as their shortest decimal text.
+
+    Raises
+    ------
+    InputError
+        If it is not a finite, non-negative number.
+    """
+    if isinstance(number, bool):
+        raise InputError(f"found {number!r}; expected a number", where=where)
+    try:
+        value = number if isinstance(number, Fraction) else Fraction(str(number))
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"found {number!r}; expected a finite number", where=where) from None
+    if value < 0:
+        raise InputError(f"found {number}; expected a number that is not negative", where=where)
+    return value
+
+
+def format_size(num_bytes: int) -> str:
+    """A size as a person writes it: ``1000000 -> '1MB'``, ``1048576 -> '1MiB'``."""
+    decimal = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+    binary = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    for scale, unit in (*decimal, *binary):
+        if num_bytes >= scale and num_bytes % scale == 0:
+            return f"{num_bytes // scale}{unit}"
+    for scale, unit in decimal:
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.4g}{unit}"
+    return f"{num_bytes}B"
+
+
+def format_us(time_us: Fraction | float) -> str:
+    """Microseconds with at most three decimals and no trailing zeros: ``507.8 us``."""
+    text = f"{float(time_us):.3f}".rstrip("0").rstrip(".")
+    return f"{text} us"

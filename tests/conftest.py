@@ -1,0 +1,23 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+_PROJECT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real input files: TACCL_TEST_DATA, or ``../shared/data`` beside the project."""
+    named = os.environ.get("TACCL_TEST_DATA")
+    folder = Path(named) if named else _PROJECT.parent / "shared" / "data"
+    if not folder.is_dir():
+        reason = f"no test data at {folder}; set TACCL_TEST_DATA to the folder of real input files"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return folder

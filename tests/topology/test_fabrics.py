@@ -1,0 +1,184 @@
+"""Fabrics: who is joined to whom, at what cost."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl.errors import TopologyError
+from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.topology.topology import Topology
+
+DIMS = st.lists(st.integers(1, 5), min_size=1, max_size=3).filter(lambda dims: 2 <= math.prod(dims) <= 40)
+
+
+def edges(topology: Topology) -> list[tuple[int, int]]:
+    return sorted((link.src, link.dst) for link in topology.links)
+
+
+def out_degrees(topology: Topology) -> list[int]:
+    return [len(links) for links in topology.links_from]
+
+
+def reaches_all(topology: Topology) -> bool:
+    """Whether rank 0 reaches every rank, and every rank reaches rank 0."""
+    return all(
+        len(_reached([[(e.src, e.dst), (e.dst, e.src)][backwards] for e in topology.links]))
+        == topology.num_ranks
+        for backwards in (0, 1)
+    )
+
+
+def _reached(arcs: list[tuple[int, int]]) -> set[int]:
+    following: dict[int, list[int]] = {}
+    for src, dst in arcs:
+        following.setdefault(src, []).append(dst)
+    seen, stack = {0}, [0]
+    while stack:
+        new = set(following.get(stack.pop(), ())) - seen
+        seen |= new
+        stack += new
+    return seen
+
+
+def test_a_ring_goes_both_ways_round() -> None:
+    """Three ranks: each to the next, and each to the one before."""
+    assert edges(ring(3)) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+
+
+def test_a_ring_can_go_one_way() -> None:
+    """Without the way back, ranks send upwards only."""
+    assert edges(ring(3, bidirectional=False)) == [(0, 1), (1, 2), (2, 0)]
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_a_ring_of_two_has_no_double_links(bidirectional: bool) -> None:
+    """Both ways round, the next rank is the other rank."""
+    assert edges(ring(2, bidirectional=bidirectional)) == [(0, 1), (1, 0)]
+
+
+def test_a_mesh_is_numbered_row_by_row() -> None:
+    """2x3: 0 1 2 above 3 4 5."""
+    pairs = [(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5)]
+    assert edges(mesh(2, 3)) == sorted([*pairs, *((b, a) for a, b in pairs)])
+
+
+def test_a_torus_of_one_axis_is_a_ring() -> None:
+    """An axis closes into a ring."""
+    assert edges(torus(5)) == edges(ring(5))
+
+
+@given(dims=DIMS)
+@settings(max_examples=40, deadline=None)
+def test_torus_degrees(dims: list[int]) -> None:
+    """Each axis of 3 or more gives a rank two links, an axis of 2 one, an axis of 1 none; no link twice."""
+    topology = torus(*dims)
+    assert set(out_degrees(topology)) == {sum(min(dim - 1, 2) for dim in dims)}
+    assert max(Counter(edges(topology)).values()) == 1
+    assert reaches_all(topology)
+
+
+@given(dims=DIMS)
+@settings(max_examples=40, deadline=None)
+def test_mesh_links(dims: list[int]) -> None:
+    """Each axis of d ranks has d - 1 pairs on each of its lines, linked both ways; no link twice."""
+    topology = mesh(*dims)
+    ranks = math.prod(dims)
+    assert len(topology.links) == sum(2 * (dim - 1) * ranks // dim for dim in dims)
+    assert max(Counter(edges(topology)).values()) == 1
+    assert reaches_all(topology)
+
+
+@given(dimension=st.integers(1, 6))
+def test_hypercube_degrees(dimension: int) -> None:
+    """Every rank has one link for every bit, to the rank that differs in it."""
+    topology = hypercube(dimension)
+    assert set(out_degrees(topology)) == {dimension}
+    assert all((link.src ^ link.dst).bit_count() == 1 for link in topology.links)
+    assert reaches_all(topology)
+
+
+@pytest.mark.parametrize("make", [fully_connected, star])
+def test_all_pairs_are_linked(make: Callable[..., Topology]) -> None:
+    """One link for every ordered pair."""
+    assert edges(make(4)) == [(a, b) for a in range(4) for b in range(4) if a != b]
+
+
+def test_links_of_a_fully_connected_fabric_share_nothing() -> None:
+    """Every link holds itself, and nothing else."""
+    topology = fully_connected(4)
+    assert [(h.link, h.resource) for h in topology.holds] == [(i, i) for i in range(12)]
+
+
+def test_links_of_a_star_share_ports() -> None:
+    """Three sends may leave by rank 0's port, and three may come in by it."""
+    topology = star(4)
+    by_name = Counter(topology.resources[hold.resource].name for hold in topology.holds)
+    assert (by_name["port out 0 (switch)"], by_name["port in 0 (switch)"]) == (3, 3)
+    assert topology.switches[0].links == tuple(range(12))
+
+
+@pytest.mark.parametrize("make", [ring, mesh, torus, fully_connected, star])
+def test_costs_are_exact(make: Callable[..., Topology]) -> None:
+    """30 GB/s is 1000 / 30 us per MB."""
+    topology = make(4, bandwidth_gb_per_s=30, alpha_us=0.7, alpha_meaning="pipelined")
+    costs = {(link.alpha_us, link.beta_us_per_mb) for link in topology.links}
+    assert costs == {(Fraction(7, 10), Fraction(100, 3))}
+    assert topology.alpha_meaning == "pipelined"
+
+
+def test_default_costs() -> None:
+    """50 GB/s and half a microsecond."""
+    assert {(link.alpha_us, link.beta_us_per_mb) for link in hypercube(2).links} == {(Fraction(1, 2), 20)}
+
+
+def test_axes_may_differ_in_bandwidth() -> None:
+    """In a 2x2 mesh, 0-2 runs along the first axis and 0-1 along the second."""
+    topology = mesh(2, 2, bandwidth_gb_per_s=(50, 25))
+    beta = {(link.src, link.dst): link.beta_us_per_mb for link in topology.links}
+    assert (beta[0, 2], beta[0, 1]) == (20, 40)
+
+
+def test_all_ranks_are_in_one_node_by_default() -> None:
+    """A fabric says nothing of nodes."""
+    assert ring(4).num_nodes == 1
+
+
+def test_ranks_are_cut_into_nodes() -> None:
+    """Nodes take consecutive ranks."""
+    assert torus(2, 4, ranks_per_node=4).node_of_rank == (0, 0, 0, 0, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ring(1), "expected a whole number of at least 2"),
+        (lambda: star("8"), "star: number of ranks: found '8'"),
+        (lambda: fully_connected(2.0), "fully-connected: number of ranks: found 2.0"),
+        (lambda: mesh(), "found no axes"),
+        (lambda: mesh(1, 1), "expected a whole number of at least 2"),
+        (lambda: torus(4, 0), "torus: dims: found 0"),
+        (lambda: hypercube(0), "hypercube: dimension: found 0"),
+        (lambda: hypercube(1000), "expected at most 2000000"),
+        (lambda: fully_connected(10**5), "expected at most 2000000"),
+        (lambda: ring(4, ranks_per_node=3), "expected a divisor of the 4 ranks"),
+        (lambda: ring(4, ranks_per_node=0), "ranks_per_node: found 0"),
+        (lambda: ring(4, bandwidth_gb_per_s=0), "found 0 GB/s"),
+        (lambda: ring(4, alpha_us=-1), "alpha_us: found -1"),
+        (lambda: torus(4, 4, bandwidth_gb_per_s=(1, 2, 3)), "found 3 bandwidths for 2 axes"),
+    ],
+)
+def test_what_makes_no_fabric_is_refused(make: Callable[[], Topology], message: str) -> None:
+    """Sizes, costs and cuts are checked before anything is built."""
+    with pytest.raises(TopologyError, match=message):
+        make()

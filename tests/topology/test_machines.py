@@ -1,0 +1,236 @@
+"""Machine models: who is joined to whom, at what cost, and which NIC and port a send holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl.errors import TopologyError
+from taccl.topology.machines import PROFILES, dgx1, dgx2, dgx_a100, dgx_h100, find_profile, ndv2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taccl.topology.topology import Hold, Topology
+
+MACHINES = (ndv2, dgx1, dgx2, dgx_a100, dgx_h100)
+
+
+def holds_between(topology: Topology, src: int, dst: int) -> dict[str, Hold]:
+    """Holds of the one link from `src` to `dst`, by the resource's name."""
+    (link,) = topology.links_between(src, dst)
+    return {topology.resources[hold.resource].name: hold for hold in topology.holds_of_link[link]}
+
+
+def ingress_gb_per_s(topology: Topology, rank: int) -> Fraction:
+    """Rate of all links into a rank together."""
+    return sum((1000 / topology.links[link].beta_us_per_mb for link in topology.links_to[rank]), Fraction(0))
+
+
+def test_ndv2_has_the_published_neighbours() -> None:
+    """Every rank of NDv2 has the four neighbours of TACCL's topology."""
+    topology = ndv2()
+    neighbours = [{topology.links[link].dst for link in links} for links in topology.links_from]
+    assert neighbours == [
+        {1, 2, 3, 4}, {0, 2, 3, 5}, {0, 1, 3, 6}, {0, 1, 2, 7},
+        {0, 5, 6, 7}, {1, 4, 6, 7}, {2, 4, 5, 7}, {3, 4, 5, 6},
+    ]  # fmt: skip
+
+
+def test_dgx1_has_the_links_that_nvidia_smi_prints(shared_data: Path) -> None:
+    """The mesh of a real DGX-1: NV2 cells are double links, NV1 cells single ones."""
+    lines = (shared_data / "nvidia-smi" / "dgx1.txt").read_text().splitlines()
+    cells = [line.split()[1:9] for line in lines if line.startswith("GPU") and "\t" in line]
+    topology = dgx1(profile="nominal")
+    for src, row in enumerate(cells):
+        for dst, cell in enumerate(row):
+            gb_per_s = [
+                1000 / topology.links[link].beta_us_per_mb for link in topology.links_between(src, dst)
+            ]
+            assert gb_per_s == {"NV1": [25], "NV2": [50]}.get(cell, [])
+
+
+@pytest.mark.parametrize("make", [ndv2, dgx1])
+def test_a_v100_has_six_nvlinks(make: Callable[..., Topology]) -> None:
+    """Two double and two single links of 25 GB/s come to 150 GB/s into every rank."""
+    topology = make(profile="nominal")
+    assert {ingress_gb_per_s(topology, rank) for rank in range(8)} == {150}
+
+
+@pytest.mark.parametrize(("make", "machine", "size"), [(ndv2, "ndv2", 8), (dgx2, "dgx2", 16)])
+def test_profile_taccl_is_what_taccl_published(
+    make: Callable[..., Topology], machine: str, size: int, shared_data: Path
+) -> None:
+    """Alphas and betas of the 1MB topology files."""
+    published = json.loads((shared_data / "upstream-taccl" / "topo" / f"topo-{machine}-1MB.json").read_text())
+    topology = make(2, profile="taccl")
+    assert size == published["gpus_per_node"]
+    inner = [e for i, e in enumerate(topology.links) if not topology.is_internode(i)]
+    outer = [topology.links[i] for i in topology.internode_links]
+    assert {float(e.alpha_us) for e in inner} == {published["alpha"]}
+    assert {float(e.beta_us_per_mb) for e in inner} == set(published["node_betas_list"])
+    assert {(float(e.alpha_us), float(e.beta_us_per_mb)) for e in outer} == {
+        (published["remote_alpha"], published["remote_beta"])
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "port_gb_per_s", "nic_gb_per_s"),
+    [(dgx2, 150, "12.5"), (dgx_a100, 300, 25), (dgx_h100, 450, 50)],
+)
+def test_nominal_rates_are_those_of_the_data_sheet(
+    make: Callable[..., Topology], port_gb_per_s: int, nic_gb_per_s: int | str
+) -> None:
+    """A rank's port at the switch, and its NIC."""
+    topology = make(2, profile="nominal")
+    size = topology.num_ranks // 2
+    (inner,), (outer,) = topology.links_between(0, 1), topology.links_between(0, size)
+    assert topology.links[inner].beta_us_per_mb == Fraction(1000, port_gb_per_s)
+    assert topology.links[outer].beta_us_per_mb == 1000 / Fraction(nic_gb_per_s)
+
+
+def test_a_switched_send_holds_a_port_out_and_a_port_in() -> None:
+    """Ports are held as long as the link: on the sending side at the source, on the receiving side beyond."""
+    holds = holds_between(dgx2(), 3, 5)
+    assert {name: (h.side, h.alpha_us, h.beta_us_per_mb) for name, h in holds.items()} == {
+        "link 3->5 (NVSwitch)": ("send", Fraction(3, 10), 8),
+        "port out 3 (NVSwitch of node 0)": ("send", Fraction(3, 10), 8),
+        "port in 5 (NVSwitch of node 0)": ("receive", Fraction(3, 10), 8),
+    }
+
+
+def test_a_pipelined_switch_holds_ports_without_alpha() -> None:
+    """Where alpha pipelines, no hold has any."""
+    topology = dgx2(2, alpha_meaning="pipelined")
+    assert {hold.alpha_us for hold in topology.holds} == {0}
+    assert topology.alpha_meaning == "pipelined"
+
+
+def test_every_node_of_a_switched_machine_has_a_switch() -> None:
+    """The switch names its ranks and the links of every ordered pair of them."""
+    topology = dgx2(2)
+    assert [switch.ranks for switch in topology.switches] == [tuple(range(16)), tuple(range(16, 32))]
+    assert [len(switch.links) for switch in topology.switches] == [16 * 15, 16 * 15]
+
+
+def test_a_send_across_nodes_holds_egress_and_ingress() -> None:
+    """A NIC is held for the bytes only, and its alpha is left to the link."""
+    holds = holds_between(ndv2(2), 0, 9)
+    assert {name: (h.side, h.alpha_us, h.beta_us_per_mb) for name, h in holds.items()} == {
+        "link 0->9 (InfiniBand)": ("send", Fraction(26, 10), 105),
+        "NIC 0 of node 0 egress": ("send", 0, 105),
+        "NIC 0 of node 1 ingress": ("receive", 0, 105),
+    }
+
+
+@pytest.mark.parametrize(("make", "nics"), [(ndv2, 1), (dgx1, 4), (dgx2, 8), (dgx_a100, 8), (dgx_h100, 8)])
+def test_ranks_share_nics_as_built(make: Callable[..., Topology], nics: int) -> None:
+    """Consecutive ranks of a node share one NIC: as many egress resources as NICs in every node."""
+    topology = make(2)
+    names = [resource.name for resource in topology.resources]
+    assert sum(name.endswith("of node 1 egress") for name in names) == nics
+    assert sum(name.endswith("of node 1 ingress") for name in names) == nics
+    size = topology.num_ranks // 2
+    for rank in range(size):
+        link = next(i for i in topology.links_from[rank] if topology.is_internode(i))
+        held = {topology.resources[h.resource].name for h in topology.holds_of_link[link]}
+        assert f"NIC {rank * nics // size} of node 0 egress" in held
+
+
+def test_every_pair_of_ranks_of_two_nodes_is_linked() -> None:
+    """DGX-2 x2: 16 * 16 pairs each way, and 2 * 16 * 15 within the nodes."""
+    topology = dgx2(2)
+    assert len(topology.internode_links) == 512
+    assert len(topology.links) == 512 + 480
+
+
+@pytest.mark.parametrize("make", [dgx_a100, dgx_h100])
+def test_rails_join_equal_local_ranks_only(make: Callable[..., Topology]) -> None:
+    """With rails a rank has one link to each other node; without, eight."""
+    railed, open_to_all = make(3), make(3, rails=False)
+    assert len(railed.internode_links) == 8 * 3 * 2
+    assert all(
+        railed.local_rank[railed.links[i].src] == railed.local_rank[railed.links[i].dst]
+        for i in railed.internode_links
+    )
+    assert len(open_to_all.internode_links) == 64 * 3 * 2
+
+
+@pytest.mark.parametrize("make", MACHINES)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_machines_have_the_nodes_asked_for(make: Callable[..., Topology], nodes: int) -> None:
+    """Ranks are numbered node by node."""
+    topology = make(nodes)
+    size = topology.num_ranks // nodes
+    assert topology.node_of_rank == tuple(rank // size for rank in range(topology.num_ranks))
+    assert bool(topology.internode_links) == (nodes > 1)
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 1.5, True, "2", None])
+def test_a_wrong_number_of_nodes_is_refused(nodes: object) -> None:
+    """Nodes are a positive whole number."""
+    with pytest.raises(TopologyError, match="ndv2: nodes: found .*; expected a whole number of at least 1"):
+        ndv2(nodes)  # type: ignore[arg-type]
+
+
+def test_too_many_nodes_are_refused_at_once() -> None:
+    """What would not fit into memory is not begun."""
+    with pytest.raises(TopologyError, match="expected at most 2000000"):
+        dgx_h100(10**6)
+
+
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
+    """The error lists the profiles of that machine."""
+    with pytest.raises(
+        TopologyError, match="ndv2: profile: found 'fast'; ndv2 has the profiles taccl, nominal"
+    ):
+        ndv2(profile="fast")
+
+
+def test_a_constant_can_be_replaced() -> None:
+    """A person's own measurement takes the place of a profile's."""
+    topology = ndv2(2, constants={"internode_beta_us_per_mb": 100.5, "nic_alpha_us": "0.1"})
+    holds = holds_between(topology, 0, 8)
+    nic = holds["NIC 0 of node 0 egress"]
+    assert (nic.alpha_us, nic.beta_us_per_mb) == (Fraction(1, 10), Fraction(201, 2))
+
+
+@pytest.mark.parametrize(
+    ("constants", "message"),
+    [
+        ({"speed": 1}, "ndv2 has no constant 'speed'; it has nvlink_alpha_us"),
+        ({"nvlink_alpha_us": -1}, "constants: nvlink_alpha_us: found -1"),
+        ({"nvlink_beta_us_per_mb": 0}, "expected alpha >= 0 and beta > 0"),
+    ],
+)
+def test_wrong_constants_are_refused(constants: dict[str, int], message: str) -> None:
+    """A constant must be one of the profile's, and a cost."""
+    with pytest.raises(TopologyError, match=message):
+        ndv2(constants=constants)
+
+
+@pytest.mark.parametrize("machine", PROFILES)
+def test_every_constant_names_its_source(machine: str) -> None:
+    """No number without a source; the nominal profile exists for all machines."""
+    assert "nominal" in [profile.name for profile in PROFILES[machine]]
+    for profile in PROFILES[machine]:
+        assert profile.machine == machine
+        assert all(len(constant.source) > 20 for constant in profile.constants)
+        assert all(constant.name.endswith(("_us", "_us_per_mb")) for constant in profile.constants)
+
+
+def test_a_profile_is_found_by_name() -> None:
+    """Constants are read by name."""
+    assert find_profile("dgx2", "taccl")["internode_alpha_us"] == Fraction(13, 5)
+
+
+def test_four_nodes_of_dgx2_are_quick() -> None:
+    """4032 links and their holds are made in well under a second."""
+    start = time.perf_counter()
+    assert len(dgx2(4).links) == 4 * 240 + 12 * 256
+    assert time.perf_counter() - start < 1

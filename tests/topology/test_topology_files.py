@@ -1,0 +1,244 @@
+"""Topology files: what a person can write, and how mistakes are named."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl.errors import FormatError, TopologyError
+from taccl.topology.fabrics import torus
+from taccl.topology.files import MAX_FILE_BYTES, load_topology
+from taccl.topology.machines import dgx_a100, ndv2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taccl.topology.topology import Topology
+
+    Load = Callable[..., Topology]
+
+LINK = "schema = 1\nranks_per_node = 2\n[[link]]\nsrc = 0\ndst = 1\n"
+NIC = "[[resource]]\nname = 'NIC'\n"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Writes a text to a file and loads it."""
+
+    def load_text(text: str, name: str = "mine.toml") -> Topology:
+        path = tmp_path / name
+        path.write_text(text)
+        return load_topology(path)
+
+    return load_text
+
+
+def test_a_machine(load: Load) -> None:
+    """A machine by name, with nodes, profile and a constant of one's own."""
+    topology = load(
+        'schema = 1\nmachine = "NDv2"\nnodes = 2\nprofile = "nominal"\nalpha_meaning = "pipelined"\n'
+        "[constants]\ninternode_beta_us_per_mb = 100.1\n"
+    )
+    constants = {"internode_beta_us_per_mb": "100.1"}
+    assert topology == ndv2(2, profile="nominal", alpha_meaning="pipelined", constants=constants)
+
+
+def test_a_machine_without_rails(load: Load) -> None:
+    """Options of a machine have fields of their own."""
+    assert load('schema = 1\nmachine = "dgx_a100"\nnodes = 2\nrails = false\n') == dgx_a100(2, rails=False)
+
+
+def test_a_fabric(load: Load) -> None:
+    """A fabric with a bandwidth for every axis, cut into nodes, under a name of one's own."""
+    topology = load(
+        'schema = 1\nname = "mine"\nfabric = "torus:4x4"\nnodes = 4\n'
+        "bandwidth_gb_per_s = [50, 25.5]\nalpha_us = 0.7\n"
+    )
+    same = torus(4, 4, bandwidth_gb_per_s=(50, "25.5"), alpha_us="0.7", ranks_per_node=4)
+    assert topology.name == "mine"
+    assert topology.links == same.links
+    assert topology.node_of_rank == same.node_of_rank
+
+
+def test_json_has_the_same_schema(load: Load) -> None:
+    """The suffix tells JSON, and so does a leading brace."""
+    text = json.dumps({"schema": 1, "machine": "ndv2", "constants": {"nvlink_alpha_us": 0.1}})
+    same = ndv2(constants={"nvlink_alpha_us": "0.1"})
+    assert load(text, "mine.json") == load(text, "mine.topology") == same
+
+
+def test_links_of_ones_own(load: Load) -> None:
+    """Decimals are exact, fractions can be written, and the file names the topology."""
+    topology = load(
+        f'{LINK}alpha_us = 0.1\nbandwidth_gb_per_s = 2.5\nbidirectional = true\nname = "wire"\n'
+        '[[link]]\nsrc = 1\ndst = 0\nbeta_us_per_mb = "20/3"\n'
+    )
+    assert topology.name == "mine"
+    assert [(str(e), e.alpha_us, e.beta_us_per_mb) for e in topology.links] == [
+        ("0->1 (wire)", Fraction(1, 10), 400),
+        ("1->0 (wire)", Fraction(1, 10), 400),
+        ("1->0", 0, Fraction(20, 3)),
+    ]
+
+
+def test_lists_of_ranks_make_one_link(load: Load) -> None:
+    """Several destinations multicast; several sources reduce on the way back."""
+    topology = load(
+        "schema = 1\nranks_per_node = 3\n[[link]]\nsrc = 0\ndst = [2, 1]\nbeta_us_per_mb = 1\n"
+        "bidirectional = true\n"
+    )
+    assert [(e.srcs, e.dsts) for e in topology.links] == [((0,), (1, 2)), ((1, 2), (0,))]
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes"),
+    [
+        ("ranks_per_node = 2", (0, 0)),
+        ("ranks_per_node = 2\nnodes = 2", (0, 0, 1, 1)),
+        ("ranks_per_node = [1, 2]", (0, 1, 1)),
+        ("ranks_per_node = [1, 2]\nnodes = 2", (0, 1, 1)),
+    ],
+)
+def test_nodes_of_ones_own(load: Load, fields: str, nodes: tuple[int, ...]) -> None:
+    """One number for all nodes, or one for every node."""
+    assert load(f"schema = 1\n{fields}\n").node_of_rank == nodes
+
+
+@pytest.mark.parametrize(
+    ("cost", "held"),
+    [
+        ("", (2, 10)),
+        ("alpha_us = 1", (1, 10)),
+        ("beta_us_per_mb = 5", (0, 5)),
+        ("bandwidth_gb_per_s = 250\nalpha_us = 0.5", (Fraction(1, 2), 4)),
+    ],
+)
+def test_resources_are_held_by_the_links_named(load: Load, cost: str, held: tuple[object, object]) -> None:
+    """At a cost of their own, or at the link's."""
+    topology = load(
+        f"{LINK}alpha_us = 2\nbeta_us_per_mb = 10\n{NIC}links = [[0, 1]]\nside = 'receive'\n{cost}\n"
+    )
+    nic = topology.holds[-1]
+    assert topology.resources[nic.resource].name == "NIC"
+    assert (nic.alpha_us, nic.beta_us_per_mb, nic.side) == (*held, "receive")
+
+
+def test_a_switch_with_a_rate_makes_links(load: Load) -> None:
+    """All pairs, with ports, as in the machine models."""
+    topology = load(
+        "schema = 1\nranks_per_node = 3\n"
+        "[[switch]]\nname = 'S'\nranks = [0, 1, 2]\nbandwidth_gb_per_s = 100\n"
+    )
+    assert len(topology.links) == 6
+    assert len(topology.holds) == 18
+    assert topology.switches[0].links == tuple(range(6))
+
+
+def test_a_switch_without_a_rate_takes_the_links_there_are(load: Load) -> None:
+    """The links among its ranks run through it."""
+    topology = load(f"{LINK}beta_us_per_mb = 1\n[[switch]]\nranks = [0, 1]\n")
+    assert topology.switches[0].links == (0,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("schema = 2\nmachine = 'ndv2'", "mine.toml: schema: found 2; expected 1"),
+        ("schema = true\nmachine = 'ndv2'", "schema: found True"),
+        ("machine = 'ndv2'", "mine.toml: schema: is missing"),
+        ("schema = 1", "found none of machine, fabric and ranks_per_node"),
+        ("schema = 1\nmachine = 'ndv3'", "mine.toml: machine: found 'ndv3'.* did you mean 'ndv2'"),
+        ("schema = 1\nmachine = 'ring:4'", "machine: found 'ring:4', which is not a machine"),
+        ("schema = 1\nfabric = 'ndv2'", "fabric: found 'ndv2', which is not a fabric"),
+        ("schema = 1\nfabric = 'ring:4'\nmachine = 'ndv2'", "found both machine and fabric"),
+        (
+            "schema = 1\nmachine = 'ndv2'\nranks_per_node = 3",
+            "found ranks_per_node, which a topology by machine",
+        ),
+        ("schema = 1\nmachine = 'ndv2'\nnode = 2", "mine.toml: node: unknown field"),
+        ("schema = 1\nmachine = 'ndv2'\nnodes = 0", "mine.toml: nodes: found 0"),
+        ("schema = 1\nmachine = 'ndv2'\nnodes = 'two'", "mine.toml: nodes: found 'two'"),
+        ("schema = 1\nmachine = 'ndv2'\nrails = true", "ndv2 takes no 'rails'"),
+        ("schema = 1\nmachine = 'ndv2'\n[constants]\nspeed = 1", "ndv2 has no constant 'speed'"),
+        (
+            "schema = 1\nfabric = 'ring:4'\nnodes = 2\nranks_per_node = 2",
+            "found both nodes and ranks_per_node",
+        ),
+        (f"{LINK}beta_us_per_mb = 0", r"mine.toml: link\[0\].beta_us_per_mb: found 0; expected a positive"),
+        (f"{LINK}beta_us_per_mb = -1.5", r"link\[0\].beta_us_per_mb: found -1.5; .* not negative"),
+        (f"{LINK}beta_us_per_mb = 1\nalpha_us = -1", r"link\[0\].alpha_us: found -1; .* not negative"),
+        (f"{LINK}bandwidth_gb_per_s = 0", r"link\[0\].bandwidth_gb_per_s: found 0"),
+        (f"{LINK}beta_us_per_mb = nan", r"found NaN; expected a finite number"),
+        (f"{LINK}beta_us_per_mb = 1e999999999", r"expected a finite number"),
+        (f"{LINK}beta_us_per_mb = '1/0'", r"expected a denominator that is not 0"),
+        (f"{LINK}beta_us_per_mb = true", r"found True; expected a number"),
+        (f"{LINK}beta_us_per_mb = 1\nbandwidth_gb_per_s = 1", r"link\[0\]: found both"),
+        (LINK, r"mine.toml: link\[0\]: found no rate"),
+        (f"{LINK}beta_us_per_mb = 1\nspeed = 1", r"link\[0\].speed: unknown field"),
+        (LINK.replace("dst = 1", "dst = 2") + "beta_us_per_mb = 1", r"link\[0\].dst: rank 2 does not exist"),
+        (LINK.replace("src = 0", "src = 0.5") + "beta_us_per_mb = 1", r"link\[0\].src\[0\]: found 0.5"),
+        (LINK.replace("src = 0", "src = -1") + "beta_us_per_mb = 1", r"link\[0\].src\[0\]: found -1"),
+        (LINK.replace("src = 0", "src = 1") + "beta_us_per_mb = 1", "joins a rank to itself"),
+        (
+            f"{LINK}beta_us_per_mb = 1\n{NIC}links = [[1, 0]]",
+            r"resource\[0\].links: link 1->0 does not exist",
+        ),
+        (f"{LINK}beta_us_per_mb = 1\n{NIC}links = [[0, 1, 2]]", r"expected \[source, destination\]"),
+        (f"{LINK}beta_us_per_mb = 1\n{NIC}links = [[0, 1]]\nbeta_us_per_mb = 2", "longer than the send"),
+        (f"{LINK}beta_us_per_mb = 1\n{2 * (NIC + 'links = [[0, 1]]' + chr(10))}", "found 'NIC' twice"),
+        (
+            f"{LINK}beta_us_per_mb = 1\n[[switch]]\nranks = [0, 5]",
+            r"switch\[0\].ranks: rank 5 does not exist",
+        ),
+        ("schema = 1\nranks_per_node = [1, 2]\nnodes = 3", "found 2 numbers for 3 nodes"),
+        ("schema = 1\nranks_per_node = 1000000000\nnodes = 1000000000", "expected at most 1000000"),
+    ],
+)
+def test_mistakes_are_named_by_file_and_field(load: Load, text: str, message: str) -> None:
+    """One sentence: where, found against expected."""
+    with pytest.raises(TopologyError, match=message) as caught:
+        load(text)
+    assert "\n" not in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"", "a.toml", "found an empty file"),
+        (b" \n", "a.json", "found an empty file"),
+        (b"\x7fELF\x00\x01", "a.toml", "found a binary file"),
+        (b"\xff\xfe\x00", "a.toml", "found a binary file"),
+        (b"schema = = 1", "a.toml", "is not valid TOML"),
+        (b"{", "a.json", "is not valid JSON"),
+        (b"[1]", "a.json", "expected a JSON object"),
+        (b'{"schema": 1, "schema": 1}', "a.json", "field 'schema' is given twice"),
+        (b"[" * 100_000, "a.json", "nested too deeply"),
+    ],
+)
+def test_what_is_no_topology_file_is_refused(tmp_path: Path, content: bytes, name: str, message: str) -> None:
+    """Empty, binary and broken files are told apart."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=message):
+        load_topology(path)
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    """No topology needs more than 64 MiB."""
+    path = tmp_path / "huge.toml"
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(FormatError, match="give a smaller file"):
+        load_topology(path)
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "."])
+def test_a_path_to_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    """The system's reason is passed on."""
+    with pytest.raises(FormatError, match="cannot be read: "):
+        load_topology(tmp_path / name)

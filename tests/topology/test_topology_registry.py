@@ -1,0 +1,85 @@
+"""Topologies by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl.errors import TopologyError
+from taccl.topology import fabrics, machines
+from taccl.topology.registry import fabric_names, machine_names, parse
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "DGX_A100", "dgxa100", " Dgx-A100 "])
+def test_spelling_of_machines_is_free(name: str) -> None:
+    """Case, dashes and underscores do not matter."""
+    assert parse(name) == machines.dgx_a100()
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_machine_parses_under_its_own_name(name: str) -> None:
+    """A machine's name is what its topology says it is."""
+    topology = parse(name, nodes=2, profile="nominal")
+    assert (topology.machine, topology.num_nodes, topology.profile) == (name, 2, "nominal")
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("ring:8", fabrics.ring(8)),
+        ("mesh:4x3", fabrics.mesh(4, 3)),
+        ("torus:4x4x2", fabrics.torus(4, 4, 2)),
+        ("hypercube:3", fabrics.hypercube(3)),
+        ("fully-connected:4", fabrics.fully_connected(4)),
+        ("Fully_Connected:4", fabrics.fully_connected(4)),
+        ("star:5", fabrics.star(5)),
+    ],
+)
+def test_fabrics_are_named_with_their_size(name: str, same: object) -> None:
+    """The size stands behind a colon."""
+    assert parse(name) == same
+
+
+@pytest.mark.parametrize(
+    "name", ["ring:8", "mesh:4x3", "torus:2x2", "hypercube:3", "fully-connected:4", "star:5"]
+)
+def test_the_name_of_a_fabric_parses_to_itself(name: str) -> None:
+    """A fabric's topology carries the name that makes it."""
+    assert parse(name).name == name
+    assert parse(name).machine in fabric_names()
+
+
+def test_a_fabric_is_cut_into_nodes() -> None:
+    """Four nodes of a 4x4 torus have four ranks each."""
+    assert parse("torus:4x4", nodes=4).ranks_of_node[1] == (4, 5, 6, 7)
+
+
+def test_keywords_are_passed_on() -> None:
+    """Whatever the machine's or the fabric's function takes."""
+    assert parse("dgx-h100", nodes=2, rails=False) == machines.dgx_h100(2, rails=False)
+    assert parse("ring:4", bandwidth_gb_per_s=10) == fabrics.ring(4, bandwidth_gb_per_s=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("torsu:4x4", {}, "did you mean 'torus'"),
+        ("dgx3", {}, "expected a machine .ndv2, dgx1, .*ring:8.* did you mean 'dgx"),
+        ("", {}, "expected a machine"),
+        (None, {}, "found None"),
+        ("ring", {}, "ring: size: found no size; expected a size as in 'ring:8'"),
+        ("ring:4x4", {}, "ring: size: found '4x4'"),
+        ("mesh:4x", {}, "expected a size as in 'mesh:4x4'"),
+        ("ring:-3", {}, "ring: size: found '-3'"),
+        ("ndv2:2", {}, "ndv2 takes no size"),
+        ("ndv2", {"nodes": 0}, "ndv2: nodes: found 0"),
+        ("ndv2", {"profile": "fast"}, "ndv2 has the profiles taccl, nominal"),
+        ("ndv2", {"rails": True}, "ndv2 takes no 'rails'; it takes profile"),
+        ("ring:4", {"profile": "nominal"}, "a fabric has no profiles"),
+        ("ring:4", {"nodes": 3}, "divides the 4 ranks"),
+        ("torus:100000x100000", {}, "expected at most 2000000"),
+    ],
+)
+def test_what_names_no_topology_is_refused(name: str, options: dict[str, object], message: str) -> None:
+    """One sentence with the known names, and the nearest."""
+    with pytest.raises(TopologyError, match=message):
+        parse(name, **options)  # type: ignore[arg-type]

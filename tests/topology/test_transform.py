@@ -1,0 +1,240 @@
+"""Transforms: what they change, and what they leave alone."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl.errors import TopologyError
+from taccl.topology.fabrics import mesh, ring, star
+from taccl.topology.machines import dgx2, ndv2
+from taccl.topology.topology import TopologyBuilder
+from taccl.topology.transform import from_networkx, relabel, scale, subset, to_networkx, without
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.topology.topology import Topology
+
+
+def edges(topology: Topology) -> list[tuple[int, int]]:
+    return sorted((link.src, link.dst) for link in topology.links)
+
+
+def names(topology: Topology) -> set[str]:
+    return {resource.name for resource in topology.resources}
+
+
+def test_relabel_renames_ends_nodes_and_switches() -> None:
+    """Rank 0 becomes 2, 1 becomes 0, 2 becomes 1."""
+    builder = TopologyBuilder("t", [0, 0, 1])
+    builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
+    builder.add_switch("s", (0, 1), [0])
+    new = relabel(builder.build(), [2, 0, 1])
+    assert (new.links[0].srcs, new.links[0].dsts) == ((2,), (0, 1))
+    assert new.node_of_rank == (0, 1, 0)
+    assert new.switches[0].ranks == (2, 0)
+    assert new.resources[0].name == "link 2->0,1"
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=15, deadline=None)
+def test_relabelled_back_is_the_same(seed: int) -> None:
+    """A permutation and its inverse cancel."""
+    topology = ndv2(2)
+    permutation = list(range(16))
+    random.Random(seed).shuffle(permutation)
+    inverse = [permutation.index(rank) for rank in range(16)]
+    assert relabel(relabel(topology, permutation), inverse) == topology
+
+
+@pytest.mark.parametrize("permutation", [[0, 1], [0, 1, 1], [1, 2, 3]])
+def test_relabel_wants_a_permutation(permutation: list[int]) -> None:
+    """Every rank is named once."""
+    with pytest.raises(TopologyError, match="expected every rank 0-2 once"):
+        relabel(ring(3), permutation)
+
+
+def test_subset_keeps_links_between_ranks_kept() -> None:
+    """Ranks 1 and 2 of a line 0-1-2-3 become a line 0-1."""
+    assert edges(subset(mesh(4), [2, 1])) == [(0, 1), (1, 0)]
+
+
+def test_a_node_of_a_machine_is_a_subset() -> None:
+    """The second node of two by itself is the first but for names."""
+    node = subset(dgx2(2), range(16, 32))
+    assert node.node_of_rank == (0,) * 16
+    assert node.links == dgx2(1).links
+    assert len(node.switches) == 1
+    assert node.switches[0].ranks == tuple(range(16))
+    assert not any("NIC" in name for name in names(node))
+
+
+def test_subset_drops_switches_of_one_rank() -> None:
+    """A switch of one rank joins nothing."""
+    assert subset(star(3), [0]).switches == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"), [([], "found no ranks to keep"), ([9], "rank 9 does not exist")]
+)
+def test_subset_wants_ranks_that_exist(ranks: list[int], message: str) -> None:
+    """At least one rank, all of them known."""
+    with pytest.raises(TopologyError, match=message):
+        subset(ring(3), ranks)
+
+
+def test_without_links_keeps_the_rest() -> None:
+    """One link fails; ranks keep their numbers, and other links their order."""
+    topology = ring(4)
+    left = without(topology, links=[(0, 1)])
+    assert edges(left) == [edge for edge in edges(topology) if edge != (0, 1)]
+    assert left.num_ranks == 4
+    assert "link 0->1" not in names(left)
+
+
+def test_a_pair_means_every_link_between_the_two() -> None:
+    """Parallel links fail together when named by their ends, and alone when named by index."""
+    builder = TopologyBuilder("t", [0, 0])
+    for _ in range(2):
+        builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    assert without(builder.build(), links=[(0, 1)]).links == ()
+    assert len(without(builder.build(), links=[1]).links) == 1
+
+
+def test_holds_follow_their_links_when_some_fail() -> None:
+    """Each link left still holds its own ports."""
+    left = without(star(3), links=[0, 4])
+    for index, link in enumerate(left.links):
+        held = {left.resources[hold.resource].name for hold in left.holds_of_link[index]}
+        assert held == {
+            f"link {link}",
+            f"port out {link.src} (switch)",
+            f"port in {link.dst} (switch)",
+        }
+    assert left.switches[0].links == (0, 1, 2, 3)
+
+
+def test_without_ranks_renumbers_the_others() -> None:
+    """A ring of four without rank 1 is the line 2-3-0, now 1-2-0."""
+    assert edges(without(ring(4), ranks=[1])) == [(0, 2), (1, 2), (2, 0), (2, 1)]
+
+
+def test_links_and_ranks_can_fail_together() -> None:
+    """Links are named by the old ranks."""
+    assert edges(without(ring(4), links=[(3, 0)], ranks=[1])) == [(0, 2), (1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("failed", "message"),
+    [
+        ({"links": [(0, 2)]}, r"link \(0, 2\) does not exist"),
+        ({"links": [99]}, "link 99 does not exist"),
+        ({"links": [(0, 9)]}, "rank 9 does not exist"),
+        ({"ranks": [9]}, "rank 9 does not exist"),
+        ({"ranks": [0, 1, 2, 3]}, "found no ranks to keep"),
+    ],
+)
+def test_what_fails_must_exist(failed: dict[str, list[int]], message: str) -> None:
+    """A link or rank that is not there cannot fail."""
+    with pytest.raises(TopologyError, match=message):
+        without(ring(4), **failed)  # type: ignore[arg-type]
+
+
+def test_scale_multiplies_links_and_holds() -> None:
+    """Twice the alpha, a third of the beta: 2.6 becomes 5.2, 105 becomes 35; the NIC's alpha stays 0."""
+    topology = scale(ndv2(2), alpha=2, beta=Fraction(1, 3))
+    link = topology.internode_links[0]
+    assert (topology.links[link].alpha_us, topology.links[link].beta_us_per_mb) == (Fraction(26, 5), 35)
+    assert [(h.alpha_us, h.beta_us_per_mb) for h in topology.holds_of_link[link]] == [
+        (Fraction(26, 5), 35), (0, 35), (0, 35),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("factors", [{"beta": 0}, {"alpha": -1}, {"beta": "fast"}])
+def test_scale_wants_factors(factors: dict[str, object]) -> None:
+    """Beta stays positive, and alpha does not become negative."""
+    with pytest.raises(TopologyError, match="scale: "):
+        scale(ring(3), **factors)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [lambda: ring(5), lambda: mesh(2, 3, ranks_per_node=3), lambda: ndv2(2)])
+def test_networkx_keeps_ranks_nodes_and_links(make: Callable[[], Topology]) -> None:
+    """There and back, links come in their order with exact costs."""
+    topology = make()
+    back = from_networkx(to_networkx(topology))
+    assert (back.name, back.links, back.node_of_rank) == (
+        topology.name,
+        topology.links,
+        topology.node_of_rank,
+    )
+
+
+def test_a_link_with_several_ends_is_several_edges() -> None:
+    """A multicast to two ranks is two edges of one link."""
+    builder = TopologyBuilder("t", [0, 0, 0])
+    builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
+    assert [(u, v, a["link"]) for u, v, a in to_networkx(builder.build()).edges(data=True)] == [
+        (0, 1, 0),
+        (0, 2, 0),
+    ]
+
+
+def test_an_undirected_edge_is_a_link_each_way() -> None:
+    """Attributes are read by name; alpha is 0 where it is not given."""
+    graph = nx.Graph()
+    graph.add_edge("a", "b", bandwidth_gb_per_s=25)
+    graph.add_edge("b", "c", beta_us_per_mb=0.1, alpha_us="0.3")
+    graph.nodes["c"]["node"] = 1
+    topology = from_networkx(graph, name="mine")
+    assert [(e.src, e.dst, e.alpha_us, e.beta_us_per_mb) for e in topology.links] == [
+        (0, 1, 0, 40), (1, 0, 0, 40), (1, 2, Fraction(3, 10), Fraction(1, 10)),
+        (2, 1, Fraction(3, 10), Fraction(1, 10)),
+    ]  # fmt: skip
+    assert topology.node_of_rank == (0, 0, 1)
+
+
+def test_numbered_vertices_keep_their_number() -> None:
+    """Whatever order the graph was drawn in."""
+    graph = nx.DiGraph()
+    graph.add_edge(1, 0, beta_us_per_mb=1)
+    assert edges(from_networkx(graph)) == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({}, "graph: edge 0-1: give either beta_us_per_mb or bandwidth_gb_per_s"),
+        ({"beta_us_per_mb": 1, "bandwidth_gb_per_s": 1}, "give either"),
+        ({"beta_us_per_mb": 0}, "expected a positive cost"),
+        ({"bandwidth_gb_per_s": 0}, "found 0 GB/s"),
+        ({"beta_us_per_mb": 1, "alpha_us": -1}, "alpha_us: found -1"),
+        ({"beta_us_per_mb": "x"}, "expected a finite number"),
+    ],
+)
+def test_edges_without_a_cost_are_refused(attributes: dict[str, object], message: str) -> None:
+    """An edge has one rate, and it is positive."""
+    graph = nx.DiGraph()
+    graph.add_edge(0, 1, **attributes)
+    with pytest.raises(TopologyError, match=message):
+        from_networkx(graph)
+
+
+def test_an_empty_graph_is_refused() -> None:
+    """There must be a rank."""
+    with pytest.raises(TopologyError, match="found no vertices"):
+        from_networkx(nx.DiGraph())
+
+
+def test_a_vertex_in_no_numbered_node_is_refused() -> None:
+    """Nodes are numbers."""
+    graph = nx.DiGraph()
+    graph.add_node(0, node="left")
+    with pytest.raises(TopologyError, match="graph: node of 0: found 'left'"):
+        from_networkx(graph)
