@@ -1,0 +1,1 @@
+"""Judging schedules: an independent verifier, and proven lower bounds."""

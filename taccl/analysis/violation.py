@@ -1,0 +1,118 @@
+"""What a verifier says: the kinds of violation, one violation, and all of a schedule's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from taccl.errors import VerificationError
+
+__all__ = ["KINDS", "Verification", "Violation"]
+
+#: Every kind of violation that `verify` reports.
+KINDS = (
+    "index",  # a chunk or link that does not exist
+    "interval",  # a start before time 0, or an end that is not after its start
+    "times",  # end - start is not what the cost model says
+    "merge",  # transfers of one group that cannot be one send
+    "presence",  # a chunk is not where it is sent from when its send starts
+    "contention",  # two sends hold one resource at once
+    "postcondition",  # a destination ends without the chunk, or without its whole sum
+    "double-count",  # a contribution is reduced a second time
+    "lost-contribution",  # a copy wipes out contributions that it does not bring
+    "race",  # arrivals at one moment whose order decides what the buffer holds
+    "reduce",  # a reduction in a collective that does not combine
+    "link-not-allowed",
+    "carries-from",
+    "carries-to",
+    "direct-crossing",
+    "own-first",
+)
+
+_NUM_IN_MESSAGE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule; fields that do not apply are None.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    rank : int, optional
+        The rank at fault: the sender, but for what goes wrong on arrival or at the end.
+    link : int, optional
+        Index of the link in the topology.
+    start_us, end_us : float, optional
+        The interval of the send.
+    clause : str, optional
+        The field of `Clauses` that is broken.
+    """
+
+    kind: str
+    message: str
+    rank: int | None = None
+    chunk: int | None = None
+    link: int | None = None
+    start_us: float | None = None
+    end_us: float | None = None
+    clause: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Verification:
+    """What `verify` found.
+
+    Parameters
+    ----------
+    finish_us : float
+        The last arrival.
+    num_sends : int
+        Sends, counting merged transfers once.
+    num_redundant : int
+        Arrivals that bring a rank what it already holds; they are allowed.
+    """
+
+    violations: tuple[Violation, ...]
+    finish_us: float
+    num_transfers: int
+    num_sends: int
+    num_redundant: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the schedule breaks no rule."""
+        return not self.violations
+
+    def raise_if_failed(self) -> None:
+        """Do nothing of a valid schedule.
+
+        Raises
+        ------
+        VerificationError
+            If there are violations: their number, and the first ten.
+        """
+        if not self.ok:
+            raise VerificationError(self._text(), violations=self.violations)
+
+    def _text(self) -> str:
+        count = len(self.violations)
+        kinds = Counter(each.kind for each in self.violations)
+        tally = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kinds[kind])
+        lines = [f"the schedule breaks {count} rule{'s' if count > 1 else ''} ({tally}):"]
+        lines += [f"  {each}" for each in self.violations[:_NUM_IN_MESSAGE]]
+        if count > _NUM_IN_MESSAGE:
+            lines.append(f"  ... and {count - _NUM_IN_MESSAGE} more")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        verdict = "ok" if self.ok else self._text()
+        extra = f", {self.num_redundant} redundant arrivals" if self.num_redundant else ""
+        return (
+            f"Verification({self.num_transfers} transfers in {self.num_sends} sends, "
+            f"finish {self.finish_us:.3f} us{extra}: {verdict})"
+        )

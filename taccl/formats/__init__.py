@@ -1,0 +1,1 @@
+"""Files: one format per module, each with load, dump or both."""

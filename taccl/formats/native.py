@@ -1,0 +1,324 @@
+"""taccl's own file of a schedule: versioned JSON that holds the problem, the transfers and a digest.
+
+=============== =====================================================================================
+field           content
+=============== =====================================================================================
+format, version ``"taccl-schedule"``, 1
+producer        what made the schedule
+finish_us       its last arrival, for readers that want no more
+ticks_per_us    how many of the ticks in `start` and `end` make a microsecond
+digest          `Schedule.digest`; a file whose content no longer matches it is refused
+notes           ``{"problem": [...], "topology": [...]}``: what a person should know
+problem         `Problem.to_dict`
+transfers       the columns ``chunk link start end group reduce``, one entry per transfer
+result          optional, any object: how the schedule was found
+=============== =====================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from taccl.errors import FormatError, InputError
+from taccl.formats.files import read_limited, write_whole
+from taccl.problem import Problem
+from taccl.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["FORMAT", "VERSION", "dump_schedule", "load", "load_schedule", "read_document", "save"]
+
+FORMAT = "taccl-schedule"
+VERSION = 1
+_LIMIT_BYTES = 10**9
+_COLUMNS = {"chunk": np.int32, "link": np.int32, "start": np.int64, "end": np.int64, "group": np.int32}
+
+
+def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The schedule as plain values; `extra` says how it was found and becomes the field ``result``."""
+    problem = schedule.problem
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "producer": schedule.producer,
+        "finish_us": schedule.finish_us,
+        "ticks_per_us": int(problem.costs.ticks_per_us),
+        "digest": schedule.digest(),
+        "notes": {"problem": list(problem.notes), "topology": list(problem.topology.notes)},
+        "problem": problem.to_dict(),
+        "transfers": {name: getattr(schedule, name).tolist() for name in (*_COLUMNS, "reduce")},
+    }
+    if extra is not None:
+        document["result"] = extra
+    return document
+
+
+def load_schedule(document: dict[str, Any], *, where: str = "schedule") -> Schedule:
+    """The schedule that `dump_schedule` wrote.
+
+    Parameters
+    ----------
+    where : str
+        The file that the document came from; it leads error messages.
+
+    Raises
+    ------
+    FormatError
+        If the document is not of this format and version, a field is missing or ill-typed, or the content
+        does not match its digest.
+    """
+    _check_version(document, where)
+    try:
+        fields = _Document.model_validate(document)
+    except ValidationError as error:
+        raise _first_error(error, where) from None
+    columns: dict[str, Any] = {
+        name: np.array(getattr(fields.transfers, name), dtype=dtype) for name, dtype in _COLUMNS.items()
+    }
+    columns["reduce"] = np.array(fields.transfers.reduce, dtype=bool)
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) != 1:
+        raise FormatError(
+            f"the columns differ in length: {lengths}; the file is cut short or was edited, save it anew",
+            where=f"{where}: transfers",
+        )
+    for column in columns.values():
+        column.setflags(write=False)
+    problem = _problem(document["problem"], fields, where)
+    schedule = Schedule(problem, producer=fields.producer, **columns)
+    found = {
+        "digest": schedule.digest(),
+        "ticks_per_us": problem.costs.ticks_per_us,
+        "finish_us": schedule.finish_us,
+    }
+    for name, value in found.items():
+        stated = getattr(fields, name)
+        if stated != value:
+            raise FormatError(
+                f"found {stated}, but the content makes it {value}: the file was changed after it was saved; "
+                "save the schedule anew instead of editing its file",
+                where=f"{where}: {name}",
+            )
+    return schedule
+
+
+def save(
+    schedule: Schedule,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Write a schedule to a file, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        If the file exists and `overwrite` is False, or it cannot be written.
+    """
+    document = dump_schedule(schedule, extra=extra)
+    lines = (f"{json.dumps(name)}: {_compact(value)}" for name, value in document.items())
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n", overwrite=overwrite)
+
+
+def load(path: str | os.PathLike[str]) -> Schedule:
+    """The schedule in a file that `save` wrote.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read; `FormatError` if it does not hold a schedule (see `load_schedule`).
+    """
+    return load_schedule(read_document(path), where=str(path))
+
+
+def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in a file of this format, whose fields are not checked yet.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read; `FormatError` if it is not JSON or of another format or version.
+    """
+    where = str(path)
+    content = read_limited(path, _LIMIT_BYTES)
+    try:
+        document = json.loads(content, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"found no valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); the file is "
+            "cut short or not a schedule, save it anew",
+            where=where,
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"found JSON that cannot be read ({error}); save the file anew", where=where
+        ) from None
+    _check_version(document, where)
+    checked: dict[str, Any] = document
+    return checked
+
+
+def _check_version(document: object, where: str) -> None:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise FormatError(
+            f"found {_short(found)}; expected the file of a schedule, with format {FORMAT!r}",
+            where=f"{where}: format",
+        )
+    version = document.get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise FormatError(
+            f"found version {_short(version)}; this taccl reads version {VERSION}: "
+            "use the taccl that wrote it",
+            where=f"{where}: version",
+        )
+
+
+def _problem(data: dict[str, Any], fields: _Document, where: str) -> Problem:
+    """The problem, once its fields have the right types."""
+    try:
+        problem = Problem.from_dict(data)
+        topology = dataclasses.replace(problem.topology, notes=tuple(fields.notes.topology))
+        problem = dataclasses.replace(problem, topology=topology, notes=tuple(fields.notes.problem))
+        _ = problem.costs
+    except InputError as error:
+        raise FormatError(str(error), where=f"{where}: problem") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise FormatError(f"found values that make no problem ({error})", where=f"{where}: problem") from None
+    return problem
+
+
+def _first_error(error: ValidationError, where: str) -> FormatError:
+    """One sentence for the first of pydantic's errors."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"] if part not in ("int", "list[int]"))
+    text = "is missing" if first["type"] == "missing" else f"found {_short(first['input'])}; {first['msg']}"
+    more = error.error_count() - 1
+    others = f" (and {more} more such errors)" if more else ""
+    return FormatError(
+        f"{text}{others}; save the schedule anew instead of editing its file", where=f"{where}: {name}"
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+_Index = Annotated[int, Field(ge=0, lt=2**31)]
+_Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+_Ticks = Annotated[int, Field(ge=-(2**62), le=2**62)]
+_Bytes = Annotated[int, Field(gt=0, lt=2**62)]
+_Cost = Annotated[str, Field(pattern=r"^[0-9]+(/[0-9]*[1-9][0-9]*)?$", max_length=4000)]
+_LinkText = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+_Hold = tuple[_Index, _Index, _Cost, _Cost, Literal["send", "receive"]]
+_Chunk = tuple[list[_Index], list[_Index], _Index | None]
+_Derivation = tuple[_Index, _Index, _Index]
+_SwitchPolicy = tuple[str, str, list[_Index]]
+
+
+class _Link(_Strict):
+    srcs: list[_Index]
+    dsts: list[_Index]
+    alpha_us: _Cost
+    beta_us_per_mb: _Cost
+    name: str
+
+
+class _Switch(_Strict):
+    name: str
+    ranks: list[_Index]
+    links: list[_Index]
+
+
+class _Topology(_Strict):
+    name: str
+    machine: str
+    profile: str
+    cost_model: str
+    alpha_meaning: Literal["occupies", "pipelined"]
+    node_of_rank: list[_Index]
+    links: list[_Link]
+    resources: list[str]
+    holds: list[Annotated[_Hold, Field(strict=False)]]
+    switches: list[_Switch]
+
+
+class _Collective(_Strict):
+    name: str
+    num_ranks: _Index
+    combining: bool
+    chunks_per_rank: _Index
+    chunks: list[Annotated[_Chunk, Field(strict=False)]]
+    derivations: list[Annotated[_Derivation, Field(strict=False)]]
+
+
+class _Clauses(_Strict):
+    name: str
+    links_allowed: list[_Index] | None
+    carries_from: dict[_LinkText, list[_Index]]
+    carries_to: dict[_LinkText, list[_Index]]
+    direct_crossing: bool
+    own_first: list[_Index]
+    max_merge: _Index
+    merging: list[_Index]
+    symmetry: list[list[_Index]]
+    switch_policies: list[Annotated[_SwitchPolicy, Field(strict=False)]]
+    link_use: str
+    objective_weight: _Cost
+    routing_slack: _Cost
+    where: dict[str, str]
+
+
+class _Problem(_Strict):
+    topology: _Topology
+    collective: _Collective
+    chunk_bytes: _Bytes | list[_Bytes]
+    size_bytes: _Bytes | None
+    clauses: _Clauses
+
+
+class _Transfers(_Strict):
+    chunk: list[_Int32]
+    link: list[_Int32]
+    start: list[_Ticks]
+    end: list[_Ticks]
+    group: list[_Int32]
+    reduce: list[bool]
+
+
+class _Notes(_Strict):
+    problem: list[str]
+    topology: list[str]
+
+
+class _Document(_Strict):
+    format: str
+    version: int
+    producer: str
+    finish_us: float
+    ticks_per_us: _Index
+    digest: str
+    notes: _Notes
+    problem: _Problem
+    transfers: _Transfers
+    result: dict[str, Any] | None = None

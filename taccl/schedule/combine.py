@@ -1,0 +1,152 @@
+"""Schedules from schedules: reversed, concatenated, relabelled, and rid of what nobody needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.collective import Chunk, Collective
+from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.schedule.timing import exact_times
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem import Problem
+
+__all__ = ["concatenate", "prune", "reduction_half", "relabel", "reverse", "spreading_half"]
+
+
+def spreading_half(problem: Problem) -> Problem:
+    """The part of a combining problem that spreads each chunk from its root; nothing is reduced."""
+    return replace(problem, collective=_from_roots(problem.collective, to="destinations"))
+
+
+def reduction_half(problem: Problem) -> Problem:
+    """The part of a combining problem that gathers each chunk at its root, with time turned round.
+
+    It spreads each chunk from its root to all that contribute, over reversed links; `reverse` turns its
+    schedules into reductions. The sketch's clauses for reducing become its clauses for spreading.
+    """
+    return replace(
+        problem,
+        topology=problem.topology.reversed(),
+        collective=_from_roots(problem.collective, to="origins"),
+        clauses=replace(problem.clauses, carries_from=problem.clauses.carries_to, carries_to={}),
+    )
+
+
+def _from_roots(collective: Collective, *, to: str) -> Collective:
+    chunks = []
+    for chunk in collective.chunks:
+        assert chunk.root is not None, "a combining chunk has a root"
+        ends = chunk.destinations if to == "destinations" else chunk.origins
+        chunks.append(Chunk((chunk.root,), ends))
+    return Collective(
+        f"{collective.name} ({'spread' if to == 'destinations' else 'reduce, reversed'})",
+        collective.num_ranks,
+        tuple(chunks),
+        chunks_per_rank=collective.chunks_per_rank,
+    )
+
+
+def reverse(schedule: Schedule, problem: Problem) -> Schedule:
+    """The reduction that a schedule of `reduction_half` becomes when time runs the other way.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Of ``reduction_half(problem)``, with one arrival a chunk and rank (`prune`).
+    problem : Problem
+        The combining problem.
+    """
+    return exact_times(
+        problem,
+        chunk=schedule.chunk,
+        link=schedule.link,
+        starts=schedule.finish_ticks - schedule.end,
+        group=schedule.group,
+        reduce=np.ones(len(schedule), dtype=bool),
+        producer=schedule.producer,
+    )
+
+
+def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
+    """One schedule after another on each resource, re-timed together so that they overlap where they can."""
+    starts, groups = [], []
+    time = num_groups = 0
+    for each in schedules:
+        starts.append(each.start + time)
+        groups.append(each.group + num_groups)
+        time += each.finish_ticks
+        num_groups += int(each.group.max(initial=-1)) + 1
+    return exact_times(
+        problem,
+        chunk=np.concatenate([each.chunk for each in schedules]),
+        link=np.concatenate([each.link for each in schedules]),
+        starts=np.concatenate(starts),
+        group=np.concatenate(groups),
+        reduce=np.concatenate([each.reduce for each in schedules]),
+        producer=producer or " + ".join(dict.fromkeys(each.producer for each in schedules)),
+    )
+
+
+def relabel(schedule: Schedule, problem: Problem, *, links: Sequence[int], chunks: Sequence[int]) -> Schedule:
+    """The schedule carried over to a relabelled problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem that the result is a schedule of.
+    links, chunks : sequence of int
+        The index in `problem` of every link and chunk of ``schedule.problem``.
+    """
+    return make_schedule(
+        problem,
+        chunk=np.asarray(chunks)[schedule.chunk],
+        link=np.asarray(links)[schedule.link],
+        start=schedule.start,
+        end=schedule.end,
+        group=schedule.group,
+        reduce=schedule.reduce,
+        producer=schedule.producer,
+    )
+
+
+def prune(schedule: Schedule) -> Schedule:
+    """The schedule without transfers that no destination needs, re-timed.
+
+    Of several arrivals of a chunk at a rank the first is kept. A schedule that reduces, or whose chunks
+    derive from one another, is returned as it is.
+    """
+    problem = schedule.problem
+    if schedule.reduce.any() or problem.collective.derivations:
+        return schedule
+    first: dict[tuple[int, int], int] = {}
+    chunks, links = schedule.chunk.tolist(), schedule.link.tolist()
+    ends = problem.topology.links
+    for t in np.argsort(schedule.end, kind="stable").tolist():
+        for rank in ends[links[t]].dsts:
+            if rank not in problem.collective.chunks[chunks[t]].origins:
+                first.setdefault((chunks[t], rank), t)
+    needed: set[int] = set()
+    for c, chunk in enumerate(problem.collective.chunks):
+        pending = [rank for rank in chunk.destinations if rank not in chunk.origins]
+        while pending:
+            t = first.get((c, pending.pop()))
+            if t is not None and t not in needed:
+                needed.add(t)
+                pending.extend(r for r in ends[links[t]].srcs if r not in chunk.origins)
+    if len(needed) == len(schedule):
+        return schedule
+    kept = np.array(sorted(needed), dtype=np.int64)
+    return exact_times(
+        problem,
+        chunk=schedule.chunk[kept],
+        link=schedule.link[kept],
+        starts=schedule.start[kept],
+        group=schedule.group[kept],
+        producer=schedule.producer,
+    )

@@ -1,0 +1,296 @@
+"""What `verify` accepts, and how it speaks."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import time
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from valid_schedules import (
+    MB,
+    SMALL,
+    Row,
+    allreduce,
+    build,
+    coarse_grid,
+    guided,
+    merged,
+    relay,
+    rows_of,
+    scan,
+    shared_nic,
+    unequal_chunks,
+)
+
+from taccl import collective as collectives
+from taccl.analysis.verify import verify
+from taccl.errors import NumericsWarning, VerificationError
+from taccl.problem import Problem, make_problem
+from taccl.schedule.schedule import make_schedule
+from taccl.topology.topology import TopologyBuilder
+
+
+@pytest.mark.parametrize("example", SMALL, ids=lambda each: each.__name__)
+def test_valid_schedule_has_no_violation(example):
+    """Every schedule built by hand to be valid is."""
+    assert verify(example()).violations == ()
+
+
+def test_counts_transfers_and_sends():
+    """A merged send of two chunks is two transfers in one send."""
+    found = verify(merged())
+    assert (found.num_transfers, found.num_sends, found.finish_us) == (6, 5, 42.0)
+
+
+def test_empty_schedule_of_nothing_to_do_is_valid():
+    """One rank's allgather needs no transfer."""
+    topology = TopologyBuilder("alone", [0]).build()
+    found = verify(build(make_problem(topology, collectives.allgather(1), chunk_bytes=1), []))
+    assert found.ok
+    assert found.finish_us == 0
+
+
+def test_empty_schedule_of_something_to_do_fails():
+    """Each of two destinations of a broadcast is named."""
+    found = verify(build(relay().problem, []))
+    assert [(v.kind, v.rank, v.chunk) for v in found.violations] == [
+        ("postcondition", 1, 0),
+        ("postcondition", 2, 0),
+    ]
+
+
+def test_duplicate_arrival_is_counted_and_allowed():
+    """A chunk that comes a second time is redundant, not wrong."""
+    schedule = relay()
+    found = verify(build(schedule.problem, [*rows_of(schedule), Row(0, 0, 6, 12)]))
+    assert found.ok
+    assert found.num_redundant == 1
+
+
+def test_chunk_that_the_rank_makes_itself_is_redundant():
+    """Rank 1 makes prefix 1 at 2; a copy that returns from rank 2 at 6 adds nothing."""
+    schedule = scan()
+    found = verify(build(schedule.problem, [*rows_of(schedule), Row(1, 2, 4, 6)]))
+    assert found.ok
+    assert found.num_redundant == 1
+
+
+def test_copy_of_a_sum_that_is_there_is_redundant():
+    """Rank 1 sends the whole sum of chunk 0 to rank 2, which has it already."""
+    schedule = allreduce()
+    found = verify(build(schedule.problem, [*rows_of(schedule), Row(0, 3, 4, 6)]))
+    assert found.ok
+    assert found.num_redundant == 1
+
+
+def test_derivations_chain_without_delay():
+    """Prefix 0 in, and a rank that makes 1 from 0 and 2 from 1 sends 2 on at once."""
+    topology = TopologyBuilder("line", [0, 0, 0])
+    topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    topology.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
+    collective = collectives.Collective(
+        "chain",
+        3,
+        (collectives.Chunk((0,), ()), collectives.Chunk((), ()), collectives.Chunk((), (2,))),
+        derivations=(collectives.Derivation(1, 1, 2), collectives.Derivation(0, 1, 1)),
+    )
+    problem = make_problem(topology.build(), collective, chunk_bytes=[MB, MB, MB])
+    assert verify(build(problem, [Row(0, 0, 0, 2), Row(2, 1, 2, 4)])).ok
+    early = verify(build(problem, [Row(0, 0, 0, 2), Row(2, 1, 1, 3)]))
+    assert [v.kind for v in early.violations] == ["presence"]
+
+
+def test_snapshot_is_taken_at_the_start():
+    """What is reduced into a buffer while it is being sent is not part of the send."""
+    schedule = allreduce()
+    # Rank 0 sends chunk 0 to rank 1 one tick before the contributions of 1 and 2 arrive at 2.
+    rows = [
+        r._replace(start=1, end=3) if (r.chunk, r.link, r.start) == (0, 0, 2) else r
+        for r in rows_of(schedule)
+    ]
+    found = verify(build(schedule.problem, rows))
+    lost = [v for v in found.violations if v.kind == "lost-contribution"]
+    assert [(v.rank, v.chunk) for v in lost] == [(1, 0)]
+
+
+def test_two_different_copies_at_one_moment_race():
+    """Rank 1 gets a part of the sum and the whole at once: which stays is chance."""
+    topology = TopologyBuilder("triangle", [0, 0, 0])
+    for src, dst in ((2, 0), (2, 1), (0, 1)):
+        topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    collective = collectives.custom(3, precondition={0: [0, 2]}, postcondition={0: [0, 1]}, combining=True)
+    problem = make_problem(topology.build(), collective, chunk_bytes=MB)
+    whole = [Row(0, 0, 0, 2, reduce=True), Row(0, 2, 2, 4)]
+    assert verify(build(problem, [*whole, Row(0, 1, 1, 3)])).ok
+    found = verify(build(problem, [*whole, Row(0, 1, 2, 4)]))
+    assert [(v.kind, v.rank, v.link) for v in found.violations] == [("race", 1, 2)]
+
+
+def test_coarse_grid_rounds_up_and_no_further():
+    """1/3 us is 333333.3 ticks: 333334 will do, with a tick of beta; one more or less will not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericsWarning)
+        schedule = coarse_grid()
+        assert schedule.problem.costs.ticks_per_us == 10**6
+        assert verify(schedule).ok
+        for end in (333334, 333336):
+            wrong = verify(build(schedule.problem, [Row(0, 0, 0, end)]))
+            assert [v.kind for v in wrong.violations] == ["times"]
+
+
+def test_times_do_not_come_from_the_problem_costs():
+    """Costs that were tampered with do not fool the verifier."""
+    schedule = unequal_chunks()
+    costs = schedule.problem.costs
+    wrong = dataclasses.replace(costs, link_alpha=np.array([0, 0]), link_beta=np.array([1, 1]))
+    problem = dataclasses.replace(schedule.problem)
+    problem.__dict__["costs"] = wrong
+    found = verify(build(problem, [Row(0, 0, 0, 2), Row(1, 1, 0, 3)]))
+    assert {v.kind for v in found.violations} == {"times"}
+
+
+def test_no_rounding_on_a_grid_that_is_too_coarse():
+    """2.5 us do not become 3 because somebody cut time into whole microseconds."""
+    problem = dataclasses.replace(relay().problem)
+    problem.__dict__["costs"] = dataclasses.replace(problem.costs, ticks_per_us=1)
+    found = verify(build(problem, [Row(0, 0, 0, 3), Row(0, 1, 3, 6)]))
+    assert [(v.kind, v.link) for v in found.violations] == [("times", 1)]
+
+
+def test_no_rounding_on_a_grid_that_could_be_exact():
+    """Thirds of a microsecond fit a grid of 3 ticks: on a grid of 10**6 they are not rounded."""
+    topology = TopologyBuilder("thirds", [0, 0])
+    topology.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1)
+    problem = make_problem(topology.build(), collectives.broadcast(2), chunk_bytes=MB)
+    assert verify(build(problem, [Row(0, 0, 0, 4)])).ok
+    problem = dataclasses.replace(problem)
+    problem.__dict__["costs"] = dataclasses.replace(problem.costs, ticks_per_us=10**6)
+    found = verify(build(problem, [Row(0, 0, 0, 1333334)]))
+    assert [v.kind for v in found.violations] == ["times"]
+
+
+def test_may_carry_is_not_asked(monkeypatch):
+    """The clauses are read anew: no method of `Problem` decides them."""
+    schedule = guided()
+    monkeypatch.setattr(Problem, "may_carry", lambda *_, **__: pytest.fail("asked"))
+    assert verify(schedule).ok
+
+
+def test_send_does_not_contend_with_itself():
+    """A send that holds one resource on both sides at once is alone with it."""
+    topology = TopologyBuilder("bus", [0, 0])
+    bus = topology.add_resource("bus")
+    for _ in range(2):
+        link = topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+        topology.add_hold(link, bus, alpha_us=1, beta_us_per_mb=1)
+        topology.add_hold(link, bus, alpha_us=1, beta_us_per_mb=1, side="receive")
+    problem = make_problem(topology.build(), collectives.broadcast(2, chunks_per_rank=2), chunk_bytes=MB)
+    assert verify(build(problem, [Row(0, 0, 0, 2), Row(1, 1, 2, 4)])).ok
+    found = verify(build(problem, [Row(0, 0, 0, 2), Row(1, 1, 1, 3)]))
+    assert {v.kind for v in found.violations} == {"contention"}
+    assert {v.chunk for v in found.violations} == {1}
+
+
+def test_long_hold_contends_beyond_its_neighbour():
+    """A NIC held in [0, 10) is not free at 6 because a short wrong hold [2, 4) came between."""
+    topology = TopologyBuilder("NIC", [0, 0, 0, 1])
+    nic = topology.add_resource("NIC")
+    for src, cost in ((0, 10), (1, 2), (2, 2)):
+        link = topology.add_link(src, 3, alpha_us=0, beta_us_per_mb=cost)
+        topology.add_hold(link, nic, alpha_us=0, beta_us_per_mb=cost)
+    problem = make_problem(topology.build(), collectives.gather(4, root=3), chunk_bytes=MB)
+    found = verify(build(problem, [Row(0, 0, 0, 10), Row(1, 1, 2, 4), Row(2, 2, 6, 8)]))
+    assert [(v.kind, v.chunk) for v in found.violations] == [("contention", 1), ("contention", 2)]
+
+
+def test_message_names_rank_chunk_link_and_times():
+    """The first words of a message say where to look."""
+    schedule = relay()
+    first, second = rows_of(schedule)
+    found = verify(build(schedule.problem, [first, second._replace(start=5, end=10)]))
+    (violation,) = found.violations
+    assert violation.message == (
+        "rank 1, chunk 0, link 1 (1->2), 2.5 to 5 us: rank 1 holds the chunk only from 3 us"
+    )
+    assert (violation.start_us, violation.end_us) == (2.5, 5.0)
+
+
+def test_message_of_a_clause_names_its_file():
+    """The clause's file and field are in the message."""
+    schedule = guided()
+    (violation,) = verify(build(schedule.problem, [Row(0, 4, 0, 2)])).violations
+    assert violation.clause == "carries_from"
+    assert violation.message.endswith("(guided.toml: internode.relays)")
+
+
+def test_raise_if_failed_lists_ten_and_the_count():
+    """Twelve violations: ten lines, and how many more."""
+    topology = TopologyBuilder("ranks", [0] * 13).build()
+    problem = make_problem(topology, collectives.broadcast(13), chunk_bytes=MB)
+    found = verify(build(problem, []))
+    with pytest.raises(VerificationError, match="breaks 12 rules") as caught:
+        found.raise_if_failed()
+    assert str(caught.value).count("postcondition:") == 10
+    assert str(caught.value).endswith("... and 2 more")
+    assert caught.value.violations == found.violations
+
+
+def test_raise_if_failed_is_silent_on_success():
+    """A valid schedule raises nothing, and says ok."""
+    found = verify(relay())
+    found.raise_if_failed()
+    assert repr(found) == "Verification(2 transfers in 2 sends, finish 5.500 us: ok)"
+
+
+def test_verification_can_cross_processes():
+    """A worker may send what it found."""
+    found = verify(build(relay().problem, []))
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_verify_leaves_the_schedule_alone():
+    """The digest is the same before and after."""
+    schedule = shared_nic()
+    before = schedule.digest()
+    verify(schedule)
+    assert schedule.digest() == before
+
+
+def _ring(num_ranks, *, combining=False):
+    """Ring allgather: in round t rank r sends chunk r - t to its right; or the reduce-scatter before it."""
+    topology = TopologyBuilder("ring", [0] * num_ranks)
+    for rank in range(num_ranks):
+        topology.add_link(rank, (rank + 1) % num_ranks, alpha_us=1, beta_us_per_mb=1)
+    make = collectives.reduce_scatter if combining else collectives.allgather
+    problem = make_problem(topology.build(), make(num_ranks), chunk_bytes=MB)
+    rounds, links = np.divmod(np.arange(num_ranks * (num_ranks - 1)), num_ranks)
+    chunk = (links - rounds - combining) % num_ranks
+    return make_schedule(
+        problem,
+        chunk=chunk,
+        link=links,
+        start=2 * rounds,
+        end=2 * rounds + 2,
+        reduce=np.full(len(links), combining),
+    )
+
+
+@pytest.mark.parametrize("combining", [False, True])
+def test_four_thousand_transfers_take_well_under_a_second(combining):
+    """A ring of 64 ranks has 4,032 transfers."""
+    schedule = _ring(64, combining=combining)
+    began = time.process_time()
+    assert verify(schedule).ok
+    assert time.process_time() - began < 0.9
+
+
+def test_hundred_thousand_transfers_take_some_seconds():
+    """A ring of 317 ranks has 100,172 transfers; reductions are the slower kind."""
+    schedule = _ring(317, combining=True)
+    began = time.process_time()
+    assert verify(schedule).ok
+    assert time.process_time() - began < 10

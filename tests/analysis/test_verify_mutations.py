@@ -1,0 +1,445 @@
+"""Corrupt valid schedules in every way the verifier names, and at random; it must name each fault."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import valid_schedules as valid
+from tick_simulation import is_valid
+from valid_schedules import SMALL, Row, build, rows_of
+
+from taccl.analysis.verify import KINDS, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.schedule.schedule import Schedule
+
+
+class Mutation(NamedTuple):
+    """A fault put into a valid schedule, and what the verifier has to say of it.
+
+    Rows whose (chunk, link) is in `drop` give way to `rows`; `places` are the (rank, chunk, link) of all
+    violations, which are of one kind.
+    """
+
+    what: str
+    kind: str
+    example: Callable[[], Schedule]
+    drop: tuple[tuple[int, int], ...]
+    rows: tuple[Row, ...]
+    places: tuple[tuple[int | None, int, int | None], ...]
+
+    def schedule(self) -> Schedule:
+        """The corrupted schedule."""
+        start = self.example()
+        rows = [row for row in rows_of(start) if (row.chunk, row.link) not in self.drop]
+        # Groups of the rows that stay are numbered anew, beyond those of the rows that come.
+        kept = [row._replace(group=100 + row.group) for row in rows]
+        return build(start.problem, [*kept, *self.rows])
+
+
+def _reduce(chunk, link, start, end):
+    return Row(chunk, link, start, end, reduce=True)
+
+
+MUTATIONS = [
+    Mutation("unknown chunk", "index", valid.relay, (), (Row(1, 0, 6, 12),), ((0, 1, 0),)),
+    Mutation("negative chunk", "index", valid.relay, (), (Row(-1, 0, 6, 12),), ((0, -1, 0),)),
+    Mutation("unknown link", "index", valid.relay, (), (Row(0, 2, 6, 12),), ((None, 0, 2),)),
+    Mutation("negative link", "index", valid.relay, (), (Row(0, -1, 6, 12),), ((None, 0, -1),)),
+    Mutation("no time at all", "interval", valid.relay, (), (Row(0, 0, 6, 6),), ((0, 0, 0),)),
+    Mutation("end before start", "interval", valid.relay, (), (Row(0, 0, 12, 6),), ((0, 0, 0),)),
+    Mutation("start before 0", "interval", valid.relay, ((0, 0),), (Row(0, 0, -1, 5),), ((0, 0, 0),)),
+    Mutation("a tick too long", "times", valid.relay, ((0, 1),), (Row(0, 1, 6, 12),), ((1, 0, 1),)),
+    Mutation("a tick too short", "times", valid.relay, ((0, 1),), (Row(0, 1, 6, 10),), ((1, 0, 1),)),
+    Mutation(
+        "the time of another chunk",
+        "times",
+        valid.unequal_chunks,
+        ((1, 1),),
+        (Row(1, 1, 0, 5),),
+        ((1, 1, 1),),
+    ),
+    Mutation(
+        "two alphas in a merged send",
+        "times",
+        valid.merged,
+        ((0, 1), (1, 1), (0, 2), (3, 1)),
+        (Row(0, 1, 2, 32, 7), Row(1, 1, 2, 32, 7), Row(0, 2, 32, 34), Row(3, 1, 32, 47)),
+        ((0, 0, 1),),
+    ),
+    Mutation(
+        "merged chunks start apart",
+        "merge",
+        valid.merged,
+        ((0, 1), (1, 1)),
+        (Row(0, 1, 2, 27, 7), Row(1, 1, 3, 27, 7)),
+        ((0, 1, 1),),
+    ),
+    Mutation(
+        "merged chunks end apart",
+        "merge",
+        valid.merged,
+        ((0, 1), (1, 1)),
+        (Row(0, 1, 2, 27, 7), Row(1, 1, 2, 28, 7)),
+        ((0, 1, 1),),
+    ),
+    Mutation(
+        "one group over two links",
+        "merge",
+        valid.switch_ports,
+        ((0, 0), (1, 2)),
+        (Row(0, 0, 0, 2, 7), Row(1, 2, 0, 2, 7)),
+        ((1, 1, 2),),
+    ),
+    Mutation(
+        "a chunk twice in one send",
+        "merge",
+        valid.merged,
+        ((0, 1), (1, 1)),
+        (Row(0, 1, 2, 27, 7), Row(0, 1, 2, 27, 7), Row(1, 1, 2, 27, 7)),
+        ((0, 0, 1),),
+    ),
+    Mutation(
+        "merging where the link does not",
+        "merge",
+        valid.switch_ports,
+        ((0, 1), (1, 2)),
+        (Row(0, 2, 2, 5, 7), Row(1, 2, 2, 5, 7)),
+        ((1, 0, 2),),
+    ),
+    Mutation(
+        "three chunks where two may merge",
+        "merge",
+        valid.merged,
+        ((0, 1), (1, 1), (3, 1), (0, 2)),
+        (Row(0, 1, 2, 37, 7), Row(1, 1, 2, 37, 7), Row(3, 1, 2, 37, 7), Row(0, 2, 37, 39)),
+        ((0, 0, 1),),
+    ),
+    Mutation("a relay too early", "presence", valid.relay, ((0, 1),), (Row(0, 1, 5, 10),), ((1, 0, 1),)),
+    Mutation(
+        "a derived chunk before its source",
+        "presence",
+        valid.scan,
+        ((1, 1),),
+        (Row(1, 1, 1, 3),),
+        ((1, 1, 1),),
+    ),
+    Mutation(
+        "a merged chunk that is not there yet",
+        "presence",
+        valid.merged,
+        ((1, 0),),
+        (Row(1, 0, 1, 3),),
+        ((0, 1, 1),),
+    ),
+    Mutation(
+        "one source of a switch empty", "presence", valid.hyperedges, (), (_reduce(1, 0, 2, 4),), ((2, 1, 0),)
+    ),
+    Mutation("an empty buffer sent", "presence", valid.own_last, (), (Row(1, 2, 0, 2),), ((0, 1, 2),)),
+    Mutation(
+        "a NIC not free yet", "contention", valid.shared_nic, ((1, 1),), (Row(1, 1, 8, 20),), ((1, 1, 1),)
+    ),
+    Mutation(
+        "a NIC that two sends enter",
+        "contention",
+        valid.ingress_nic,
+        ((1, 1),),
+        (Row(1, 1, 2, 8),),
+        ((0, 0, 0),),
+    ),
+    Mutation(
+        "a port that two sends enter",
+        "contention",
+        valid.switch_ports,
+        ((1, 2),),
+        (Row(1, 2, 1, 3),),
+        ((1, 1, 2),),
+    ),
+    Mutation(
+        "a port that two sends leave",
+        "contention",
+        valid.switch_ports,
+        ((0, 1), (1, 2)),
+        (Row(0, 1, 0, 2), Row(1, 2, 1, 3)),
+        ((0, 0, 1),),
+    ),
+    Mutation("a busy link", "contention", valid.relay, (), (Row(0, 0, 5, 11),), ((0, 0, 0),)),
+    Mutation("an undelivered chunk", "postcondition", valid.relay, ((0, 1),), (), ((2, 0, None),)),
+    Mutation("an incomplete sum", "postcondition", valid.reduce_chain, ((0, 0),), (), ((0, 0, None),)),
+    Mutation(
+        "a contribution by two ways",
+        "double-count",
+        valid.reduce_chain,
+        (),
+        (_reduce(0, 3, 4, 6),),
+        ((0, 0, 3),),
+    ),
+    Mutation(
+        "a sum added to its parts",
+        "double-count",
+        valid.hyperedges,
+        ((0, 1),),
+        (_reduce(0, 1, 2, 4),),
+        ((1, 0, 1), (2, 0, 1)),
+    ),
+    Mutation(
+        "sources of a switch that overlap",
+        "double-count",
+        valid.hyperedges,
+        ((0, 0), (0, 1)),
+        (_reduce(0, 2, 0, 2), _reduce(0, 0, 2, 4), Row(0, 1, 4, 6)),
+        ((2, 0, 0),),
+    ),
+    Mutation(
+        "a copy over a partial sum",
+        "lost-contribution",
+        valid.reduce_chain,
+        (),
+        (Row(0, 2, 2, 4),),
+        ((1, 0, 2),),
+    ),
+    Mutation(
+        "a copy and a reduction at once", "race", valid.hyperedges, (), (_reduce(0, 2, 2, 4),), ((2, 0, 1),)
+    ),
+    Mutation(
+        "a reduction in a broadcast", "reduce", valid.relay, ((0, 1),), (_reduce(0, 1, 6, 11),), ((2, 0, 1),)
+    ),
+    Mutation("a reduction in a scan", "reduce", valid.scan, ((1, 1),), (_reduce(1, 1, 2, 4),), ((2, 1, 1),)),
+    Mutation(
+        "a forbidden link", "link-not-allowed", valid.guided, ((0, 0),), (Row(0, 3, 0, 2),), ((0, 0, 3),)
+    ),
+    Mutation(
+        "a chunk on others' relay", "carries-from", valid.guided, ((0, 0),), (Row(0, 4, 0, 2),), ((0, 0, 4),)
+    ),
+    Mutation(
+        "a reduction on others' relay",
+        "carries-to",
+        valid.reduce_chain,
+        ((0, 0),),
+        (_reduce(0, 4, 0, 2),),
+        ((2, 0, 4),),
+    ),
+    Mutation(
+        "a way through a third node",
+        "direct-crossing",
+        valid.guided,
+        ((0, 0),),
+        (Row(0, 1, 0, 2), Row(0, 2, 2, 4)),
+        ((0, 0, 1), (1, 0, 2)),
+    ),
+    Mutation(
+        "a reduction through a third node",
+        "direct-crossing",
+        valid.guided_reduce,
+        ((0, 0), (0, 3)),
+        (_reduce(0, 1, 0, 2), _reduce(0, 2, 2, 4), Row(0, 3, 4, 6)),
+        ((2, 0, 1), (1, 0, 2)),
+    ),
+    Mutation(
+        "a relayed chunk too soon", "own-first", valid.own_first, ((1, 1),), (Row(1, 1, 1, 3),), ((1, 0, 1),)
+    ),
+    Mutation(
+        "a relayed chunk before the own",
+        "own-first",
+        valid.own_first,
+        ((1, 1),),
+        (Row(1, 1, 3, 5),),
+        ((1, 0, 1),),
+    ),
+    Mutation(
+        "a relayed chunk with the own",
+        "own-first",
+        valid.own_first,
+        ((1, 1), (0, 1)),
+        (Row(1, 1, 2, 5, 7), Row(0, 1, 2, 5, 7)),
+        ((1, 0, 1),),
+    ),
+    Mutation(
+        "a chunk of another root before the own",
+        "own-first",
+        valid.guided_allreduce,
+        ((0, 2),),
+        (Row(0, 2, 10, 12),),
+        ((0, 1, 2),),
+    ),
+    Mutation(
+        "a sum on others' relay",
+        "carries-from",
+        valid.guided_allreduce,
+        (),
+        (Row(1, 3, 8, 10),),
+        ((0, 1, 3),),
+    ),
+    Mutation(
+        "a relayed reduction too late",
+        "own-first",
+        valid.own_last,
+        ((1, 0),),
+        (_reduce(1, 0, 1, 3),),
+        ((2, 0, 0),),
+    ),
+    Mutation(
+        "a relayed reduction after the own",
+        "own-first",
+        valid.own_last,
+        ((0, 0), (0, 1), (1, 0)),
+        (_reduce(1, 0, 0, 2), _reduce(0, 0, 1, 3), _reduce(0, 1, 3, 5)),
+        ((2, 0, 0),),
+    ),
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.what)
+def test_names_exactly_the_fault(mutation):
+    """One kind of violation is reported, at the rank, chunk and link of the fault, and nothing else."""
+    found = verify(mutation.schedule()).violations
+    expected = [(mutation.kind, *place) for place in mutation.places]
+    assert [(v.kind, v.rank, v.chunk, v.link) for v in found] == expected
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.what)
+def test_names_the_times_of_the_fault(mutation):
+    """A violation's interval is that of a transfer with its chunk and link."""
+    schedule = mutation.schedule()
+    us = schedule.problem.costs.us
+    intervals = {(t.chunk, t.link, float(us(t.start_ticks)), float(us(t.end_ticks))) for t in schedule}
+    for v in verify(schedule).violations:
+        assert v.link is None or (v.chunk, v.link, v.start_us, v.end_us) in intervals
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.what)
+def test_simulation_agrees_that_it_is_a_fault(mutation):
+    """The tick-by-tick simulation refuses each corrupted schedule too."""
+    assert not is_valid(mutation.schedule())
+
+
+@pytest.mark.parametrize("example", SMALL, ids=lambda each: each.__name__)
+def test_simulation_accepts_valid_schedules(example):
+    """The simulation is no judge that always says no."""
+    assert is_valid(example())
+
+
+def test_every_kind_has_a_mutation():
+    """No kind of violation is named that is not tried, and none is tried that is not named."""
+    assert {mutation.kind for mutation in MUTATIONS} == set(KINDS)
+
+
+def _drop(rng, rows, schedule):
+    rows.pop(rng.randrange(len(rows)))
+
+
+def _shift_start(rng, rows, schedule):
+    _replace(rng, rows, lambda row: {"start": row.start + rng.choice((-1, 1))})
+
+
+def _shift_end(rng, rows, schedule):
+    _replace(rng, rows, lambda row: {"end": row.end + rng.choice((-1, 1))})
+
+
+def _shift_send(rng, rows, schedule):
+    by, group = rng.choice((-2, -1, 1, 2)), rng.choice(rows).group
+    for i, row in enumerate(rows):
+        if row.group == group:
+            rows[i] = row._replace(start=row.start + by, end=row.end + by)
+
+
+def _shift_later_sends(rng, rows, schedule):
+    moment, by = rng.choice(rows).start, rng.choice((-1, 1, 3))
+    for i, row in enumerate(rows):
+        if row.start >= moment:
+            rows[i] = row._replace(start=row.start + by, end=row.end + by)
+
+
+def _swap_chunks(rng, rows, schedule):
+    a, b = rng.randrange(len(rows)), rng.randrange(len(rows))
+    rows[a], rows[b] = rows[a]._replace(chunk=rows[b].chunk), rows[b]._replace(chunk=rows[a].chunk)
+
+
+def _change_chunk(rng, rows, schedule):
+    _replace(rng, rows, lambda _: {"chunk": rng.randrange(-1, schedule.problem.collective.num_chunks + 1)})
+
+
+def _change_link(rng, rows, schedule):
+    _replace(rng, rows, lambda _: {"link": rng.randrange(-1, len(schedule.problem.topology.links) + 1)})
+
+
+def _flip_reduce(rng, rows, schedule):
+    _replace(rng, rows, lambda row: {"reduce": not row.reduce})
+
+
+def _duplicate(rng, rows, schedule):
+    row = rng.choice(rows)
+    by = rng.choice((0, 1, row.end - row.start))
+    rows.append(row._replace(start=row.start + by, end=row.end + by, group=rng.choice((row.group, 1000))))
+
+
+def _new_send(rng, rows, schedule):
+    """A send that takes the time it should, somewhere."""
+    problem = schedule.problem
+    chunk, link = rng.randrange(problem.collective.num_chunks), rng.randrange(len(problem.topology.links))
+    start = rng.randrange(schedule.finish_ticks + 4)
+    end = start + problem.costs.duration(link, int(problem.costs.chunk_units[chunk]))
+    rows.append(Row(chunk, link, start, end, 1000 + len(rows), rng.random() < 0.3))
+
+
+def _replace_send(rng, rows, schedule):
+    _drop(rng, rows, schedule)
+    _new_send(rng, rows, schedule)
+
+
+def _split_group(rng, rows, schedule):
+    _replace(rng, rows, lambda _: {"group": 2000})
+
+
+def _join_groups(rng, rows, schedule):
+    _replace(rng, rows, lambda _: {"group": rng.choice(rows).group})
+
+
+def _replace(rng, rows, change):
+    i = rng.randrange(len(rows))
+    rows[i] = rows[i]._replace(**change(rows[i]))
+
+
+RANDOM = (
+    _drop, _shift_start, _shift_end, _shift_send, _shift_later_sends, _swap_chunks, _change_chunk,
+    _change_link, _flip_reduce, _duplicate, _new_send, _replace_send, _split_group, _join_groups,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("example", SMALL, ids=lambda each: each.__name__)
+def test_random_mutations_are_caught_or_harmless(example):
+    """The verifier and the simulation agree on every schedule with one to three random changes."""
+    start = example()
+    rng = random.Random(f"mutations of {example.__name__}")
+    verdicts = set()
+    for _ in range(500):
+        rows = rows_of(start)
+        for change in rng.choices(RANDOM, k=rng.choice((1, 1, 2, 3))):
+            if rows:
+                change(rng, rows, start)
+        mutated = build(start.problem, rows)
+        found = verify(mutated)
+        assert found.ok == is_valid(mutated), f"{found}\n{mutated.table()}"
+        verdicts.add(found.ok)
+    assert verdicts == {True, False}
+
+
+@pytest.mark.parametrize("clause", ["links_allowed", "own_first", "max_merge", "merging", "carries_from"])
+def test_valid_schedule_fails_a_stricter_clause(clause):
+    """The schedule of `merged` with a clause that it was not made for."""
+    schedule = valid.merged()
+    stricter = {
+        "links_allowed": frozenset({0, 2, 3}),  # without link 1, off the node
+        "own_first": frozenset({1}),  # chunk 1 is relayed in one send with chunk 0
+        "max_merge": 1,
+        "merging": frozenset(),
+        "carries_from": {1: frozenset({1})},  # only chunks of rank 1
+    }
+    problem = schedule.problem.with_clauses(**{clause: stricter[clause]})
+    found = verify(build(problem, rows_of(schedule))).violations
+    assert {v.clause for v in found} == {clause}
+    assert {v.link for v in found} == {1}

@@ -1,0 +1,175 @@
+"""A second opinion on schedules: a simulation tick by tick, slow and written unlike the verifier."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taccl.schedule.schedule import Schedule, Transfer
+
+
+def is_valid(schedule: Schedule) -> bool:
+    """Whether a schedule with some dozens of ticks keeps every rule."""
+    transfers = list(schedule)
+    topology, collective = schedule.problem.topology, schedule.problem.collective
+    for t in transfers:
+        exists = t.chunk in range(collective.num_chunks) and t.link in range(len(topology.links))
+        if not exists or not 0 <= t.start_ticks < t.end_ticks:
+            return False
+    sends: dict[int, list[Transfer]] = {}
+    for t in transfers:
+        sends.setdefault(t.group, []).append(t)
+    return (
+        all(_is_one_send(schedule, send) for send in sends.values())
+        and _resources_suffice(schedule, list(sends.values()))
+        and all(_is_admitted(schedule, t) for t in transfers)
+        and _own_chunks_lead(schedule, transfers)
+        and _data_arrives(schedule, transfers)
+    )
+
+
+def _ticks(schedule: Schedule, cost, num_bytes: int) -> Fraction:
+    us = cost.alpha_us + cost.beta_us_per_mb * Fraction(num_bytes, 1_000_000)
+    return us * schedule.problem.costs.ticks_per_us
+
+
+def _size(schedule: Schedule, send) -> int:
+    return sum(schedule.problem.chunk_bytes[t.chunk] for t in send)
+
+
+def _is_one_send(schedule, send) -> bool:
+    clauses, link = schedule.problem.clauses, send[0].link
+    if len({t[1:4] for t in send}) > 1 or len({t.chunk for t in send}) < len(send):
+        return False
+    if len(send) > (clauses.max_merge if link in clauses.merging else 1):
+        return False
+    ends = schedule.problem.topology.links[link]
+    return send[0].end_ticks - send[0].start_ticks == _ticks(schedule, ends, _size(schedule, send))
+
+
+def _resources_suffice(schedule, sends) -> bool:
+    """Mark every tick for which a send holds a resource; nobody else may mark it too."""
+    marked: dict[tuple[int, int], int] = {}
+    for number, send in enumerate(sends):
+        for hold in schedule.problem.topology.holds:
+            if hold.link != send[0].link:
+                continue
+            length = int(_ticks(schedule, hold, _size(schedule, send)))
+            first = send[0].start_ticks if hold.side == "send" else send[0].end_ticks - length
+            for tick in range(first, first + length):
+                if marked.setdefault((hold.resource, tick), number) != number:
+                    return False
+    return True
+
+
+def _home(schedule, chunk: int) -> set[int]:
+    """Where a chunk starts to spread."""
+    collective = schedule.problem.collective
+    root = collective.chunks[chunk].root
+    if collective.combining and root is not None:
+        return {root}
+    made = {d.rank for d in collective.derivations if d.chunk == chunk}
+    return made | set(collective.chunks[chunk].origins)
+
+
+def _is_admitted(schedule, t) -> bool:
+    problem = schedule.problem
+    clauses, topology, data = problem.clauses, problem.topology, problem.collective.chunks[t.chunk]
+    if clauses.links_allowed is not None and t.link not in clauses.links_allowed:
+        return False
+    limits = clauses.carries_to if t.reduce else clauses.carries_from
+    wanted = {data.root} if t.reduce else _home(schedule, t.chunk)
+    if t.link in limits and not wanted & limits[t.link]:
+        return False
+    if clauses.direct_crossing and not problem.collective.derivations:
+        for src, dst in itertools.product(topology.links[t.link].srcs, topology.links[t.link].dsts):
+            a, b = topology.node_of_rank[src], topology.node_of_rank[dst]
+            sources = set(data.origins) if t.reduce else _home(schedule, t.chunk)
+            targets = {data.root} if t.reduce and data.root is not None else set(data.destinations)
+            if a != b and (
+                a not in {topology.node_of_rank[r] for r in sources}
+                or b not in {topology.node_of_rank[r] for r in targets}
+            ):
+                return False
+    return True
+
+
+def _own_chunks_lead(schedule, transfers) -> bool:
+    problem = schedule.problem
+    for first, second in itertools.permutations(transfers, 2):
+        if first.link != second.link or first.link not in problem.clauses.own_first:
+            continue
+        if first.reduce != second.reduce:
+            continue
+        ends = problem.topology.links[first.link]
+        if first.reduce:
+            roots = problem.collective.chunks
+            is_pair = roots[first.chunk].root in ends.dsts and roots[second.chunk].root not in ends.dsts
+            gap = first.end_ticks - second.end_ticks
+        else:
+            mine = set(ends.srcs)
+            is_pair = bool(_home(schedule, first.chunk) & mine) and not _home(schedule, second.chunk) & mine
+            gap = second.start_ticks - first.start_ticks
+        if is_pair and gap < _ticks(schedule, ends, problem.chunk_bytes[first.chunk]):
+            return False
+    return True
+
+
+def _data_arrives(schedule, transfers) -> bool:
+    """Let every tick pass: first what arrives, in every order it may, then what leaves."""
+    collective, links = schedule.problem.collective, schedule.problem.topology.links
+    sums = collective.combining and not collective.derivations
+    ranks = range(collective.num_ranks)
+    buffers: dict[tuple[int, int], Counter] = {}
+    for chunk, data in enumerate(collective.chunks):
+        for rank in data.origins:
+            buffers[rank, chunk] = Counter([rank] if sums else ["data"])
+    under_way: dict[int, Counter] = {}
+    for tick in range(schedule.finish_ticks + 1):
+        landing: dict[tuple[int, int], list[tuple[bool, Counter]]] = {}
+        for i, t in enumerate(transfers):
+            if t.end_ticks == tick:
+                for rank in links[t.link].dsts:
+                    landing.setdefault((rank, t.chunk), []).append((t.reduce, under_way[i]))
+        for place, arrivals in landing.items():
+            outcomes = [
+                _land(buffers.get(place, Counter()), order, sums)
+                for order in itertools.permutations(arrivals)
+            ]
+            if None in outcomes or any(outcome != outcomes[0] for outcome in outcomes):
+                return False
+            buffers[place] = outcomes[0]
+        for _ in collective.derivations:
+            for d in collective.derivations:
+                if d.rank in ranks and buffers.get((d.rank, d.source)):
+                    buffers[d.rank, d.chunk] = Counter(["data"])
+        for i, t in enumerate(transfers):
+            if t.start_ticks == tick:
+                parts = [buffers.get((rank, t.chunk), Counter()) for rank in links[t.link].srcs]
+                if not all(parts):
+                    return False
+                under_way[i] = sum(parts, Counter()) if sums else Counter(["data"])
+                if max(under_way[i].values()) > 1:
+                    return False
+    for chunk, data in enumerate(collective.chunks):
+        whole = Counter(data.origins) if sums else Counter(["data"])
+        if any(buffers.get((rank, chunk), Counter()) != whole for rank in data.destinations):
+            return False
+    return True
+
+
+def _land(held: Counter, arrivals, sums: bool) -> Counter | None:
+    """What a buffer holds after arrivals in this order; None if that is a fault."""
+    for adds, value in arrivals:
+        if adds:
+            held = held + value
+            if not sums or max(held.values()) > 1:
+                return None
+        else:
+            if sums and held - value:
+                return None
+            held = value
+    return held

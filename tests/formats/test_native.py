@@ -1,0 +1,440 @@
+"""Schedules as files: what is saved comes back, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from taccl import collective as collectives
+from taccl.analysis.verify import verify
+from taccl.errors import FormatError, InputError, NumericsWarning
+from taccl.formats.files import read_limited, write_whole
+from taccl.formats.native import dump_schedule, load, load_schedule, read_document, save
+from taccl.problem import Clauses, SwitchPolicy, make_problem
+from taccl.schedule.schedule import make_schedule
+from taccl.topology.topology import TopologyBuilder
+
+MB = 10**6
+
+
+def _schedule(*, alpha_us="0.7", producer="by hand"):
+    """Ranks 1 and 2 reduce to rank 0 in 0.7 + 2 us each, over a shared NIC with holds on both sides."""
+    topology = TopologyBuilder("fan", [0, 0, 1], profile="nominal", machine="own")
+    nic = topology.add_resource("NIC")
+    for rank in (1, 2):
+        link = topology.add_link(rank, 0, alpha_us=alpha_us, beta_us_per_mb=2, name=f"lane {rank}")
+        topology.add_hold(link, nic, alpha_us=0, beta_us_per_mb=1, side="receive")
+    topology.add_switch("crossbar", [0, 1, 2], [0, 1])
+    clauses = Clauses(
+        name="all",
+        links_allowed=frozenset({0, 1}),
+        carries_to={0: frozenset({0})},
+        merging=frozenset({0}),
+        max_merge=4,
+        symmetry=((0, 2, 1),),
+        switch_policies=(SwitchPolicy("crossbar", "free", (0, 1)),),
+        routing_slack=Fraction(1, 3),
+        where={"merging": "a.toml: merging"},
+    )
+    collective = collectives.reduce(3)
+    problem = make_problem(
+        topology.build(notes=["a guess"]), collective, chunk_bytes=MB, clauses=clauses, notes=["padded"]
+    )
+    tick = problem.costs.ticks_per_us
+    duration = problem.costs.duration(0, 1)
+    return make_schedule(
+        problem,
+        chunk=[0, 0],
+        link=[0, 1],
+        start=[0, tick],
+        end=[duration, tick + duration],
+        reduce=[True, True],
+        producer=producer,
+    )
+
+
+def _document():
+    """A document as it comes from a file."""
+    return json.loads(json.dumps(dump_schedule(_schedule())))
+
+
+def _at(document, path):
+    *parents, last = path
+    for key in parents:
+        document = document[key]
+    return document, last
+
+
+def _value(document, path):
+    parent, key = _at(document, path)
+    return parent[key]
+
+
+def _paths(value, path=()):
+    """Every field of a document, however deep; of a list its first entry."""
+    items = value.items() if isinstance(value, dict) else list(enumerate(value))[:1]
+    for key, inner in items:
+        yield (*path, key)
+        if isinstance(inner, (dict, list)):
+            yield from _paths(inner, (*path, key))
+
+
+_PATHS = list(_paths(_document()))
+#: Fields of which any text, or any list of texts, will do.
+_FREE = {("producer",), ("notes", "problem", 0), ("notes", "topology", 0)}
+_FREE_LISTS = {("notes", "problem"), ("notes", "topology")}
+_WRONG = [
+    (path, wrong)
+    for path in _PATHS
+    for wrong in (None, "x", -7, 2.5, [], {}, [[]], True, 10**30, 2**31 - 1)
+    if repr(_value(_document(), path)) != repr(wrong)
+    and not (path in _FREE and wrong == "x")
+    and not (path in _FREE_LISTS and wrong == [])
+]
+
+
+def test_example_is_valid():
+    """The schedule that these tests save is one that verifies."""
+    assert verify(_schedule()).ok
+
+
+def test_round_trip_keeps_everything(tmp_path):
+    """Digest, producer, finish and notes come back from the file."""
+    schedule = _schedule()
+    save(schedule, tmp_path / "s.json")
+    found = load(tmp_path / "s.json")
+    assert found == schedule
+    assert found.producer == "by hand"
+    assert found.problem == schedule.problem
+    assert found.problem.notes == ("padded",)
+    assert found.problem.topology.notes == ("a guess",)
+
+
+def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path):
+    """The file is a function of the schedule."""
+    save(_schedule(), tmp_path / "a.json")
+    save(load(tmp_path / "a.json"), tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "scan", "multi-root-broadcast"])
+def test_collectives_round_trip_through_json(name):
+    """Chunks, roots and derivations come back; an empty schedule has a digest too."""
+    topology = TopologyBuilder("pair", [0, 1])
+    topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    roots = [1] if name.startswith("multi") else None
+    collective = collectives.make(name, 2, roots=roots, chunks_per_rank=2)
+    sizes = [MB * (1 + i) for i in range(collective.num_chunks)]
+    problem = make_problem(topology.build(), collective, chunk_bytes=sizes)
+    schedule = make_schedule(problem, chunk=[], link=[], start=[], end=[])
+    found = load_schedule(json.loads(json.dumps(dump_schedule(schedule))))
+    assert found == schedule
+    assert found.problem.collective == collective
+
+
+def test_faulty_schedule_round_trips():
+    """A file may hold a schedule that does not verify: groups that disagree come back as they were."""
+    problem = _schedule().problem
+    schedule = make_schedule(
+        problem, chunk=[0, 0, 0], link=[0, 1, 1], start=[0, 5, 5], end=[9, 9, 9], group=[5, 3, 5]
+    )
+    found = load_schedule(dump_schedule(schedule))
+    assert found == schedule
+    assert not verify(found).ok
+
+
+def test_rounded_costs_round_trip():
+    """A grid that costs were rounded to is the same grid after reading."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericsWarning)
+        schedule = _schedule(alpha_us=Fraction(1, 3_000_017))
+        assert load_schedule(dump_schedule(schedule)) == schedule
+
+
+def test_columns_are_read_only():
+    """What was loaded is a value like any other schedule."""
+    with pytest.raises(ValueError, match="read-only"):
+        load_schedule(_document()).chunk[0] = 1
+
+
+def test_how_it_was_found_is_kept(tmp_path):
+    """The caller's `extra` is the field result, untouched."""
+    extra = {"stages": [{"name": "greedy", "seconds": 0.1}], "bound_us": None}
+    save(_schedule(), tmp_path / "s.json", extra=extra)
+    document = read_document(tmp_path / "s.json")
+    assert document["result"] == extra
+    assert load_schedule(document) == _schedule()
+
+
+@pytest.mark.parametrize("path", _PATHS, ids=lambda p: ".".join(map(str, p)))
+def test_missing_field_is_refused(path):
+    """A document without one of its fields, however deep, is a `FormatError` and no other error."""
+    document = _document()
+    parent, key = _at(document, path)
+    del parent[key]
+    if path in _FREE and isinstance(key, int):  # no note is as good as one
+        assert load_schedule(document) == _schedule()
+        return
+    with pytest.raises(FormatError, match=r"^s\.json: "):
+        load_schedule(document, where="s.json")
+
+
+@pytest.mark.parametrize(("path", "wrong"), _WRONG, ids=lambda p: str(p))
+def test_wrong_value_is_refused(path, wrong):
+    """A document with one field of another type or value is a `FormatError` and no other error."""
+    document = _document()
+    parent, key = _at(document, path)
+    parent[key] = wrong
+    with warnings.catch_warnings(), pytest.raises(FormatError, match=r"^s\.json: "):
+        warnings.simplefilter("ignore", NumericsWarning)
+        load_schedule(document, where="s.json")
+
+
+@pytest.mark.parametrize("path", [(), ("problem",), ("problem", "clauses"), ("transfers",)])
+def test_unknown_field_is_refused(path):
+    """A field that the format does not have is named."""
+    document = _document()
+    parent, key = _at(document, (*path, "surprise"))
+    parent[key] = 1
+    with pytest.raises(FormatError, match="surprise"):
+        load_schedule(document)
+
+
+def test_missing_column_is_named():
+    """The message says which file and field."""
+    document = _document()
+    del document["transfers"]["link"]
+    with pytest.raises(FormatError, match=r"^out\.json: transfers\.link: is missing"):
+        load_schedule(document, where="out.json")
+
+
+def test_columns_of_unequal_length_are_refused():
+    """Each column has one entry per transfer."""
+    document = _document()
+    document["transfers"]["end"].append(99)
+    with pytest.raises(FormatError, match="differ in length"):
+        load_schedule(document)
+
+
+def test_changed_transfer_is_refused():
+    """An edited time no longer matches the digest, and the message says what to do."""
+    document = _document()
+    document["transfers"]["start"][0] += 1
+    with pytest.raises(FormatError, match=r"digest: .* was changed after it was saved; save"):
+        load_schedule(document)
+
+
+def test_changed_problem_is_refused():
+    """An edited cost no longer matches the digest either."""
+    document = _document()
+    document["problem"]["topology"]["links"][0]["beta_us_per_mb"] = "3"
+    with pytest.raises(FormatError, match="digest"):
+        load_schedule(document)
+
+
+def test_problem_that_cannot_be_is_refused():
+    """What the topology itself refuses is a fault of the file."""
+    document = _document()
+    document["problem"]["topology"]["links"][0]["dsts"] = [9]
+    with pytest.raises(FormatError, match=r"^s\.json: problem: .*rank 9 does not exist"):
+        load_schedule(document, where="s.json")
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True])
+def test_other_version_is_refused(version):
+    """Only version 1 is read."""
+    document = {**_document(), "version": version}
+    with pytest.raises(FormatError, match="reads version 1"):
+        load_schedule(document)
+
+
+@pytest.mark.parametrize("document", [[], 3, "text", None, {}, {"format": "another"}])
+def test_other_documents_are_refused(document):
+    """JSON that is no schedule is told apart before its fields are looked at."""
+    with pytest.raises(FormatError, match="expected the file of a schedule"):
+        load_schedule(document)
+
+
+def test_file_cut_short_at_any_byte_is_refused(tmp_path):
+    """No prefix of a file is taken for the whole."""
+    path = tmp_path / "s.json"
+    save(_schedule(), path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 2, 37):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError, match=r"s\.json: "):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b" \n", b"\x00\x01\x02", b"\xff\xfe{}", b"\x89PNG\r\n", b"{", b"nul", b'{"format": NaN}',
+     b"[" * 100_000, b'{"version": ' + b"9" * 5000 + b"}", b"<xml/>"],
+    ids=["empty", "blank", "NUL", "UTF-16", "image", "cut", "word", "NaN", "deep", "long number", "XML"],
+)  # fmt: skip
+def test_file_that_is_no_schedule_is_refused(tmp_path, content):
+    """Empty, binary and broken files are a `FormatError` that names the file."""
+    path = tmp_path / "s.json"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"s\.json: "):
+        load(path)
+
+
+def test_huge_file_is_refused_at_once(tmp_path):
+    """More than 1 GB is not read (the file is sparse: it takes no room)."""
+    path = tmp_path / "s.json"
+    path.write_bytes(b"{" + b" " * (1 << 20))
+    os.truncate(path, 10**9 + 1)
+    with pytest.raises(FormatError, match="larger than 1GB"):
+        load(path)
+
+
+def test_missing_file_is_an_input_error(tmp_path):
+    """The message names the path."""
+    with pytest.raises(InputError, match=r"none\.json: there is no such file"):
+        load(tmp_path / "none.json")
+
+
+def test_folder_is_an_input_error(tmp_path):
+    """A folder is not read."""
+    with pytest.raises(InputError, match="is a folder"):
+        load(tmp_path)
+
+
+def test_existing_file_is_kept(tmp_path):
+    """Without overwrite the file stays as it is, and nothing is left beside it."""
+    path = tmp_path / "s.json"
+    path.write_text("mine")
+    with pytest.raises(InputError, match=r"--overwrite \(overwrite=True\)"):
+        save(_schedule(), path)
+    assert path.read_text() == "mine"
+    assert os.listdir(tmp_path) == ["s.json"]
+
+
+def test_existing_file_is_replaced_when_asked(tmp_path):
+    """With overwrite the file is replaced."""
+    path = tmp_path / "s.json"
+    path.write_text("mine")
+    save(_schedule(), path, overwrite=True)
+    assert load(path) == _schedule()
+    assert os.listdir(tmp_path) == ["s.json"]
+
+
+def test_missing_folder_is_an_input_error(tmp_path):
+    """No folder is made on the way."""
+    with pytest.raises(InputError, match="there is no folder"):
+        write_whole(tmp_path / "none" / "s.json", "text")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_write_to_a_folder_is_an_input_error(tmp_path, overwrite):
+    """A folder is never replaced by a file."""
+    with pytest.raises(InputError, match="is a folder"):
+        write_whole(tmp_path, "text", overwrite=overwrite)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "n" * 5000])
+def test_impossible_name_is_an_input_error(tmp_path, name):
+    """Names that the operating system refuses are told in one sentence."""
+    with pytest.raises(InputError):
+        write_whole(tmp_path / name, "text")
+    with pytest.raises(InputError):
+        read_limited(tmp_path / name, 10)
+
+
+def test_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    """A write cut short by a full disk or Ctrl-C leaves the old file whole and no draft."""
+    path = tmp_path / "s.json"
+    path.write_text("old")
+    for fault, expected in (
+        (OSError(28, "No space left on device"), InputError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ):
+
+        def fail(_, fault=fault):
+            raise fault
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(expected):
+            write_whole(path, "new" * 1000, overwrite=True)
+        assert path.read_text() == "old"
+        assert os.listdir(tmp_path) == ["s.json"]
+
+
+def test_write_without_hard_links(tmp_path, monkeypatch):
+    """File systems that have no hard links are written to all the same."""
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_whole(tmp_path / "s.json", b"bytes")
+    assert (tmp_path / "s.json").read_bytes() == b"bytes"
+    with pytest.raises(InputError, match="the file exists"):
+        write_whole(tmp_path / "s.json", b"other")
+
+
+def test_only_one_of_many_writers_wins(tmp_path):
+    """Without overwrite, two that write at once do not both think that they did."""
+    done = []
+
+    def write(number):
+        try:
+            write_whole(tmp_path / "s.json", f"{number}" * 1000)
+            done.append(number)
+        except InputError:
+            pass
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = done
+    assert (tmp_path / "s.json").read_text() == f"{winner}" * 1000
+
+
+def test_symbolic_link_stays_one(tmp_path):
+    """Overwriting through a symbolic link replaces its target."""
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "alias").symlink_to("real")
+    write_whole(tmp_path / "alias", "new", overwrite=True)
+    assert (tmp_path / "alias").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_new_file_has_an_ordinary_mode(tmp_path):
+    """The umask decides who may read the file, as with any other."""
+    write_whole(tmp_path / "a", "text")
+    Path(tmp_path / "b").write_text("text")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_replaced_file_keeps_its_mode(tmp_path):
+    """Overwriting does not open a private file to others."""
+    path = tmp_path / "s.json"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_whole(path, "new", overwrite=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_read_limited_drops_a_byte_order_mark(tmp_path):
+    """Files from editors that write one are read."""
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfname = 1\n")
+    assert read_limited(tmp_path / "a.toml", 100) == "name = 1\n"
+
+
+def test_read_limited_takes_a_file_of_just_the_limit(tmp_path):
+    """The limit is inclusive."""
+    (tmp_path / "a").write_text("x" * 10)
+    assert read_limited(tmp_path / "a", 10) == "x" * 10
+    with pytest.raises(FormatError, match="larger than 9B"):
+        read_limited(tmp_path / "a", 9)
