@@ -1,0 +1,294 @@
+"""CBC, the executable that PuLP bundles (or one on the PATH), driven through files in a temporary folder.
+
+The model goes out as free MPS, written from arrays: PuLP's objects take a hundred times longer. The status is
+read from the first line of the text solution, the values from the binary one (the text has eight digits).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.solvers.model import LinearModel
+
+if TYPE_CHECKING:
+    from taccl.solvers.child import Control
+
+__all__ = ["availability", "run"]
+
+_STOP_TICK_S = 0.05
+_STOP_GRACE_S = 1.0  # after an interrupt, before CBC is killed
+_OVERRUN_S = 3.0  # past the time limit, before CBC is interrupted; it checks its clock between nodes only
+_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
+_NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
+_SOLUTION = re.compile(rf"^Cbc\d+I (?:Integer s|S)olution (?:of|found of) {_NUMBER}")
+_SEARCH = re.compile(
+    rf"best solution,? {_NUMBER},? best possible {_NUMBER}|{_NUMBER} best solution, best possible {_NUMBER}"
+)
+_FINAL_BOUND = re.compile(rf"^Lower bound:\s*{_NUMBER}", re.MULTILINE)
+_NOTHING = 1e40  # how CBC writes the objective when it has no solution: 1e+50
+_LOG_PRECISION = 1e-6  # the log shows about eight digits; a bound read from it is loosened by this much
+
+
+def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
+    """``{"solvers": [...]}`` with the version and licence, or why CBC cannot run."""
+    try:
+        path = _executable()
+        said = subprocess.run([path, "-quit"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except Exception as error:
+        return {"solvers": [{"name": "cbc", "why_not": f"CBC does not run: {error}"}]}
+    return {"solvers": [{"name": "cbc", "version": _version(said), "licence": "EPL-2.0"}]}
+
+
+def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
+    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `message` and `version`."""
+    try:
+        path = _executable()
+    except Exception as error:
+        return {"status": "unavailable", "message": f"CBC does not run: {error}"}
+    model = LinearModel.from_message(payload["model"])
+    with tempfile.TemporaryDirectory(prefix="cbc-") as folder_name:
+        folder = Path(folder_name)
+        (folder / "model.mps").write_text(_mps(model))
+        command = [path, "model.mps", "-sec", f"{control.time_left_s():.3f}", "-timeMode", "elapsed"]
+        command += ["-ratioGap", repr(payload["relative_gap"])]
+        command += [
+            "-randomSeed",
+            str(payload["seed"] % 2**31),
+            "-randomCbcSeed",
+            str(payload["seed"] % 2**31),
+        ]
+        if payload["threads"] > 1:
+            command += ["-threads", str(payload["threads"])]
+        if payload["hint"] is not None:
+            (folder / "start.txt").write_text(_start(payload["hint"]))
+            command += ["-mips", "start.txt"]
+        command += [
+            "-solve",
+            "-printingOptions",
+            "all",
+            "-solution",
+            "solution.txt",
+            "-saveSolution",
+            "solution.bin",
+        ]
+        log, killed = _run_command(command, folder, control, echo=payload["log"])
+        result = _read(folder, log, model)
+    if control.stop_requested() and result["status"] in ("feasible", "no-solution"):
+        result["message"] = "CBC stopped: interrupted by user"
+    if killed and result["status"] == "crashed":
+        result = {
+            "status": "no-solution",
+            "message": "CBC stopped: killed, as it did not answer an interrupt",
+        }
+    return {"version": _version(log), **result}
+
+
+def _executable() -> str:
+    """Where CBC is.
+
+    Raises
+    ------
+    FileNotFoundError
+        If neither PuLP nor the PATH has one.
+    """
+    with contextlib.suppress(Exception):
+        import pulp
+
+        path = pulp.PULP_CBC_CMD(msg=False).path
+        if path and os.access(path, os.X_OK):
+            return str(path)
+    path = shutil.which("cbc")
+    if path is None:
+        raise FileNotFoundError("PuLP bundles none for this platform, and there is no 'cbc' on the PATH")
+    return path
+
+
+def _version(log: str) -> str:
+    match = _VERSION.search(log)
+    return match.group(1) if match else ""
+
+
+def _mps(model: LinearModel) -> str:
+    """The model in free MPS, with numbers to their last digit and every bound written out."""
+    lines = ["NAME model FREE", "ROWS", " N cost"]
+    finite_lower, finite_upper = np.isfinite(model.row_lower), np.isfinite(model.row_upper)
+    equal = finite_lower & (model.row_lower == model.row_upper)
+    kinds = np.where(equal, "E", np.where(finite_upper, "L", np.where(finite_lower, "G", "N"))).tolist()
+    lines += [f" {kind} r{row}" for row, kind in enumerate(kinds)]
+    if not kinds:
+        lines.append(" L r0")  # CBC refuses a model without rows
+    lines += ["COLUMNS", *_columns(model), "RHS"]
+    sides = np.where(finite_upper, model.row_upper, np.where(finite_lower, model.row_lower, 0.0)).tolist()
+    lines += [f" rhs r{row} {side!r}" for row, side in enumerate(sides) if side]
+    lines.append("RANGES")
+    widths = model.row_upper - np.where(finite_lower, model.row_lower, 0.0)
+    lines += [
+        f" rng r{row} {float(widths[row])!r}" for row in np.flatnonzero(finite_lower & finite_upper & ~equal)
+    ]
+    lines.append("BOUNDS")
+    for column, (lower, upper) in enumerate(zip(model.lower.tolist(), model.upper.tolist(), strict=True)):
+        if lower == upper:
+            lines.append(f" FX bnd x{column} {lower!r}")
+            continue
+        lines.append(f" MI bnd x{column}" if lower == -np.inf else f" LO bnd x{column} {lower!r}")
+        lines.append(f" PL bnd x{column}" if upper == np.inf else f" UP bnd x{column} {upper!r}")
+    lines += ["ENDATA", ""]
+    return "\n".join(lines)
+
+
+def _columns(model: LinearModel) -> list[str]:
+    row = np.repeat(np.arange(model.num_rows), np.diff(model.row_start))
+    order = np.argsort(model.column, kind="stable")
+    rows, coefficients = row[order].tolist(), model.coefficient[order].tolist()
+    start = np.concatenate(
+        (np.zeros(1, np.int64), np.cumsum(np.bincount(model.column, minlength=model.num_variables)))
+    )
+    integer, cost, ends = model.integer.tolist(), model.cost.tolist(), start.tolist()
+    lines: list[str] = []
+    inside = False
+    for column in range(model.num_variables):
+        if integer[column] != inside:
+            inside = integer[column]
+            lines.append(f" marker{column} 'MARKER' '{'INTORG' if inside else 'INTEND'}'")
+        lines.append(f" x{column} cost {cost[column]!r}")
+        lines += [
+            f" x{column} r{rows[at]} {coefficients[at]!r}" for at in range(ends[column], ends[column + 1])
+        ]
+    if inside:
+        lines.append(" markerend 'MARKER' 'INTEND'")
+    return lines
+
+
+def _start(hint: np.ndarray) -> str:
+    known = np.flatnonzero(np.isfinite(hint)).tolist()
+    lines = ["Stopped on time - objective value 0"]
+    lines += [f"{index} x{index} {float(hint[index])!r} 0" for index in known]
+    return "\n".join([*lines, ""])
+
+
+def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, bool]:
+    """What CBC printed, and whether it had to be killed."""
+    limit_s = control.seconds() + control.time_left_s() + _OVERRUN_S
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    reader = _LogReader(process, control, echo=echo)
+    reader.start()
+    interrupted_s = None
+    killed = False
+    try:
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TICK_S)
+                break
+            if interrupted_s is None and (control.stop_requested() or control.seconds() > limit_s):
+                interrupted_s = control.seconds()
+                process.send_signal(signal.SIGINT)  # CBC then writes its best solution and ends
+            elif interrupted_s is not None and control.seconds() > interrupted_s + _STOP_GRACE_S:
+                killed = True
+                process.kill()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        reader.join()
+    return "".join(reader.lines), killed
+
+
+class _LogReader(threading.Thread):
+    """Collects CBC's log and turns the lines that show new bounds into progress."""
+
+    def __init__(self, process: subprocess.Popen[str], control: Control, *, echo: bool) -> None:
+        super().__init__(daemon=True)
+        self.lines: list[str] = []
+        self._process = process
+        self._control = control
+        self._echo = echo
+        self._best: float | None = None
+
+    def run(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
+            if self._echo:
+                os.write(2, line.encode())
+            self._report(line)
+
+    def _report(self, line: str) -> None:
+        bound = None
+        if (solution := _SOLUTION.match(line)) is not None and "pass" not in line:
+            objective = float(solution.group(1))
+        elif (search := _SEARCH.search(line)) is not None:
+            numbers = [float(group) for group in search.groups() if group is not None]
+            objective = numbers[0]
+            bound = numbers[1] - _LOG_PRECISION * abs(numbers[1])
+        else:
+            return
+        if abs(objective) < _NOTHING and (self._best is None or objective < self._best):
+            self._best = objective
+        self._control.progress({"seconds": self._control.seconds(), "objective": self._best, "bound": bound})
+
+
+def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
+    """What CBC found; status first, because without an incumbent it still writes a point and an objective."""
+    try:
+        with (folder / "solution.txt").open() as file:
+            status = file.readline()
+    except OSError:
+        if "bad_alloc" in log:
+            return {"status": "out-of-memory", "message": "CBC ran out of memory"}
+        last = log.strip().splitlines()[-1:] or ["nothing"]
+        return {"status": "crashed", "message": f"CBC wrote no solution file; its last words: {last[0]}"}
+    found = _FINAL_BOUND.search(log)
+    bound = None
+    if found is not None:
+        bound = float(found.group(1)) - _LOG_PRECISION * abs(float(found.group(1)))
+    if status.startswith("Optimal"):
+        values = _values(folder, model)
+        objective = None if values is None else model.objective(values)
+        return {"status": "optimal", "values": values, "bound": objective if bound is None else bound}
+    if "nfeasible" in status:
+        if "or unbounded" in log:
+            return {"status": "infeasible-or-unbounded"}
+        return {"status": "infeasible"}
+    if status.startswith("Unbounded"):
+        return {"status": "infeasible-or-unbounded"}  # CBC says so of the relaxation
+    reason = f"CBC: {status.split(' - ')[0].strip().lower()}"
+    if not status.startswith("Stopped"):
+        return {"status": "crashed", "message": f"CBC wrote the status {status.strip()!r}"}
+    if "no integer solution" in status or "- objective value" not in status:
+        return {"status": "no-solution", "bound": bound, "message": reason}
+    values = _values(folder, model)
+    if values is None or model.violations(np.where(model.integer, np.round(values), values), 1e-5):
+        return {"status": "no-solution", "bound": bound, "message": reason}
+    return {"status": "feasible", "values": values, "bound": bound, "message": reason}
+
+
+def _values(folder: Path, model: LinearModel) -> np.ndarray | None:
+    """The variables in CBC's binary solution.
+
+    It holds two int32 counts, the objective, row activities, row duals, then the variables, all float64.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        data = (folder / "solution.bin").read_bytes()
+        num_rows, num_columns = np.frombuffer(data, np.int32, count=2)
+        if num_columns != model.num_variables:
+            return None
+        return np.frombuffer(data, np.float64, count=num_columns, offset=16 + 16 * int(num_rows)).copy()
+    return None

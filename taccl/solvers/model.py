@@ -1,0 +1,259 @@
+"""Linear models with integer variables: a builder, and the arrays that every engine reads.
+
+A model minimises ``cost @ x`` subject to ``row_lower <= A x <= row_upper``, ``lower <= x <= upper``, and some
+of x whole. Each row carries a tag: a short text that says where it comes from, for reports and explanations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["LinearModel", "MilpModel"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearModel:
+    """A linear model as read-only arrays, over V variables, N rows and Z nonzeros.
+
+    Attributes
+    ----------
+    cost, lower, upper : (V,) float64
+        Objective coefficients, to be minimised; bounds, with -inf and inf where there is none.
+    integer : (V,) bool
+        Which variables are whole numbers.
+    row_start : (N + 1,) int64
+        Row n has the nonzeros ``row_start[n]:row_start[n + 1]``.
+    column, coefficient : (Z,) int64, float64
+        The variable and the factor of each nonzero; each variable at most once in a row.
+    row_lower, row_upper : (N,) float64
+        Bounds on each row's sum.
+    row_tag : (N,) int64
+        Which of `tag_names` the row carries.
+    tag_names : tuple of str
+    """
+
+    cost: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    integer: np.ndarray
+    row_start: np.ndarray
+    column: np.ndarray
+    coefficient: np.ndarray
+    row_lower: np.ndarray
+    row_upper: np.ndarray
+    row_tag: np.ndarray
+    tag_names: tuple[str, ...]
+
+    @property
+    def num_variables(self) -> int:
+        return len(self.cost)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_lower)
+
+    @property
+    def num_nonzeros(self) -> int:
+        return len(self.column)
+
+    def objective(self, values: np.ndarray) -> float:
+        """The cost of a point."""
+        return float(self.cost @ values)
+
+    def row_sums(self, values: np.ndarray) -> np.ndarray:
+        """``A @ values``, of shape (N,)."""
+        row = np.repeat(np.arange(self.num_rows), np.diff(self.row_start))
+        return np.bincount(row, weights=self.coefficient * values[self.column], minlength=self.num_rows)
+
+    def violations(self, values: np.ndarray, tolerance: float = 1e-6) -> list[str]:
+        """What a point breaks, one sentence each; empty if it is feasible.
+
+        Parameters
+        ----------
+        values : (V,) float64
+        tolerance : float
+            Allowed on bounds and integrality, and on rows relative to the larger of 1 and their bound.
+        """
+        if values.shape != (self.num_variables,):
+            return [f"a point has shape {values.shape}; expected ({self.num_variables},)"]
+        if not np.all(np.isfinite(values)):
+            return [f"variable {np.flatnonzero(~np.isfinite(values))[0]} is not a finite number"]
+        broken = [
+            f"variable {index} is {values[index]:.9g}; "
+            f"expected {self.lower[index]:g} to {self.upper[index]:g}"
+            for index in np.flatnonzero((values < self.lower - tolerance) | (values > self.upper + tolerance))
+        ]
+        fraction = np.where(self.integer, np.abs(values - np.round(values)), 0.0)
+        broken += [
+            f"variable {index} is {values[index]:.9g}; expected a whole number"
+            for index in np.flatnonzero(fraction > tolerance)
+        ]
+        sums = self.row_sums(values)
+        short = sums < self.row_lower - tolerance * np.maximum(1.0, np.abs(self.row_lower))
+        over = sums > self.row_upper + tolerance * np.maximum(1.0, np.abs(self.row_upper))
+        broken += [
+            f"row {row} ({self.tag_names[self.row_tag[row]]}) sums to {sums[row]:.9g}; "
+            f"expected {self.row_lower[row]:g} to {self.row_upper[row]:g}"
+            for row in np.flatnonzero(short | over)
+        ]
+        return broken
+
+    def to_message(self) -> dict[str, Any]:
+        """The model as a dict of arrays and texts, for a worker."""
+        message = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**message, "tag_names": list(self.tag_names)}
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> LinearModel:
+        """The model that `to_message` gave."""
+        arrays = {name: message[name] for name in message if name != "tag_names"}
+        for array in arrays.values():
+            array.flags.writeable = False
+        return cls(**arrays, tag_names=tuple(message["tag_names"]))
+
+
+class MilpModel:
+    """A linear model under construction; it minimises."""
+
+    def __init__(self) -> None:
+        self._cost: list[float] = []
+        self._lower: list[float] = []
+        self._upper: list[float] = []
+        self._integer: list[bool] = []
+        self._names: dict[int, str] = {}
+        self._row_start: list[int] = [0]
+        self._column: list[int] = []
+        self._coefficient: list[float] = []
+        self._row_lower: list[float] = []
+        self._row_upper: list[float] = []
+        self._row_tag: list[int] = []
+        self._tags: dict[str, int] = {}
+
+    def add_variable(
+        self,
+        lower: float = 0.0,
+        upper: float = math.inf,
+        *,
+        integer: bool = False,
+        cost: float = 0.0,
+        name: str = "",
+    ) -> int:
+        """The number of a new variable.
+
+        Raises
+        ------
+        ValueError
+            If a bound is not a number or the cost is not finite.
+        """
+        if math.isnan(lower) or math.isnan(upper) or not math.isfinite(cost):
+            raise ValueError(
+                f"variable {name!r} has bounds {lower} to {upper} and cost {cost}; expected numbers"
+            )
+        self._lower.append(lower)
+        self._upper.append(upper)
+        self._integer.append(integer)
+        self._cost.append(cost)
+        if name:
+            self._names[len(self._cost) - 1] = name
+        return len(self._cost) - 1
+
+    def add_row(
+        self,
+        terms: Iterable[tuple[float, int]],
+        lower: float = -math.inf,
+        upper: float = math.inf,
+        *,
+        tag: str,
+    ) -> int:
+        """The number of a new row ``lower <= sum(factor * variable) <= upper``.
+
+        Parameters
+        ----------
+        terms : iterable of (factor, variable)
+            A variable that comes twice gets the sum of its factors; factors of zero are dropped.
+        tag : str
+            Where the row comes from.
+
+        Raises
+        ------
+        ValueError
+            If a variable does not exist, a factor is not finite or a bound is not a number.
+        """
+        sums: dict[int, float] = {}
+        for factor, variable in terms:
+            sums[variable] = sums.get(variable, 0.0) + factor
+        num_variables = len(self._cost)
+        for variable, factor in sums.items():
+            if not 0 <= variable < num_variables or not math.isfinite(factor):
+                raise ValueError(f"row ({tag}) has {factor} times variable {variable} of {num_variables}")
+            if factor != 0.0:
+                self._column.append(variable)
+                self._coefficient.append(factor)
+        if math.isnan(lower) or math.isnan(upper):
+            raise ValueError(f"row ({tag}) has bounds {lower} to {upper}; expected numbers")
+        self._row_start.append(len(self._column))
+        self._row_lower.append(lower)
+        self._row_upper.append(upper)
+        self._row_tag.append(self._tags.setdefault(tag, len(self._tags)))
+        return len(self._row_lower) - 1
+
+    def set_cost(self, variable: int, cost: float) -> None:
+        """Replace a variable's objective coefficient."""
+        self._cost[variable] = cost
+
+    def name(self, variable: int) -> str:
+        """The name a variable was given, or ``x<number>``."""
+        return self._names.get(variable, f"x{variable}")
+
+    @property
+    def num_variables(self) -> int:
+        return len(self._cost)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._row_lower)
+
+    @property
+    def num_nonzeros(self) -> int:
+        return len(self._column)
+
+    @property
+    def num_integers(self) -> int:
+        return sum(self._integer)
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """How many rows each tag has, in the order in which tags first came."""
+        names = tuple(self._tags)
+        counts = Counter(self._row_tag)
+        return {names[tag]: counts[tag] for tag in range(len(names))}
+
+    def arrays(self) -> LinearModel:
+        """The model so far, as read-only arrays."""
+        return LinearModel(
+            cost=_frozen(self._cost, np.float64),
+            lower=_frozen(self._lower, np.float64),
+            upper=_frozen(self._upper, np.float64),
+            integer=_frozen(self._integer, np.bool_),
+            row_start=_frozen(self._row_start, np.int64),
+            column=_frozen(self._column, np.int64),
+            coefficient=_frozen(self._coefficient, np.float64),
+            row_lower=_frozen(self._row_lower, np.float64),
+            row_upper=_frozen(self._row_upper, np.float64),
+            row_tag=_frozen(self._row_tag, np.int64),
+            tag_names=tuple(self._tags),
+        )
+
+
+def _frozen(values: list[Any], dtype: type) -> np.ndarray:
+    array: np.ndarray = np.array(values, dtype=dtype)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,288 @@
+"""The worker processes themselves: started, listened to, ended, and kept for reuse.
+
+A native library can hang, abort, or eat all memory; in a process of its own none of that reaches the caller.
+`multiprocessing` is not used: its spawn method imports the caller's ``__main__`` again, which a script
+without a ``__main__`` guard does not survive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from taccl.solvers.wire import FrameReader, encode_message
+
+if TYPE_CHECKING:
+    from taccl.solvers.worker import Task
+
+__all__ = ["FAMILIES", "WORKERS", "Process", "Status", "Workers"]
+
+_LOG = logging.getLogger(__name__)
+
+FAMILIES = ("highs", "ortools", "gurobi", "pulp")
+Status = Literal["done", "crashed", "out-of-memory", "timed-out", "interrupted"]
+
+_START_S = 60.0  # what starting Python and importing a library may take on a busy machine
+_GRACE_S = 5.0  # past its time limit, before a task is killed
+_TICK_S = 0.25
+_MAX_IDLE = 2  # workers kept per family
+_READ_BYTES = 1 << 20
+_TAIL_BYTES = 4096
+_MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
+
+
+class Process:
+    """One worker process, and the thread that listens to it."""
+
+    def __init__(self, family: str, workers: Workers) -> None:
+        self.family = family
+        self._workers = workers
+        self._lock = threading.RLock()
+        self._task: Task | None = None
+        self._deadline_s: float | None = None
+        self._kill_outcome: tuple[Status, str] | None = None
+        self._gone = False
+        self._send_lock = threading.Lock()
+        self._folder = tempfile.mkdtemp(prefix=f"taccl-{family}-")  # the worker's TMPDIR
+        # What native code prints, and Python's last words: read if the process dies.
+        self._quiet = open(os.path.join(self._folder, "output"), "a+b", buffering=0)  # noqa: SIM115
+        try:
+            self._popen = _start_python(family, self._quiet.fileno(), self._folder)
+        except OSError:
+            self._quiet.close()
+            self.remove_folder()
+            raise
+        threading.Thread(target=self._listen, name=f"taccl-{family}-worker", daemon=True).start()
+
+    def begin(self, task: Task) -> bool:
+        """Hand a task over; False if the process has ended meanwhile."""
+        with self._lock:
+            if self._gone:
+                return False
+            self._task = task
+            self._deadline_s = time.monotonic() + _START_S + task.time_limit_s + _GRACE_S
+            os.ftruncate(self._quiet.fileno(), 0)
+        try:
+            self._send(task.begin(self))
+        except OSError:
+            with self._lock:
+                if self._task is task:
+                    self._task = None
+                    return False
+        return True
+
+    def send_stop(self, number: int) -> None:
+        """Ask the task of that number to end soon."""
+        with contextlib.suppress(OSError, ValueError):
+            self._send(encode_message({"kind": "stop", "task": number}))
+
+    def kill_task(self, task: Task, status: Status, message: str) -> None:
+        """End the process, if it still runs the task, and say how the task then ended."""
+        with self._lock:
+            if self._task is task:
+                self._kill_outcome = self._kill_outcome or (status, message)
+                self.kill()
+
+    def kill(self) -> None:
+        """End the process and whatever it started."""
+        with self._lock:
+            if self._popen.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def remove_folder(self) -> None:
+        """Delete the process's temporary files."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's worker."""
+        for stream in (self._popen.stdin, self._popen.stdout, self._quiet):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    os.close(stream.fileno())
+        self._popen.returncode = 0
+
+    def _send(self, frame: bytes) -> None:
+        assert self._popen.stdin is not None
+        view = memoryview(frame)
+        with self._send_lock:
+            while view:
+                view = view[os.write(self._popen.stdin.fileno(), view) :]
+
+    def _listen(self) -> None:
+        assert self._popen.stdout is not None
+        descriptor = self._popen.stdout.fileno()
+        reader = FrameReader()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while True:
+                if selector.select(_TICK_S):
+                    data = os.read(descriptor, _READ_BYTES)
+                    if not data:
+                        break
+                    for message in reader.feed(data):
+                        self._receive(message)
+                self._enforce_deadline()
+        self._bury()
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        task = self._task
+        if task is None:
+            return
+        kind = message["kind"]
+        if kind == "started":
+            self._deadline_s = time.monotonic() + task.time_limit_s + _GRACE_S
+        elif kind == "progress":
+            task.add_news(message["progress"])
+        else:
+            with self._lock:
+                self._task = None
+                self._deadline_s = None
+            if kind == "out-of-memory":
+                self.kill()  # what it holds is not known any more
+            else:
+                self._workers.release(self)
+            if message.get("traceback"):
+                _LOG.debug("task %d failed in its worker:\n%s", task.number, message["traceback"])
+            task.finish(kind, message.get("result"), message.get("message", ""))
+
+    def _enforce_deadline(self) -> None:
+        with self._lock:
+            if (
+                self._task is not None
+                and self._deadline_s is not None
+                and time.monotonic() > self._deadline_s
+            ):
+                limit_s = self._task.time_limit_s
+                self.kill_task(self._task, "timed-out", f"killed: it overran its time limit of {limit_s:g} s")
+
+    def _bury(self) -> None:
+        """The process has ended, or closed its channel: say why."""
+        self.kill()  # and any process it started; it is not reaped yet, so its number is still its own
+        with self._lock:
+            self._gone = True
+            code = self._popen.wait()
+            task, self._task = self._task, None
+        self._workers.remove(self)
+        tail = os.pread(
+            self._quiet.fileno(), _TAIL_BYTES, max(0, os.fstat(self._quiet.fileno()).st_size - _TAIL_BYTES)
+        )
+        for stream in (self._popen.stdin, self._popen.stdout, self._quiet):
+            assert stream is not None
+            stream.close()
+        self.remove_folder()
+        if task is None:
+            return
+        if self._kill_outcome is not None:
+            status, message = self._kill_outcome
+        else:
+            status, message = _diagnose(code, tail.decode(errors="replace"), task.memory_limit_mb)
+        task.finish(status, None, message)
+
+
+class Workers:
+    """Every worker of this process: the idle ones by family, and all, to end them at exit."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Process]] = {family: [] for family in FAMILIES}
+        self._all: set[Process] = set()
+
+    def acquire(self, family: str) -> Process:
+        """An idle worker of the family, or a new one."""
+        with self._lock:
+            if self._idle[family]:
+                return self._idle[family].pop()
+        process = Process(family, self)
+        with self._lock:
+            self._all.add(process)
+        return process
+
+    def release(self, process: Process) -> None:
+        """Keep a worker for the next task, or end it if there are enough."""
+        with self._lock:
+            if len(self._idle[process.family]) < _MAX_IDLE:
+                self._idle[process.family].append(process)
+                return
+        process.kill()
+
+    def remove(self, process: Process) -> None:
+        """Forget a worker that has ended."""
+        with self._lock:
+            self._all.discard(process)
+            if process in self._idle[process.family]:
+                self._idle[process.family].remove(process)
+
+    def kill_all(self) -> None:
+        """End every worker and delete its files; at exit."""
+        for process in tuple(self._all):
+            process.kill()
+            process.remove_folder()
+
+    def forget_all(self) -> None:
+        """In a forked child: the workers are the parent's; start afresh."""
+        processes = tuple(self._all)
+        self.__init__()  # type: ignore[misc]
+        for process in processes:
+            process.forget()
+
+
+WORKERS = Workers()
+atexit.register(WORKERS.kill_all)
+os.register_at_fork(after_in_child=WORKERS.forget_all)
+
+
+def _start_python(family: str, quiet: int, folder: str) -> subprocess.Popen[bytes]:
+    """A Python that finds the modules this one finds, in its own session, so that Ctrl-C passes it by."""
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    environment["TMPDIR"] = folder
+    log = None
+    with contextlib.suppress(OSError):
+        log = os.dup(2)
+        environment["TACCL_WORKER_LOG"] = str(log)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "taccl.solvers.child", family],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=quiet,
+            bufsize=0,
+            env=environment,
+            pass_fds=() if log is None else (log,),
+            start_new_session=True,
+        )
+    finally:
+        if log is not None:
+            os.close(log)
+
+
+def _diagnose(code: int, tail: str, memory_limit_mb: int | None) -> tuple[Status, str]:
+    """Why a worker died, from its exit code and the end of what it printed."""
+    limit = f" under a memory limit of {memory_limit_mb} MB" if memory_limit_mb is not None else ""
+    lines = tail.strip().splitlines()
+    said = f"; its last words: {lines[-1].strip()}" if lines else ""
+    if any(word in tail for word in _MEMORY_WORDS):
+        return "out-of-memory", f"the worker ran out of memory{limit}"
+    if code == -signal.SIGKILL:
+        return "out-of-memory", "the worker was killed by SIGKILL, as the system does when memory runs out"
+    if code < 0:
+        return "crashed", f"the worker died of {_signal_name(-code)}{limit}{said}"
+    return "crashed", f"the worker ended by itself with exit code {code}{said}"
+
+
+def _signal_name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"

@@ -1,0 +1,156 @@
+"""Any solver that PuLP knows and this machine has, as ``pulp:NAME``."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.solvers.model import LinearModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.solvers.child import Control
+
+__all__ = ["availability", "run"]
+
+_PREFIX = "pulp:"
+
+
+def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
+    """``{"solvers": [...]}``: what PuLP finds installed."""
+    try:
+        import pulp
+    except Exception:
+        return {"solvers": []}
+    with _scratch_folder():
+        names = pulp.listSolvers(onlyAvailable=True)
+    version = f"PuLP {pulp.__version__}"
+    return {"solvers": [{"name": f"{_PREFIX}{name}", "version": version} for name in names]}
+
+
+def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
+    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `message` and `version`."""
+    try:
+        import pulp
+    except Exception as error:
+        return {"status": "unavailable", "message": f"PuLP does not load: {error}"}
+    name = payload["solver"].removeprefix(_PREFIX)
+    known = {known.lower(): known for known in pulp.listSolvers()}
+    if name.lower() not in known:
+        return {"status": "unknown-solver", "known": sorted(known.values())}
+    name = known[name.lower()]
+    version = f"PuLP {pulp.__version__}"
+    model = LinearModel.from_message(payload["model"])
+    with _scratch_folder():
+        problem, variables = _build(pulp, model)
+        if payload["hint"] is not None:
+            for index in np.flatnonzero(np.isfinite(payload["hint"])).tolist():
+                variables[index].setInitialValue(float(payload["hint"][index]), check=False)
+        options = _options(type(pulp.getSolver(name)), payload, control)
+        solver = pulp.getSolver(name, **options)
+        if not solver.available():
+            return {
+                "status": "unavailable",
+                "version": version,
+                "message": f"PuLP finds no {name} on this machine",
+            }
+        try:
+            problem.solve(solver)
+        except MemoryError:
+            raise
+        except Exception as error:  # each library behind PuLP has exceptions of its own
+            status = "unlicensed" if "licen" in str(error).lower() else "crashed"
+            return {"status": status, "version": version, "message": f"{name}: {error}"}
+    result = _read(pulp, name, problem, variables)
+    if result["status"] == "optimal" and "gapRel" in options:  # PuLP passes no bound on
+        objective = model.objective(result["values"])
+        result["bound"] = objective - payload["relative_gap"] * abs(objective)
+    return {"version": version, **result}
+
+
+@contextlib.contextmanager
+def _scratch_folder() -> Iterator[None]:
+    """Work in a temporary folder: some of PuLP's solvers leave logs where they run."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="pulp-") as folder:
+        tempfile_before, tempfile.tempdir = tempfile.tempdir, folder
+        variable_before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = folder
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+            tempfile.tempdir = tempfile_before
+            if variable_before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = variable_before
+
+
+def _build(pulp: Any, model: LinearModel) -> tuple[Any, list[Any]]:
+    problem = pulp.LpProblem("model", pulp.LpMinimize)
+    categories = (pulp.LpContinuous, pulp.LpInteger)
+    bounds = zip(model.lower.tolist(), model.upper.tolist(), model.integer.tolist(), strict=True)
+    variables = [
+        pulp.LpVariable(
+            f"x{index}",
+            None if lower == -np.inf else lower,
+            None if upper == np.inf else upper,
+            categories[integer],
+        )
+        for index, (lower, upper, integer) in enumerate(bounds)
+    ]
+    problem.addVariables(variables)
+    problem.setObjective(pulp.LpAffineExpression(list(zip(variables, model.cost.tolist(), strict=True))))
+    column, coefficient, start = model.column.tolist(), model.coefficient.tolist(), model.row_start.tolist()
+    sides = zip(model.row_lower.tolist(), model.row_upper.tolist(), strict=True)
+    for row, (lower, upper) in enumerate(sides):
+        terms = [(variables[column[at]], coefficient[at]) for at in range(start[row], start[row + 1])]
+        if lower == upper:
+            kinds = [(pulp.LpConstraintEQ, lower)]
+        else:
+            kinds = [(pulp.LpConstraintGE, lower), (pulp.LpConstraintLE, upper)]
+        for sense, side in kinds:
+            if np.isfinite(side):
+                expression = pulp.LpAffineExpression(terms)
+                name = f"r{row}_{'ge' if sense == pulp.LpConstraintGE else 'le'}"
+                problem.addConstraint(pulp.LpConstraint(expression, sense, name, side))
+    return problem, variables
+
+
+def _options(solver_class: Any, payload: dict[str, Any], control: Control) -> dict[str, Any]:
+    """Those of our arguments that the solver's constructor takes."""
+    offered = {
+        "msg": payload["log"],
+        "timeLimit": control.time_left_s(),
+        # Told to use one thread, CBC 2.10.3 runs its threaded search, which can wait 10 s for nothing.
+        "threads": payload["threads"] if payload["threads"] > 1 else None,
+        "gapRel": payload["relative_gap"],
+        "warmStart": payload["hint"] is not None,
+        "keepFiles": False,
+    }
+    taken = inspect.signature(solver_class.__init__).parameters
+    return {name: value for name, value in offered.items() if name in taken}
+
+
+def _read(pulp: Any, name: str, problem: Any, variables: list[Any]) -> dict[str, Any]:
+    """Trust `sol_status`: `status` says Optimal on a time limit with a solution in hand."""
+    if problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        values = np.array([variable.varValue or 0.0 for variable in variables], dtype=np.float64)
+        if problem.sol_status == pulp.LpSolutionOptimal:
+            return {"status": "optimal", "values": values}
+        return {"status": "feasible", "values": values, "message": f"{name} stopped at a limit"}
+    if problem.sol_status == pulp.LpSolutionInfeasible:
+        return {"status": "infeasible-or-unbounded"}  # several of PuLP's readers know one word for both
+    if problem.sol_status == pulp.LpSolutionUnbounded:
+        return {"status": "infeasible-or-unbounded"}
+    if problem.status == pulp.LpStatusInfeasible:
+        return {"status": "infeasible-or-unbounded"}
+    return {"status": "no-solution", "message": f"{name} stopped: {pulp.LpStatus[problem.status].lower()}"}

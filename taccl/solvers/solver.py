@@ -1,0 +1,291 @@
+"""Solve a linear model with a named solver, in a worker process, and check what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import InputError
+from taccl.solvers.model import LinearModel, MilpModel
+from taccl.solvers.registry import require_known, solver_family, solver_function
+from taccl.solvers.worker import Outcome, run_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["STATUSES", "Progress", "Solution", "solve"]
+
+STATUSES = (
+    "optimal",  # proven, within the relative gap
+    "feasible",  # a limit was reached with a solution in hand
+    "infeasible",
+    "unbounded",
+    "no-solution",  # a limit was reached with nothing in hand
+    "interrupted",  # Ctrl-C
+    "crashed",
+    "out-of-memory",
+    "unlicensed",
+    "unavailable",
+)
+_WITHOUT_BOUND = ("infeasible", "unbounded", "unlicensed", "unavailable")
+_VET_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """News of a running solver: seconds since it began, best objective and bound so far, maybe the point."""
+
+    seconds: float
+    objective: float | None
+    bound: float | None
+    values: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """What a solver made of a model.
+
+    Attributes
+    ----------
+    solver, version : str
+        Which solver; its version, empty if it never said.
+    status : str
+        One of `STATUSES`.
+    objective : float or None
+        The cost of `values`.
+    bound : float or None
+        No point of the model costs less, by the solver's word.
+    values : (V,) float64 or None
+        Vetted against the model; whole where the model says so. Always there when "optimal" or "feasible";
+        the best known point, if any, when "interrupted", "crashed" or "out-of-memory".
+    seconds : float
+        The whole call.
+    first_feasible_s : float or None
+        When the solver first reported a point, if it tells.
+    message : str
+        For a person: what happened, or what to know about the answer.
+    progress : tuple of (seconds, objective, bound)
+    """
+
+    solver: str
+    version: str
+    status: str
+    objective: float | None
+    bound: float | None
+    values: np.ndarray | None
+    seconds: float
+    first_feasible_s: float | None
+    message: str
+    progress: tuple[tuple[float, float | None, float | None], ...]
+
+
+def solve(
+    model: MilpModel | LinearModel,
+    solver: str = "highs",
+    *,
+    time_limit_s: float = 60.0,
+    threads: int = 1,
+    seed: int = 0,
+    relative_gap: float = 1e-6,
+    hint: np.ndarray | None = None,
+    memory_limit_mb: int | None = None,
+    log: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """The solution that a solver finds; whatever the solver does becomes a status, not an exception.
+
+    Parameters
+    ----------
+    solver : str
+        One of `taccl.solvers.registry.known_solvers`, or ``pulp:NAME``.
+    relative_gap : float
+        Stop once (objective - bound) / objective is no larger.
+    hint : (V,) float64, optional
+        A point to start from, nan where unknown. It need not be feasible.
+    memory_limit_mb : int, optional
+        See `taccl.solvers.worker.start_task`.
+    log : bool
+        Let the solver print its log to standard error.
+    on_progress : callable, optional
+        Called in this thread while the solver runs.
+
+    Raises
+    ------
+    InputError
+        If the solver is unknown, or the hint does not fit the model.
+    """
+    require_known(solver)
+    arrays = model.arrays() if isinstance(model, MilpModel) else model
+    if hint is not None:
+        hint = np.asarray(hint, dtype=np.float64)
+        if hint.shape != (arrays.num_variables,):
+            raise InputError(f"found shape {hint.shape}; expected ({arrays.num_variables},)", where="hint")
+    options = {
+        "solver": solver,
+        "threads": int(threads),
+        "seed": int(seed),
+        "relative_gap": float(relative_gap),
+        "hint": hint,
+        "log": log,
+    }
+    call = _Call(arrays, options, float(time_limit_s), memory_limit_mb, on_progress)
+    return call.solution()
+
+
+class _Call:
+    """One call of `solve`: what was asked, and the progress so far."""
+
+    def __init__(
+        self,
+        model: LinearModel,
+        options: dict[str, Any],
+        time_limit_s: float,
+        memory_limit_mb: int | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.model = model
+        self.options = options
+        self.solver: str = options["solver"]
+        self.time_limit_s = time_limit_s
+        self.memory_limit_mb = memory_limit_mb
+        self.on_progress = on_progress
+        self.start_s = time.monotonic()
+        self.progress: list[tuple[float, float | None, float | None]] = []
+        self.best: dict[str, Any] | None = None  # the last news that held values
+        self.bound: float | None = None
+
+    def solution(self) -> Solution:
+        # What can be told without a solver; some engines refuse such bounds with an error.
+        crossed = np.flatnonzero(self.model.lower > self.model.upper)
+        if crossed.size:
+            return self._plain("infeasible", f"variable {crossed[0]} has a lower bound above its upper bound")
+        crossed = np.flatnonzero(self.model.row_lower > self.model.row_upper)
+        if crossed.size:
+            tag = self.model.tag_names[self.model.row_tag[crossed[0]]]
+            return self._plain(
+                "infeasible", f"row {crossed[0]} ({tag}) has a lower bound above its upper bound"
+            )
+        if self.time_limit_s <= 0:
+            return self._plain("no-solution", "there was no time left to solve")
+
+        outcome = self._run(self.model, self.time_limit_s)
+        result = outcome.result
+        if outcome.status == "done" and result is not None and result["status"] == "infeasible-or-unbounded":
+            outcome = dataclasses.replace(outcome, result={**result, **self._tell_apart()})
+        return self._read(outcome)
+
+    def _run(self, model: LinearModel, time_limit_s: float, *, listen: bool = True) -> Outcome:
+        return run_task(
+            solver_family(self.solver),
+            solver_function(self.solver),
+            {"model": model.to_message(), **self.options},
+            time_limit_s=time_limit_s,
+            memory_limit_mb=self.memory_limit_mb,
+            on_progress=self._note if listen else None,
+            log=self.options["log"],
+        )
+
+    def _note(self, news: dict[str, Any]) -> None:
+        item = Progress(news["seconds"], news.get("objective"), news.get("bound"), news.get("values"))
+        self.progress.append((item.seconds, item.objective, item.bound))
+        if item.bound is not None:
+            self.bound = item.bound
+        if item.values is not None:
+            self.best = news
+        if self.on_progress is not None:
+            self.on_progress(item)
+
+    def _tell_apart(self) -> dict[str, Any]:
+        """Presolve could not say whether the model is infeasible or unbounded: ask again without costs."""
+        if not self.model.cost.any():
+            return {"status": "infeasible", "message": ""}
+        without_cost = dataclasses.replace(self.model, cost=np.zeros_like(self.model.cost))
+        left_s = max(1.0, self.time_limit_s - (time.monotonic() - self.start_s))
+        result = self._run(without_cost, left_s, listen=False).result
+        if result is not None and result["status"] in ("infeasible", "infeasible-or-unbounded"):
+            return {"status": "infeasible", "message": ""}
+        if result is not None and result.get("values") is not None:
+            return {"status": "unbounded", "message": ""}
+        return {
+            "status": "no-solution",
+            "message": "the model is infeasible or unbounded; time ran out before which",
+        }
+
+    def _read(self, outcome: Outcome) -> Solution:
+        result = outcome.result
+        if result is None:
+            return self._read_dead(outcome)
+        if result["status"] == "unknown-solver":
+            names = ", ".join(f"pulp:{name}" for name in result["known"])
+            raise InputError(f"found {self.solver!r}; PuLP knows {names}", where="solver")
+        status, message = result["status"], result.get("message", "")
+        values = result.get("values")
+        if outcome.status == "interrupted":
+            status, message = "interrupted", outcome.message
+        if values is None and status == "feasible":
+            status = "no-solution"
+        if values is None and status == "interrupted" and self.best is not None:
+            values = self.best["values"]
+        bound = result.get("bound")
+        return self._vetted(
+            status, message, values, self.bound if bound is None else bound, result.get("version", "")
+        )
+
+    def _read_dead(self, outcome: Outcome) -> Solution:
+        """The worker died or was killed; what it sent before that still counts."""
+        values = None if self.best is None else self.best["values"]
+        status: str = outcome.status
+        if status == "timed-out":
+            status = "no-solution" if values is None else "feasible"
+        version = "" if self.best is None else self.best.get("version", "")
+        return self._vetted(status, outcome.message, values, self.bound, version)
+
+    def _vetted(
+        self, status: str, message: str, values: np.ndarray | None, bound: float | None, version: str
+    ) -> Solution:
+        objective = None
+        if values is not None:
+            values = np.where(self.model.integer, np.round(values), values)
+            values = (
+                np.clip(values, self.model.lower, self.model.upper)
+                if _near_bounds(self.model, values)
+                else values
+            )
+            broken = self.model.violations(values, _VET_TOLERANCE)
+            if broken:
+                status, values = "crashed", None
+                message = f"{self.solver} returned a point that breaks {broken[0]}"
+            else:
+                values.flags.writeable = False
+                objective = self.model.objective(values)
+        elif status == "optimal":
+            status, message = "crashed", f"{self.solver} called the model solved and returned no point"
+        if bound is not None and (not math.isfinite(bound) or status in _WITHOUT_BOUND):
+            bound = None
+        return Solution(
+            solver=self.solver,
+            version=version,
+            status=status,
+            objective=objective,
+            bound=bound,
+            values=values,
+            seconds=time.monotonic() - self.start_s,
+            first_feasible_s=next((item[0] for item in self.progress if item[1] is not None), None),
+            message=message,
+            progress=tuple(self.progress),
+        )
+
+    def _plain(self, status: str, message: str) -> Solution:
+        return self._vetted(status, message, None, None, "")
+
+
+def _near_bounds(model: LinearModel, values: np.ndarray) -> bool:
+    """Whether a point is so near its bounds that moving it onto them changes nothing that counts."""
+    return bool(
+        np.all(values >= model.lower - _VET_TOLERANCE) and np.all(values <= model.upper + _VET_TOLERANCE)
+    )

@@ -1,0 +1,111 @@
+"""The builder of linear models, and its arrays."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from taccl.solvers.model import LinearModel, MilpModel
+from taccl.solvers.wire import FrameReader, encode_message
+
+
+def small() -> MilpModel:
+    """x whole in 0..3, y in 0..10, x + 2y <= 4 (a), 3x = 3 (b)."""
+    model = MilpModel()
+    x, y = model.add_variable(0, 3, integer=True, cost=1, name="x"), model.add_variable(0, 10, cost=-1)
+    model.add_row([(1, x), (1, y), (1, y)], upper=4, tag="a")
+    model.add_row([(3, x), (0, y)], 3, 3, tag="b")
+    return model
+
+
+def test_terms_of_one_variable_are_summed():
+    """A variable that comes twice in a row has one nonzero."""
+    arrays = small().arrays()
+    assert arrays.coefficient[arrays.row_start[0] : arrays.row_start[1]].tolist() == [1, 2]
+
+
+def test_zero_factors_are_dropped():
+    """A factor of zero makes no nonzero."""
+    assert small().num_nonzeros == 3
+
+
+def test_counts():
+    """Variables, rows and whole variables are counted."""
+    model = small()
+    assert (model.num_variables, model.num_rows, model.num_integers) == (2, 2, 1)
+
+
+def test_tags_count_rows():
+    """Each tag knows its rows, in order of first use."""
+    model = small()
+    model.add_row([(1, 0)], upper=9, tag="a")
+    assert list(model.tags.items()) == [("a", 2), ("b", 1)]
+
+
+def test_names_have_a_default():
+    """A variable without a name is called by its number."""
+    assert (small().name(0), small().name(1)) == ("x", "x1")
+
+
+def test_set_cost_replaces():
+    """`set_cost` overwrites the objective coefficient."""
+    model = small()
+    model.set_cost(1, 7.5)
+    assert model.arrays().cost.tolist() == [1, 7.5]
+
+
+def test_arrays_are_read_only():
+    """Nobody changes a model by its arrays."""
+    with pytest.raises(ValueError, match="read-only"):
+        small().arrays().cost[0] = 5
+
+
+@pytest.mark.parametrize(("factor", "variable"), [(1.0, 2), (1.0, -1), (float("nan"), 0), (float("inf"), 0)])
+def test_bad_terms_are_refused(factor, variable):
+    """A row takes existing variables and finite factors only."""
+    with pytest.raises(ValueError, match="row"):
+        small().add_row([(factor, variable)], tag="bad")
+
+
+def test_feasible_point_breaks_nothing():
+    """x = 1, y = 1.5 satisfies x + 2y <= 4 and 3x = 3."""
+    assert small().arrays().violations(np.array([1.0, 1.5])) == []
+
+
+@pytest.mark.parametrize(
+    ("point", "word"),
+    [
+        ([1.0, -1.0], "variable 1"),
+        ([1.5, 0.0], "whole number"),
+        ([1.0, 2.0], r"row 0 \(a\)"),  # 1 + 4 > 4
+        ([0.0, 0.0], r"row 1 \(b\)"),  # 0 != 3
+        ([np.nan, 0.0], "finite"),
+        ([1.0], "shape"),
+    ],
+)
+def test_violations_name_what_breaks(point, word):
+    """Each fault is named by its variable or its row and tag."""
+    broken = small().arrays().violations(np.array(point))
+    assert any(re.search(word, line) for line in broken)
+
+
+def test_message_round_trip():
+    """A model that went over the wire is the same model."""
+    before = small().arrays()
+    message = FrameReader().feed(encode_message(before.to_message()))[0]
+    after = LinearModel.from_message(message)
+    assert after.tag_names == before.tag_names
+    for name in (
+        "cost",
+        "lower",
+        "upper",
+        "integer",
+        "row_start",
+        "column",
+        "coefficient",
+        "row_lower",
+        "row_tag",
+    ):
+        assert np.array_equal(getattr(after, name), getattr(before, name))

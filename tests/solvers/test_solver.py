@@ -1,0 +1,269 @@
+"""Every solver on models with known answers, and on models that are out of reach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from solver_models import SOLVERS, assignment, knapsack, market_split, odd_sum, runaway, two_jobs
+
+from taccl.errors import InputError
+from taccl.solvers.model import MilpModel
+from taccl.solvers.registry import known_solvers, solver_family, solver_infos
+from taccl.solvers.solver import STATUSES, _Call, solve
+
+
+@pytest.mark.parametrize("solver", [*SOLVERS, "pulp:PULP_CBC_CMD"])
+@pytest.mark.parametrize(("build", "optimum"), [(knapsack, -220), (assignment, 5), (two_jobs, 4)])
+def test_every_solver_proves_the_optimum(solver, build, optimum):
+    """All solvers, in one process one after another, prove the objective worked out by hand."""
+    solution = solve(build(), solver, time_limit_s=20)
+    assert solution.status == "optimal", solution.message
+    assert solution.objective == pytest.approx(optimum, abs=1e-6)
+    assert solution.bound == pytest.approx(optimum, abs=1e-3)
+    assert solution.version
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_infeasible(solver):
+    """2x + 2y = 1 has no whole solution."""
+    solution = solve(odd_sum(), solver, time_limit_s=20)
+    assert (solution.status, solution.values, solution.bound) == ("infeasible", None, None)
+
+
+@pytest.mark.parametrize("solver", ["highs", "scip", "cbc", "gurobi"])
+def test_unbounded(solver):
+    """-x has no least value."""
+    assert solve(runaway(), solver, time_limit_s=20).status == "unbounded"
+
+
+def test_cpsat_asks_for_bounds():
+    """CP-SAT works on finite domains, and says which variable ran to the stand-in."""
+    solution = solve(runaway(), "cpsat", time_limit_s=20)
+    assert (solution.status, solution.values) == ("unavailable", None)
+    assert "variable 0" in solution.message
+
+
+def test_cpsat_says_when_it_rounded():
+    """x + y <= 10.25 in continuous variables is searched on a grid, so its answer is not called optimal."""
+    model = MilpModel()
+    x, y = model.add_variable(0, 3.5, cost=-1), model.add_variable(0, 9, cost=-2)
+    model.add_row([(1, x), (1, y)], upper=10.25, tag="sum")
+    solution = solve(model, "cpsat", time_limit_s=20)
+    assert (solution.status, solution.bound) == ("feasible", None)
+    assert solution.objective == pytest.approx(-19.25, abs=1e-3)  # y = 9, x = 1.25
+    assert "rounded grid" in solution.message
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_time_limit_with_a_solution(solver):
+    """On a limit with a solution in hand the status is feasible, and the bound is below the objective."""
+    solution = solve(market_split(soft=True), solver, time_limit_s=1)
+    assert solution.status == "feasible", solution.message
+    assert solution.objective > 0
+    assert solution.bound is None or solution.bound <= solution.objective
+    assert solution.seconds < 8
+    assert solution.message
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_time_limit_with_nothing(solver):
+    """On a limit with nothing in hand there are no values, whatever the solver writes."""
+    solution = solve(market_split(soft=False), solver, time_limit_s=0.5)
+    assert (solution.status, solution.values, solution.objective) == ("no-solution", None, None), (
+        solution.message
+    )
+
+
+@pytest.fixture(scope="module")
+def known():
+    """A good solution of the soft market split."""
+    return solve(market_split(soft=True), "highs", time_limit_s=1.5)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_hint_is_used(solver, known):
+    """With a solution as a hint, no solver returns a worse one, even with little time."""
+    solution = solve(market_split(soft=True), solver, time_limit_s=1, hint=known.values)
+    assert solution.status == "feasible", solution.message
+    assert solution.objective <= known.objective
+
+
+def test_hint_may_be_partial():
+    """Where a hint is nan the solver chooses."""
+    hint = np.array([np.nan, 1.0, np.nan])
+    for solver in SOLVERS:
+        assert solve(knapsack(), solver, time_limit_s=20, hint=hint).objective == -220
+
+
+def test_hint_that_breaks_the_model_does_no_harm():
+    """A hint that weighs 6 of 5 is only a hint."""
+    for solver in SOLVERS:
+        assert solve(knapsack(), solver, time_limit_s=20, hint=np.ones(3)).objective == -220
+
+
+def test_hint_of_a_wrong_shape_is_refused():
+    """A hint has one value per variable."""
+    with pytest.raises(InputError, match="hint"):
+        solve(knapsack(), hint=np.zeros(2))
+
+
+def test_values_are_whole_and_read_only():
+    """Whole variables come back whole."""
+    values = solve(knapsack()).values
+    assert values.tolist() == [0, 1, 1]
+    assert not values.flags.writeable
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_model_without_rows(solver):
+    """Without rows each variable goes to its cheaper bound: -1 * 3 + 2 * 0."""
+    model = MilpModel()
+    model.add_variable(0, 3, integer=True, cost=-1)
+    model.add_variable(0, 3, integer=True, cost=2)
+    assert solve(model, solver, time_limit_s=20).objective == -3
+
+
+def test_crossed_bounds_are_infeasible():
+    """A row whose bounds cross is named without a solver."""
+    model = MilpModel()
+    model.add_row([(1, model.add_variable(0, 1))], 2, 1, tag="crossed")
+    solution = solve(model)
+    assert solution.status == "infeasible"
+    assert "crossed" in solution.message
+
+
+def test_large_model_is_unlicensed_for_gurobi():
+    """Above the bundled licence's size Gurobi says so, with the limit and the model's size."""
+    licence = next(info.licence for info in solver_infos() if info.name == "gurobi")
+    if not (licence or "").startswith("size-limited"):
+        pytest.skip(f"Gurobi here has the licence {licence!r}, without a size limit")
+    model = MilpModel()
+    for _ in range(2001):
+        model.add_variable(0, 1, cost=1)
+    solution = solve(model, "gurobi")
+    assert solution.status == "unlicensed"
+    assert "2000 variables" in solution.message
+    assert "2001 variables" in solution.message
+
+
+def test_unscalable_model_is_unavailable_for_cpsat():
+    """An irrational coefficient cannot be made whole."""
+    model = MilpModel()
+    model.add_row([(2**0.5, model.add_variable(0, 1, integer=True))], upper=1, tag="irrational")
+    assert solve(model, "cpsat").status == "unavailable"
+
+
+def test_unknown_solver_is_refused_with_the_nearest_name():
+    """A typing error gets a suggestion."""
+    with pytest.raises(InputError, match="did you mean 'gurobi'"):
+        solve(knapsack(), "gurobbi")
+
+
+def test_unknown_pulp_solver_is_refused():
+    """PuLP's own list is shown."""
+    with pytest.raises(InputError, match="pulp:GLPK_CMD"):
+        solve(knapsack(), "pulp:nonsense")
+
+
+def test_missing_pulp_solver_is_unavailable():
+    """A solver that PuLP knows and this machine lacks is a status."""
+    installed = {info.name for info in solver_infos()}
+    if "pulp:MIPCL_CMD" in installed:
+        pytest.skip("MIPCL is installed here, so nothing is missing")
+    assert solve(knapsack(), "pulp:MIPCL_CMD").status == "unavailable"
+
+
+def test_point_that_breaks_the_model_is_a_crash():
+    """A solver's point is vetted: 1 + 2 + 3 > 5 names the row and its tag."""
+    call = _Call(knapsack().arrays(), {"solver": "highs", "log": False}, 1.0, None, None)
+    solution = call._vetted("optimal", "", np.ones(3), -280.0, "1")
+    assert (solution.status, solution.values) == ("crashed", None)
+    assert "breaks row 0 (capacity)" in solution.message
+
+
+def test_progress_is_reported():
+    """`on_progress` sees each better point, and the solution keeps the times."""
+    seen = []
+    solution = solve(market_split(soft=True), "highs", time_limit_s=1, on_progress=seen.append)
+    assert solution.first_feasible_s is not None
+    assert [item.objective for item in seen] == [item[1] for item in solution.progress]
+    assert any(item.values is not None for item in seen)
+
+
+INTERRUPTED = """
+import os, signal, threading, sys
+sys.path.insert(0, %r)
+from solver_models import market_split
+from taccl.solvers.solver import solve
+def interrupt_once(progress):
+    if progress.objective is not None and not fired:
+        fired.append(True)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+fired = []
+solution = solve(market_split(soft=True), %r, time_limit_s=60, on_progress=interrupt_once)
+print(solution.status, solution.values is not None, solution.seconds < 20)
+"""
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_interrupt_returns_the_best_so_far(solver, request):
+    """Ctrl-C returns the best point, in a script without a main guard."""
+    text = INTERRUPTED % (str(request.path.parent), solver)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.stdout.split() == ["interrupted", "True", "True"], done.stderr
+
+
+def test_nothing_heavy_is_loaded_here(request):
+    """After solving with every solver, none of their libraries is in the calling process."""
+    text = f"""
+import sys
+sys.path.insert(0, {str(request.path.parent)!r})
+from solver_models import SOLVERS, knapsack
+from taccl.solvers.registry import solver_infos
+from taccl.solvers.solver import solve
+solver_infos()
+print([solve(knapsack(), solver).objective for solver in SOLVERS])
+print([name for name in ("highspy", "ortools", "gurobipy", "pulp", "scipy", "pandas") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=90, check=True
+    )
+    assert done.stdout.splitlines() == [str([-220.0] * len(SOLVERS)), "[]"]
+
+
+def test_script_without_main_guard(tmp_path):
+    """A plain script file solves; a worker does not run the script again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from taccl.solvers.model import MilpModel\nfrom taccl.solvers.solver import solve\n"
+        "model = MilpModel()\nmodel.add_variable(0, 3, integer=True, cost=-1)\n"
+        "print(solve(model).objective)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "-3.0\n"
+
+
+def test_statuses_cover_what_solvers_return():
+    """The list of statuses is the documented one."""
+    assert solve(knapsack()).status in STATUSES
+
+
+def test_known_solvers_have_families():
+    """HiGHS and ortools never share a worker."""
+    families = {name: solver_family(name) for name in known_solvers()}
+    assert families["highs"] != families["cpsat"] == families["scip"]
+    assert solver_family("pulp:GLPK_CMD") == "pulp"
+
+
+def test_solver_infos():
+    """Every known solver is listed, with a version if available and a reason if not."""
+    infos = solver_infos()
+    assert {info.name for info in infos} >= set(known_solvers())
+    assert all(info.version if info.available else info.why_not for info in infos)

@@ -1,0 +1,249 @@
+"""Tasks in worker processes, above all those that go wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from taccl.errors import InputError
+from taccl.solvers.worker import run_task, start_task, warm_up
+
+DRILLS = "taccl.solvers.drills:"
+
+
+def drill(name, payload=None, *, time_limit_s=20, **options):
+    """Run a drill in the family of workers that loads fastest."""
+    return run_task("pulp", DRILLS + name, payload or {}, time_limit_s=time_limit_s, **options)
+
+
+def run_script(text, *, interrupt_after_word=None):
+    """What a Python script prints; interrupted once it has printed a word."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    if interrupt_after_word is not None:
+        while interrupt_after_word not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return printed
+
+
+def test_payload_round_trip():
+    """Arrays and values reach the function and come back."""
+    outcome = drill("echo", {"array": np.eye(2), "list": [1, "two", None]})
+    assert outcome.status == "done"
+    assert np.array_equal(outcome.result["payload"]["array"], np.eye(2))
+    assert outcome.result["payload"]["list"] == [1, "two", None]
+
+
+def test_workers_are_reused():
+    """Two tasks, one after another, see the same process."""
+    assert drill("echo").result["pid"] == drill("echo").result["pid"] != os.getpid()
+
+
+def test_tasks_at_once_have_a_process_each():
+    """A second task does not wait for the first."""
+    slow = start_task("pulp", DRILLS + "linger", {}, time_limit_s=20)
+    assert drill("echo").status == "done"
+    assert slow.poll() is None
+    slow.stop()
+    assert slow.wait().status == "done"
+
+
+def test_signal_death_is_named_and_the_next_task_works():
+    """A worker that aborts is a status; the next task gets a new worker."""
+    outcome = drill("abort")
+    assert (outcome.status, outcome.result) == ("crashed", None)
+    assert "SIGABRT" in outcome.message
+    assert drill("echo").status == "done"
+
+
+def test_exit_code_is_named():
+    """A worker that leaves by itself is a crash with its exit code."""
+    outcome = drill("leave", {"code": 3})
+    assert outcome.status == "crashed"
+    assert "exit code 3" in outcome.message
+
+
+def test_exception_is_named(caplog):
+    """A Python exception is a crash with its text; its traceback goes to the debug log."""
+    with caplog.at_level(logging.DEBUG, "taccl"):
+        outcome = drill("fail")
+    assert outcome.status == "crashed"
+    assert "this drill always fails" in outcome.message
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+def test_memory_limit():
+    """A task that asks for more than its limit is out of memory, and the next task works."""
+    assert drill("exhaust_memory", {"megabytes": 2000}, memory_limit_mb=200).status == "out-of-memory"
+    assert drill("echo").status == "done"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+def test_memory_limit_ends_with_its_task():
+    """A worker that lived under a limit has none for the next task."""
+    assert drill("echo", memory_limit_mb=50).status == "done"
+    assert drill("exhaust_memory", {"megabytes": 200}).status == "done"
+
+
+def test_task_that_ignores_its_limit_is_killed():
+    """A few seconds past its time limit a task is killed; its last progress is kept."""
+    outcome = drill("overrun", time_limit_s=0.1)
+    assert outcome.status == "timed-out"
+    assert outcome.last_progress == {"count": 1}
+    assert outcome.seconds < 10
+
+
+def test_stop_returns_the_best():
+    """A task that is asked to stop still returns."""
+    task = start_task("pulp", DRILLS + "linger", {}, time_limit_s=20)
+    assert task.wait(0.3) is None
+    task.stop()
+    outcome = task.wait(5)
+    assert outcome.status == "done"
+    assert outcome.result["stopped"]
+
+
+def test_kill_ends_a_task():
+    """A killed task is interrupted, with its last progress."""
+    task = start_task("pulp", DRILLS + "overrun", {}, time_limit_s=20)
+    while task.wait(0.05) is None and time.monotonic() < task._start_s + 1.0:
+        pass
+    task.kill()
+    outcome = task.wait(5)
+    assert (outcome.status, outcome.last_progress) == ("interrupted", {"count": 1})
+
+
+def test_progress_reaches_the_caller_in_order():
+    """`on_progress` gets all news, arrays included."""
+    seen = []
+    drill("linger", time_limit_s=0.4, on_progress=seen.append)
+    assert [news["count"] for news in seen] == list(range(1, len(seen) + 1))
+    assert len(seen[-1]["values"]) == len(seen)
+
+
+def test_exception_of_the_caller_passes_through():
+    """What `on_progress` raises is the caller's, and the task is ended."""
+
+    def complain(news):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        drill("linger", on_progress=complain)
+
+
+def test_functions_outside_taccl_are_refused():
+    """A worker runs taccl's own functions only."""
+    with pytest.raises(InputError, match=r"os:system"):
+        run_task("pulp", "os:system", {}, time_limit_s=1)
+
+
+def test_unknown_family_is_refused():
+    """The message lists the families."""
+    with pytest.raises(InputError, match="highs, ortools"):
+        warm_up("nonsense")
+
+
+def test_native_output_stays_quiet_unless_asked(capfd):
+    """What native code prints goes nowhere, or to standard error with `log`."""
+    drill("print_natively")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_log_shows_native_output():
+    """With `log`, descriptors 1 and 2 of the worker reach standard error, and standard output stays clean."""
+    text = (
+        "from taccl.solvers.worker import run_task\n"
+        f"run_task('pulp', '{DRILLS}print_natively', {{}}, time_limit_s=9, log=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == ""
+    assert done.stderr == "printed on 1\nprinted on 2\n"
+
+
+INTERRUPTED = f"""
+from taccl.solvers.worker import run_task
+def tell(news):
+    print("going", flush=True)
+outcome = run_task("pulp", "{DRILLS}%s", {{}}, time_limit_s=30, on_progress=tell)
+print(outcome.status, outcome.result is not None, outcome.last_progress is not None)
+outcome = run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30)
+print(outcome.status)
+"""
+
+
+def test_interrupt_returns_the_result():
+    """Ctrl-C asks the task to stop; its result comes back as interrupted, and nothing is raised."""
+    printed = run_script(INTERRUPTED % "linger", interrupt_after_word="going")
+    assert printed.splitlines()[-2:] == ["interrupted True True", "done"]
+
+
+def test_interrupt_kills_a_task_that_does_not_listen():
+    """If the task does not stop, its last progress comes back."""
+    printed = run_script(INTERRUPTED % "overrun", interrupt_after_word="going")
+    assert printed.splitlines()[-2:] == ["interrupted False True", "done"]
+
+
+def test_forked_child_has_workers_of_its_own():
+    """A forked process neither uses nor ends its parent's workers."""
+    printed = run_script(
+        f"""
+import os
+from taccl.solvers.worker import run_task
+def pid():
+    return run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=9).result["pid"]
+before = pid()
+child = os.fork()
+if child == 0:
+    print(pid() != before, flush=True)
+    raise SystemExit
+os.waitpid(child, 0)
+print(pid() == before)
+"""
+    )
+    assert printed.split() == ["True", "True"]
+
+
+def test_worker_ends_with_its_parent():
+    """A parent that is killed leaves no worker behind."""
+    text = (
+        "import os, signal\nfrom taccl.solvers.worker import start_task\n"
+        f"task = start_task('pulp', '{DRILLS}overrun', {{}}, time_limit_s=60)\n"
+        "while task._last_progress is None: task.wait(0.05)\n"
+        "print(task._process._popen.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
+    worker = int(done.stdout)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and is_running(worker):
+        time.sleep(0.05)
+    assert not is_running(worker)
+
+
+def is_running(pid):
+    """Whether a process exists and is more than a zombie."""
+    if not os.path.exists("/proc/self/stat"):
+        found = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        return bool(found.stdout.strip()) and not found.stdout.strip().startswith("Z")
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
