@@ -1,0 +1,64 @@
+"""The backends that `synthesize` can use: which are there, in what version, licensed until when."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.solvers.registry import SolverInfo
+
+__all__ = ["Backends", "backends", "package_versions"]
+
+_PACKAGES = ("taccl", "highspy", "ortools", "gurobipy", "pulp", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """A table of backends; iterate it for `SolverInfo` rows, print it to read it."""
+
+    rows: tuple[SolverInfo, ...]
+
+    def __iter__(self) -> Iterator[SolverInfo]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        lines = [f"{'backend':<16} {'available':<10} {'version':<10} note"]
+        for row in self.rows:
+            note = row.why_not or ", ".join(
+                text
+                for text in (row.licence, f"until {row.licence_ends}" if row.licence_ends else None)
+                if text
+            )
+            available = "yes" if row.available else "no"
+            lines.append(f"{row.name:<16} {available:<10} {row.version or '-':<10} {note}")
+        return "\n".join(lines)
+
+
+def backends() -> Backends:
+    """Every backend by name: the portfolio, the list scheduler, and each solver that is known."""
+    from taccl.solvers.registry import SolverInfo, solver_infos
+
+    version = _version("taccl")
+    own = [
+        SolverInfo("auto", True, version, "a portfolio of greedy, highs and cpsat", None, None),
+        SolverInfo("greedy", True, version, "the list scheduler alone", None, None),
+    ]
+    return Backends((*own, *solver_infos()))
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of taccl, Python and of the packages that solve."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {"python": platform.python_version()} | {n: v for n, v in versions.items() if v is not None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,288 @@
+"""The list scheduler: whenever a link and its resources are free, send the most urgent chunk.
+
+It works on `Orbits`, so it obeys every clause of the sketch, and it is the one engine behind the first
+schedule of every synthesis (all moves open), the ordering rules (the moves of one routing) and the repair
+of what a solver proposes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taccl.schedule.combine import prune
+from taccl.schedule.timing import exact_times
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.orbits import Orbits
+
+__all__ = ["ListSchedule", "Send", "critical_priorities", "list_schedule", "unfold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Moves that start together over one orbit of links."""
+
+    link: int
+    moves: tuple[int, ...]
+    start_ticks: int
+    end_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListSchedule:
+    """Sends on the fold, in order of start, and the last arrival at a destination."""
+
+    sends: tuple[Send, ...]
+    finish_ticks: int
+
+
+def critical_priorities(
+    orbits: Orbits, *, noise: float = 0.0, detour: float = 1.0, seed: int = 0
+) -> list[float]:
+    """A priority per move: the longest shortest way that it is the first part of, with noise.
+
+    Parameters
+    ----------
+    noise : float
+        Width of uniform noise, as a multiple of the median duration of a move.
+    detour : float
+        How much a move on no shortest way is held back, as a multiple of its duration.
+    """
+    rng = random.Random(seed)
+    durations = sorted(move.duration for move in orbits.moves) or [1]
+    width = noise * durations[len(durations) // 2]
+    priorities = []
+    for move in orbits.moves:
+        urgency = move.duration + move.tail_ticks if move.tail_ticks >= 0 else -detour * move.duration
+        priorities.append(urgency - 0.01 * move.duration + width * rng.random())
+    return priorities
+
+
+def list_schedule(
+    orbits: Orbits,
+    priorities: Sequence[float],
+    *,
+    patience: float = 0.0,
+    limit_ticks: int | None = None,
+) -> ListSchedule | None:
+    """A schedule on the fold by event-driven list scheduling; None if it passes the limit.
+
+    Parameters
+    ----------
+    priorities : sequence of float, per move
+        Higher goes first.
+    patience : float
+        How full a merged send must be before it starts, from 0 (go with what is there) to 1 (wait for
+        all that may merge); a link never waits when nothing else is under way.
+    limit_ticks : int, optional
+        Give up as soon as the schedule cannot finish before it.
+    """
+    return _Machine(orbits, priorities, patience, limit_ticks).run()
+
+
+class _Machine:
+    """The state of one run."""
+
+    def __init__(
+        self, orbits: Orbits, priorities: Sequence[float], patience: float, limit_ticks: int | None
+    ) -> None:
+        self.orbits, self.priorities, self.patience, self.limit = orbits, priorities, patience, limit_ticks
+        clauses = orbits.problem.clauses
+        self.max_merge = clauses.max_merge
+        self.own_first = [e in clauses.own_first for e in orbits.link_rep]
+        self.alpha = [int(orbits.problem.costs.link_alpha[e]) for e in orbits.link_rep]
+        self.beta = [int(orbits.problem.costs.link_beta[e]) for e in orbits.link_rep]
+        count = len(orbits.places)
+        self.claimed = [place.is_origin for place in orbits.places]
+        self.here = list(self.claimed)
+        self.left = [False] * count
+        self.sources_missing = [len(move.srcs) for move in orbits.moves]
+        self.missing = sum(p.is_destination and not p.is_origin for p in orbits.places)
+        self.free_at = [0] * orbits.num_resources
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in orbits.link_rep]
+        self.relayed_from = [0] * len(orbits.link_rep)
+        self.own_waiting = [
+            sum(orbits.moves[m].is_own for m in moves) if self.own_first[link] else 0
+            for link, moves in enumerate(orbits.moves_of_link)
+        ]
+        self.own_done: set[int] = set()
+        self.events: list[tuple[int, int, int]] = []
+        self.sends: list[Send] = []
+        self.finish = 0
+        self.under_way = 0
+
+    def run(self) -> ListSchedule | None:
+        orbits = self.orbits
+        dirty: set[int] = set()
+        for p, place in enumerate(orbits.places):
+            if place.is_origin:
+                self._arrive(p, dirty)
+        time = 0
+        while self.missing:
+            self._start(time, dirty, force=False)
+            if not self.missing:
+                break
+            if not self.under_way:
+                self._start(time, set(range(len(orbits.link_rep))), force=True)
+            if not self.events:
+                return None
+            time = self.events[0][0]
+            dirty = set()
+            while self.events and self.events[0][0] == time:
+                _, kind, what = heapq.heappop(self.events)
+                if kind == 0:
+                    self._arrive(what, dirty)
+                elif kind == 1:
+                    dirty.update(orbits.links_of_resource[what])
+                elif kind == 2:
+                    dirty.add(what)
+                else:
+                    self.under_way -= 1
+            if self.limit is not None and self.finish >= self.limit:
+                return None
+        return ListSchedule(tuple(self.sends), self.finish)
+
+    def _arrive(self, place: int, dirty: set[int]) -> None:
+        """The chunk is here: its moves may go once all their sources are."""
+        self.here[place] = True
+        for m in self.orbits.places[place].moves_out:
+            self.sources_missing[m] -= 1
+            if not self.sources_missing[m] and self._useful(m):
+                link = self.orbits.moves[m].link_orbit
+                heapq.heappush(self.ready[link], (-self.priorities[m], m))
+                dirty.add(link)
+
+    def _useful(self, m: int) -> bool:
+        move = self.orbits.moves[m]
+        if self.orbits.single_path[move.chunk] and any(self.left[p] for p in move.srcs):
+            return False
+        return not all(self.claimed[p] for p in move.dsts)
+
+    def _start(self, time: int, dirty: set[int], *, force: bool) -> None:
+        """Start what can start now, most urgent first."""
+        while dirty:
+            offers = []
+            for link in sorted(dirty):
+                chosen = self._choose(link, time, force)
+                if chosen:
+                    offers.append((-self.priorities[chosen[0]], link, chosen))
+            offers.sort()
+            dirty = set()
+            for _, link, chosen in offers:
+                if self._is_free(link, chosen, time) and all(self._useful(m) for m in chosen):
+                    self._send(link, chosen, time)
+                    if force:
+                        return
+                dirty.add(link)
+
+    def _choose(self, link: int, time: int, force: bool) -> list[int]:
+        """The moves that the link would send now: one, or as many as may merge."""
+        queue, orbits = self.ready[link], self.orbits
+        while queue and not self._useful(queue[0][1]):
+            heapq.heappop(queue)
+        if not queue or not self._is_free(link, [queue[0][1]], time):
+            return []
+        candidates = [queue[0][1]]
+        if orbits.merging[link] or self.own_first[link]:
+            useful = [entry for entry in queue if self._useful(entry[1])]
+            useful.sort()
+            self.ready[link] = useful
+            candidates = [m for _, m in useful]
+            if self.own_first[link]:
+                candidates = self._own_before_relayed(link, candidates, time)
+                if not candidates:
+                    return []
+            candidates = candidates[: self.max_merge if orbits.merging[link] else 1]
+            if orbits.merging[link] and self.patience and not force:
+                open_moves = sum(
+                    self._useful(m) and m not in self.own_done for m in orbits.moves_of_link[link]
+                )
+                if len(candidates) < self.patience * min(self.max_merge, open_moves):
+                    return []
+        return candidates
+
+    def _own_before_relayed(self, link: int, candidates: Sequence[int], time: int) -> list[int]:
+        """Own chunks while there are any; relayed ones once all own are gone, a latency after."""
+        moves = self.orbits.moves
+        own = [m for m in candidates if moves[m].is_own]
+        waiting = any(
+            moves[m].is_own and m not in self.own_done and self._useful(m)
+            for m in self.orbits.moves_of_link[link]
+        )
+        if waiting:
+            return own
+        if time < self.relayed_from[link]:
+            heapq.heappush(self.events, (self.relayed_from[link], 2, link))
+            return []
+        return [m for m in candidates if not moves[m].is_own]
+
+    def _is_free(self, link: int, chosen: Sequence[int], time: int) -> bool:
+        """Whether every resource is free; of one that is not, its release wakes the link."""
+        units = sum(self.orbits.moves[m].units for m in chosen)
+        duration = self.alpha[link] + units * self.beta[link]
+        for held in self.orbits.holds[link]:
+            lead = duration - held.alpha - units * held.beta if held.receives else 0
+            if self.free_at[held.resource] > time + lead:
+                if lead:
+                    heapq.heappush(self.events, (self.free_at[held.resource] - lead, 2, link))
+                return False
+        return True
+
+    def _send(self, link: int, chosen: list[int], time: int) -> None:
+        orbits = self.orbits
+        units = sum(orbits.moves[m].units for m in chosen)
+        end = time + self.alpha[link] + units * self.beta[link]
+        for held in orbits.holds[link]:
+            length = held.alpha + units * held.beta
+            until = end if held.receives else time + length
+            self.free_at[held.resource] = until
+            heapq.heappush(self.events, (until, 1, held.resource))
+        for m in chosen:
+            move = orbits.moves[m]
+            if self.own_first[link] and move.is_own:
+                self.own_done.add(m)
+                later = time + self.alpha[link] + move.units * self.beta[link]
+                self.relayed_from[link] = max(self.relayed_from[link], later)
+            for p in move.srcs:
+                self.left[p] = True
+            for p in move.dsts:
+                if not self.claimed[p]:
+                    self.claimed[p] = True
+                    heapq.heappush(self.events, (end, 0, p))
+                    if orbits.places[p].is_destination:
+                        self.missing -= 1
+                        self.finish = max(self.finish, end)
+        self.under_way += 1
+        heapq.heappush(self.events, (end, 3, link))
+        self.sends.append(Send(link, tuple(chosen), time, end))
+
+
+def unfold(orbits: Orbits, sends: Sequence[Send], *, producer: str) -> Schedule:
+    """The schedule of the whole problem that sends on the fold stand for, pruned and exactly timed."""
+    chunk: list[int] = []
+    link: list[int] = []
+    start: list[int] = []
+    group: list[int] = []
+    number = 0
+    for send in sends:
+        seen: dict[tuple[tuple[int, int], ...], None] = {}
+        for g in orbits.group:
+            pairs = tuple(
+                (g.chunks[orbits.moves[m].chunk], g.links[orbits.moves[m].link]) for m in send.moves
+            )
+            seen.setdefault(tuple(sorted(pairs)))
+        for pairs in seen:
+            for c, e in pairs:
+                chunk.append(c)
+                link.append(e)
+                start.append(send.start_ticks)
+                group.append(number)
+            number += 1
+    timed = exact_times(orbits.problem, chunk=chunk, link=link, starts=start, group=group, producer=producer)
+    return prune(timed)

@@ -1,0 +1,449 @@
+"""The problem folded by its symmetry: a move per orbit of (chunk, link), a place per orbit of (chunk, rank).
+
+Routing, ordering, contiguity, the list scheduler and the job shop all work on `Orbits`. With the trivial
+group it is the problem itself. A *place* is a chunk at a rank; a *move* takes a chunk over a link, from
+places to places. Symmetry is applied by substitution: what the members of an orbit do, they do alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.analysis.distances import Distances
+from taccl.sketch.symmetry import chunk_permutation, generate_group, link_permutation, resource_permutation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taccl.problem import Problem
+    from taccl.topology.topology import Hold
+
+__all__ = ["Element", "Held", "Move", "Orbits", "Place", "fold", "symmetry_group", "timing_group"]
+
+
+class Element(NamedTuple):
+    """One symmetry: where it takes every rank, chunk, link and resource."""
+
+    ranks: tuple[int, ...]
+    chunks: tuple[int, ...]
+    links: tuple[int, ...]
+    resources: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A send of u units holds an orbit of resources for ``alpha + u * beta`` ticks, `count` times over."""
+
+    resource: int
+    alpha: int
+    beta: int
+    receives: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An orbit of chunks at ranks.
+
+    Parameters
+    ----------
+    chunk, rank : int
+        Of the representative.
+    head_ticks : int
+        Earliest possible arrival; 0 at an origin.
+    is_origin, is_destination : bool
+    moves_in, moves_out : tuple of int
+    """
+
+    chunk: int
+    rank: int
+    head_ticks: int
+    is_origin: bool
+    is_destination: bool
+    moves_in: tuple[int, ...]
+    moves_out: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An orbit of chunks over links.
+
+    Parameters
+    ----------
+    chunk, link : int
+        Of a member whose link represents its orbit, so that moves of one link orbit can merge.
+    link_orbit : int
+    srcs, dsts : tuple of int
+        Places. A destination that holds the chunk from the start is left out.
+    units, duration : int
+        Of a send of its own, in ticks.
+    tail_ticks : int
+        The longest shortest way that is left, from the end of the move, to a destination that the move
+        is on a shortest way to; -1 where it is on none.
+    after_ticks : int
+        The shortest way that is left, from the end of the move, to the nearest destination.
+    is_own : bool
+        Whether the chunk starts at the link's sender (for links on which own chunks go first).
+    """
+
+    chunk: int
+    link: int
+    link_orbit: int
+    srcs: tuple[int, ...]
+    dsts: tuple[int, ...]
+    units: int
+    duration: int
+    tail_ticks: int
+    after_ticks: int
+    is_own: bool
+
+
+@dataclass(frozen=True)
+class Orbits:
+    """A problem folded by a group; see `fold`.
+
+    Parameters
+    ----------
+    group : tuple of Element
+        The identity first.
+    places, moves : tuple
+    link_rep : (num_link_orbits,) tuple of int
+        The representative of every orbit of links.
+    holds : tuple per link orbit of Held
+    num_resources : int
+        Orbits of resources.
+    single_path : tuple of bool, per chunk
+        Whether the chunk has one destination, so that it travels along one path.
+    link_orbit, resource_orbit : tuple of int
+        The number of the orbit that every link and resource is in.
+    """
+
+    problem: Problem
+    group: tuple[Element, ...]
+    places: tuple[Place, ...]
+    moves: tuple[Move, ...]
+    link_rep: tuple[int, ...]
+    holds: tuple[tuple[Held, ...], ...]
+    num_resources: int
+    single_path: tuple[bool, ...]
+    link_orbit: tuple[int, ...]
+    resource_orbit: tuple[int, ...]
+
+    @cached_property
+    def merging(self) -> tuple[bool, ...]:
+        """Whether sends over each orbit of links may merge."""
+        clauses = self.problem.clauses
+        return tuple(clauses.max_merge > 1 and e in clauses.merging for e in self.link_rep)
+
+    @cached_property
+    def moves_of_link(self) -> tuple[tuple[int, ...], ...]:
+        """The moves over every orbit of links."""
+        moves: list[list[int]] = [[] for _ in self.link_rep]
+        for m, move in enumerate(self.moves):
+            moves[move.link_orbit].append(m)
+        return tuple(tuple(each) for each in moves)
+
+    @cached_property
+    def links_of_resource(self) -> tuple[tuple[int, ...], ...]:
+        """The orbits of links that hold every orbit of resources."""
+        links: list[list[int]] = [[] for _ in range(self.num_resources)]
+        for link, holds in enumerate(self.holds):
+            for held in holds:
+                links[held.resource].append(link)
+        return tuple(tuple(dict.fromkeys(each)) for each in links)
+
+    @cached_property
+    def indexed_holds(self) -> list[list[tuple[int, Hold]]]:
+        """(index, hold) of every link's holds."""
+        return _indexed_holds(self.problem)
+
+    def members(self, move: int) -> list[tuple[int, int]]:
+        """The (chunk, link) pairs of a move, one per member of its orbit, in order of the group."""
+        c, e = self.moves[move].chunk, self.moves[move].link
+        return list(dict.fromkeys((g.chunks[c], g.links[e]) for g in self.group))
+
+    def restrict(self, moves: Iterable[tuple[int, int]]) -> Orbits:
+        """The same fold with only the moves whose representative is among the (chunk, link) pairs."""
+        wanted = set(moves)
+        return _rebuild(self, [m for m in self.moves if (m.chunk, m.link) in wanted])
+
+
+def symmetry_group(problem: Problem) -> tuple[Element, ...]:
+    """Every symmetry that the sketch's offsets generate, the identity first."""
+    identity = tuple(range(problem.topology.num_ranks))
+    if not problem.clauses.symmetry or problem.collective.derivations:
+        elements: Sequence[tuple[int, ...]] = (identity,)
+    else:
+        elements = generate_group(problem.clauses.symmetry)
+    group = []
+    for ranks in sorted(elements, key=lambda p: p != identity):
+        if ranks == identity:
+            sizes = (
+                problem.collective.num_chunks,
+                len(problem.topology.links),
+                len(problem.topology.resources),
+            )
+            group.append(Element(ranks, *(tuple(range(size)) for size in sizes)))
+            continue
+        chunks = chunk_permutation(problem, ranks)
+        links = link_permutation(problem.topology, ranks)
+        assert chunks is not None, "a sketch keeps only symmetries that its collective has"
+        assert links is not None, "a sketch keeps only symmetries that its topology has"
+        resources = resource_permutation(problem.topology, links)
+        assert resources is not None, "a sketch keeps only symmetries that its topology has"
+        group.append(Element(ranks, chunks, links, resources))
+    return tuple(group)
+
+
+def timing_group(problem: Problem, group: Sequence[Element]) -> tuple[Element, ...]:
+    """The part of the group that may be folded in time: no resource in use is its own image.
+
+    Several ranks behind one NIC take turns, so what one does the others cannot do at the same time.
+    """
+    used_links = set(problem.links_allowed)
+    used = {hold.resource for hold in problem.topology.holds if hold.link in used_links}
+    identity, *others = group
+    by_ranks = {g.ranks: g for g in group}
+    free = {g.ranks for g in others if all(g.resources[r] != r for r in used) and _one_hold(problem, g)}
+    kept: set[tuple[int, ...]] = {identity.ranks}
+    for ranks in sorted(free):
+        if ranks in kept:
+            continue
+        larger = set(generate_group((*(kept - {identity.ranks}), ranks)))
+        if larger <= free | {identity.ranks}:
+            kept = larger
+    return tuple(by_ranks[ranks] for ranks in sorted(kept, key=lambda p: p != identity.ranks))
+
+
+def _one_hold(problem: Problem, element: Element) -> bool:
+    """Whether no link and its image hold one resource (as half-duplex ports would)."""
+    holds = problem.topology.holds_of_link
+    for link in problem.links_allowed:
+        mine = {hold.resource for hold in holds[link]}
+        if any(hold.resource in mine for hold in holds[element.links[link]]):
+            return False
+    return True
+
+
+def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
+    """Fold a problem by a group of its symmetries.
+
+    Moves are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
+    destination keeps links on a way at most (1 + slack) times the shortest; one with several keeps links
+    whose both ends lie on such ways.
+    """
+    topology, collective, costs = problem.topology, problem.collective, problem.costs
+    num_links, num_ranks = len(topology.links), topology.num_ranks
+    link_orbit = _orbit_ids([g.links for g in group], num_links)
+    chunk_orbit = _orbit_ids([g.chunks for g in group], collective.num_chunks)
+    resource_orbit = _orbit_ids([g.resources for g in group], len(topology.resources))
+    resource_number = {rep: i for i, rep in enumerate(sorted(set(resource_orbit)))}
+    link_reps = sorted(set(link_orbit))
+    link_number = {rep: i for i, rep in enumerate(link_reps)}
+    place_rep = _pair_orbits([(g.chunks, g.ranks) for g in group], collective.num_chunks, num_ranks)
+    move_rep = _pair_orbits([(g.chunks, g.links) for g in group], collective.num_chunks, num_links)
+    alias = _derived_places(problem)
+    heads = Distances(problem)
+    durations = costs.link_alpha[None, :] + costs.chunk_units[:, None] * costs.link_beta[None, :]
+    found: list[Move] = []
+    places: dict[tuple[int, int], tuple[int, bool, bool]] = {}
+
+    def place(c: int, r: int) -> tuple[int, int]:
+        c, r = alias.get((c, r), (c, r))
+        c, r = divmod(int(place_rep[c, r]), num_ranks)
+        data = collective.chunks[c]
+        head = heads.of(c)[0].get(r, 0)
+        places.setdefault((c, r), (head, r in data.origins, r in data.destinations))
+        return c, r
+
+    keyed: list[tuple[Move, list[tuple[int, int]], list[tuple[int, int]]]] = []
+    for c in range(collective.num_chunks):
+        if chunk_orbit[c] != c:
+            continue
+        ways = _useful_links(problem, c, heads, durations[c])
+        origins = heads.origins(c)
+        for e, tail, after in ways:
+            if int(move_rep[c, e]) != c * num_links + e:
+                continue
+            ends = topology.links[e]
+            turn = next(g for g in group if g.links[e] == link_orbit[e])
+            move = Move(
+                chunk=turn.chunks[c],
+                link=turn.links[e],
+                link_orbit=link_number[link_orbit[e]],
+                srcs=(),
+                dsts=(),
+                units=int(costs.chunk_units[c]),
+                duration=int(durations[c, e]),
+                tail_ticks=tail,
+                after_ticks=after,
+                is_own=bool(set(ends.srcs) & set(origins)),
+            )
+            srcs = [place(c, r) for r in ends.srcs]
+            dsts = [place(c, r) for r in ends.dsts if r not in origins]
+            keyed.append((move, srcs, dsts))
+        for r in collective.chunks[c].destinations:
+            place(c, r)
+    names = sorted(places)
+    number = {name: i for i, name in enumerate(names)}
+    for move, srcs, dsts in keyed:
+        found.append(
+            Move(
+                move.chunk,
+                move.link,
+                move.link_orbit,
+                tuple(dict.fromkeys(number[s] for s in srcs)),
+                tuple(dict.fromkeys(number[d] for d in dsts)),
+                move.units,
+                move.duration,
+                move.tail_ticks,
+                move.after_ticks,
+                move.is_own,
+            )
+        )
+    single = tuple(
+        len(set(data.destinations) - set(heads.origins(c))) <= 1 for c, data in enumerate(collective.chunks)
+    )
+    indexed = _indexed_holds(problem)
+    empty = Orbits(
+        problem=problem,
+        group=tuple(group),
+        places=tuple(Place(c, r, *places[c, r], (), ()) for c, r in names),
+        moves=(),
+        link_rep=tuple(link_reps),
+        holds=tuple(_fold_holds(problem, indexed, e, resource_orbit, resource_number) for e in link_reps),
+        num_resources=len(resource_number),
+        single_path=single,
+        link_orbit=tuple(link_number[rep] for rep in link_orbit),
+        resource_orbit=tuple(resource_number[rep] for rep in resource_orbit),
+    )
+    return _rebuild(empty, found)
+
+
+def _rebuild(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
+    """The fold with these moves, places knowing which of them enter and leave."""
+    into: dict[int, list[int]] = defaultdict(list)
+    out: dict[int, list[int]] = defaultdict(list)
+    for m, move in enumerate(moves):
+        for p in move.dsts:
+            into[p].append(m)
+        for p in move.srcs:
+            out[p].append(m)
+    places = tuple(
+        Place(p.chunk, p.rank, p.head_ticks, p.is_origin, p.is_destination, tuple(into[i]), tuple(out[i]))
+        for i, p in enumerate(orbits.places)
+    )
+    return Orbits(
+        orbits.problem,
+        orbits.group,
+        places,
+        tuple(moves),
+        orbits.link_rep,
+        orbits.holds,
+        orbits.num_resources,
+        orbits.single_path,
+        orbits.link_orbit,
+        orbits.resource_orbit,
+    )
+
+
+def _orbit_ids(permutations: Sequence[Sequence[int]], size: int) -> list[int]:
+    """For every index, the smallest index in its orbit."""
+    smallest = np.arange(size)
+    for permutation in permutations:
+        smallest = np.minimum(smallest, np.asarray(permutation, dtype=np.int64))
+    return [int(i) for i in smallest]
+
+
+def _pair_orbits(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], rows: int, columns: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """For every (row, column), the smallest ``row * columns + column`` in its orbit."""
+    smallest = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
+    for row_images, column_images in pairs:
+        image = np.asarray(row_images, dtype=np.int64)[:, None] * columns + np.asarray(column_images)[None, :]
+        smallest = np.minimum(smallest, image)
+    return smallest
+
+
+def _fold_holds(
+    problem: Problem,
+    indexed: Sequence[Sequence[tuple[int, Hold]]],
+    link: int,
+    resource_orbit: Sequence[int],
+    number: dict[int, int],
+) -> tuple[Held, ...]:
+    costs, counts = problem.costs, defaultdict[tuple[int, int, int, bool], int](int)
+    for index, hold in indexed[link]:
+        resource = number[resource_orbit[hold.resource]]
+        key = (
+            resource,
+            int(costs.hold_alpha[index]),
+            int(costs.hold_beta[index]),
+            hold.side == "receive",
+        )
+        counts[key] += 1
+    return tuple(Held(*key, count) for key, count in counts.items())
+
+
+def _indexed_holds(problem: Problem) -> list[list[tuple[int, Hold]]]:
+    table: list[list[tuple[int, Hold]]] = [[] for _ in problem.topology.links]
+    for index, hold in enumerate(problem.topology.holds):
+        table[hold.link].append((index, hold))
+    return table
+
+
+def _derived_places(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
+    """A derived chunk is where its source is: (chunk, rank) -> the underived place behind it."""
+    source = {(d.chunk, d.rank): (d.source, d.rank) for d in problem.collective.derivations}
+    alias = {}
+    for key in source:
+        behind = key
+        while behind in source:
+            behind = source[behind]
+        alias[key] = behind
+    return alias
+
+
+def _useful_links(
+    problem: Problem, c: int, heads: Distances, durations: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """(link, tail, after) of the links worth considering for a chunk; see `Move` for the two times."""
+    topology, data = problem.topology, problem.collective.chunks[c]
+    head, carried = heads.of(c)
+    origins = heads.origins(c)
+    destinations = [r for r in data.destinations if r not in origins]
+    if not destinations:
+        return []
+    inner = [e for e in carried if not set(topology.links[e].dsts) <= set(origins)]
+    to_go = {v: heads.to_go(c, v) for v in destinations}
+    factor = 1 + problem.clauses.routing_slack
+    release = {v: min(origins.values()) for v in destinations}
+    limit = {v: release[v] + int((head[v] - release[v]) * factor + Fraction(1, 10**6)) for v in destinations}
+    on_way = {
+        r for r in head if any(r in to_go[v] and head[r] + to_go[v][r] <= limit[v] for v in destinations)
+    }
+    useful = []
+    for e in inner:
+        ends, time = topology.links[e], int(durations[e])
+        reached = [r for r in ends.dsts if r not in origins]
+        if not all(r in head for r in ends.srcs):
+            continue
+        if not (all(r in on_way for r in ends.srcs) and any(r in on_way for r in reached)):
+            continue
+        start = max(head[r] for r in ends.srcs)
+        left = {v: min((to_go[v][r] for r in reached if r in to_go[v]), default=None) for v in destinations}
+        known = {v: t for v, t in left.items() if t is not None}
+        if not known:
+            continue
+        if len(destinations) == 1 and start + time + min(known.values()) > max(limit.values()):
+            continue
+        shortest = [t for v, t in known.items() if start + time + t <= head[v]]
+        useful.append((e, max(shortest, default=-1), min(known.values())))
+    return useful

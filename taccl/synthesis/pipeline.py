@@ -1,0 +1,268 @@
+"""From a problem to a verified schedule: `synthesize`.
+
+``auto`` is a portfolio. The list scheduler runs first, so that there is a verified schedule at any time
+limit; then routing, ordering and contiguity; then the folded job shop; then improvement, until the proven
+bound is met, nothing gets better any more, or time is up. A named MILP backend runs routing, ordering and
+contiguity on that solver alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from taccl.analysis.bounds import lower_bound
+from taccl.analysis.verify import verify
+from taccl.errors import (
+    FallbackWarning,
+    InfeasibleError,
+    InputError,
+    NoSolutionError,
+    SolverUnavailableError,
+)
+from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
+from taccl.sketch.reachability import check_reachable
+from taccl.solvers.registry import require_known
+from taccl.solvers.worker import warm_up
+from taccl.synthesis import stages
+from taccl.synthesis.backends import package_versions
+from taccl.synthesis.combining import retime
+from taccl.synthesis.result import Result, Stage
+from taccl.synthesis.search import Options, Search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taccl.analysis.bounds import Bound
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["synthesize"]
+
+#: Seconds kept back from the time limit for unfolding and verifying what the last stage found.
+_RESERVE_S = 0.2
+
+
+def synthesize(
+    problem: Problem,
+    *,
+    backend: str = "auto",
+    time_limit_s: float = 30.0,
+    threads: int | None = None,
+    seed: int = 0,
+    memory_limit_mb: int | None = None,
+    log: bool = False,
+    progress: Callable[[str, float | None, float | None], None] | None = None,
+) -> Result:
+    """A verified schedule of a problem, its proven bound, and how it was found.
+
+    Parameters
+    ----------
+    problem : Problem
+    backend : str
+        ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
+        contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``.
+    time_limit_s : float
+        Of the whole synthesis. The list scheduler's first run is always finished.
+    threads : int, optional
+        Of each solver; default: the cores that this process may use.
+    seed : int
+        Same problem, options and seed give the same schedule, unless a time limit cut a stage.
+    memory_limit_mb : int, optional
+        Of each solver's process.
+    log : bool
+        Whether solvers write their logs to stderr.
+    progress : callable, optional
+        Called with (what is being done, best finish in us or None, bound in us).
+
+    Returns
+    -------
+    Result
+        Ctrl-C returns the best so far, with ``result.interrupted`` set.
+
+    Raises
+    ------
+    InputError
+        If the backend is unknown, or the time limit is not positive.
+    InfeasibleError
+        If no schedule exists.
+    SolverUnavailableError
+        If the named solver is not installed or not licensed for the problem.
+    NoSolutionError
+        If nothing was found in time.
+    KeyboardInterrupt
+        If Ctrl-C came before there was a schedule.
+    """
+    began = time.monotonic()
+    if time_limit_s <= 0:
+        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+    if backend not in ("auto", "greedy"):
+        require_known(backend)
+    check_reachable(problem)
+    options = Options(threads or _cores(), seed, memory_limit_mb, log, progress)
+    if backend in ("auto", "cpsat"):
+        warm_up("ortools")
+    bound = lower_bound(problem)
+    deadline = began + max(0.05, time_limit_s - _RESERVE_S)
+    run = partial(_search, backend=backend, options=options, bound=bound)
+    searches: list[Search] = []
+    extra: list[Stage] = []
+    collective = problem.collective
+    if not collective.combining or collective.derivations:
+        searches.append(run(problem, deadline=deadline))
+        schedule = _best_of(searches[0])
+    else:
+        halves = [("reduce: ", reduction_half(problem))]
+        if any(set(c.destinations) != {c.root} for c in collective.chunks):
+            halves.append(("spread: ", spreading_half(problem)))
+        for i, (prefix, half) in enumerate(halves):
+            share = (deadline - time.monotonic()) / (len(halves) - i)
+            search = run(half, deadline=time.monotonic() + share, prefix=prefix)
+            searches.append(search)
+            if search.interrupted and i + 1 < len(halves):
+                run = partial(run, backend="greedy")
+        parts = [_best_of(searches[0]), *(_best_of(s) for s in searches[1:])]
+        schedule = _combined(problem, parts)
+        if len(searches) == 2 and backend == "auto" and not any(s.interrupted for s in searches):
+            schedule, extra = retime(problem, searches, schedule, bound, deadline)
+    verification = verify(schedule)
+    verification.raise_if_failed()
+    return Result(
+        schedule=schedule,
+        bound=bound,
+        backend=backend,
+        stages=(*(stage for search in searches for stage in search.stages), *extra),
+        seconds=time.monotonic() - began,
+        seed=seed,
+        versions=package_versions(),
+        interrupted=any(search.interrupted for search in searches),
+        notes=_notes(problem, searches),
+    )
+
+
+def _combined(problem: Problem, parts: list[Schedule]) -> Schedule:
+    """The reduction turned the right way round, then the spreading, re-timed together."""
+    reduction = reverse(parts[0], problem)
+    if len(parts) == 1:
+        return reduction
+    spreading = replace(parts[1], problem=problem)
+    return concatenate([reduction, spreading], problem)
+
+
+def _search(
+    problem: Problem,
+    *,
+    backend: str,
+    options: Options,
+    bound: Bound,
+    deadline: float,
+    prefix: str = "",
+) -> Search:
+    """Search one spreading problem with a backend."""
+    own = bound if not prefix else lower_bound(problem)
+    ticks = -int(-own.bound * problem.costs.ticks_per_us // 1)
+    search = Search(problem, options, deadline, ticks, prefix)
+    limit_s = search.time_left_s()
+    try:
+        if backend == "auto":
+            _portfolio(search, limit_s)
+        elif backend == "greedy":
+            stages.greedy(search, budget_s=min(limit_s, max(2.0, 0.2 * limit_s)))
+        else:
+            _one_solver(search, backend, limit_s)
+    except KeyboardInterrupt:
+        search.interrupted = True
+    if search.best is None and search.interrupted:
+        raise KeyboardInterrupt
+    return search
+
+
+def _portfolio(search: Search, limit_s: float) -> None:
+    """Every stage in turn, until the bound is met, nothing gets better, or time is up."""
+    stages.greedy(search, budget_s=min(1.0, 0.1 * limit_s))
+    if search.best is None or search.done:
+        return
+    if len(search.folded.moves) <= _JOINT_MOVES:
+        _joint(search, budget_s=min(5.0, 0.3 * limit_s))
+    if not search.done:
+        pairs = stages.route(search, "highs", budget_s=min(0.25 * limit_s, search.time_left_s()))
+        if pairs is not None and not search.done:
+            stages.schedule_routing(search, pairs, budget_s=min(4.0, 0.15 * limit_s))
+    if not search.done:
+        stages.improve(search, patience_s=max(3.0, 0.25 * limit_s))
+
+
+#: Up to so many moves, routing, ordering and contiguity are solved as one job shop from the start.
+_JOINT_MOVES = 600
+
+
+def _joint(search: Search, *, budget_s: float) -> None:
+    """One job shop with every move optional."""
+    assert search.best_fold is not None, "the list scheduler runs first"
+    stages.job_shop(
+        search,
+        "joint",
+        required=(),
+        optional=range(len(search.folded.moves)),
+        hint=search.best_fold,
+        budget_s=budget_s,
+    )
+
+
+def _one_solver(search: Search, solver: str, limit_s: float) -> None:
+    """Routing, ordering and contiguity on one solver; the list scheduler only gives it a first finish."""
+    stages.greedy(search, budget_s=0.0, max_runs=1)
+    if search.best is None:
+        return
+    search.first, search.best = search.best, None
+    if solver == "cpsat":
+        pairs = stages.route(search, solver, budget_s=0.5 * limit_s)
+        if pairs is not None and not search.interrupted:
+            stages.schedule_routing(search, pairs, budget_s=0.4 * limit_s)
+    else:
+        stages.route_and_order(search, solver, budget_s=limit_s)
+    if search.best is not None:
+        return
+    last = search.stages[-1]
+    if last.status == "unavailable":
+        raise SolverUnavailableError(f"{solver} cannot run here: {last.message}; see taccl backends")
+    if last.status == "unlicensed" and solver != "highs":
+        search.fallback = f"{solver} has no licence for this model ({last.message}); highs was used instead"
+        search.best = search.first
+        stages.route_and_order(search, "highs", budget_s=search.time_left_s())
+    else:
+        search.best = search.first
+        why = f"{last.status}, {last.message}" if last.message else last.status
+        search.fallback = f"{solver} found no schedule ({last.name}: {why}); the list scheduler's is returned"
+
+
+def _best_of(search: Search) -> Schedule:
+    """The best schedule, or the error that says why there is none."""
+    if search.best is not None:
+        return search.best
+    if any(stage.status == "infeasible" for stage in search.stages):
+        raise InfeasibleError(f"{search.problem!r} has no schedule; see taccl.explain")
+    raise NoSolutionError(
+        f"{search.problem!r}: no schedule found; give more time or loosen the sketch",
+        bound_us=search.ticks_to_us(search.bound_ticks),
+    )
+
+
+def _notes(problem: Problem, searches: Sequence[Search]) -> tuple[str, ...]:
+    """What a person should know; a fallback is also warned of."""
+    notes = list(problem.notes)
+    for message in dict.fromkeys(search.fallback for search in searches if search.fallback):
+        warnings.warn(message, FallbackWarning, stacklevel=3)
+        notes.append(message)
+    return tuple(notes)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

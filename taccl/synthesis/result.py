@@ -1,0 +1,159 @@
+"""What a synthesis returns: the schedule, and how it was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from taccl.units import format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taccl.analysis.bounds import Bound
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["Result", "Stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a synthesis.
+
+    Parameters
+    ----------
+    name : str
+        ``"greedy"``, ``"routing"``, ``"contiguity"``, ``"job shop"``, ``"improve"`` ...
+    solver : str
+        What ran, e.g. ``"highs"``; ``"taccl"`` for our own code.
+    status : str
+        A status of `taccl.solvers.solver.Solution`, or ``"done"``, ``"skipped"``.
+    seconds : float
+    finish_us : float, optional
+        Finish of the schedule that the stage led to.
+    bound_us : float, optional
+        What the solver proved of its own model, which a sketch's pruning or symmetry may narrow: not a
+        bound of the problem.
+    message : str
+        For a person: why it was skipped or failed.
+    """
+
+    name: str
+    solver: str
+    status: str
+    seconds: float
+    finish_us: float | None = None
+    bound_us: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A verified schedule, its bound and gap, and how it was found.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Verified before it was returned.
+    bound : Bound
+        A proven lower bound of the problem.
+    backend : str
+        What was asked for.
+    stages : tuple of Stage
+        In the order they ended.
+    seconds : float
+        Of the whole synthesis.
+    seed : int
+    versions : mapping of package to version
+    interrupted : bool
+        Whether Ctrl-C ended the search.
+    notes : tuple of str
+        What a person should know: fallbacks, narrowed symmetry, padding.
+    """
+
+    schedule: Schedule
+    bound: Bound
+    backend: str
+    stages: tuple[Stage, ...]
+    seconds: float
+    seed: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def finish_us(self) -> float:
+        """The last arrival, in microseconds."""
+        return self.schedule.finish_us
+
+    @property
+    def bound_us(self) -> float:
+        """A proven lower bound on the finish of any schedule of the problem, in microseconds."""
+        return self.bound.bound_us
+
+    @property
+    def gap(self) -> float:
+        """(finish - bound) / bound; 0 is a proven optimum, infinite without a positive bound."""
+        if not self.bound.bound:
+            return 0.0 if not self.schedule.finish_ticks else float("inf")
+        return float((self.schedule.finish - self.bound.bound) / self.bound.bound)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain values, as ``taccl synthesize --json`` prints them."""
+        schedule = self.schedule
+        problem = schedule.problem
+        return {
+            "finish_us": self.finish_us,
+            "bound_us": self.bound_us,
+            "bound_limits": self.bound.limits,
+            "gap": self.gap if self.gap != float("inf") else None,
+            "algbw_gb_per_s": schedule.algbw_gb_per_s,
+            "busbw_gb_per_s": schedule.busbw_gb_per_s,
+            "backend": self.backend,
+            "verified": True,
+            "collective": problem.collective.name,
+            "topology": problem.topology.name,
+            "sketch": problem.clauses.name or None,
+            "cost_model": problem.topology.cost_model,
+            "size_bytes": problem.size_bytes,
+            "num_ranks": problem.topology.num_ranks,
+            "num_chunks": problem.collective.num_chunks,
+            "num_transfers": schedule.num_transfers,
+            "num_sends": schedule.num_sends,
+            "producer": schedule.producer,
+            "stages": [
+                {
+                    "name": s.name,
+                    "solver": s.solver,
+                    "status": s.status,
+                    "seconds": s.seconds,
+                    "finish_us": s.finish_us,
+                    "bound": s.bound_us,
+                    "message": s.message,
+                }
+                for s in self.stages
+            ],
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "interrupted": self.interrupted,
+            "versions": dict(self.versions),
+            "notes": list(self.notes),
+            "digest": schedule.digest(),
+        }
+
+    def __repr__(self) -> str:
+        schedule = self.schedule
+        bandwidth = schedule.algbw_gb_per_s
+        lines = [
+            f"{schedule.problem.collective.name} on {schedule.problem.topology.name}: "
+            f"finish {format_us(self.finish_us)}, bound {format_us(self.bound_us)}, gap {self.gap:.2%}"
+            + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
+            f"  {schedule.num_transfers} transfers in {schedule.num_sends} sends, verified; "
+            f"found by {schedule.producer or self.backend} in {self.seconds:.2f} s",
+            f"  limited by {self.bound.limits}",
+        ]
+        for s in self.stages:
+            finish = f"finish {format_us(s.finish_us)}" if s.finish_us is not None else ""
+            line = f"  {s.name:<12} {s.solver:<8} {s.status:<12} {s.seconds:7.2f} s  {finish}"
+            lines.append(f"{line}  {s.message}".rstrip())
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])

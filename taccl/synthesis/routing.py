@@ -1,0 +1,360 @@
+"""Stage 1, routing: which chunk goes over which links, as a MILP on the fold.
+
+One binary per move orbit, one arrival time per place orbit; contention is counted, not yet ordered. Every
+block of rows carries a tag, and ``docs/formulation.md`` has one heading per tag (`TAGS`).
+Source: Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023,
+section 5.1, with symmetry by substitution and tight big-M as measured there.
+"""
+
+# m move, p place, x is made, s arrival, T finish, h head (earliest arrival), UB upper bound, all times in us
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taccl.solvers.model import MilpModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from taccl.synthesis.greedy import ListSchedule
+    from taccl.synthesis.orbits import Orbits
+
+__all__ = ["TAGS", "RoutingModel", "build_routing", "needed_moves", "routing_hint", "routing_of"]
+
+#: Every block of rows of the routing model.
+TAGS = (
+    "routing.destination",
+    "routing.transit",
+    "routing.arrival",
+    "routing.order",
+    "routing.finish",
+    "routing.resource",
+    "routing.fan-out",
+    "routing.crossing",
+    "routing.own-first",
+    "routing.switch-policy",
+    "routing.link-use",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingModel:
+    """The MILP, and which variable is what.
+
+    Parameters
+    ----------
+    made : dict of move to variable
+    arrival : dict of place to variable
+    finish : int
+        The variable T.
+    """
+
+    model: MilpModel
+    made: dict[int, int]
+    arrival: dict[int, int]
+    finish: int
+
+
+def build_routing(orbits: Orbits, *, upper_ticks: int, lower_ticks: int = 0) -> RoutingModel:
+    """The routing MILP of a fold.
+
+    Parameters
+    ----------
+    upper_ticks : int
+        The finish of a known schedule: arrivals later than this are of no use.
+    lower_ticks : int
+        A proven lower bound of the problem.
+    """
+    unit = 1.0 / orbits.problem.costs.ticks_per_us
+    upper = upper_ticks * unit
+    model = MilpModel()
+    finish = model.add_variable(lower_ticks * unit, upper, cost=1.0, name="T")
+    made = {
+        m: model.add_variable(0, 1, integer=True, name=f"x[{move.chunk},{move.link}]")
+        for m, move in enumerate(orbits.moves)
+        if _in_time(orbits, m, upper_ticks)
+    }
+    arrival = {
+        p: model.add_variable(
+            min(place.head_ticks, upper_ticks) * unit, upper, name=f"s[{place.chunk},{place.rank}]"
+        )
+        for p, place in enumerate(orbits.places)
+        if not place.is_origin
+    }
+    routing = RoutingModel(model, made, arrival, finish)
+    _flow(orbits, routing)
+    _arrivals(orbits, routing, upper, unit)
+    _resources(orbits, routing, unit)
+    _fan_out(orbits, routing, unit)
+    _crossings(orbits, routing)
+    _own_first(orbits, routing, upper, unit)
+    _switch_policies(orbits, routing)
+    _link_use(orbits, routing)
+    return routing
+
+
+def routing_of(orbits: Orbits, routing: RoutingModel, values: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """The (chunk, link) pairs, all members of every orbit, that a solution of the MILP makes."""
+    chosen = [m for m, x in routing.made.items() if values[x] > 0.5]
+    return sorted({pair for m in chosen for pair in orbits.members(m)})
+
+
+def routing_hint(orbits: Orbits, routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
+    """A schedule on the same fold as a start for the MILP; None if it uses a move that the MILP lacks."""
+    import numpy as np
+
+    unit = 1.0 / orbits.problem.costs.ticks_per_us
+    values = np.zeros(routing.model.num_variables)
+    for p, s in routing.arrival.items():
+        values[s] = orbits.places[p].head_ticks * unit
+    needed = needed_moves(orbits, schedule)
+    for send in schedule.sends:
+        for m in send.moves:
+            if m not in needed:
+                continue
+            if m not in routing.made:
+                return None
+            values[routing.made[m]] = 1.0
+            for p in orbits.moves[m].dsts:
+                values[routing.arrival[p]] = send.end_ticks * unit
+    values[routing.finish] = schedule.finish_ticks * unit
+    return values
+
+
+def needed_moves(orbits: Orbits, schedule: ListSchedule) -> set[int]:
+    """The moves of a schedule that lead to a destination."""
+    entered = {p: m for send in reversed(schedule.sends) for m in send.moves for p in orbits.moves[m].dsts}
+    needed: set[int] = set()
+    pending = [p for p, place in enumerate(orbits.places) if place.is_destination]
+    while pending:
+        m = entered.get(pending.pop())
+        if m is not None and m not in needed:
+            needed.add(m)
+            pending.extend(orbits.moves[m].srcs)
+    return needed
+
+
+def _in_time(orbits: Orbits, m: int, upper_ticks: int) -> bool:
+    move = orbits.moves[m]
+    head = max(orbits.places[p].head_ticks for p in move.srcs)
+    return head + move.duration + move.after_ticks <= upper_ticks
+
+
+def _flow(orbits: Orbits, routing: RoutingModel) -> None:
+    """Each destination is entered once; a chunk leaves only where it has come."""
+    model, made = routing.model, routing.made
+    for p, place in enumerate(orbits.places):
+        entering = [(1.0, made[m]) for m in place.moves_in if m in made]
+        leaving = [m for m in place.moves_out if m in made]
+        single = orbits.single_path[place.chunk]
+        multicast = any(len(orbits.moves[m].dsts) > 1 for m in place.moves_in)
+        if place.is_origin:
+            if single and leaving and not place.is_destination:
+                model.add_row([(1.0, made[m]) for m in leaving], 1, 1, tag="routing.destination")
+            continue
+        most = len(entering) if multicast else 1
+        if place.is_destination:
+            model.add_row(entering, 1, most, tag="routing.destination")
+        elif single:
+            model.add_row(entering + [(-1.0, made[m]) for m in leaving], 0, 0, tag="routing.transit")
+        else:
+            model.add_row(entering, -float("inf"), most, tag="routing.transit")
+            for m in leaving:
+                model.add_row([*entering, (-1.0, made[m])], 0, tag="routing.transit")
+
+
+def _arrivals(orbits: Orbits, routing: RoutingModel, upper: float, unit: float) -> None:
+    """s_r >= h_r + sum (h_a + l - h_r) x, and s_r >= s_a + l - M (1 - x) with M = UB + l - h_r."""
+    model, made, arrival = routing.model, routing.made, routing.arrival
+    for p, place in enumerate(orbits.places):
+        if place.is_origin:
+            continue
+        head = min(place.head_ticks * unit, upper)
+        if all(len(orbits.moves[m].dsts) == 1 for m in place.moves_in):
+            lifted = [(1.0, arrival[p])]
+            for m in place.moves_in:
+                if m in made:
+                    move = orbits.moves[m]
+                    start = max(orbits.places[a].head_ticks for a in move.srcs)
+                    lifted.append((-((start + move.duration) * unit - head), made[m]))
+            model.add_row(lifted, head, tag="routing.arrival")
+        for m in place.moves_in:
+            if m not in made:
+                continue
+            length = orbits.moves[m].duration * unit
+            big = upper + length - head
+            for a in orbits.moves[m].srcs:
+                before = [] if orbits.places[a].is_origin else [(-1.0, arrival[a])]
+                model.add_row(
+                    [(1.0, arrival[p]), *before, (-big, made[m])], length - big, tag="routing.order"
+                )
+        if place.is_destination:
+            model.add_row([(1.0, routing.finish), (-1.0, arrival[p])], 0, tag="routing.finish")
+
+
+def _resources(orbits: Orbits, routing: RoutingModel, unit: float) -> None:
+    """T >= the load of every resource: on a merging link a chunk counts beta + alpha / max_merge."""
+    max_merge = orbits.problem.clauses.max_merge
+    size_of_resource = _resource_orbit_sizes(orbits)
+    load: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for m, x in routing.made.items():
+        move = orbits.moves[m]
+        members = len(orbits.members(m))
+        for held in orbits.holds[move.link_orbit]:
+            alpha = held.alpha / max_merge if orbits.merging[move.link_orbit] else held.alpha
+            times = members * held.count / size_of_resource[held.resource]
+            load[held.resource].append((-times * (alpha + held.beta * move.units) * unit, x))
+    for _, terms in sorted(load.items()):
+        routing.model.add_row([(1.0, routing.finish), *terms], 0, tag="routing.resource")
+
+
+def _resource_orbit_sizes(orbits: Orbits) -> list[int]:
+    """How many resources each orbit has."""
+    sizes = [0] * orbits.num_resources
+    links = orbits.problem.topology.holds_of_link
+    seen: list[set[int]] = [set() for _ in sizes]
+    for link, rep in enumerate(orbits.link_rep):
+        for held, hold in zip(_held_in_order(orbits, link), links[rep], strict=True):
+            seen[held].update(g.resources[hold.resource] for g in orbits.group)
+    for resource, images in enumerate(seen):
+        sizes[resource] = max(1, len(images))
+    return sizes
+
+
+def _held_in_order(orbits: Orbits, link: int) -> list[int]:
+    """The resource orbit of every hold of a link orbit's representative, in order of its holds."""
+    rep = orbits.link_rep[link]
+    number = orbits.resource_orbit
+    return [number[hold.resource] for hold in orbits.problem.topology.holds_of_link[rep]]
+
+
+def _fan_out(orbits: Orbits, routing: RoutingModel, unit: float) -> None:
+    """T >= s_p + what the copies of one chunk hold of one resource as they leave one rank."""
+    for p, place in enumerate(orbits.places):
+        leaving: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for m in place.moves_out:
+            if m not in routing.made or orbits.merging[orbits.moves[m].link_orbit]:
+                continue
+            for resource, ticks in _holds_at(orbits, m, place.chunk, place.rank).items():
+                leaving[resource].append((-ticks * unit, routing.made[m]))
+        for _, terms in sorted(leaving.items()):
+            if len(terms) < 2:
+                continue
+            row = [(1.0, routing.finish), *terms]
+            if not place.is_origin:
+                row.append((-1.0, routing.arrival[p]))
+            routing.model.add_row(row, 0, tag="routing.fan-out")
+
+
+def _holds_at(orbits: Orbits, m: int, chunk: int, rank: int) -> dict[int, int]:
+    """What the member of a move that takes a chunk from a rank holds, and for how long."""
+    move, topology = orbits.moves[m], orbits.problem.topology
+    for g in orbits.group:
+        link = g.links[move.link]
+        if g.chunks[move.chunk] == chunk and rank in topology.links[link].srcs:
+            held: dict[int, int] = {}
+            for index, hold in orbits.indexed_holds[link]:
+                alpha = int(orbits.problem.costs.hold_alpha[index])
+                held[hold.resource] = alpha + move.units * int(orbits.problem.costs.hold_beta[index])
+            return held
+    return {}
+
+
+def _crossings(orbits: Orbits, routing: RoutingModel) -> None:
+    """A chunk enters each node that needs it and lacks it at least once."""
+    topology, collective = orbits.problem.topology, orbits.problem.collective
+    node = topology.node_of_rank
+    into: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for m, x in routing.made.items():
+        for c, e in orbits.members(m):
+            if c == min(g.chunks[c] for g in orbits.group) and topology.is_internode(e):
+                for r in topology.links[e].dsts:
+                    into[c, node[r]].add(x)
+    for (c, n), variables in sorted(into.items()):
+        data = collective.chunks[c]
+        starts = {node[r] for r in data.origins}
+        needs = any(node[r] == n for r in data.destinations)
+        if needs and n not in starts and not collective.derivations:
+            routing.model.add_row([(1.0, x) for x in sorted(variables)], 1, tag="routing.crossing")
+
+
+def _own_first(orbits: Orbits, routing: RoutingModel, upper: float, unit: float) -> None:
+    """Where own chunks go first: s_relayed >= s_own + alpha + beta, where both use the link."""
+    model = routing.model
+    for link, rep in enumerate(orbits.link_rep):
+        if rep not in orbits.problem.clauses.own_first:
+            continue
+        here = [m for m in orbits.moves_of_link[link] if m in routing.made]
+        for a in (m for m in here if orbits.moves[m].is_own):
+            for b in (m for m in here if not orbits.moves[m].is_own):
+                length = orbits.moves[a].duration * unit
+                own, relayed = orbits.moves[a].dsts[0], orbits.moves[b].dsts[0]
+                big = upper + length - orbits.places[relayed].head_ticks * unit
+                model.add_row(
+                    [
+                        (1.0, routing.arrival[relayed]),
+                        (-1.0, routing.arrival[own]),
+                        (-big, routing.made[a]),
+                        (-big, routing.made[b]),
+                    ],
+                    length - 2 * big,
+                    tag="routing.own-first",
+                )
+
+
+def _switch_policies(orbits: Orbits, routing: RoutingModel) -> None:
+    """T +- mu * (connections of a switch in use): u >= x to use few, u <= sum x to use many."""
+    weight = float(orbits.problem.clauses.objective_weight)
+    users: dict[int, list[int]] = defaultdict(list)
+    for m, x in routing.made.items():
+        users[orbits.moves[m].link_orbit].append(x)
+    number = {e: orbits.link_orbit[e] for e in range(len(orbits.problem.topology.links))}
+    for policy in orbits.problem.clauses.switch_policies:
+        if policy.policy == "free":
+            continue
+        counts: dict[int, int] = defaultdict(int)
+        for e in policy.links:
+            counts[number[e]] += 1
+        for link, count in sorted(counts.items()):
+            if not users.get(link):
+                continue
+            few = policy.policy == "min-connections"
+            cost = (weight if few else -weight) * count
+            used = routing.model.add_variable(
+                0, 1, integer=True, cost=cost, name=f"u[{orbits.link_rep[link]}]"
+            )
+            if few:
+                for x in users[link]:
+                    routing.model.add_row([(1.0, used), (-1.0, x)], 0, tag="routing.switch-policy")
+            else:
+                row = [(1.0, used), *((-1.0, x) for x in users[link])]
+                routing.model.add_row(row, -float("inf"), 0, tag="routing.switch-policy")
+
+
+def _link_use(orbits: Orbits, routing: RoutingModel) -> None:
+    """T + mu * (uses of the busiest link), or T - mu * (uses of the idlest), inside nodes."""
+    clauses, topology = orbits.problem.clauses, orbits.problem.topology
+    if clauses.link_use == "free":
+        return
+    busiest = clauses.link_use == "min-max"
+    weight = float(clauses.objective_weight)
+    bound = routing.model.add_variable(
+        0, orbits.problem.collective.num_chunks, cost=weight if busiest else -weight, name="use"
+    )
+    uses: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    sizes: dict[int, set[int]] = defaultdict(set)
+    for m, x in routing.made.items():
+        members = orbits.members(m)
+        link = orbits.moves[m].link_orbit
+        sizes[link].update(e for _, e in members)
+        uses[link].append((float(len(members)), x))
+    for link, terms in sorted(uses.items()):
+        if topology.is_internode(orbits.link_rep[link]):
+            continue
+        per_link = [(-count / len(sizes[link]), x) for count, x in terms]
+        low, high = (0.0, float("inf")) if busiest else (-float("inf"), 0.0)
+        routing.model.add_row([(1.0, bound), *per_link], low, high, tag="routing.link-use")

@@ -1,0 +1,132 @@
+"""What every stage of a synthesis shares: the clock, the bound, the best verified schedule, the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from taccl.analysis.verify import verify
+from taccl.synthesis.greedy import unfold
+from taccl.synthesis.orbits import fold, symmetry_group, timing_group
+from taccl.synthesis.result import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.greedy import ListSchedule
+    from taccl.synthesis.orbits import Orbits
+
+__all__ = ["Options", "Search"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to search: limits, threads, seed, and where news goes."""
+
+    threads: int
+    seed: int
+    memory_limit_mb: int | None
+    log: bool
+    progress: Callable[[str, float | None, float | None], None] | None
+
+
+@dataclass
+class Search:
+    """A search for a schedule of a problem whose chunks spread (a reduction is searched reversed).
+
+    Parameters
+    ----------
+    deadline : float
+        On the clock of `time.monotonic`.
+    bound_ticks : int
+        A proven lower bound: reaching it ends the search.
+    best : Schedule, optional
+        The best schedule that the verifier accepts.
+    best_fold : ListSchedule, optional
+        The same on the timing fold.
+    first : Schedule, optional
+        The list scheduler's, kept aside while a named solver works alone.
+    fallback : str
+        Why `first` was used after all.
+    """
+
+    problem: Problem
+    options: Options
+    deadline: float
+    bound_ticks: int
+    prefix: str = ""
+    stages: list[Stage] = field(default_factory=list)
+    best: Schedule | None = None
+    best_fold: ListSchedule | None = None
+    first: Schedule | None = None
+    interrupted: bool = False
+    fallback: str = ""
+    last_improved: float = 0.0
+
+    def __post_init__(self) -> None:
+        group = symmetry_group(self.problem)
+        timing = timing_group(self.problem, group)
+        self.folded: Orbits = fold(self.problem, timing)
+        self.routing_fold: Orbits = self.folded if len(timing) == len(group) else fold(self.problem, group)
+        self.last_improved = time.monotonic()
+
+    def time_left_s(self) -> float:
+        """Seconds to the deadline; at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do: the bound is met, time is up, or Ctrl-C came."""
+        met = self.best is not None and self.best.finish_ticks <= self.bound_ticks
+        return met or self.interrupted or self.time_left_s() <= 0
+
+    def upper_ticks(self) -> int:
+        """The finish of the best schedule so far."""
+        known = self.best or self.first
+        assert known is not None, "the list scheduler runs first"
+        return known.finish_ticks
+
+    def offer(self, schedule: ListSchedule, *, producer: str) -> float | None:
+        """Unfold, verify and keep a schedule if it is the best; its finish in us, None if it was refused."""
+        whole = unfold(self.folded, schedule.sends, producer=producer)
+        if self.best is None or whole.finish_ticks < self.best.finish_ticks:
+            verification = verify(whole)
+            if not verification.ok:
+                logger.error("%s made a schedule that the verifier refuses: %s", producer, verification)
+                return None
+            self.best, self.best_fold = whole, schedule
+            self.last_improved = time.monotonic()
+            self.report(producer)
+        return whole.finish_us
+
+    def report(self, doing: str) -> None:
+        """Tell the caller what is going on."""
+        if self.options.progress is not None:
+            best = self.best.finish_us if self.best is not None else None
+            bound = float(self.problem.costs.us(self.bound_ticks))
+            self.options.progress(self.prefix + doing, best, bound)
+
+    def record(
+        self,
+        name: str,
+        solver: str,
+        status: str,
+        since: float,
+        *,
+        finish_us: float | None = None,
+        bound_us: float | None = None,
+        message: str = "",
+    ) -> None:
+        """Add a stage that began at `since`."""
+        seconds = time.monotonic() - since
+        self.stages.append(Stage(self.prefix + name, solver, status, seconds, finish_us, bound_us, message))
+
+    def ticks_to_us(self, ticks: int | None) -> float | None:
+        """Ticks in microseconds."""
+        return None if ticks is None else float(self.problem.costs.us(ticks))
