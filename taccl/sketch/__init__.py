@@ -1,0 +1,1 @@
+"""Communication sketches: read, checked, and applied to a topology and a collective."""

@@ -1,0 +1,346 @@
+"""Sketch + topology + collective -> problem: every clause in terms of links and ranks.
+
+Local ranks in a sketch stand for the ranks of every node, connections for every ordered pair of nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from taccl.errors import SketchError
+from taccl.problem import Clauses, Problem, SwitchPolicy, make_problem
+from taccl.sketch.reachability import check_reachable
+from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
+from taccl.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taccl.collective import Collective
+    from taccl.sketch.sketch import Internode, Sketch
+    from taccl.topology.topology import Topology
+
+__all__ = ["apply", "check_reachable"]
+
+
+def apply(
+    sketch: Sketch,
+    topology: Topology,
+    collective: Collective,
+    *,
+    chunk_size: int | str | Sequence[int] | None = None,
+    size: int | str | None = None,
+) -> Problem:
+    """The problem that a sketch makes of a topology and a collective.
+
+    Parameters
+    ----------
+    chunk_size : int, str or sequence of int, optional
+        Bytes of every chunk, or of each; the sketch's own ``chunks.size`` unless given.
+    size : int or str, optional
+        The larger of one rank's input and output buffer, instead of a chunk size.
+
+    Raises
+    ------
+    SketchError
+        If the sketch does not fit the topology, names what is not there, has a symmetry that the topology
+        lacks, or keeps a chunk from a destination.
+    CollectiveError
+        If the sizes do not fit the collective.
+    """
+    if chunk_size is not None and size is not None:
+        raise SketchError("found both a chunk size and a size; give one", where="chunk_size, size")
+    if chunk_size is None and size is None:
+        chunk_size = sketch.chunk_bytes
+        if chunk_size is None:
+            raise SketchError(
+                "found no size; expected bytes such as '1MB'; give chunk_size or size, or write it here",
+                where=sketch.where("chunks.size"),
+            )
+    _check_machine(sketch, topology)
+    notes = []
+    if sketch.chunks.per_rank != collective.chunks_per_rank and "per_rank" in sketch.chunks.model_fields_set:
+        notes.append(
+            f"{sketch.where('chunks.per_rank')}: the sketch asks for {sketch.chunks.per_rank}; the "
+            f"collective was given with {collective.chunks_per_rank}, which holds"
+        )
+    clauses = _resolve(sketch, topology)
+    problem = make_problem(
+        topology,
+        collective,
+        chunk_bytes=_chunk_bytes(chunk_size),
+        size_bytes=None if size is None else parse_size(size, where="size"),
+        clauses=clauses,
+        notes=notes,
+    )
+    check_reachable(problem)
+    return _with_symmetry(problem, sketch)
+
+
+def _chunk_bytes(chunk_size: int | str | Sequence[int] | None) -> int | list[int] | None:
+    """Bytes of every chunk, or of each."""
+    if chunk_size is None:
+        return None
+    if isinstance(chunk_size, (int, float, str)):
+        return parse_size(chunk_size, where="chunk_size")
+    return [parse_size(each, where="chunk_size") for each in chunk_size]
+
+
+def _check_machine(sketch: Sketch, topology: Topology) -> None:
+    """Raise `SketchError` where the sketch was written for another machine or number of nodes."""
+    if sketch.machine and topology.machine and _plain(sketch.machine) != _plain(topology.machine):
+        raise SketchError(
+            f"found {sketch.machine!r}, but the topology {topology.name} is a {topology.machine!r}; choose "
+            "one of the two",
+            where=sketch.where("machine"),
+        )
+    if sketch.nodes is not None and sketch.nodes != topology.num_nodes:
+        raise SketchError(
+            f"found {sketch.nodes}, but the topology {topology.name} has {topology.num_nodes}; make them "
+            f"equal, or rescale the sketch to {topology.num_nodes} nodes (with_nodes, --nodes)",
+            where=sketch.where("nodes"),
+        )
+
+
+def _plain(machine: str) -> str:
+    """A machine's name, however it is spelt."""
+    return re.sub(r"[-_\s]", "", machine).lower()
+
+
+def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
+    """Every clause but the symmetry, which needs the collective."""
+    resolver = _Resolver(sketch, topology)
+    kept = resolver.links_allowed()
+    internode = [e for e in topology.internode_links if e in kept]
+    carries_from, carries_to = resolver.relays(internode)
+    merging = {"internode": internode, "all": sorted(kept), "none": []}[sketch.merging.links]
+    crossing = sketch.internode
+    return Clauses(
+        name=sketch.name,
+        links_allowed=None if len(kept) == len(topology.links) else frozenset(kept),
+        carries_from=carries_from,
+        carries_to=carries_to,
+        direct_crossing=crossing is not None and crossing.crossing == "direct",
+        own_first=frozenset(internode if crossing and crossing.own_before_relayed else ()),
+        max_merge=sketch.merging.max if merging else 1,
+        merging=frozenset(merging),
+        switch_policies=resolver.switch_policies(kept),
+        link_use=sketch.objective.link_use,
+        objective_weight=sketch.objective_weight,
+        routing_slack=sketch.routing_slack,
+        where=_where(sketch),
+    )
+
+
+@dataclass(frozen=True)
+class _Resolver:
+    """One sketch on one topology."""
+
+    sketch: Sketch
+    topology: Topology
+
+    def links_allowed(self) -> set[int]:
+        """Links that the sketch leaves."""
+        across = self._connections()
+        inside = self._intranode_pairs()
+        kept = set()
+        for index, link in enumerate(self.topology.links):
+            pairs = across if self.topology.is_internode(index) else inside
+            if pairs is None or all((s, d) in pairs for s in link.srcs for d in link.dsts):
+                kept.add(index)
+        return kept - self._spare_planes()
+
+    def relays(self, internode: Iterable[int]) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+        """Ranks whose chunks each link between nodes may carry: starting there, and rooted there."""
+        relays = self.sketch.internode.relays if self.sketch.internode else None
+        if not relays:
+            return {}, {}
+        for sender, ranks in relays.items():
+            self._check_local([sender, *ranks], "internode.relays")
+        topology, carries_from, carries_to = self.topology, {}, {}
+        for index in internode:
+            link = topology.links[index]
+            locals_ = [relays.get(topology.local_rank[src]) for src in link.srcs]
+            if None in locals_:
+                continue
+            admitted = {local for each in locals_ for local in each or ()}
+            carries_from[index] = self._global(admitted, link.srcs)
+            carries_to[index] = self._global(admitted, link.dsts)
+        return carries_from, carries_to
+
+    def switch_policies(self, kept: set[int]) -> tuple[SwitchPolicy, ...]:
+        """The policy of every switch in every node."""
+        policies = []
+        for index, switch in enumerate(self.sketch.switch):
+            field = f"switch[{index}]"
+            self._check_local(switch.ranks, f"{field}.ranks")
+            for node in range(self.topology.num_nodes):
+                ranks = {self.topology.ranks_of_node[node][local] for local in switch.ranks}
+                links = tuple(
+                    e for e in sorted(kept)
+                    if ranks.issuperset(self.topology.links[e].srcs)
+                    and ranks.issuperset(self.topology.links[e].dsts)
+                )  # fmt: skip
+                if not links:
+                    raise SketchError(
+                        f"no link that may be used joins two of ranks {sorted(ranks)}; expected a switch's "
+                        "ranks; correct them, or remove the switch",
+                        where=self.sketch.where(f"{field}.ranks"),
+                    )
+                if switch.policy != "free":
+                    name = switch.name or f"switch {index}"
+                    policies.append(SwitchPolicy(f"{name} of node {node}", switch.policy, links))
+        return tuple(policies)
+
+    def _connections(self) -> set[tuple[int, int]] | None:
+        """Pairs of ranks that may send across nodes; None for all."""
+        internode = self.sketch.internode
+        if internode is None or internode.connections is None:
+            return None
+        field = "internode.connections"
+        topology = self.topology
+        joined = {
+            (s, d)
+            for e in topology.internode_links
+            for s in topology.links[e].srcs
+            for d in topology.links[e].dsts
+        }
+        pairs = set()
+        for here, senders in enumerate(topology.ranks_of_node):
+            for there, receivers in enumerate(topology.ranks_of_node):
+                for local_src, local_dst in self._local_connections(internode, len(senders), len(receivers)):
+                    self._check_local([local_src, local_dst], field)
+                    if here == there:
+                        continue
+                    pair = senders[local_src], receivers[local_dst]
+                    if pair not in joined:
+                        raise SketchError(
+                            f"found {local_src} -> {local_dst}, but {topology.name} has no link from rank "
+                            f"{pair[0]} to rank {pair[1]}; remove the connection, or add the link",
+                            where=self.sketch.where(field),
+                        )
+                    pairs.add(pair)
+        return pairs
+
+    def _local_connections(
+        self, internode: Internode, num_senders: int, num_receivers: int
+    ) -> list[tuple[int, int]]:
+        """Pairs of local ranks that may send across, from one node to another."""
+        if internode.connections == "fully-connected":
+            return [(s, d) for s in range(num_senders) for d in range(num_receivers)]
+        if internode.connections == "direct-map":
+            return [(r, r) for r in range(min(num_senders, num_receivers))]
+        assert isinstance(internode.connections, dict)
+        return [(s, d) for s, receivers in internode.connections.items() for d in receivers]
+
+    def _intranode_pairs(self) -> set[tuple[int, int]] | None:
+        """Pairs of ranks that may send inside their node; None for all."""
+        named = self.sketch.intranode.links
+        if isinstance(named, str):
+            return None
+        field, topology = "intranode.links", self.topology
+        pairs = set()
+        for local_src, local_dst in named:
+            self._check_local([local_src, local_dst], field)
+            for ranks in topology.ranks_of_node:
+                src, dst = ranks[local_src], ranks[local_dst]
+                if not topology.links_between(src, dst):
+                    raise SketchError(
+                        f"found [{local_src}, {local_dst}], but {topology.name} has no link from rank {src} "
+                        f"to rank {dst}; remove the pair",
+                        where=self.sketch.where(field),
+                    )
+                pairs.add((src, dst))
+        return pairs
+
+    def _spare_planes(self) -> set[int]:
+        """Parallel links beyond the planes that a switch may use."""
+        spare: set[int] = set()
+        for index, switch in enumerate(self.sketch.switch):
+            if switch.planes is None:
+                continue
+            self._check_local(switch.ranks, f"switch[{index}].ranks")
+            parallel = defaultdict(list)
+            for ranks in self.topology.ranks_of_node:
+                joined = {ranks[local] for local in switch.ranks}
+                for src in joined:
+                    for e in self.topology.links_from[src]:
+                        link = self.topology.links[e]
+                        if joined.issuperset(link.dsts):
+                            parallel[link.srcs, link.dsts].append(e)
+            spare.update(e for links in parallel.values() for e in links[switch.planes :])
+        return spare
+
+    def _check_local(self, ranks: Iterable[int], field: str) -> None:
+        """Raise `SketchError` for a local rank that some node does not have."""
+        fewest = min(len(each) for each in self.topology.ranks_of_node)
+        for rank in ranks:
+            if rank >= fewest:
+                raise SketchError(
+                    f"rank {rank} does not exist; {self.topology.machine or self.topology.name} has local "
+                    f"ranks 0-{fewest - 1}",
+                    where=self.sketch.where(field),
+                )
+
+    def _global(self, local_ranks: Iterable[int], ends: Sequence[int]) -> frozenset[int]:
+        """The ranks with these local ranks in the nodes of a link's end."""
+        nodes = {self.topology.node_of_rank[rank] for rank in ends}
+        return frozenset(self.topology.ranks_of_node[node][local] for node in nodes for local in local_ranks)
+
+
+def _where(sketch: Sketch) -> dict[str, str]:
+    """``"file: field"`` of every clause in the sketch's file."""
+    if not sketch.source:
+        return {}
+    fields = []
+    for table in ("internode", "intranode", "objective", "routing", "merging"):
+        content = getattr(sketch, table)
+        fields += [f"{table}.{field}" for field in sorted(content.model_fields_set)] if content else []
+    fields += [f"switch[{i}]" for i in range(len(sketch.switch))]
+    fields += [f"symmetry[{i}]" for i in range(len(sketch.symmetry))]
+    return {field: sketch.where(field) for field in fields}
+
+
+def _with_symmetry(problem: Problem, sketch: Sketch) -> Problem:
+    """The problem with the symmetry that its topology, its clauses and its collective have."""
+    topology, collective = problem.topology, problem.collective
+    generators, notes = [], list(problem.notes)
+    for index, entry in enumerate(sketch.symmetry):
+        where = sketch.where(f"symmetry[{index}]")
+        label = f"offset {entry.offset} in groups of {entry.group}"
+        try:
+            ranks = offset_permutation(topology.num_ranks, entry.offset, entry.group)
+        except SketchError as error:
+            raise SketchError(error.message, where=where) from None
+        links = check_topology(topology, ranks, label=label, where=where)
+        check_clauses(topology, problem.clauses, ranks, links, label=label, where=where)
+        exponent, fitting = narrow(problem, ranks)
+        if exponent > 1:
+            reason = f"{collective.name} has {_why_narrow(problem)}"
+            if entry.strict:
+                raise SketchError(
+                    f"{label} does not fit the collective: {reason}; correct it, or set strict = false",
+                    where=where,
+                )
+            offset = entry.offset * exponent % entry.group
+            kept = f"narrowed to offset {offset}" if fitting else "dropped"
+            notes.append(f"symmetry offset {entry.offset} in groups of {entry.group} {kept}: {reason}")
+        if fitting is not None:
+            generators.append(fitting)
+    clauses = replace(problem.clauses, symmetry=tuple(generators))
+    return replace(problem, clauses=clauses, notes=tuple(notes))
+
+
+def _why_narrow(problem: Problem) -> str:
+    """What keeps a collective from having a rank symmetry."""
+    name = problem.collective.name
+    if name in ("broadcast", "scatter", "gather", "reduce"):
+        return "a root"
+    if name.startswith("multi-root"):
+        return "roots that do not map to each other"
+    if len(set(problem.chunk_bytes)) > 1:
+        return "chunks of different sizes"
+    return "chunks that do not map to each other"

@@ -1,0 +1,76 @@
+"""Sketches by shipped name or by path."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taccl.errors import SketchError
+from taccl.sketch.reading import parse_json, parse_toml, read_text
+
+if TYPE_CHECKING:
+    from taccl.sketch.sketch import Sketch
+
+__all__ = ["load_sketch", "shipped_sketches"]
+
+
+def shipped_sketches() -> tuple[str, ...]:
+    """Names of the sketches that come with taccl, e.g. ``"ndv2/sk1"``."""
+    folder = _folder()
+    if folder is None:
+        return ()
+    return tuple(sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.toml")))
+
+
+def load_sketch(name_or_path: str | Path) -> Sketch:
+    """The sketch of a shipped name, or in a TOML or JSON file; also in an upstream sketch file.
+
+    Raises
+    ------
+    FormatError
+        If the file cannot be read, or is neither TOML nor JSON.
+    SketchError
+        If there is no such name or file, or a field does not fit the schema.
+    """
+    from taccl.sketch.sketch import Sketch
+
+    path, source = _find(name_or_path)
+    text = read_text(path)
+    if path.suffix.lower() == ".json" or (path.suffix.lower() != ".toml" and text.lstrip().startswith("{")):
+        data = parse_json(text, source=source)
+        if "nnodes" in data:
+            from taccl.sketch.upstream import load_upstream_sketch
+
+            return load_upstream_sketch(path)
+    else:
+        data = parse_toml(text, source=source)
+    return Sketch.from_dict(data, source=source)
+
+
+def _find(name_or_path: str | Path) -> tuple[Path, str]:
+    """The file, and what messages call it."""
+    path = Path(name_or_path)
+    shipped = shipped_sketches()
+    name = path.as_posix()
+    if name in shipped and not path.is_file():
+        folder = _folder()
+        assert folder is not None
+        return folder / f"{name}.toml", name
+    looks_like_file = path.suffix.lower() in (".toml", ".json")
+    if path.exists() or looks_like_file:
+        return path, str(name_or_path)
+    near = difflib.get_close_matches(name, shipped, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"shipped are {', '.join(shipped) or 'none'}"
+    raise SketchError(
+        f"found no such file and no shipped sketch of that name; {advice}", where=str(name_or_path)
+    )
+
+
+def _folder() -> Path | None:
+    """Where the shipped sketches are: in the package, or beside it in a source tree."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_sketches", package.parent / "sketches"):
+        if folder.is_dir():
+            return folder
+    return None

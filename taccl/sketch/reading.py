@@ -1,0 +1,103 @@
+"""Text of a small file, and TOML or JSON from it, with an error that names the file and the line."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import FormatError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["MAX_FILE_BYTES", "parse_json", "parse_toml", "read_text"]
+
+#: A sketch or a topology file is kilobytes; anything this large is some other file.
+MAX_FILE_BYTES = 16 * 10**6
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises
+    ------
+    FormatError
+        If the file is missing, a directory, empty, larger than 16 MB, or not UTF-8 text.
+    """
+    where = str(path)
+    if path.is_dir():
+        raise FormatError("found a directory; expected a file; give the path of a file in it", where=where)
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= MAX_FILE_BYTES else b""
+    except FileNotFoundError:
+        raise FormatError("found no such file; check the path", where=where) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FormatError(f"the file cannot be read ({reason}); check the path", where=where) from None
+    if size > MAX_FILE_BYTES:
+        raise FormatError(
+            f"found {size} bytes; expected at most {MAX_FILE_BYTES}; check that this is the right file",
+            where=where,
+        )
+    if not data.strip():
+        raise FormatError("found an empty file; expected TOML or JSON; check the path", where=where)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise FormatError("found binary data; expected UTF-8 text; check the path", where=where)
+    return text
+
+
+def parse_toml(text: str, *, source: str) -> dict[str, Any]:
+    """The tables of a TOML text.
+
+    Raises
+    ------
+    FormatError
+        If it is not TOML; the message has the line.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        end = f"at line {text.count(chr(10)) + 1}, the end of the text"
+        reason = str(error).replace("at end of document", end)
+        raise FormatError(f"found text that is not TOML: {reason}; correct that line", where=source) from None
+    except RecursionError:
+        raise FormatError("found values nested too deeply; expected a few levels", where=source) from None
+
+
+def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
+    """The object in a JSON text; with `exact`, numbers with a point come as `decimal.Decimal`.
+
+    Raises
+    ------
+    FormatError
+        If it is not JSON, its top is no object, or an object has one key twice.
+    """
+    from decimal import Decimal
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise FormatError(f"found key {twice!r} twice in one object; remove one", where=source)
+        return table
+
+    try:
+        data = json.loads(text, object_pairs_hook=without_repeats, parse_float=Decimal if exact else float)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"found text that is not JSON: {error.msg} (at line {error.lineno}, column {error.colno}); "
+            "correct that line",
+            where=source,
+        ) from None
+    except RecursionError:
+        raise FormatError("found values nested too deeply; expected a few levels", where=source) from None
+    if not isinstance(data, dict):
+        raise FormatError(f"found a JSON {type(data).__name__}; expected an object with fields", where=source)
+    return data

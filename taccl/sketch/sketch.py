@@ -1,0 +1,437 @@
+"""The communication sketch: what a person lets the synthesizer do, as read from TOML or JSON.
+
+Ranks in a sketch are local ranks, a rank's place in its node, except in `[[symmetry]]`, which permutes
+all ranks. `Sketch()` is no guidance at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+
+from taccl.errors import SketchError, TopologyError
+from taccl.sketch.reading import parse_json, parse_toml
+from taccl.sketch.validation import validated
+from taccl.units import exact, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from fractions import Fraction
+
+    from taccl.collective import Collective
+    from taccl.problem import Problem
+    from taccl.topology.topology import Topology
+
+__all__ = [
+    "Chunks", "Internode", "Intranode", "Merging", "Objective", "Routing", "Sketch", "SwitchSketch",
+    "Symmetry",
+]  # fmt: skip
+
+
+def _check_size(value: Any) -> Any:
+    parse_size(value)
+    return value
+
+
+def _check_ranks(ranks: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not ranks:
+        raise ValueError("found an empty list; expected at least one rank; add one, or remove the entry")
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"found {list(ranks)}; expected each once; remove the repeated one")
+    return ranks
+
+
+def _check_fraction(value: Any) -> Any:
+    exact(value)
+    return value
+
+
+LocalRank = Annotated[int, Field(strict=True, ge=0)]
+LocalRanks = Annotated[
+    tuple[LocalRank, ...],
+    AfterValidator(_check_ranks),
+    Field(json_schema_extra={"minItems": 1, "uniqueItems": True}),
+]
+#: Keys of a table are text in a file, so they are read as numbers here.
+PerLocalRank = dict[Annotated[int, Field(ge=0)], LocalRanks]
+Pair = tuple[LocalRank, LocalRank]
+Size = Annotated[
+    Any,
+    BeforeValidator(_check_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}, {"type": "null"}]}),
+]
+Number = Annotated[
+    Any,
+    BeforeValidator(_check_fraction),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
+]
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, str):
+        return "as-word"
+    return "as-pairs" if isinstance(value, (list, tuple)) else "as-table"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Chunks(_Table):
+    """Size and partitioning of chunks.
+
+    Parameters
+    ----------
+    size : int or str, optional
+        Bytes of one chunk, as a number or as text such as ``"1MB"``.
+    per_rank : int
+        How many pieces a rank's own part of the data is cut into.
+    """
+
+    size: Size = Field(default=None, description="Bytes of one chunk: a number, or text such as '1MB'.")
+    per_rank: int = Field(
+        default=1, strict=True, ge=1, description="Pieces that a rank's own part of the data is cut into."
+    )
+
+
+class Internode(_Table):
+    """Which ranks talk across nodes, for every ordered pair of nodes."""
+
+    connections: (
+        Annotated[
+            Annotated[PerLocalRank, Tag("as-table")]
+            | Annotated[Literal["fully-connected", "direct-map"], Tag("as-word")],
+            Discriminator(_shape),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Receivers in other nodes of every sending local rank; 'direct-map' is i to i. Left out: "
+        "every link that the topology has.",
+    )
+    relays: PerLocalRank | None = Field(
+        default=None,
+        description="Local ranks whose chunks a sender carries off the node; a sender without an entry "
+        "carries any.",
+    )
+    own_before_relayed: StrictBool = Field(
+        default=False, description="A sender's own chunks go before those it relays."
+    )
+    crossing: Literal["direct", "any"] = Field(
+        default="direct",
+        description="'direct': a chunk crosses only straight from a node where it starts to one that needs "
+        "it; 'any': through any node.",
+    )
+
+    @model_validator(mode="after")
+    def _relays_send(self) -> Self:
+        if isinstance(self.connections, dict) and self.relays:
+            for sender in self.relays:
+                if sender not in self.connections:
+                    raise ValueError(
+                        f"found relays of local rank {sender}, which sends to no other node; expected a "
+                        f"sender of connections ({', '.join(map(str, self.connections))})"
+                    )
+        return self
+
+
+class Intranode(_Table):
+    """Which links inside a node may be used."""
+
+    links: Annotated[
+        Annotated[tuple[Pair, ...], Tag("as-pairs")] | Annotated[Literal["all"], Tag("as-word")],
+        Discriminator(_shape),
+    ] = Field(default="all", description="'all', or the [src, dst] pairs of local ranks that may be used.")
+
+
+class SwitchSketch(_Table):
+    """How many of a switch's connections a routing should use."""
+
+    name: str = Field(default="", description="A word for messages.")
+    ranks: LocalRanks = Field(description="Local ranks that the switch joins.")
+    policy: Literal["min-connections", "max-connections", "free"] = Field(
+        default="free", description="Whether few or many of the switch's connections should be used."
+    )
+    planes: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        description="How many of the parallel links between two ranks may be used; all when left out.",
+    )
+
+
+class Symmetry(_Table):
+    """Rank r behaves as rank (r + offset) mod group inside its block of `group` ranks."""
+
+    offset: int = Field(strict=True, ge=1, description="How far every rank moves.")
+    group: int = Field(strict=True, ge=2, description="Ranks in a block; blocks do not mix.")
+    strict: StrictBool = Field(
+        default=False, description="Refuse a collective that lacks the symmetry, rather than narrow it."
+    )
+
+    @model_validator(mode="after")
+    def _moves(self) -> Self:
+        if self.offset % self.group == 0:
+            raise ValueError(
+                f"found offset {self.offset} in groups of {self.group}, which moves no rank; expected an "
+                "offset that is no multiple of the group"
+            )
+        return self
+
+
+class Objective(_Table):
+    """Second terms of the routing objective, beside time."""
+
+    link_use: Literal["free", "min-max", "max-min"] = Field(
+        default="free", description="Keep the busiest link light, or the idlest link used."
+    )
+    weight: Number = Field(default=0.01, description="Weight of the second terms against time.")
+
+
+class Routing(_Table):
+    """How far a path may stray."""
+
+    slack: Number = Field(
+        default=0.1, description="How much longer than its shortest path a chunk's path may be, relatively."
+    )
+
+
+class Merging(_Table):
+    """Which sends may carry more than one chunk."""
+
+    max: int = Field(default=6, strict=True, ge=1, description="How many chunks one send may carry.")
+    links: Literal["internode", "all", "none"] = Field(
+        default="internode", description="Links whose sends may carry more than one chunk."
+    )
+
+
+class Sketch(_Table):
+    """A communication sketch, schema version 1; see `Sketch.apply`, and `load_sketch` for files."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema", description="Version of this schema.")
+    name: str = Field(default="", description="A word for results and messages.")
+    description: str = Field(default="", description="What the sketch is for.")
+    machine: str = Field(default="", description="Machine model it was written for; empty for any.")
+    profile: str = Field(default="", description="Profile of the machine's constants, e.g. 'taccl'.")
+    nodes: int | None = Field(default=None, strict=True, ge=1, description="Nodes it was written for.")
+    chunks: Chunks = Field(default_factory=Chunks)
+    internode: Internode | None = Field(default=None, description="Left out: any link may carry anything.")
+    intranode: Intranode = Field(default_factory=Intranode)
+    switch: tuple[SwitchSketch, ...] = ()
+    symmetry: tuple[Symmetry, ...] = ()
+    objective: Objective = Field(default_factory=Objective)
+    routing: Routing = Field(default_factory=Routing)
+    merging: Merging = Field(default_factory=Merging)
+
+    _source: str = PrivateAttr(default="")
+    _fields: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """The file or shipped name that the sketch came from; empty for one made in Python."""
+        return self._source
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """Bytes of one chunk, if the sketch says."""
+        return None if self.chunks.size is None else parse_size(self.chunks.size)
+
+    @property
+    def objective_weight(self) -> Fraction:
+        return exact(self.objective.weight)
+
+    @property
+    def routing_slack(self) -> Fraction:
+        return exact(self.routing.slack)
+
+    def where(self, field: str) -> str:
+        """``"file: field"``, for messages; the field as its file calls it."""
+        parent, _, index = field.partition("[")
+        known = self._fields.get(parent)
+        named = f"{known}[{index}" if known and index else known
+        return f"{self._source or self.name or 'sketch'}: {named or field}"
+
+    @classmethod
+    def from_toml(cls, text: str, *, source: str = "") -> Sketch:
+        """The sketch in a TOML text.
+
+        Raises
+        ------
+        FormatError, SketchError
+            If it is not TOML, or a field does not fit the schema.
+        """
+        return cls.from_dict(parse_toml(text, source=source or "TOML text"), source=source)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "") -> Sketch:
+        """The sketch in a JSON text of the same schema.
+
+        Raises
+        ------
+        FormatError, SketchError
+            If it is not JSON, or a field does not fit the schema.
+        """
+        return cls.from_dict(parse_json(text, source=source or "JSON text"), source=source)
+
+    @classmethod
+    def from_dict(
+        cls, data: Mapping[str, Any], *, source: str = "", fields: Mapping[str, str] | None = None
+    ) -> Sketch:
+        """The sketch in plain values, as a file holds them.
+
+        Parameters
+        ----------
+        source : str
+            The file, for messages.
+        fields : mapping, optional
+            What the file calls our fields, where it is of another format.
+
+        Raises
+        ------
+        SketchError
+            If a field does not fit; `source` leads the message.
+        """
+        if "schema" not in data:
+            raise SketchError(
+                "found nothing; expected the version of the sketch schema; add 'schema = 1'",
+                where=f"{source or 'sketch'}: schema",
+            )
+        values = {key: value for key, value in data.items() if key != "$schema"}
+        sketch = validated(cls, values, source=source, rename=fields or {})
+        sketch._source, sketch._fields = source, dict(fields or {})
+        return sketch
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a file of this sketch holds: every field that differs from its default."""
+        content = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        return {"schema": 1, **content}
+
+    def to_toml(self) -> str:
+        """The sketch as a TOML text."""
+        content = self.to_dict()
+        plain = {key: value for key, value in content.items() if not _is_table(value)}
+        lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
+        for key, value in content.items():
+            if key in plain:
+                continue
+            for table in value if isinstance(value, list) else [value]:
+                lines += ["", f"[[{key}]]" if isinstance(value, list) else f"[{key}]"]
+                lines += [f"{name} = {_toml(each)}" for name, each in table.items()]
+        return "\n".join(lines) + "\n"
+
+    def topology(self, *, nodes: int | None = None, profile: str | None = None) -> Topology:
+        """The machine that the sketch names, with the sketch's nodes and profile unless given here.
+
+        Raises
+        ------
+        SketchError
+            If the sketch names no machine, or a machine or profile that is not known.
+        """
+        from taccl.topology.registry import parse
+
+        if not self.machine:
+            raise SketchError(
+                "found no machine; expected one such as 'ndv2'; name it, or give a topology",
+                where=self.where("machine"),
+            )
+        try:
+            return parse(self.machine, nodes=nodes or self.nodes, profile=profile or self.profile or None)
+        except TopologyError as error:
+            field = "profile" if error.where and "profile" in error.where else "machine"
+            if field == "profile" and profile is not None:
+                raise
+            raise SketchError(error.message, where=self.where(field)) from None
+
+    def with_nodes(self, nodes: int, *, ranks_per_node: int | None = None) -> Sketch:
+        """The sketch for another number of nodes: a symmetry over all ranks is stretched to the new number.
+
+        Parameters
+        ----------
+        ranks_per_node : int, optional
+            Needed only where the sketch names no machine.
+
+        Raises
+        ------
+        SketchError
+            If a symmetry neither stays inside a node nor spans all of them.
+        """
+        if nodes == self.nodes:
+            return self
+        if ranks_per_node is None and self.symmetry:
+            ranks_per_node = self.topology(nodes=1).num_ranks if self.machine else None
+        kept = []
+        for index, entry in enumerate(self.symmetry):
+            rescaled = self._rescaled(entry, index, nodes, ranks_per_node)
+            if rescaled is not None:
+                kept.append(rescaled)
+        return self.model_copy(update={"nodes": nodes, "symmetry": tuple(kept)})
+
+    def _rescaled(
+        self, entry: Symmetry, index: int, nodes: int, ranks_per_node: int | None
+    ) -> Symmetry | None:
+        """A symmetry for another number of nodes; None where it would move no rank."""
+        where = self.where(f"symmetry[{index}]")
+        if ranks_per_node is None:
+            raise SketchError(
+                "found no machine, so the number of ranks in a node is not known; name the machine in the "
+                "sketch, or give ranks_per_node",
+                where=where,
+            )
+        if ranks_per_node % entry.group == 0:
+            return entry
+        if self.nodes is None or entry.group != self.nodes * ranks_per_node or entry.offset % ranks_per_node:
+            raise SketchError(
+                f"found offset {entry.offset} in groups of {entry.group}, which neither stays inside a node "
+                f"of {ranks_per_node} ranks nor moves whole nodes among all {self.nodes or 'of them'}; write "
+                f"the symmetry for {nodes} nodes",
+                where=where,
+            )
+        group = nodes * ranks_per_node
+        return entry.model_copy(update={"group": group}) if entry.offset % group else None
+
+    def apply(
+        self,
+        topology: Topology,
+        collective: Collective,
+        *,
+        chunk_size: int | str | Sequence[int] | None = None,
+        size: int | str | None = None,
+    ) -> Problem:
+        """The problem of this sketch on a topology; see `taccl.sketch.apply.apply`."""
+        from taccl.sketch.apply import apply
+
+        return apply(self, topology, collective, chunk_size=chunk_size, size=size)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+    )
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        import json
+
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(each)}' for key, each in value.items())} }}"
+    return str(value)

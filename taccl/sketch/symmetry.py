@@ -1,0 +1,352 @@
+"""Symmetry: rank permutations, and what they do to links, resources, chunks and clauses.
+
+A permutation is a tuple: ``permutation[i]`` is where i goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from taccl.errors import SketchError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+    from taccl.problem import Clauses, Problem
+    from taccl.topology.topology import Hold, Topology
+
+__all__ = [
+    "check_clauses", "check_topology", "chunk_permutation", "compose", "generate_group", "link_permutation",
+    "narrow", "offset_permutation", "order", "power", "resource_permutation",
+]  # fmt: skip
+
+Permutation = tuple[int, ...]
+
+
+def offset_permutation(num_ranks: int, offset: int, group: int) -> Permutation:
+    """Rank r to (r + offset) mod group inside its block of `group` ranks.
+
+    Raises
+    ------
+    SketchError
+        If the ranks do not divide into such blocks.
+    """
+    if num_ranks % group:
+        raise SketchError(
+            f"found groups of {group} ranks; expected a group size that divides the {num_ranks} ranks; "
+            "rescale the sketch to the number of nodes, or correct the group"
+        )
+    return tuple(rank - rank % group + (rank % group + offset) % group for rank in range(num_ranks))
+
+
+def compose(first: Sequence[int], second: Sequence[int]) -> Permutation:
+    """The permutation that applies `first`, then `second`."""
+    return tuple(second[i] for i in first)
+
+
+def power(permutation: Sequence[int], exponent: int) -> Permutation:
+    """The permutation applied `exponent` times."""
+    result: Permutation = tuple(range(len(permutation)))
+    square = tuple(permutation)
+    while exponent:
+        if exponent % 2:
+            result = compose(result, square)
+        square, exponent = compose(square, square), exponent // 2
+    return result
+
+
+def order(permutation: Sequence[int]) -> int:
+    """How often the permutation must be applied to move nothing: at least once."""
+    seen: set[int] = set()
+    lengths = {1}
+    for start in range(len(permutation)):
+        here, length = start, 0
+        while here not in seen:
+            seen.add(here)
+            here, length = permutation[here], length + 1
+        lengths.add(length or 1)
+    return math.lcm(*lengths)
+
+
+def generate_group(generators: Iterable[Sequence[int]], *, limit: int = 4096) -> tuple[Permutation, ...]:
+    """Every element of the group that rank permutations generate; the identity first.
+
+    Without generators the group has no elements, because the number of ranks is not known.
+
+    Raises
+    ------
+    SketchError
+        If it has more than `limit` elements.
+    """
+    steps = [tuple(each) for each in generators]
+    if not steps:
+        return ()
+    elements: list[Permutation] = [tuple(range(len(steps[0])))]
+    seen = set(elements)
+    for element in elements:
+        for step in steps:
+            image = compose(element, step)
+            if image not in seen:
+                if len(elements) >= limit:
+                    raise SketchError(
+                        f"the symmetry has more than {limit} elements; expected a small group, such as "
+                        "offsets generate; give fewer or smaller ones",
+                        where="symmetry",
+                    )
+                seen.add(image)
+                elements.append(image)
+    return tuple(elements)
+
+
+def link_permutation(topology: Topology, ranks: Sequence[int]) -> Permutation | None:
+    """Where every link goes when ranks are permuted; None where the topology lacks the symmetry.
+
+    Parallel links are matched so that the resources they hold map consistently too.
+    """
+    colours = _resource_colours(topology)
+    unused: dict[Hashable, list[int]] = defaultdict(list)
+    for index, link in enumerate(topology.links):
+        ends = (tuple(sorted(link.srcs)), tuple(sorted(link.dsts)))
+        unused[(*ends, link.alpha_us, link.beta_us_per_mb)].append(index)
+    links: list[int] = []
+    resources: dict[int, int] = {}
+    taken: set[int] = set()
+    for index, link in enumerate(topology.links):
+        ends = (tuple(sorted(ranks[r] for r in link.srcs)), tuple(sorted(ranks[r] for r in link.dsts)))
+        for image in unused[(*ends, link.alpha_us, link.beta_us_per_mb)]:
+            found = _match_holds(
+                topology.holds_of_link[index], topology.holds_of_link[image], colours, resources, taken
+            )
+            if found is not None:
+                break
+        else:
+            return None
+        links.append(image)
+        unused[(*ends, link.alpha_us, link.beta_us_per_mb)].remove(image)
+        resources.update(found)
+        taken.update(found.values())
+    return tuple(links)
+
+
+def resource_permutation(topology: Topology, links: Sequence[int]) -> Permutation | None:
+    """Where every resource goes when links are permuted; None where they do not map consistently.
+
+    A resource is known by the holds on it. Resources that nothing holds, or that the same holds hold
+    alike, keep their order.
+    """
+    held: list[list[Hashable]] = [[] for _ in topology.resources]
+    images: list[list[Hashable]] = [[] for _ in topology.resources]
+    for hold in topology.holds:
+        held[hold.resource].append((hold.link, *_cost(hold)))
+        images[hold.resource].append((links[hold.link], *_cost(hold)))
+    by_holds: dict[Hashable, list[int]] = defaultdict(list)
+    for resource, each in enumerate(held):
+        by_holds[_multiset(each)].append(resource)
+    for alike in by_holds.values():
+        alike.reverse()
+    result = []
+    for each in images:
+        alike = by_holds.get(_multiset(each), [])
+        if not alike:
+            return None
+        result.append(alike.pop())
+    return tuple(result)
+
+
+def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | None:
+    """Where every chunk goes when ranks are permuted; None where the collective lacks the symmetry.
+
+    A chunk goes to the chunk with the mapped origins, destinations and root and the same size; among
+    several of those, the k-th goes to the k-th.
+    """
+    sets: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def both(each: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if each not in sets:
+            sets[each] = (tuple(sorted(each)), tuple(sorted(ranks[r] for r in each)))
+        return sets[each]
+
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    wanted: list[Hashable] = []
+    for index, (chunk, size) in enumerate(zip(problem.collective.chunks, problem.chunk_bytes, strict=True)):
+        origins, mapped_origins = both(chunk.origins)
+        ends, mapped_ends = both(chunk.destinations)
+        alike[(origins, ends, chunk.root, size)].append(index)
+        root = None if chunk.root is None else ranks[chunk.root]
+        wanted.append((mapped_origins, mapped_ends, root, size))
+    position: Counter[Hashable] = Counter()
+    result = []
+    for key in wanted:
+        candidates = alike.get(key, ())
+        if position[key] >= len(candidates):
+            return None
+        result.append(candidates[position[key]])
+        position[key] += 1
+    derivations = {(d.source, d.rank, d.chunk) for d in problem.collective.derivations}
+    if {(result[s], ranks[r], result[c]) for s, r, c in derivations} != derivations:
+        return None
+    return tuple(result)
+
+
+def check_topology(topology: Topology, ranks: Sequence[int], *, label: str, where: str) -> Permutation:
+    """The permutation of links that `ranks` induces.
+
+    Raises
+    ------
+    SketchError
+        If the topology does not have the symmetry; the message has a pair of ranks that shows it.
+    """
+    links = link_permutation(topology, ranks)
+    if links is not None and resource_permutation(topology, links) is not None:
+        return links
+    witness = _cost_witness(topology, ranks) or _resource_witness(topology, ranks)
+    raise SketchError(
+        f"{label} {witness}; expected a permutation that the topology {topology.name} has; correct the "
+        "offset or the group, or remove the entry",
+        where=where,
+    )
+
+
+def check_clauses(
+    topology: Topology,
+    clauses: Clauses,
+    ranks: Sequence[int],
+    links: Sequence[int],
+    *,
+    label: str,
+    where: str,
+) -> None:
+    """Raise `SketchError` if a symmetry does not map the sketch's own clauses to themselves."""
+    allowed = clauses.links_allowed
+    for field, chosen in (
+        ("internode.connections or intranode.links", allowed),
+        ("internode.own_before_relayed", clauses.own_first),
+        ("merging", clauses.merging),
+    ):
+        for link in sorted(chosen or ()):
+            if links[link] not in (chosen or ()):
+                raise SketchError(
+                    f"{label} maps link {topology.links[link]}, which {field} names, to "
+                    f"{topology.links[links[link]]}, which it does not; make the two agree",
+                    where=where,
+                )
+    for carried in (clauses.carries_from, clauses.carries_to):
+        fault = _relay_fault(carried, ranks, links)
+        if fault is not None:
+            raise SketchError(
+                f"{label} maps link {topology.links[fault]} to {topology.links[links[fault]]}, whose "
+                "internode.relays differ; make the two agree",
+                where=where,
+            )
+
+
+def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | None]:
+    """The least power of a permutation that the collective has: its exponent, and itself.
+
+    That power generates the subgroup of the cyclic group that fixes the collective; None where only the
+    identity does.
+    """
+    period = order(ranks)
+    for exponent in range(1, period):
+        if period % exponent == 0:
+            candidate = power(ranks, exponent)
+            if chunk_permutation(problem, candidate) is not None:
+                return exponent, candidate
+    return period, None
+
+
+def _cost(hold: Hold) -> tuple[Hashable, ...]:
+    return (hold.alpha_us, hold.beta_us_per_mb, hold.side)
+
+
+def _multiset(items: Iterable[Hashable]) -> frozenset[tuple[Hashable, int]]:
+    return frozenset(Counter(items).items())
+
+
+def _resource_colours(topology: Topology) -> list[Hashable]:
+    """What every resource looks like regardless of which links hold it."""
+    costs: list[list[Hashable]] = [[] for _ in topology.resources]
+    for hold in topology.holds:
+        costs[hold.resource].append(_cost(hold))
+    return [_multiset(each) for each in costs]
+
+
+def _match_holds(
+    holds: Sequence[Hold],
+    images: Sequence[Hold],
+    colours: Sequence[Hashable],
+    resources: Mapping[int, int],
+    taken: set[int],
+) -> dict[int, int] | None:
+    """Where the resources of one link go if it maps to another; None if what is settled forbids it."""
+    if len(holds) != len(images):
+        return None
+    left = list(images)
+    found: dict[int, int] = {}
+    # Resources whose image is settled first, so that they do not lose it to one that is free to choose.
+    for hold in sorted(holds, key=lambda h: h.resource not in resources):
+        settled = resources.get(hold.resource, found.get(hold.resource))
+        for image in left:
+            if _cost(image) != _cost(hold) or colours[image.resource] != colours[hold.resource]:
+                continue
+            free = image.resource not in taken and image.resource not in found.values()
+            if image.resource == settled or (settled is None and free):
+                break
+        else:
+            return None
+        left.remove(image)
+        found[hold.resource] = image.resource
+    return found
+
+
+def _cost_witness(topology: Topology, ranks: Sequence[int]) -> str | None:
+    """A link, and what it maps to, where their costs differ."""
+    costs: dict[tuple[Permutation, Permutation], list[tuple[str, str]]] = defaultdict(list)
+    for link in topology.links:
+        ends = (tuple(sorted(link.srcs)), tuple(sorted(link.dsts)))
+        costs[ends].append((f"{float(link.beta_us_per_mb):g} us/MB", f"alpha {float(link.alpha_us):g} us"))
+    for (srcs, dsts), here in costs.items():
+        image = (tuple(sorted(ranks[r] for r in srcs)), tuple(sorted(ranks[r] for r in dsts)))
+        there = costs.get(image, [])
+        if sorted(here) == sorted(there):
+            continue
+        before, after = ("->".join(",".join(map(str, end)) for end in ends) for ends in ((srcs, dsts), image))
+        if not there:
+            return f"maps link {before} to {after}, which does not exist"
+        part = 0 if sorted(h[0] for h in here) != sorted(t[0] for t in there) else 1
+        has, meets = (" and ".join(sorted(each[part] for each in costs)) for costs in (here, there))
+        return f"maps link {before} ({has}) to {after}, which has {meets}"
+    return None
+
+
+def _resource_witness(topology: Topology, ranks: Sequence[int]) -> str:
+    """Two links that share a resource, and whose images do not share one alike."""
+    links_of: list[set[tuple[tuple[int, ...], tuple[int, ...]]]] = [set() for _ in topology.resources]
+    for hold in topology.holds:
+        link = topology.links[hold.link]
+        links_of[hold.resource].add((link.srcs, link.dsts))
+    known = {frozenset(each) for each in links_of}
+    for resource, each in enumerate(links_of):
+        image = frozenset((tuple(ranks[r] for r in s), tuple(ranks[r] for r in d)) for s, d in each)
+        if image not in known:
+            (s, d), (mapped_s, mapped_d) = min(each), min(image)
+            before, after = (
+                "->".join(",".join(map(str, end)) for end in ends) for ends in ((s, d), (mapped_s, mapped_d))
+            )
+            return (
+                f"maps the links that share {topology.resources[resource].name} with {before} to links "
+                f"around {after} that share no resource alike"
+            )
+    return "maps links that share a resource to links that do not share one at the same costs"
+
+
+def _relay_fault(
+    carried: Mapping[int, frozenset[int]], ranks: Sequence[int], links: Sequence[int]
+) -> int | None:
+    """A link whose relays do not map to those of its image."""
+    for link, admitted in carried.items():
+        if carried.get(links[link]) != frozenset(ranks[r] for r in admitted):
+            return link
+    return None

@@ -1,0 +1,241 @@
+"""The fields of the published tool's files, and its sketch in our terms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    StrictBool,
+    Tag,
+    model_validator,
+)
+
+from taccl.errors import SketchError, TopologyError
+from taccl.sketch.sketch import LocalRanks, PerLocalRank, Sketch
+from taccl.sketch.validation import validated
+from taccl.units import exact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["TopologyFile", "sketch_from_file", "topology_from_file"]
+
+Cost = Annotated[Any, BeforeValidator(lambda value: exact(_number(value)))]
+OptionalCost = Annotated[Any, BeforeValidator(lambda value: None if value is None else exact(_number(value)))]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Matrix = tuple[tuple[Cost, ...], ...]
+
+_POLICIES = {"uc-min": "min-connections", "uc-max": "max-connections"}
+_LINK_USE = {"none": "free", "switch": "free", "minmax": "min-max", "maxmin": "max-min"}
+
+#: Our fields by the names that the published tool's file gives them, for messages.
+_FIELDS = {
+    "nodes": "nnodes",
+    "internode": "internode_sketch",
+    "internode.connections": "internode_sketch.internode_conn",
+    "internode.relays": "internode_sketch.gpus_to_sender_rev_map",
+    "internode.own_before_relayed": "internode_sketch.enforce_ordering",
+    "switch": "intranode_sketch.switches",
+    "symmetry": "symmetry_offsets",
+    "objective.link_use": "intranode_sketch.strategy",
+    "chunks.per_rank": "hyperparameters.input_chunkup",
+}
+
+
+def _number(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, list, dict)):
+        raise ValueError(f"found {value!r}; expected a number; correct the value")
+    return value
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TopologyFile(_File):
+    """A topology file: costs are for one chunk, in a unit that the file does not name.
+
+    Matrices are indexed [destination][source].
+    """
+
+    name: str
+    gpus_per_node: Count
+    nics_per_node: int | None = Field(default=None, strict=True)
+    alpha: Cost
+    node_betas_list: tuple[Cost, ...] | None = None
+    node_invbws_list: tuple[Cost, ...] | None = None
+    remote_alpha: OptionalCost = None
+    remote_beta: OptionalCost = None
+    remote_invbw: OptionalCost = None
+    links: tuple[tuple[Annotated[int, Field(strict=True, ge=0)], ...], ...] | None = None
+    betas: Matrix | None = None
+    invbws: Matrix | None = None
+
+    _source: str = PrivateAttr(default="")
+
+    @property
+    def source(self) -> str:
+        return self._source
+
+    def where(self, field: str) -> str:
+        """``"file: field"``, for messages."""
+        return f"{self._source}: {field}"
+
+    @model_validator(mode="after")
+    def _costs_of_node(self) -> Self:
+        lists, matrices = ("node_betas_list", "node_invbws_list"), ("links", "betas", "invbws")
+        wanted = lists if self.links is None else matrices
+        for field in wanted:
+            if getattr(self, field) is None:
+                raise ValueError(
+                    f"found no {field}; expected {' and '.join(wanted)}; add it (a custom topology has "
+                    f"{', '.join(matrices)} instead)"
+                )
+        for field in lists if self.links is not None else ():
+            if getattr(self, field) is not None:
+                raise ValueError(f"found {field} beside links; expected one of the two; remove one")
+        size = self.gpus_per_node
+        for field in matrices if self.links is not None else ():
+            rows = getattr(self, field)
+            if len(rows) != size or any(len(row) != size for row in rows):
+                raise ValueError(
+                    f"found {field} of another shape; expected {size} rows of {size}; correct it"
+                )
+        return self
+
+
+class _Intranode(_File):
+    strategy: Literal["none", "minmax", "maxmin", "switch"]
+    switches: tuple[LocalRanks, ...] | None = None
+    switch_hyperedge_strategy: tuple[Literal["uc-min", "uc-max"], ...] | None = None
+
+    @model_validator(mode="after")
+    def _switches_if_asked(self) -> Self:
+        given = (self.switches or (), self.switch_hyperedge_strategy or ())
+        if self.strategy != "switch" and any(given):
+            raise ValueError(
+                f"found switches beside strategy {self.strategy!r}, which ignores them; expected strategy "
+                "'switch'; correct one of the two"
+            )
+        if self.strategy == "switch" and (not given[0] or len(given[0]) != len(given[1])):
+            raise ValueError(
+                f"found {len(given[0])} switches and {len(given[1])} entries of switch_hyperedge_strategy; "
+                "expected one for each of at least one switch; correct the lists"
+            )
+        return self
+
+
+class _Internode(_File):
+    strategy: Literal["relay"]
+    internode_conn: Annotated[
+        Annotated[PerLocalRank, Tag("as-table")]
+        | Annotated[Literal["fully-connected", "direct-map"], Tag("as-word")],
+        Discriminator(lambda value: "as-word" if isinstance(value, str) else "as-table"),
+    ]
+    gpus_to_sender_rev_map: PerLocalRank | None = None
+    enforce_ordering: StrictBool = False
+
+
+class _Hyperparameters(_File):
+    input_chunkup: Count = 1
+    #: The published tool ignores it.
+    heuristic: Any = None
+
+
+class _SketchFile(_File):
+    nnodes: Count
+    intranode_sketch: _Intranode
+    internode_sketch: _Internode | None = None
+    symmetry_offsets: tuple[
+        tuple[Annotated[int, Field(strict=True, ge=1)], Annotated[int, Field(strict=True, ge=1)]], ...
+    ] = ()
+    hyperparameters: _Hyperparameters = _Hyperparameters()
+
+    @model_validator(mode="after")
+    def _connected(self) -> Self:
+        if self.nnodes > 1 and self.internode_sketch is None:
+            raise ValueError(
+                f"found nnodes {self.nnodes} and no internode_sketch; expected connections between nodes; "
+                "add them"
+            )
+        return self
+
+
+def topology_from_file(data: Mapping[str, Any], *, source: str) -> TopologyFile:
+    """The fields of a topology file, from JSON.
+
+    Raises
+    ------
+    TopologyError
+        If a field is missing, unknown or of the wrong type.
+    """
+    if "nnodes" in data:
+        raise TopologyError("found a sketch file; expected a topology file; swap the two", where=source)
+    file = validated(TopologyFile, data, source=source, error=TopologyError)
+    file._source = source
+    return file
+
+
+def sketch_from_file(data: Mapping[str, Any], *, source: str, name: str) -> Sketch:
+    """The published tool's sketch in our terms, from JSON.
+
+    Raises
+    ------
+    SketchError
+        If a field is missing, unknown or of the wrong type.
+    """
+    if "gpus_per_node" in data:
+        raise SketchError("found a topology file; expected a sketch file; swap the two", where=source)
+    file = validated(_SketchFile, data, source=source)
+    content: dict[str, Any] = {
+        "schema": 1,
+        "name": name,
+        "nodes": file.nnodes,
+        "chunks": {"per_rank": file.hyperparameters.input_chunkup},
+        "objective": {"link_use": _LINK_USE[file.intranode_sketch.strategy], "weight": "0.01"},
+        "switch": _switches(file.intranode_sketch, source),
+        "symmetry": [{"offset": offset, "group": group} for offset, group in file.symmetry_offsets],
+        "merging": {"max": 6, "links": "internode"},
+    }
+    if file.internode_sketch is not None:
+        content["internode"] = {
+            "connections": file.internode_sketch.internode_conn,
+            "own_before_relayed": file.internode_sketch.enforce_ordering,
+            "crossing": "direct",
+        }
+        if file.internode_sketch.gpus_to_sender_rev_map is not None:
+            content["internode"]["relays"] = file.internode_sketch.gpus_to_sender_rev_map
+    return Sketch.from_dict(content, source=source, fields=_FIELDS)
+
+
+def _switches(intranode: _Intranode, source: str) -> list[dict[str, Any]]:
+    """Switches, equal ones taken together as the planes of one."""
+    where = f"{source}: intranode_sketch.switches"
+    planes: dict[frozenset[int], list[str]] = {}
+    for ranks, policy in zip(
+        intranode.switches or (), intranode.switch_hyperedge_strategy or (), strict=True
+    ):
+        for other in planes:
+            if other & set(ranks) and other != set(ranks):
+                raise SketchError(
+                    f"found {sorted(ranks)} and {sorted(other)}; expected switches that are equal or "
+                    "disjoint; correct the lists",
+                    where=where,
+                )
+        planes.setdefault(frozenset(ranks), []).append(policy)
+    switches = []
+    for joined, policies in planes.items():
+        if len(set(policies)) > 1:
+            raise SketchError(
+                f"found {sorted(set(policies))} for the equal switches {sorted(joined)}; expected one policy "
+                "for all planes of a switch; make them equal",
+                where=f"{source}: intranode_sketch.switch_hyperedge_strategy",
+            )
+        switches.append({"ranks": sorted(joined), "policy": _POLICIES[policies[0]], "planes": len(policies)})
+    return switches

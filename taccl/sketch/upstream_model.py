@@ -1,0 +1,269 @@
+"""The published tool's cost model: what its topology file and a sketch make of links and ports.
+
+Inside a node, a send costs a whole number of the file's units, without a separate alpha; with switches,
+what a rank sends through a plane, and what it receives through it, is serialised. Between nodes there are
+only the links that the sketch asks for. Each has a fixed share of the NICs, and beyond two nodes a rank's
+remote sends, and its remote receives, are serialised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import SketchError, TopologyError
+from taccl.topology.parts import check_num_links
+from taccl.topology.topology import TopologyBuilder
+from taccl.units import BYTES_PER_MB
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.sketch.sketch import Sketch
+    from taccl.sketch.upstream_files import TopologyFile
+    from taccl.topology.topology import Topology
+
+__all__ = ["UpstreamModel", "machine_of"]
+
+#: Structures by the first letters of a topology file's name; the machine overrides the file's NICs.
+_MACHINES = {"ndv2": ("ndv2", 8, 1), "dgx2": ("dgx2", 16, 8)}
+
+#: NDv2's NVLinks: pairs of local ranks joined by two, and by one.
+_NDV2_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
+_NDV2_SINGLE = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
+
+
+def machine_of(file: TopologyFile) -> tuple[str, int, int] | None:
+    """Machine, ranks in a node and NICs that the file's name stands for."""
+    if file.links is not None:
+        return None
+    return next((each for prefix, each in _MACHINES.items() if file.name.lower().startswith(prefix)), None)
+
+
+@dataclass(frozen=True)
+class UpstreamModel:
+    """The published tool's model of a topology file and a sketch.
+
+    Parameters
+    ----------
+    nodes : int
+    chunk_bytes : int
+        Bytes that the file's costs are for.
+    time_unit_us : Fraction
+        Microseconds in the file's unit of time.
+    """
+
+    file: TopologyFile
+    sketch: Sketch
+    nodes: int
+    chunk_bytes: int
+    time_unit_us: Fraction
+
+    def build(self) -> Topology:
+        """Links inside nodes, links that the sketch asks for between nodes, and the ports they hold."""
+        file = self.file
+        machine = machine_of(file)
+        if machine is not None and file.gpus_per_node != machine[1]:
+            raise TopologyError(
+                f"found {file.gpus_per_node}; expected {machine[1]}, as {machine[0]} has; correct it",
+                where=file.where("gpus_per_node"),
+            )
+        self._check_size()
+        builder = TopologyBuilder(
+            f"{file.name} x{self.nodes}",
+            [node for node in range(self.nodes) for _ in range(file.gpus_per_node)],
+            profile=file.name,
+            machine=machine[0] if machine else "",
+            cost_model="upstream",
+        )
+        pairs = self._node_links()
+        for node in range(self.nodes):
+            self._add_node(builder, node, pairs)
+        if self.nodes > 1:
+            self._add_internode(builder)
+        return builder.build()
+
+    def _check_size(self) -> None:
+        """Raise `TopologyError` for a topology that memory could not hold."""
+        size = self.file.gpus_per_node
+        parallel = max((max(row) for row in self.file.links), default=1) if self.file.links else 1
+        planes = max((switch.planes or 1 for switch in self.sketch.switch), default=1)
+        num_links = size**2 * self.nodes * (parallel * planes + self.nodes - 1)
+        check_num_links(num_links, where=self.file.where("gpus_per_node"))
+
+    def _per_mb(self, cost_of_chunk: int, field: str) -> Fraction:
+        """us per MB of a link over which a chunk costs so many of the file's units."""
+        if cost_of_chunk <= 0:
+            raise TopologyError(
+                "the published tool truncates costs to whole units, which leaves 0 for a chunk; expected at "
+                "least 1; multiply every cost in the file by one factor, and divide time_unit_us by it",
+                where=self.file.where(field),
+            )
+        return cost_of_chunk * self.time_unit_us * Fraction(BYTES_PER_MB, self.chunk_bytes)
+
+    def _node_links(self) -> list[tuple[int, int, int, Fraction, Fraction]]:
+        """Links inside a node: source, destination, how many in parallel, beta, and alpha + beta."""
+        file = self.file
+        ranks = range(file.gpus_per_node)
+        if file.links is not None and file.betas is not None and file.invbws is not None:
+            return [
+                (src, dst, file.links[dst][src], file.betas[dst][src], file.invbws[dst][src])
+                for src in ranks for dst in ranks if src != dst and file.links[dst][src]
+            ]  # fmt: skip
+        betas, totals = file.node_betas_list or (), file.node_invbws_list or ()
+        ndv2 = (machine_of(file) or ("",))[0] == "ndv2"
+        expected = 2 if ndv2 else 1
+        for field, found in (("node_betas_list", betas), ("node_invbws_list", totals)):
+            if len(found) != expected:
+                rule = (
+                    ": a double NVLink, then a single one"
+                    if ndv2
+                    else " (two for a name that starts with NDv2)"
+                )
+                raise TopologyError(
+                    f"found {len(found)} entries; expected {expected}{rule}; correct the list",
+                    where=file.where(field),
+                )
+        if not ndv2:
+            return [(src, dst, 1, betas[0], totals[0]) for src in ranks for dst in ranks if src != dst]
+        kinds = {pair: kind for kind, group in enumerate((_NDV2_DOUBLE, _NDV2_SINGLE)) for pair in group}
+        return [
+            (src, dst, 1, betas[kind], totals[kind])
+            for (a, b), kind in sorted(kinds.items()) for src, dst in ((a, b), (b, a))
+        ]  # fmt: skip
+
+    def _add_node(
+        self, builder: TopologyBuilder, node: int, pairs: Sequence[tuple[int, int, int, Fraction, Fraction]]
+    ) -> None:
+        """Links inside one node; a switch's planes serialise what a rank sends, and what it receives."""
+        base = node * self.file.gpus_per_node
+        planes = self._planes()
+        ports: dict[tuple[int, int, int, str], int] = {}
+        through: dict[tuple[int, int], list[int]] = {}
+        for src, dst, parallel, beta, total in pairs:
+            switch, num_planes = planes.get((src, dst), (None, 1))
+            # The tool adds alpha only where it splits a switch; elsewhere it takes the file's own total.
+            cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
+            per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
+            for plane in range(num_planes):
+                for _ in range(parallel):
+                    name = f"plane {plane}" if num_planes > 1 else ""
+                    link = builder.add_link(
+                        base + src, base + dst, alpha_us=0, beta_us_per_mb=per_mb, name=name
+                    )
+                    if switch is None:
+                        continue
+                    through.setdefault((switch, plane), []).append(link)
+                    for rank, side in ((src, "send"), (dst, "receive")):
+                        port = (switch, plane, rank, side)
+                        if port not in ports:
+                            way = "out of" if side == "send" else "into"
+                            ports[port] = builder.add_resource(
+                                f"port {way} rank {base + rank} at plane {plane} of switch {switch}"
+                            )
+                        builder.add_hold(
+                            link,
+                            ports[port],
+                            alpha_us=0,
+                            beta_us_per_mb=per_mb,
+                            side=side,  # type: ignore[arg-type]
+                        )
+        for (switch, plane), links in through.items():
+            ranks = [base + local for local in self.sketch.switch[switch].ranks]
+            builder.add_switch(f"plane {plane} of switch {switch} of node {node}", ranks, links)
+
+    def _planes(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """The switch between two local ranks, and its number of planes."""
+        joined: dict[tuple[int, int], tuple[int, int]] = {}
+        for index, switch in enumerate(self.sketch.switch):
+            for src in switch.ranks:
+                if src >= self.file.gpus_per_node:
+                    raise SketchError(
+                        f"rank {src} does not exist; {self.file.name} has local ranks "
+                        f"0-{self.file.gpus_per_node - 1}",
+                        where=self.sketch.where(f"switch[{index}].ranks"),
+                    )
+                for dst in switch.ranks:
+                    if joined.get((src, dst), (index, 0))[0] != index:
+                        raise SketchError(
+                            f"ranks {src} and {dst} are in two switches; expected switches that are equal or "
+                            "disjoint under the upstream cost model; correct the lists",
+                            where=self.sketch.where(f"switch[{index}].ranks"),
+                        )
+                    joined[src, dst] = index, switch.planes or 1
+        return joined
+
+    def _add_internode(self, builder: TopologyBuilder) -> None:
+        """The sketch's connections for every ordered pair of nodes, with the NICs split evenly."""
+        file = self.file
+        connections = self._connections()
+        if file.remote_alpha is None or file.remote_beta is None:
+            missing = "remote_alpha" if file.remote_alpha is None else "remote_beta"
+            raise TopologyError(
+                f"found nothing; expected a cost, because the sketch has {self.nodes} nodes; add it",
+                where=file.where(missing),
+            )
+        nics = (machine_of(file) or ("", 0, file.nics_per_node))[2]
+        if nics is None or nics < 1:
+            raise TopologyError(
+                f"found {nics or 'nothing'}; expected the number of NICs, because the sketch has "
+                f"{self.nodes} nodes; add it",
+                where=file.where("nics_per_node"),
+            )
+        num_links = sum(len(receivers) for receivers in connections.values())
+        per_mb = self._per_mb(int(file.remote_beta * num_links / nics), "remote_beta")
+        alpha_us = file.remote_alpha * self.time_unit_us
+        size = file.gpus_per_node
+        ports: dict[tuple[int, str], int] = {}
+        for here in range(self.nodes):
+            for there in range(self.nodes):
+                if here == there:
+                    continue
+                for sender, receivers in connections.items():
+                    for receiver in receivers:
+                        src, dst = here * size + sender, there * size + receiver
+                        link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=per_mb)
+                        if self.nodes == 2:
+                            continue
+                        for rank, side in ((src, "send"), (dst, "receive")):
+                            if (rank, side) not in ports:
+                                way = "out of" if side == "send" else "into"
+                                ports[rank, side] = builder.add_resource(f"remote port {way} rank {rank}")
+                            builder.add_hold(
+                                link,
+                                ports[rank, side],
+                                alpha_us=alpha_us,
+                                beta_us_per_mb=per_mb,
+                                side=side,  # type: ignore[arg-type]
+                            )
+
+    def _connections(self) -> dict[int, tuple[int, ...]]:
+        """Receivers of every sending local rank."""
+        size = self.file.gpus_per_node
+        internode = self.sketch.internode
+        if internode is None:
+            raise SketchError(
+                f"found nothing; expected connections between nodes, because the sketch has {self.nodes} "
+                "nodes; add them",
+                where=self.sketch.where("internode"),
+            )
+        connections: Any = internode.connections
+        if connections == "direct-map":
+            return {rank: (rank,) for rank in range(size)}
+        if connections in (None, "fully-connected"):
+            return {rank: tuple(range(size)) for rank in range(size)}
+        where = self.sketch.where("internode.connections")
+        for rank in (each for sender, receivers in connections.items() for each in (sender, *receivers)):
+            if rank >= size:
+                raise SketchError(
+                    f"rank {rank} does not exist; {self.file.name} has local ranks 0-{size - 1}", where=where
+                )
+        fanouts = sorted({len(receivers) for receivers in connections.values()})
+        if len(fanouts) > 1:
+            raise SketchError(
+                f"found senders with {fanouts[0]} and with {fanouts[-1]} receivers; expected equally many "
+                "under the upstream cost model; correct the connections",
+                where=where,
+            )
+        return dict(connections)

@@ -1,0 +1,121 @@
+"""Data from a file into a pydantic model; what does not fit becomes one sentence with file and field."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from taccl.errors import InputError, SketchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
+
+__all__ = ["UNION_TAGS", "validated"]
+
+#: Tags of discriminated unions, which pydantic puts into an error's path, and what they stand for.
+UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of pairs"}
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(
+    model: type[Model],
+    data: Mapping[str, Any],
+    *,
+    source: str,
+    error: type[InputError] = SketchError,
+    rename: Mapping[str, str] | None = None,
+) -> Model:
+    """An instance of `model`.
+
+    Parameters
+    ----------
+    source : str
+        The file, for messages.
+    error : type
+        The class of error to raise.
+    rename : mapping, optional
+        What the file calls a field, where it is of another format.
+
+    Raises
+    ------
+    InputError
+        Of the class `error`, naming the first field that does not fit, and then all others.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as failure:
+        faults = [_fault(model, each) for each in failure.errors(include_url=False)]
+    faults = [(_renamed(path, rename or {}), sentence) for path, sentence in faults]
+    path, sentence = faults[0]
+    rest = "".join(f"; also {field}: {text}" for field, text in faults[1:])
+    where = ": ".join(part for part in (source, path) if part)
+    raise error(sentence + rest, where=where or None)
+
+
+def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
+    """The path of the field at fault, and a sentence about it."""
+    loc = [part for part in error["loc"] if part not in UNION_TAGS and part != "[key]"]
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    kind, found = error["type"], _shown(error["input"])
+    if kind == "missing":
+        return path, "found nothing; this field is required; add it"
+    if kind == "extra_forbidden":
+        known = _fields_at(model, loc[:-1])
+        near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]!r}?" if near else "remove it"
+        return path, f"found an unknown field; expected one of {', '.join(known)}; {advice}"
+    context = error.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, InputError):
+        return path, cause.message
+    if isinstance(cause, ValueError):
+        return path, str(cause)
+    expected = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+    expected = (expected[:1].lower() + expected[1:]).partition(", unable")[0]
+    if kind == "union_tag_invalid":
+        expected = " or ".join(UNION_TAGS[tag.strip("'")] for tag in context["expected_tags"].split(", "))
+    elif kind == "tuple_type":
+        expected = "a list"
+    elif kind in ("too_short", "too_long"):
+        expected = f"{context.get('min_length', context.get('max_length'))} items"
+    elif expected.startswith(("greater", "less")):
+        expected = f"a number {expected}"
+    return path, f"found {found}; expected {expected}; correct the value"
+
+
+def _renamed(path: str, rename: Mapping[str, str]) -> str:
+    """A field as its file calls it."""
+    parent, bracket, rest = path.partition("[")
+    return f"{rename.get(parent, parent)}{bracket}{rest}"
+
+
+def _shown(value: object) -> str:
+    """A value as a person wrote it, cut to fit a sentence."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
+    """Names of the fields that a file may have at a path."""
+    here: Any = model
+    for part in loc:
+        if isinstance(part, str) and isinstance(here, type) and issubclass(here, BaseModel):
+            by_name = {field.alias or name: field for name, field in here.model_fields.items()}
+            here = _model_in(by_name[part].annotation) if part in by_name else here
+    return [field.alias or name for name, field in here.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> Any:
+    """The model named somewhere in an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_model_in(each) for each in typing.get_args(annotation))
+    return next((each for each in inner if each is not None), None)

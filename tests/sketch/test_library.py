@@ -1,0 +1,79 @@
+"""Sketches by shipped name, and by path."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl import collective as collectives
+from taccl.errors import FormatError, SketchError
+from taccl.sketch.library import load_sketch, shipped_sketches
+
+
+def test_shipped_names():
+    """Both machines come with sk1 and sk2 for one, two and four nodes."""
+    expected = {f"{m}/{s}{n}" for m in ("ndv2", "dgx2") for s in ("sk1", "sk2") for n in ("", "-n1", "-n4")}
+    assert expected | {"ndv2/sk3"} == set(shipped_sketches())
+
+
+@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
+@pytest.mark.parametrize("name", shipped_sketches())
+def test_every_shipped_sketch_applies(name, collective):
+    """Each fits the machine that it names, whole symmetry included."""
+    sketch = load_sketch(name)
+    topology = sketch.topology()
+    chunks = collectives.make(collective, topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
+    problem = sketch.apply(topology, chunks)
+    assert problem.notes == ()
+    assert len(problem.clauses.symmetry) == len(sketch.symmetry)
+
+
+@pytest.mark.parametrize("name", shipped_sketches())
+def test_shipped_name_follows_from_the_path(name):
+    """A sketch is called after its file."""
+    assert load_sketch(name).name == name.replace("/", "-")
+
+
+@pytest.mark.parametrize(
+    ("machine", "stem"), [("ndv2", "sk1"), ("ndv2", "sk2"), ("dgx2", "sk1"), ("dgx2", "sk2")]
+)
+def test_four_nodes_are_two_rescaled(machine, stem):
+    """The shipped sketch for four nodes is what `with_nodes` makes of the one for two."""
+    two, four = (
+        load_sketch(f"{machine}/{stem}").with_nodes(4).to_dict(),
+        load_sketch(f"{machine}/{stem}-n4").to_dict(),
+    )
+    assert {**two, "name": ""} == {**four, "name": ""}
+
+
+def test_path_to_toml_and_json(tmp_path):
+    """Both forms of the schema are read from a path."""
+    (tmp_path / "a.toml").write_text("schema = 1\nname = 'a'")
+    (tmp_path / "a.json").write_text('{"schema": 1, "name": "a"}')
+    assert load_sketch(tmp_path / "a.toml").to_dict() == load_sketch(str(tmp_path / "a.json")).to_dict()
+
+
+def test_upstream_sketch_is_recognised(shared_data):
+    """A file of the published tool is known by its content."""
+    sketch = load_sketch(shared_data / "upstream-taccl" / "sketch" / "sk1-ndv2-n2.json")
+    assert (sketch.name, sketch.nodes) == ("sk1-ndv2-n2", 2)
+
+
+def test_unknown_name():
+    """A name near to a shipped one is suggested."""
+    with pytest.raises(SketchError, match=r"ndv2/sk9: found no such file .*did you mean 'ndv2/sk"):
+        load_sketch("ndv2/sk9")
+
+
+def test_missing_file():
+    """A path is not taken for a name."""
+    with pytest.raises(FormatError, match=r"none\.toml: found no such file"):
+        load_sketch("none.toml")
+
+
+def test_message_has_the_path(tmp_path):
+    """A wrong field is told with the path as it was given."""
+    path = tmp_path / "a.toml"
+    path.write_text("schema = 1\nnode = 2")
+    with pytest.raises(SketchError) as caught:
+        load_sketch(path)
+    assert str(caught.value).startswith(f"{path}: node: ")

@@ -1,0 +1,121 @@
+"""Whether every chunk can reach its destinations, and which clause keeps it from them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from taccl import collective as collectives
+from taccl.errors import SketchError, TopologyError
+from taccl.problem import Clauses, make_problem
+from taccl.sketch.library import load_sketch
+from taccl.sketch.reachability import check_reachable
+from taccl.sketch.sketch import Sketch
+from taccl.topology.machines import dgx2, ndv2
+from taccl.topology.topology import TopologyBuilder
+
+
+def apply(text: str, name: str = "allgather", **options: int):
+    """A sketch on two NDv2 nodes."""
+    sketch = Sketch.from_toml(f"schema = 1\n{text}", source="a.toml")
+    return sketch.apply(ndv2(2), collectives.make(name, 16, **options), chunk_size="1MB")
+
+
+def test_relays_that_nobody_carries():
+    """Local rank 0 sends only its own chunk, so rank 1's never leaves the node."""
+    with pytest.raises(
+        SketchError,
+        match=r"a\.toml: internode\.relays: chunk 1 of allgather cannot get from rank 1 to rank 8",
+    ):
+        apply("[internode]\nconnections = {0=[1]}\nrelays = {0=[0]}")
+
+
+def test_reduction_needs_a_path_to_the_root():
+    """Contributions to the chunk rooted at rank 1 have no link that carries them to its node."""
+    with pytest.raises(
+        SketchError, match=r"contribution of rank 8 to chunk 1 of allreduce .* rank 8 to rank 1:"
+    ):
+        apply("[internode]\nconnections = {0=[1]}\nrelays = {0=[0]}", "allreduce")
+
+
+def test_intranode_links_that_cut_a_node():
+    """With 0->1 alone inside a node and one connection between nodes, rank 0's chunk gets nowhere else."""
+    with pytest.raises(
+        SketchError, match=r"a\.toml: intranode\.links: chunk 0 of allgather .* rank 0 to rank 2"
+    ):
+        apply("[internode]\nconnections = {0=[1]}\n[intranode]\nlinks = [[0, 1]]")
+
+
+def test_either_of_two_clauses_may_be_loosened():
+    """Chunks arrive at local rank 1, from where the links inside a node lead nowhere: both clauses do it."""
+    with pytest.raises(SketchError, match=r"internode\.connections leaves .*\(or intranode\.links\)"):
+        apply(
+            "[internode]\nconnections = {0=[1]}\n[intranode]\n"
+            "links = [[0,1],[0,2],[0,3],[0,4],[2,6],[3,7],[4,5],[2,0],[3,0],[4,0],[6,2],[7,3],[5,4]]"
+        )
+
+
+def test_crossing_that_bans_a_detour():
+    """Nodes 0 -> 1 -> 2 in a row: a chunk for rank 2 would pass through node 1, which has no use for it."""
+    builder = TopologyBuilder("row", [0, 1, 2])
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    collective = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
+    with pytest.raises(SketchError, match=r"row-sketch: internode\.crossing: chunk 0 of custom"):
+        Sketch.from_toml("schema = 1\nname = 'row-sketch'\n[internode]").apply(
+            builder.build(), collective, chunk_size=1
+        )
+
+
+def test_clauses_that_only_together_forbid():
+    """Each of relays and links alone still leaves a path; the message names both."""
+    builder = TopologyBuilder("pair", [0, 1])
+    for _ in range(2):
+        builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    clauses = Clauses(links_allowed=frozenset(), carries_from={0: frozenset(), 1: frozenset()})
+    problem = make_problem(
+        builder.build(), collectives.custom(2, precondition={0: [0]}, postcondition={0: [1]}),
+        chunk_bytes=1, clauses=clauses,
+    )  # fmt: skip
+    with pytest.raises(SketchError, match=r"internode\.relays and internode\.connections together"):
+        check_reachable(problem)
+
+
+def test_topology_without_a_path():
+    """Where no sketch is to blame, the topology is."""
+    builder = TopologyBuilder("line", [0, 0, 0])
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
+    with pytest.raises(
+        TopologyError, match="chunk 0 of allgather cannot get from rank 0 to rank 2: line has no path"
+    ):
+        Sketch().apply(builder.build(), collectives.allgather(3), chunk_size=1)
+
+
+def test_reduce_needs_no_way_back():
+    """Links into the root are enough for reduce, and not for allreduce."""
+    builder = TopologyBuilder("in", [0, 0])
+    builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
+    topology = builder.build()
+    Sketch().apply(topology, collectives.reduce(2), chunk_size=1)
+    with pytest.raises(TopologyError):
+        Sketch().apply(topology, collectives.allreduce(2), chunk_size=1)
+
+
+def test_scan_starts_where_prefixes_are_made():
+    """A chain 0 -> 1 -> 2 is all that a scan needs."""
+    builder = TopologyBuilder("chain", [0, 0, 0])
+    for rank in (0, 1):
+        builder.add_link(rank, rank + 1, alpha_us=1, beta_us_per_mb=1)
+    Sketch().apply(builder.build(), collectives.scan(3), chunk_size=1)
+
+
+def test_many_chunks_are_checked_fast():
+    """2,048 chunks on 32 ranks take far less than half a second."""
+    collective = collectives.alltoall(32, chunks_per_rank=2)
+    problem = load_sketch("dgx2/sk1").apply(dgx2(2), collective)
+    start = time.perf_counter()
+    check_reachable(replace(problem))
+    assert time.perf_counter() - start < 0.5

@@ -1,0 +1,191 @@
+"""The sketch file: fields, errors, and writing it back."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+
+from taccl.errors import SketchError
+from taccl.sketch.sketch import Sketch
+
+
+def read(text: str) -> Sketch:
+    """A sketch from the body of a TOML file."""
+    return Sketch.from_toml(f"schema = 1\n{text}", source="a.toml")
+
+
+def test_defaults_are_no_guidance():
+    """A sketch without fields has no clause."""
+    sketch = Sketch()
+    assert (sketch.internode, sketch.switch, sketch.symmetry) == (None, (), ())
+    assert (sketch.intranode.links, sketch.merging.max, sketch.merging.links) == ("all", 6, "internode")
+    assert (sketch.objective_weight, sketch.routing_slack) == (Fraction(1, 100), Fraction(1, 10))
+
+
+def test_connections_are_numbers():
+    """Keys of a TOML table are text; ours are local ranks."""
+    assert read("[internode]\nconnections = { 0 = [1, 2] }").internode.connections == {0: (1, 2)}
+
+
+def test_crossing_is_direct_by_default():
+    """A sketch that speaks of nodes bans detours through them."""
+    assert read("[internode]").internode.crossing == "direct"
+
+
+def test_chunk_size_has_units():
+    """MB is 10**6 bytes."""
+    assert read("[chunks]\nsize = '2MB'").chunk_bytes == 2_000_000
+
+
+def test_json_is_the_same_schema():
+    """JSON with the same fields gives the same sketch."""
+    text = json.dumps({"schema": 1, "internode": {"connections": {"0": [1]}}})
+    assert Sketch.from_json(text).to_dict() == read("[internode]\nconnections = {0 = [1]}").to_dict()
+
+
+def test_toml_round_trip():
+    """What is written reads back the same."""
+    text = """
+name = "a \\"b\\""
+machine = "ndv2"
+nodes = 2
+[chunks]
+size = "1MB"
+[internode]
+connections = { 0 = [1], 2 = [3] }
+relays = { 0 = [0, 1] }
+own_before_relayed = true
+[intranode]
+links = [[0, 1], [1, 0]]
+[[switch]]
+ranks = [0, 1]
+policy = "max-connections"
+planes = 2
+[[symmetry]]
+offset = 8
+group = 16
+strict = true
+[routing]
+slack = 0.25
+[merging]
+links = "none"
+"""
+    sketch = read(text)
+    assert Sketch.from_toml(sketch.to_toml()).to_dict() == sketch.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("machne = 'ndv2'", r"a\.toml: machne: found an unknown field; .*did you mean 'machine'"),
+        ("[internode]\nconections = {0=[1]}", r"internode\.conections: .*did you mean 'connections'"),
+        ("[[switch]]\nranks = [0]\npolcy = 'free'", r"switch\[0\]\.polcy: .*did you mean 'policy'"),
+        ("nodes = '2'", r"nodes: found '2'; expected a valid integer"),
+        ("nodes = 0", r"nodes: found 0; expected a number greater than or equal to 1"),
+        ("[chunks]\nsize = '1 banana'", r"chunks\.size: found '1 banana'; expected a size"),
+        ("[internode]\nconnections = 'all'", "found 'all'; expected 'fully-connected' or 'direct-map'"),
+        ("[internode]\nconnections = [[0, 1]]", r"internode\.connections: .*expected a table or a word"),
+        (
+            "[internode]\nconnections = {x = [1]}",
+            r"internode\.connections\.x: found 'x'; expected a valid int",
+        ),
+        ("[internode]\nconnections = {0 = []}", r"internode\.connections\.0: found an empty list"),
+        ("[internode]\nconnections = {0 = [1, 1]}", r"found \[1, 1\]; expected each once"),
+        ("[internode]\nconnections = {0 = [-1]}", r"connections\.0\[0\]: found -1"),
+        ("[internode]\nconnections = {0=[1]}\nrelays = {3=[3]}", "relays of local rank 3, which sends to no"),
+        ("[internode]\nown_before_relayed = 1", "own_before_relayed: found 1; expected a valid boolean"),
+        ("[intranode]\nlinks = [[0, 1, 2]]", r"intranode\.links\[0\]: found \[0, 1, 2\]; expected 2 items"),
+        ("[[switch]]\npolicy = 'free'", r"switch\[0\]\.ranks: found nothing; this field is required"),
+        (
+            "[[switch]]\nranks = [0]\npolicy = 'uc-min'",
+            "expected 'min-connections', 'max-connections' or 'free'",
+        ),
+        ("[symmetry]\noffset = 8\ngroup = 16", "symmetry: .*expected a list"),
+        ("[[symmetry]]\noffset = 8\ngroup = 8", "offset 8 in groups of 8, which moves no rank"),
+        ("[routing]\nslack = -0.5", r"routing\.slack: found -0.5"),
+        ("[merging]\nmax = 0", r"merging\.max: found 0"),
+    ],
+)
+def test_wrong_field_is_named(text, message):
+    """One sentence has the file, the field, what was found and what was expected."""
+    with pytest.raises(SketchError, match=message) as caught:
+        read(text)
+    assert str(caught.value).startswith("a.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_all_faults_are_told():
+    """The first fault leads; the others follow."""
+    with pytest.raises(SketchError, match=r"^a\.toml: nodes: .*; also merging\.max: "):
+        read("nodes = 0\n[merging]\nmax = 0")
+
+
+def test_missing_version():
+    """A file has to say which schema it follows."""
+    with pytest.raises(SketchError, match=r"a\.toml: schema: .*add 'schema = 1'"):
+        Sketch.from_toml("name = 'x'", source="a.toml")
+
+
+def test_later_version():
+    """A file of another schema is refused."""
+    with pytest.raises(SketchError, match=r"a\.toml: schema: found 2; expected 1"):
+        Sketch.from_toml("schema = 2", source="a.toml")
+
+
+def test_with_nodes_stretches_what_spans_all_nodes():
+    """Offset 8 in 16 over two nodes of 8 becomes offset 8 in 32 over four; offset 4 in 8 stays."""
+    sketch = read(
+        "machine = 'ndv2'\nnodes = 2\n"
+        "[[symmetry]]\noffset = 8\ngroup = 16\n[[symmetry]]\noffset = 4\ngroup = 8"
+    )
+    four = sketch.with_nodes(4)
+    assert four.nodes == 4
+    assert [(entry.offset, entry.group) for entry in four.symmetry] == [(8, 32), (4, 8)]
+
+
+def test_with_nodes_drops_what_moves_nothing():
+    """With one node, moving to the next node moves no rank."""
+    one = read("machine = 'ndv2'\nnodes = 2\n[[symmetry]]\noffset = 8\ngroup = 16").with_nodes(1)
+    assert one.symmetry == ()
+
+
+def test_with_nodes_refuses_what_it_cannot_rescale():
+    """A symmetry that mixes ranks of two nodes has no meaning for four."""
+    sketch = read("machine = 'ndv2'\nnodes = 2\n[[symmetry]]\noffset = 4\ngroup = 16")
+    with pytest.raises(SketchError, match=r"a\.toml: symmetry\[0\]: found offset 4 in groups of 16"):
+        sketch.with_nodes(4)
+
+
+def test_with_nodes_needs_ranks_per_node():
+    """Without a machine, the caller says how many ranks a node has."""
+    sketch = read("nodes = 2\n[[symmetry]]\noffset = 8\ngroup = 16")
+    with pytest.raises(SketchError, match="give ranks_per_node"):
+        sketch.with_nodes(4)
+    assert sketch.with_nodes(4, ranks_per_node=8).symmetry[0].group == 32
+
+
+def test_topology_of_machine():
+    """A sketch that names its machine can build it."""
+    topology = read("machine = 'ndv2'\nprofile = 'nominal'\nnodes = 2").topology()
+    assert (topology.num_nodes, topology.profile) == (2, "nominal")
+
+
+def test_topology_without_machine():
+    """A sketch that names none cannot."""
+    with pytest.raises(SketchError, match=r"a\.toml: machine: found no machine"):
+        read("").topology()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("machine = 'ndv3'", r"a\.toml: machine: found 'ndv3'"),
+        ("machine = 'ndv2'\nprofile = 'nominl'", r"a\.toml: profile: found 'nominl'"),
+    ],
+)
+def test_topology_of_unknown_machine(text, message):
+    """The file and the field are named."""
+    with pytest.raises(SketchError, match=message):
+        read(text).topology()

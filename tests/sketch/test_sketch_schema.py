@@ -1,0 +1,34 @@
+"""The published JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from taccl.sketch.library import shipped_sketches
+from taccl.sketch.schema import sketch_json_schema
+
+SKETCHES = Path(__file__).resolve().parents[2] / "sketches"
+
+
+def test_published_schema_is_current():
+    """The file beside the sketches is what the models say."""
+    assert json.loads((SKETCHES / "sketch.schema.json").read_text()) == sketch_json_schema()
+
+
+@pytest.mark.parametrize("name", shipped_sketches())
+def test_shipped_sketch_fits_the_schema(name):
+    """An editor that checks a shipped sketch finds no fault."""
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema comes with the test extra")
+    content = tomllib.loads((SKETCHES / f"{name}.toml").read_text())
+    jsonschema.validate(content, sketch_json_schema())
+
+
+def test_schema_refuses_unknown_fields():
+    """A misspelt field is a fault in an editor too."""
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema comes with the test extra")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"schema": 1, "node": 2}, sketch_json_schema())

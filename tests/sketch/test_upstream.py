@@ -1,0 +1,439 @@
+"""Files of the published tool, under both cost models."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+
+from taccl import collective as collectives
+from taccl.errors import InputError, SketchError, TopologyError
+from taccl.sketch.sketch import Sketch
+from taccl.sketch.upstream import (
+    is_upstream_topology,
+    load_problem,
+    load_upstream_sketch,
+    load_upstream_topology,
+)
+from taccl.topology.machines import dgx2, ndv2
+
+SKETCHES = {
+    "ndv2": (
+        "sk-ndv2-n1-cUp6", "sk1-ndv2-n1", "sk1-ndv2-n2", "sk1-ndv2-n4", "sk2-ndv2-n2", "sk2-ndv2-n4",
+        "sk3-ndv2-n2",
+    ),
+    "dgx2": ("sk-dgx2-n1", "sk1-dgx2-n1", "sk1-dgx2-n2", "sk2-dgx2-n2"),
+}  # fmt: skip
+SIZES = {"ndv2": ("1KB", "32KB", "1MB"), "dgx2": ("1KB", "1MB")}
+PAIRS = [(s, f"topo-{m}-{size}") for m, names in SKETCHES.items() for s in names for size in SIZES[m]]
+
+# Links, by hand. NDv2: 16 NVLink pairs, 32 links a node; DGX-2: 16 * 15 = 240. Across, for every ordered
+# pair of nodes: NDv2 sk1 one, sk2 64, sk3 eight; DGX-2 sk1 eight, sk2 sixteen.
+NUM_LINKS = {
+    "sk-ndv2-n1-cUp6": 32, "sk1-ndv2-n1": 32, "sk1-ndv2-n2": 64 + 2, "sk1-ndv2-n4": 128 + 12,
+    "sk2-ndv2-n2": 64 + 2 * 64, "sk2-ndv2-n4": 128 + 12 * 64, "sk3-ndv2-n2": 64 + 2 * 8,
+    "sk-dgx2-n1": 240, "sk1-dgx2-n1": 240, "sk1-dgx2-n2": 480 + 2 * 8, "sk2-dgx2-n2": 480 + 2 * 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def files(shared_data):
+    """A function from the stem of an upstream file to its path."""
+    folder = shared_data / "upstream-taccl"
+
+    def path(stem):
+        return folder / ("topo" if stem.startswith("topo") else "sketch") / f"{stem}.json"
+
+    return path
+
+
+@pytest.fixture
+def edited(files, tmp_path):
+    """The problem of sk1-ndv2-n2 on topo-ndv2-1MB after an edit to either file."""
+
+    def load(*, sketch=None, topology=None, **options):
+        paths = []
+        for stem, edit in (("sk1-ndv2-n2", sketch), ("topo-ndv2-1MB", topology)):
+            content = json.loads(files(stem).read_text())
+            if edit is not None:
+                edit(content)
+            path = tmp_path / f"{stem}.json"
+            path.write_text(json.dumps(content))
+            paths.append(path)
+        return load_problem(*paths, **options)
+
+    return load
+
+
+def cost_us(problem, src, dst):
+    """Microseconds of one chunk from src to dst, as the synthesizer will see them."""
+    link = problem.topology.links_between(src, dst)[0]
+    return problem.costs.us(problem.costs.duration(link, int(problem.costs.chunk_units[0])))
+
+
+@pytest.mark.parametrize("cost_model", ["upstream", "physical"])
+@pytest.mark.parametrize(("sketch", "topology"), PAIRS)
+def test_every_file_imports(files, sketch, topology, cost_model):
+    """Each sketch applies to each topology file of its machine, for three collectives, with its symmetry."""
+    read = load_upstream_sketch(files(sketch))
+    for name, per_rank in (("allgather", 1), ("alltoall", None), ("allreduce", 1)):
+        problem = load_problem(files(sketch), files(topology), collective=name, cost_model=cost_model)
+        ranks = problem.topology.num_ranks
+        assert len(problem.links_allowed) == NUM_LINKS[sketch]
+        assert problem.collective.num_chunks == ranks * read.chunks.per_rank * (per_rank or ranks)
+        assert len(problem.clauses.symmetry) == len(read.symmetry)
+        assert problem.clauses.direct_crossing == (problem.topology.num_nodes > 1)
+        assert problem.topology.cost_model == cost_model
+
+
+# (sketch, topology file, src, dst, cost of one chunk in the file's unit)
+COSTS = [
+    ("sk1-ndv2-n2", "topo-ndv2-1MB", 0, 1, "23"),  # double NVLink
+    ("sk1-ndv2-n2", "topo-ndv2-1MB", 0, 2, "46"),  # single
+    ("sk1-ndv2-n2", "topo-ndv2-1MB", 0, 9, "107.6"),  # 2.6 + int(105 * 1 link / 1 NIC)
+    ("sk2-ndv2-n2", "topo-ndv2-1KB", 0, 1, "32"),  # int(32.25)
+    ("sk2-ndv2-n2", "topo-ndv2-1KB", 0, 2, "34"),  # int(34.50)
+    ("sk2-ndv2-n2", "topo-ndv2-1KB", 3, 12, "916"),  # 260 + int(10.25 * 64 / 1) = 260 + 656
+    ("sk3-ndv2-n2", "topo-ndv2-32KB", 3, 11, "288"),  # 26 + int(32.8 * 8) = 26 + 262
+    ("sk1-dgx2-n1", "topo-dgx2-1MB", 0, 5, "8"),  # int(0.3 + 8 / 1 plane)
+    ("sk1-dgx2-n2", "topo-dgx2-1MB", 1, 16, "107.6"),  # 2.6 + int(105 * 8 / 8)
+    ("sk2-dgx2-n2", "topo-dgx2-1KB", 0, 5, "31"),  # int(30 + 1)
+    ("sk2-dgx2-n2", "topo-dgx2-1KB", 0, 16, "280"),  # 260 + int(10.25 * 16 / 8) = 260 + 20
+]
+
+
+@pytest.mark.parametrize(("sketch", "topology", "src", "dst", "expected"), COSTS)
+@pytest.mark.parametrize("chunk_size", [None, "1MiB", 12345])
+def test_cost_of_a_chunk(files, sketch, topology, src, dst, expected, chunk_size):
+    """A chunk costs what the published tool makes of the file, whatever the chunk is said to weigh."""
+    problem = load_problem(files(sketch), files(topology), chunk_size=chunk_size)
+    assert cost_us(problem, src, dst) == Fraction(expected)
+
+
+def test_six_merged_chunks_pay_alpha_once(files):
+    """2.6 + 6 * 105 = 632.6 on NDv2 sk1."""
+    problem = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB"))
+    link = problem.topology.links_between(0, 9)[0]
+    units = 6 * int(problem.costs.chunk_units[0])
+    assert problem.costs.us(problem.costs.duration(link, units)) == Fraction("632.6")
+    assert problem.clauses.max_merge == 6
+    assert problem.clauses.merging == frozenset(problem.topology.internode_links)
+
+
+def test_unknown_size(files):
+    """Without a chunk size GB/s are not known; with one they are."""
+    sketch, topology = files("sk1-ndv2-n2"), files("topo-ndv2-1MB")
+    assert load_problem(sketch, topology).size_bytes is None
+    assert load_problem(sketch, topology, chunk_size="1MiB").size_bytes == 16 * 2**20
+    assert load_problem(sketch, topology, size="16MB").chunk_bytes[0] == 10**6
+
+
+def test_time_unit(files):
+    """A unit of a hundredth of a microsecond makes 916 of them 9.16 us."""
+    problem = load_problem(files("sk2-ndv2-n2"), files("topo-ndv2-1KB"), time_unit_us="0.01")
+    assert cost_us(problem, 0, 8) == Fraction("9.16")
+
+
+def test_switch_ports(files):
+    """16 ports out and 16 in beside 240 links, each send holding one of both and its link."""
+    topology = load_problem(files("sk1-dgx2-n1"), files("topo-dgx2-1MB")).topology
+    assert len(topology.resources) == 240 + 32
+    assert len(topology.holds) == 3 * 240
+    out = {h.resource for e in topology.links_from[3] for h in topology.holds_of_link[e]}
+    assert len(out) == 15 + 1 + 15  # its links, its port out, the ports into the others
+
+
+def test_no_ports_without_a_switch(files):
+    """NDv2's links hold only themselves, between two nodes too."""
+    topology = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB")).topology
+    assert len(topology.holds) == len(topology.links)
+
+
+def test_remote_ports_beyond_two_nodes(files):
+    """With four nodes, rank 0 sends to three nodes through one port, and rank 1 receives through one."""
+    topology = load_problem(files("sk1-ndv2-n4"), files("topo-ndv2-1MB")).topology
+    assert len(topology.resources) == 140 + 8
+    shared = [
+        {h.resource for h in topology.holds_of_link[e]}
+        for e in topology.links_from[0] if topology.is_internode(e)
+    ]  # fmt: skip
+    assert len(shared) == 3
+    assert len(set.intersection(*shared)) == 1
+    hold = topology.holds_of_link[topology.internode_links[0]]
+    assert {(h.alpha_us, h.beta_us_per_mb) for h in hold} == {(Fraction("2.6"), Fraction(105))}
+
+
+def test_equal_switches_are_planes(files, tmp_path):
+    """Two planes are two links a pair, of int(0.3 + 8 / 2) = 4 each, with ports of their own."""
+    content = json.loads(files("sk1-dgx2-n1").read_text())
+    content["intranode_sketch"]["switches"] *= 2
+    content["intranode_sketch"]["switch_hyperedge_strategy"] *= 2
+    path = tmp_path / "planes.json"
+    path.write_text(json.dumps(content))
+    problem = load_problem(path, files("topo-dgx2-1MB"))
+    assert len(problem.links_allowed) == 2 * 240
+    assert len(problem.topology.resources) == 2 * (240 + 32)
+    assert cost_us(problem, 0, 1) == 4
+
+
+def test_disjoint_switches(files, tmp_path):
+    """Two switches of eight ranks: ports inside each, plain links between them, all int(0.3 + 8) = 8."""
+    content = json.loads(files("sk1-dgx2-n1").read_text())
+    content["intranode_sketch"].update(
+        switches=[list(range(8)), list(range(8, 16))], switch_hyperedge_strategy=["uc-min", "uc-max"]
+    )
+    content["symmetry_offsets"] = []
+    path = tmp_path / "disjoint.json"
+    path.write_text(json.dumps(content))
+    problem = load_problem(path, files("topo-dgx2-1MB"))
+    assert [len(p.links) for p in problem.clauses.switch_policies] == [56, 56]
+    assert len(problem.topology.holds) == 240 + 2 * (56 + 56)
+    assert cost_us(problem, 0, 9) == 8
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"), [("none", "free"), ("minmax", "min-max"), ("maxmin", "max-min")]
+)
+def test_strategies(edited, strategy, expected):
+    """Each word of the published tool has its second objective."""
+    problem = edited(sketch=lambda s: s["intranode_sketch"].update(strategy=strategy))
+    assert problem.clauses.link_use == expected
+    assert problem.clauses.objective_weight == Fraction(1, 100)
+
+
+def test_sketch_in_our_terms(files):
+    """DGX-2 sk1 keeps its relays, its order, its policy, its partitioning."""
+    sketch = load_upstream_sketch(files("sk1-dgx2-n2"))
+    assert sketch.internode.connections[3] == (2,)
+    assert sketch.internode.relays[3] == (2, 3)
+    assert sketch.internode.own_before_relayed
+    assert [(s.policy, len(s.ranks)) for s in sketch.switch] == [("min-connections", 16)]
+    assert sketch.chunks.per_rank == 2
+    assert [(e.offset, e.group) for e in sketch.symmetry] == [(2, 16), (16, 32)]
+
+
+def test_upstream_sketch_on_our_machine(files):
+    """An imported sketch applies to any topology that fits."""
+    sketch = load_upstream_sketch(files("sk2-dgx2-n2"))
+    problem = sketch.apply(dgx2(2), collectives.alltoall(32), chunk_size="1KB")
+    assert len(problem.links_allowed) == 480 + 32
+
+
+def test_our_sketch_on_an_upstream_topology(files):
+    """A shipped sketch takes the place of the upstream file, and brings its chunk size."""
+    ours = load_problem("ndv2/sk1", files("topo-ndv2-1MB"))
+    theirs = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB"))
+    assert ours.topology == theirs.topology
+    assert ours.chunk_bytes[0] == 10**6
+
+
+def test_nodes_rescale(files):
+    """The two-node sketch on four nodes is the four-node sketch."""
+    two = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB"), nodes=4)
+    four = load_problem(files("sk1-ndv2-n4"), files("topo-ndv2-1MB"))
+    assert two.topology == four.topology
+    assert two.clauses.symmetry == four.clauses.symmetry
+
+
+def test_physical_machine_and_size(files):
+    """The file's name stands for the machine and for a chunk of 2**20 bytes; its costs are set aside."""
+    problem = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB"), cost_model="physical")
+    assert problem.topology == ndv2(2, profile="taccl")
+    assert problem.chunk_bytes[0] == 2**20
+    assert "its costs are set aside" in problem.notes[-1]
+
+
+def test_physical_size_may_be_given(files):
+    """A chunk size given beats the file's name."""
+    problem = load_problem(
+        files("sk1-ndv2-n2"), files("topo-ndv2-1KB"), cost_model="physical", chunk_size="1MB"
+    )
+    assert problem.chunk_bytes[0] == 10**6
+
+
+def test_custom_matrices(tmp_path):
+    """links[dst][src] = 2 is two links; betas are [dst][src] too."""
+    path = tmp_path / "custom.json"
+    path.write_text(
+        '{"name": "mine", "gpus_per_node": 2, "alpha": 1, "links": [[0, 2], [1, 0]],'
+        ' "betas": [[0, 3], [4, 0]], "invbws": [[0, 4.5], [5.5, 0]]}'
+    )
+    topology = load_upstream_topology(path)
+    assert len(topology.links_between(1, 0)) == 2
+    assert len(topology.links_between(0, 1)) == 1
+    assert topology.links[topology.links_between(1, 0)[0]].beta_us_per_mb == 4
+    assert topology.links[topology.links_between(0, 1)[0]].beta_us_per_mb == 5
+
+
+def test_any_other_name_is_all_to_all(tmp_path):
+    """A file with one cost and no machine's name joins all ranks of a node."""
+    path = tmp_path / "hub.json"
+    path.write_text(
+        '{"name": "hub", "gpus_per_node": 3, "alpha": 1, "node_betas_list": [3], "node_invbws_list": [4]}'
+    )
+    assert len(load_upstream_topology(path).links) == 6
+
+
+def test_machine_overrides_the_files_nics(edited):
+    """NDv2 has one NIC, whatever the file says."""
+    assert cost_us(edited(topology=lambda t: t.update(nics_per_node=4)), 0, 9) == Fraction("107.6")
+
+
+def test_is_upstream_topology(files, tmp_path):
+    """A topology file is known by its content."""
+    assert is_upstream_topology(files("topo-ndv2-1MB"))
+    assert not is_upstream_topology(files("sk1-ndv2-n2"))
+    (tmp_path / "t.toml").write_text("machine = 'ndv2'")
+    assert not is_upstream_topology(tmp_path / "t.toml")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda s: s["intranode_sketch"].update(strategy="fast"),
+            r"intranode_sketch\.strategy: found 'fast'",
+        ),
+        (lambda s: s.pop("intranode_sketch"), r"intranode_sketch: found nothing"),
+        (lambda s: s.pop("internode_sketch"), "found nnodes 2 and no internode_sketch"),
+        (lambda s: s.update(nnodes="2"), r"nnodes: found '2'"),
+        (
+            lambda s: s["internode_sketch"].update(strategy="switch"),
+            r"internode_sketch\.strategy: found 'switch'",
+        ),
+        (
+            lambda s: s["internode_sketch"].update(internode_conn="x"),
+            r"internode_sketch\.internode_conn: found 'x'",
+        ),
+        (
+            lambda s: s["internode_sketch"].update(internode_conn={"0": [9]}),
+            r"internode_conn: rank 9 does not exist",
+        ),
+        (
+            lambda s: s["internode_sketch"].update(internode_conn={"0": [1], "1": [2, 3]}),
+            r"internode_conn: found senders with 1 and with 2 receivers",
+        ),
+        (lambda s: s["internode_sketch"].update(enforce_orderng=True), "did you mean 'enforce_ordering'"),
+        (
+            lambda s: s["internode_sketch"].update(gpus_to_sender_rev_map={"0": [0]}),
+            r"gpus_to_sender_rev_map: chunk 1",
+        ),
+        (
+            lambda s: s.update(symmetry_offsets=[[1, 8]]),
+            r"symmetry_offsets\[0\]: offset 1 .*0->1 \(23 us/MB\)",
+        ),
+        (lambda s: s.update(symmetry_offsets=[[8]]), r"symmetry_offsets\[0\]\[1\]: found nothing"),
+        (lambda s: s["hyperparameters"].update(input_chunkup=0), r"hyperparameters\.input_chunkup: found 0"),
+        (
+            lambda s: s["intranode_sketch"].update(strategy="switch"),
+            r"intranode_sketch: found 0 switches and 0 entries",
+        ),
+        (
+            lambda s: s["intranode_sketch"].update(
+                strategy="switch", switches=[[0, 1]], switch_hyperedge_strategy=["min"]
+            ),
+            r"intranode_sketch\.switch_hyperedge_strategy\[0\]: found 'min'; expected 'uc-min' or 'uc-max'",
+        ),
+        (
+            lambda s: s["intranode_sketch"].update(
+                strategy="switch", switches=[[0, 1], [1, 2]], switch_hyperedge_strategy=["uc-min"] * 2
+            ),
+            r"intranode_sketch\.switches: .*equal or disjoint",
+        ),
+    ],
+)
+def test_wrong_sketch_file(edited, edit, message):
+    """A wrong field is named as the file calls it."""
+    with pytest.raises(SketchError, match=rf"sk1-ndv2-n2\.json: (.*)?{message}"):
+        edited(sketch=edit)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.pop("alpha"), "alpha: found nothing"),
+        (lambda t: t.update(alpha=-1), "alpha: found -1; expected a number that is not negative"),
+        (lambda t: t.update(alpha=None), "alpha: found None; expected a number"),
+        (lambda t: t.update(remote_beta="105"), "remote_beta: found '105'; expected a number"),
+        (lambda t: t.pop("remote_beta"), "remote_beta: found nothing"),
+        (lambda t: t.update(remote_beta=0), "remote_beta: the published tool truncates costs"),
+        (
+            lambda t: t.update(node_invbws_list=[0.9, 46]),
+            "node_invbws_list: the published tool truncates costs",
+        ),
+        (lambda t: t.update(node_betas_list=[23]), "node_betas_list: found 1 entries; expected 2"),
+        (lambda t: t.pop("node_betas_list"), "found no node_betas_list"),
+        (lambda t: t.update(gpus_per_node=4), "gpus_per_node: found 4; expected 8"),
+        (lambda t: t.update(links=[[0]]), "found no betas; expected links and betas and invbws"),
+        (lambda t: t.update(gpu_per_node=8), "did you mean 'gpus_per_node'"),
+    ],
+)
+def test_wrong_topology_file(edited, edit, message):
+    """A wrong cost, shape or field is named with the file."""
+    with pytest.raises(TopologyError, match=rf"topo-ndv2-1MB\.json: (.*)?{message}"):
+        edited(topology=edit)
+
+
+def test_huge_topology_is_refused(tmp_path):
+    """A file that asks for more links than memory holds fails before it builds them."""
+    path = tmp_path / "huge.json"
+    path.write_text(
+        '{"name": "hub", "gpus_per_node": 1000000, "alpha": 1, "node_betas_list": [3],'
+        ' "node_invbws_list": [4]}'
+    )
+    with pytest.raises(TopologyError, match="gpus_per_node"):
+        load_upstream_topology(path)
+
+
+def test_swapped_files(files):
+    """A sketch given as the topology, and the reverse, is told as such."""
+    with pytest.raises(TopologyError, match="found a sketch file; expected a topology file"):
+        load_problem(files("sk1-ndv2-n2"), files("sk1-ndv2-n2"))
+    with pytest.raises(SketchError, match="found a topology file; expected a sketch file"):
+        load_upstream_sketch(files("topo-ndv2-1MB"))
+
+
+def test_sketch_of_another_machine(files):
+    """DGX-2's switch has ranks that NDv2 has not."""
+    with pytest.raises(
+        SketchError, match=r"sk1-dgx2-n2\.json: intranode_sketch\.switches.*rank 8 does not exist"
+    ):
+        load_problem(files("sk1-dgx2-n2"), files("topo-ndv2-1MB"))
+
+
+def test_physical_needs_a_machine(edited):
+    """A name that stands for no machine has no physical costs."""
+    with pytest.raises(
+        TopologyError, match="name: found 'mine'; expected a name that starts with NDv2 or DGX2"
+    ):
+        edited(topology=lambda t: t.update(name="mine"), cost_model="physical")
+
+
+def test_physical_needs_a_size(edited):
+    """A name without a size leaves the chunk size to the caller."""
+    with pytest.raises(TopologyError, match="name: found 'NDv2', which does not say the size"):
+        edited(topology=lambda t: t.update(name="NDv2"), cost_model="physical")
+
+
+def test_sketch_without_connections(files):
+    """Under the upstream cost model the links between nodes come from the sketch."""
+    with pytest.raises(SketchError, match="internode: found nothing; expected connections between nodes"):
+        load_problem(Sketch(nodes=2), files("topo-ndv2-1MB"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cost_model": "real"}, "cost_model: found 'real'"),
+        ({"chunk_size": "1MB", "size": "1MB"}, "give one"),
+        ({"time_unit_us": 0}, "time_unit_us: found 0"),
+        ({"time_unit_us": 1, "cost_model": "physical"}, "time_unit_us: .*leave it out"),
+        ({"collective": "allgathr"}, "collective: found 'allgathr'"),
+        ({"root": 3}, "root: allgather has no root"),
+    ],
+)
+def test_wrong_argument(edited, options, message):
+    """A wrong argument is named."""
+    with pytest.raises(InputError, match=message):
+        edited(**options)
