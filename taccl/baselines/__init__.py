@@ -1,0 +1,67 @@
+"""What a library does today: well-known algorithms as schedules, to set results beside.
+
+Each takes a `Problem` and returns a `Schedule`; all leave the sketch aside, but for merging.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taccl.baselines.hierarchical import hierarchical
+from taccl.baselines.pairwise import pairwise
+from taccl.baselines.recursive import recursive
+from taccl.baselines.ring import ring
+from taccl.baselines.tree import tree
+from taccl.errors import CollectiveError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["BASELINES", "baseline", "best", "hierarchical", "pairwise", "recursive", "ring", "tree"]
+
+#: Every baseline, by name.
+BASELINES: dict[str, Callable[[Problem], Schedule]] = {
+    "ring": ring,
+    "tree": tree,
+    "recursive": recursive,
+    "hierarchical": hierarchical,
+    "pairwise": pairwise,
+}
+
+
+def baseline(name: str, problem: Problem) -> Schedule:
+    """The schedule of the baseline of that name.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown, or the baseline cannot do the collective on the topology.
+    """
+    if name != "best" and name not in BASELINES:
+        raise InputError(f"found {name!r}; expected one of {', '.join(BASELINES)}, or best", where="baseline")
+    return best(problem) if name == "best" else BASELINES[name](problem)
+
+
+def best(problem: Problem) -> Schedule:
+    """The schedule that finishes first, of all baselines that can do the collective on the topology.
+
+    Raises
+    ------
+    CollectiveError
+        If none can.
+    """
+    schedules = []
+    for function in BASELINES.values():
+        try:
+            schedules.append(function(problem))
+        except CollectiveError:
+            continue
+    if not schedules:
+        raise CollectiveError(
+            f"no baseline can do {problem.collective.name} on {problem.topology.name}; synthesize it",
+            where="baseline",
+        )
+    return min(schedules, key=lambda schedule: schedule.finish_ticks)

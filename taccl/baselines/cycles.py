@@ -1,0 +1,161 @@
+"""Rings of ranks: orders in which each rank has a fast link to the next, and the last to the first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taccl.baselines.routes import Routes
+    from taccl.topology.topology import Topology
+
+__all__ = ["find_rings"]
+
+#: How many partial orders one search looks at before it gives up.
+_MAX_VISITS = 20_000
+
+#: How many rings a set may have.
+_MAX_RINGS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A ring in local ranks: every node is walked along one path, then left for the next.
+
+    Parameters
+    ----------
+    steps : per local rank, mapping of local rank to ticks
+        The slowest link of any node between the two; missing where a node has none.
+    closings : mapping of (last, first) local rank to ticks
+        How a walk is closed: into the next node, or to the ring's own start where there is one node.
+    """
+
+    steps: tuple[dict[int, int], ...]
+    closings: dict[tuple[int, int], int]
+
+
+def find_rings(topology: Topology, routes: Routes) -> list[list[int]]:
+    """Orders of all ranks, best first; of several, no two use the same links inside nodes.
+
+    Each crosses from node to node once, by one link; later rings prefer links that share no resource with
+    those of earlier ones. Without any (ranks that no ring of links joins, or nodes that differ), the one
+    order of rank numbers, node by node, is returned, whose steps may need relays.
+    """
+    every_rank = [rank for ranks in topology.ranks_of_node for rank in ranks]
+    if topology.num_ranks < 3 or len({len(ranks) for ranks in topology.ranks_of_node}) > 1:
+        return [every_rank]
+    rings: list[list[int]] = []
+    used_links: set[int] = set()
+    used_resources: set[int] = set()
+    while len(rings) < _MAX_RINGS:
+        ring = _next_ring(topology, routes, used_links, used_resources)
+        if ring is None and rings and topology.num_nodes > 1:
+            # Behind a crossbar, or once links run out, rings may share them inside nodes.
+            ring = _next_ring(topology, routes, set(), used_resources)
+        if ring is None:
+            break
+        rings.append(ring)
+        for src, dst in zip(ring, ring[1:] + ring[:1], strict=True):
+            for a, b in ((src, dst), (dst, src)):
+                direct = routes.direct(a, b)
+                if direct is None:
+                    continue
+                used_links.add(direct[1])
+                if (a, b) == (src, dst) and topology.is_internode(direct[1]):
+                    used_resources.update(h.resource for h in topology.holds_of_link[direct[1]])
+    return rings or [every_rank]
+
+
+def _next_ring(topology: Topology, routes: Routes, links: set[int], resources: set[int]) -> list[int] | None:
+    """A ring without the links inside nodes, and the resources between them, that earlier rings use."""
+    nodes = topology.ranks_of_node
+    for alternate in (False, True) if len(nodes) % 2 == 0 else (False,):
+        path = _search(_pattern(topology, routes, links, resources, alternate=alternate))
+        if path is not None:
+            walks = [path[::-1] if alternate and n % 2 else path for n in range(len(nodes))]
+            return [ranks[local] for ranks, walk in zip(nodes, walks, strict=True) for local in walk]
+    return None
+
+
+def _pattern(
+    topology: Topology, routes: Routes, links: set[int], resources: set[int], *, alternate: bool
+) -> _Pattern:
+    """The steps that every node has; if they alternate, every other node is walked the other way round.
+
+    (So rings close where only ranks of one local rank are linked between nodes, as on rails.)
+    """
+    nodes = topology.ranks_of_node
+    size = len(nodes[0])
+
+    def slowest(pairs: list[tuple[int, int]], usable: Callable[[int], bool]) -> int | None:
+        found = [routes.direct(*pair) for pair in pairs]
+        ticks = [each[0] for each in found if each is not None and usable(each[1])]
+        return max(ticks) if len(ticks) == len(pairs) else None
+
+    def crossing(first: int, last: int) -> int | None:
+        ends = [(first, last) if alternate and n % 2 else (last, first) for n in range(len(nodes))]
+        pairs = [
+            (nodes[n][out], nodes[(n + 1) % len(nodes)][out if alternate else into])
+            for n, (out, into) in enumerate(ends)
+        ]
+        return slowest(pairs, lambda e: not any(h.resource in resources for h in topology.holds_of_link[e]))
+
+    def steps_between(a: int, b: int) -> int | None:
+        pairs = [(r[a], r[b]) for r in nodes] + [(r[b], r[a]) for r in nodes if alternate]
+        return slowest(pairs, lambda e: e not in links)
+
+    steps: list[dict[int, int]] = []
+    for a in range(size):
+        costs = {b: steps_between(a, b) for b in range(size)}
+        steps.append({b: ticks for b, ticks in costs.items() if ticks is not None})
+    if len(nodes) == 1:
+        closings = {(a, b): ticks for a in range(size) for b, ticks in steps[a].items()}
+    else:
+        every = {(last, first): crossing(first, last) for last in range(size) for first in range(size)}
+        closings = {pair: ticks for pair, ticks in every.items() if ticks is not None}
+    return _Pattern(tuple(steps), closings)
+
+
+def _search(pattern: _Pattern) -> list[int] | None:
+    """A walk of all local ranks whose slowest step is as fast as the search finds; None without one."""
+    step_costs = sorted({ticks for steps in pattern.steps for ticks in steps.values()} or {0})
+    closing_costs = sorted(set(pattern.closings.values()))
+    for step_limit in step_costs:
+        for closing_limit in (closing_costs[:1] + closing_costs[-1:])[: len(closing_costs)]:
+            path = _walk(pattern, step_limit, closing_limit)
+            if path is not None:
+                return path
+    return None
+
+
+def _walk(pattern: _Pattern, step_limit: int, closing_limit: int) -> list[int] | None:
+    """Depth-first search that tries ranks with few ways on first (Warnsdorff's rule)."""
+    size = len(pattern.steps)
+    ways = [{b for b, ticks in steps.items() if ticks <= step_limit} for steps in pattern.steps]
+    closing = {pair for pair, ticks in pattern.closings.items() if ticks <= closing_limit}
+    starts = sorted({first for _, first in closing})
+    visits = 0
+
+    def onward(rank: int, visited: set[int]) -> Iterator[int]:
+        return iter(sorted(ways[rank] - visited, key=lambda b: (len(ways[b] - visited), b)))
+
+    for start in starts:
+        path, visited = [start], {start}
+        branches = [onward(start, visited)]
+        while path:
+            if len(path) == size and (path[-1], start) in closing:
+                return path
+            following = next(branches[-1], None)
+            visits += 1
+            if visits > _MAX_VISITS:
+                return None
+            if following is None:
+                branches.pop()
+                visited.discard(path.pop())
+            else:
+                path.append(following)
+                visited.add(following)
+                branches.append(onward(following, visited))
+    return None

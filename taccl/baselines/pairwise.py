@@ -1,0 +1,56 @@
+"""Pairwise exchange: every chunk straight from where it starts to where it ends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from taccl.baselines.spread import Spread, require_no_derivations, run, without_sketch
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["pairwise"]
+
+
+def pairwise(problem: Problem) -> Schedule:
+    """A schedule in which, in step s, rank r sends to rank r + s what starts at r and ends at r + s.
+
+    Where no link joins the two, the chunks are relayed over a shortest route. The sketch is left aside, but
+    for merging.
+
+    Parameters
+    ----------
+    problem : Problem
+        Any collective but scan: alltoall by pairwise exchange, gather and scatter straight to and from the
+        root, others directly.
+
+    Raises
+    ------
+    CollectiveError
+        If the collective is a scan.
+    TopologyError
+        If no links lead from one rank to another.
+
+    References
+    ----------
+    R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
+    International Journal of High Performance Computing Applications 19 (2005): long-message alltoall. The
+    NVIDIA Collective Communications Library sends alltoall in the same order.
+    """
+    require_no_derivations(problem, baseline="pairwise")
+    return run(without_sketch(problem), _exchange)
+
+
+def _exchange(problem: Problem) -> Schedule:
+    spread = Spread(problem)
+    num_ranks = problem.topology.num_ranks
+    for shift in range(1, num_ranks):
+        chunks_of_pair: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for c, chunk in enumerate(problem.collective.chunks):
+            src = chunk.origins[0]
+            if (src + shift) % num_ranks in chunk.destinations:
+                chunks_of_pair[src, (src + shift) % num_ranks].append(c)
+        spread.step([(chunks, src, dst) for (src, dst), chunks in sorted(chunks_of_pair.items())])
+    return spread.schedule(producer="pairwise")

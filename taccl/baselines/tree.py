@@ -1,0 +1,158 @@
+"""The double binary tree."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from taccl.baselines.spread import Spread, fastest, require_everywhere, run, without_sketch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+__all__ = ["tree"]
+
+#: The edges of a tree, as (depth, parent, child), parents before children.
+Edges = list[tuple[int, int, int]]
+
+
+def tree(problem: Problem) -> Schedule:
+    """A schedule in which half of the chunks goes down one binary tree, half down another.
+
+    Ranks inside one tree are leaves in the other, so that both trees together use every rank's links in both
+    directions. Reductions go up the same trees. Of two forms the faster is returned, and its `producer`
+    names it: trees of ranks, or trees of nodes with a chain of ranks inside each. The sketch is left aside,
+    but for merging.
+
+    Parameters
+    ----------
+    problem : Problem
+        Allreduce, broadcast, reduce, or any collective whose chunks concern every rank. Allreduce gathers the
+        sums of each tree at one rank of node 0; others have roots of their own.
+
+    Raises
+    ------
+    CollectiveError
+        If a chunk does not concern every rank, as in alltoall.
+    TopologyError
+        If no links lead from one rank to another.
+
+    References
+    ----------
+    P. Sanders, J. Speck and J. L. Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+    scan", Parallel Computing 35 (2009). Chains inside nodes: the NVIDIA Collective Communications Library,
+    version 2.4.
+    """
+    require_everywhere(problem, baseline="tree")
+    problem = without_sketch(problem)
+    topology, chunks = problem.topology, problem.collective.chunks
+    is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
+    schedules = []
+    for members in ["ranks"] if topology.num_nodes == 1 else ["nodes", "ranks"]:
+        heads = (0, 0) if members == "ranks" else _apart(topology.ranks_of_node[0])
+        schedules.append(
+            run(
+                problem,
+                partial(_descend, members=members),
+                # Turned round, the last chunk goes up first; so that it can go down first, send it last.
+                backwards=partial(_descend, members=members, last_first=True),
+                roots=[heads[c % 2] for c in range(len(chunks))] if is_allreduce else None,
+            )
+        )
+    return fastest(schedules)
+
+
+def binary_tree(num_places: int) -> Edges:
+    """A binary tree of places 0..num_places-1 below place 0, in which odd places are leaves.
+
+    A place's parent clears its lowest set bit and sets the next, unless that leaves the tree; place 0 has one
+    child.
+    """
+    parent = {}
+    for place in range(1, num_places):
+        low = place & -place
+        up = (place ^ low) | (low << 1)
+        parent[place] = up if up < num_places else place ^ low
+    edges: Edges = []
+    level = [0]
+    depth = 0
+    while level:
+        below = [(up, place) for up in level for place in sorted(parent) if parent[place] == up]
+        edges += [(depth, up, place) for up, place in below]
+        level = [place for _, place in below]
+        depth += 1
+    return edges
+
+
+def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
+    """Two binary trees of members below the first, in which no other member has children in both.
+
+    (With an even number of members, one may.)
+    """
+    count = len(members)
+    # Both renumberings turn odd places into even ones: a mirror where count is odd, else a shift by one.
+    other = [0, *((count - p) if count % 2 else p % (count - 1) + 1 for p in range(1, count))]
+    edges = binary_tree(count)
+    first = [(depth, members[a], members[b]) for depth, a, b in edges]
+    second = [(depth, members[other[a]], members[other[b]]) for depth, a, b in edges]
+    return first, second
+
+
+def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Schedule:
+    """Even chunks go down the first tree of their root, odd ones down the second."""
+    spread = Spread(problem)
+    trees = _trees_of_ranks if members == "ranks" else _trees_of_nodes
+    chunks_of_tree: dict[tuple[int, int], list[int]] = {}
+    for c, chunk in enumerate(problem.collective.chunks):
+        chunks_of_tree.setdefault((chunk.origins[0], c % 2), []).append(c)
+    # Chunk number k of a tree takes an edge of depth d in step k + d, so that chunks follow each other down.
+    moves: dict[int, list[tuple[list[int], int, int]]] = {}
+    for (root, which), chunks in chunks_of_tree.items():
+        shared = (root, 1 - which) in chunks_of_tree
+        edges = trees(problem.topology, root, shared=shared)[which]
+        for number, c in enumerate(reversed(chunks) if last_first else chunks):
+            for depth, src, dst in edges:
+                moves.setdefault(number + depth, []).append(([c], src, dst))
+    for step in sorted(moves):
+        spread.step(moves[step])
+    return spread.schedule(producer=f"tree (double binary tree of {members})")
+
+
+def _apart(ranks: Sequence[int]) -> tuple[int, int]:
+    """Two ranks half a node apart, which use different network cards where there are several."""
+    return ranks[0], ranks[len(ranks) // 2]
+
+
+def _trees_of_ranks(topology: Topology, root: int, *, shared: bool) -> tuple[Edges, Edges]:
+    count = topology.num_ranks
+    return two_trees([(root + place) % count for place in range(count)])
+
+
+def _trees_of_nodes(topology: Topology, root: int, *, shared: bool) -> tuple[Edges, Edges]:
+    """Two trees of nodes, with a chain in each node from the rank that other nodes send to.
+
+    Where one root has chunks in both trees (`shared`), they enter other nodes half a node apart.
+    """
+    count = topology.num_nodes
+    nodes = [(topology.node_of_rank[root] + place) % count for place in range(count)]
+    both = []
+    for which, edges_of_nodes in enumerate(two_trees(nodes)):
+        chains = []
+        for node in range(count):
+            ranks = topology.ranks_of_node[node]
+            entry = topology.local_rank[root]
+            if which == 1 and shared and node != nodes[0]:
+                entry += len(ranks) // 2
+            chains.append([ranks[(entry + i) % len(ranks)] for i in range(len(ranks))])
+        edges = [
+            (depth + place, chain[place], chain[place + 1])
+            for depth, chain in [(0, chains[nodes[0]])] + [(d + 1, chains[b]) for d, _, b in edges_of_nodes]
+            for place in range(len(chain) - 1)
+        ]
+        edges += [(depth, chains[a][0], chains[b][0]) for depth, a, b in edges_of_nodes]
+        both.append(sorted(edges))
+    return both[0], both[1]

@@ -1,0 +1,175 @@
+"""All baselines: schedules verify, keep nothing of the sketch but merging, and can be asked for by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl import collective as collectives
+from taccl.analysis.bounds import lower_bound
+from taccl.analysis.verify import verify
+from taccl.baselines import BASELINES, baseline, best
+from taccl.errors import CollectiveError, InputError, TopologyError
+from taccl.problem import Clauses, make_problem
+from taccl.sketch.upstream import load_problem
+from taccl.topology import fabrics, machines
+from taccl.topology.topology import TopologyBuilder
+
+COLLECTIVES = [name for name in collectives.COLLECTIVES if name != "scan" and "multi" not in name]
+TOPOLOGIES = {
+    "ndv2 x1": machines.ndv2(),
+    "ndv2 x2": machines.ndv2(nodes=2),
+    "dgx2 x1": machines.dgx2(),
+    "mesh 2x3": fabrics.mesh(2, 3),
+    "torus 4x4 in 4 nodes": fabrics.torus(4, 4, ranks_per_node=4),
+    "one-way ring": fabrics.ring(5, bidirectional=False),
+    "star 3": fabrics.star(3),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_schedules_verify_and_keep_the_bound(name, collective, topology):
+    """What a baseline does not refuse, it does by the rules, and no faster than the lower bound."""
+    made = collectives.make(collective, topology.num_ranks, chunks_per_rank=2)
+    problem = make_problem(topology, made, chunk_bytes=10**5)
+    try:
+        schedule = BASELINES[name](problem)
+    except CollectiveError:
+        return
+    verify(schedule).raise_if_failed()
+    assert schedule.finish >= lower_bound(schedule.problem).bound
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_repeated_runs_agree(name, make):
+    """A baseline gives the same schedule each time."""
+    problem = make("allreduce", fabrics.torus(4, 4, ranks_per_node=8))
+    assert BASELINES[name](problem).digest() == BASELINES[name](problem).digest()
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_only_merging_is_kept_of_the_sketch(name, make):
+    """A sketch that would leave no links is not obeyed; its merging is."""
+    problem = make("allgather", fabrics.fully_connected(4, ranks_per_node=2))
+    sketched = replace(
+        problem, clauses=Clauses(links_allowed=frozenset(), max_merge=3, merging=frozenset({1, 2}))
+    )
+    assert BASELINES[name](sketched).problem.clauses == Clauses(max_merge=3, merging=frozenset({1, 2}))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_one_rank_needs_nothing(name):
+    """Alone, a rank sends nothing; a baseline that needs several nodes says so."""
+    topology = TopologyBuilder("alone", [0]).build()
+    problem = make_problem(topology, collectives.allreduce(1), chunk_bytes=1)
+    if name == "hierarchical":
+        with pytest.raises(CollectiveError):
+            BASELINES[name](problem)
+    else:
+        assert BASELINES[name](problem).num_transfers == 0
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_scan_is_refused(name, make):
+    """The prefixes of a scan depend on each other, which no baseline knows."""
+    with pytest.raises(CollectiveError, match="scan"):
+        BASELINES[name](make("scan", fabrics.fully_connected(4, ranks_per_node=2)))
+
+
+def test_ranks_that_cannot_be_reached_are_named():
+    """Without a way from rank 1 back to rank 0 a baseline names the two."""
+    builder = TopologyBuilder("one way", [0, 0])
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    problem = make_problem(builder.build(), collectives.allgather(2), chunk_bytes=1)
+    with pytest.raises(TopologyError, match="one way: no links lead from rank 1 to rank 0"):
+        BASELINES["ring"](problem)
+
+
+def test_best_is_the_fastest(make):
+    """`best` finishes no later than any baseline that can do the collective."""
+    problem = make("allgather", fabrics.mesh(3, 4))
+    finishes = []
+    for function in BASELINES.values():
+        try:
+            finishes.append(function(problem).finish)
+        except CollectiveError:
+            continue
+    assert best(problem).finish == min(finishes)
+
+
+def test_by_name(make):
+    """`baseline` finds every baseline by name, and `best`."""
+    problem = make("allgather", fabrics.ring(4))
+    assert baseline("ring", problem) == BASELINES["ring"](problem)
+    assert baseline("best", problem) == best(problem)
+
+
+def test_unknown_name(make):
+    """An unknown name is refused with the known ones."""
+    with pytest.raises(InputError, match="found 'rong'; expected one of ring, tree"):
+        baseline("rong", make("allgather", fabrics.ring(4)))
+
+
+def test_no_baseline_can(make):
+    """Where none can do the collective, `best` says so."""
+    with pytest.raises(CollectiveError, match="no baseline can do scan"):
+        best(make("scan", fabrics.ring(4)))
+
+
+@pytest.mark.parametrize("cost_model", ["upstream", "physical"])
+@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
+@pytest.mark.parametrize(
+    ("sketch", "topology"),
+    [("sk1-ndv2-n2", "ndv2-1MB"), ("sk2-ndv2-n2", "ndv2-1KB"), ("sk1-dgx2-n2", "dgx2-1MB")],
+)
+def test_upstream_topologies(shared_data, cost_model, collective, sketch, topology):
+    """Where only the sketch's connections join nodes, baselines relay, and still keep every rule."""
+    files = shared_data / "upstream-taccl"
+    problem = load_problem(
+        files / "sketch" / f"{sketch}.json",
+        files / "topo" / f"topo-{topology}.json",
+        collective=collective,
+        cost_model=cost_model,
+    )
+    for function in BASELINES.values():
+        try:
+            schedule = function(problem)
+        except CollectiveError:
+            continue
+        verify(schedule).raise_if_failed()
+
+
+@st.composite
+def problems(draw):
+    """Problems on strongly connected topologies of random links, costs, nodes and chunks."""
+    num_ranks = draw(st.integers(2, 8))
+    num_nodes = draw(st.sampled_from([n for n in (1, 2, 4) if num_ranks % n == 0]))
+    builder = TopologyBuilder("random", [rank * num_nodes // num_ranks for rank in range(num_ranks)])
+    pairs = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
+    ranks = st.integers(0, num_ranks - 1)
+    pairs += [pair for pair in draw(st.lists(st.tuples(ranks, ranks), max_size=20)) if pair[0] != pair[1]]
+    for src, dst in pairs:
+        alpha_us, beta_us_per_mb = draw(st.integers(0, 3)), draw(st.integers(1, 5))
+        builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb)
+    made = collectives.make(
+        draw(st.sampled_from(COLLECTIVES)), num_ranks, chunks_per_rank=draw(st.integers(1, 3))
+    )
+    return make_problem(builder.build(), made, chunk_bytes=10**6)
+
+
+@given(problem=problems())
+@settings(max_examples=40, deadline=None)
+def test_random_topologies(problem):
+    """On any strongly connected topology, what a baseline does not refuse keeps every rule and the bound."""
+    for function in BASELINES.values():
+        try:
+            schedule = function(problem)
+        except CollectiveError:
+            continue
+        verify(schedule).raise_if_failed()
+        assert schedule.finish >= lower_bound(schedule.problem).bound

@@ -1,0 +1,39 @@
+"""The two-level baseline."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl.baselines import hierarchical
+from taccl.errors import CollectiveError
+from taccl.topology import fabrics
+
+
+def test_allgather_crosses_first(make, unit_costs):
+    """Two nodes of two ranks: one hop across, then the other node's chunk inside."""
+    topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
+    # Link 0 -> 1 carries chunk 0 in 0-2 us, chunk 2 (which crossed in 0-2 us) in 2-4 us.
+    assert hierarchical(make("allgather", topology)).finish_us == 4
+
+
+def test_only_ranks_of_one_local_rank_talk_across(make, unit_costs):
+    """Every crossing joins ranks of the same local rank."""
+    topology = fabrics.fully_connected(6, ranks_per_node=3, **unit_costs)
+    schedule = hierarchical(make("allreduce", topology))
+    crossings = [topology.links[t.link] for t in schedule if topology.is_internode(t.link)]
+    assert crossings
+    assert all(topology.local_rank[e.src] == topology.local_rank[e.dst] for e in crossings)
+
+
+def test_alltoall_in_two_levels(make, unit_costs):
+    """An alltoall crosses with every chunk once, to the own local rank, then goes on inside."""
+    topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
+    schedule = hierarchical(make("alltoall", topology))
+    # Across: each rank's 2 chunks for the other node, 8 in all.
+    assert sum(topology.is_internode(t.link) for t in schedule) == 8
+
+
+def test_one_node_is_refused(make, unit_costs):
+    """A single node has no second level."""
+    with pytest.raises(CollectiveError, match="two or more nodes of one size, and found 1 of 4 ranks"):
+        hierarchical(make("allgather", fabrics.ring(4, **unit_costs)))

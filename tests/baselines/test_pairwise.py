@@ -1,0 +1,43 @@
+"""The pairwise exchange baseline."""
+
+from __future__ import annotations
+
+from taccl.analysis.verify import verify
+from taccl.baselines import pairwise
+from taccl.topology import fabrics
+
+
+def test_alltoall_over_direct_links(make, unit_costs):
+    """With a link for every pair all chunks go at once."""
+    schedule = pairwise(make("alltoall", fabrics.fully_connected(4, **unit_costs)))
+    assert (schedule.finish_us, schedule.num_transfers) == (2, 12)
+
+
+def test_alltoall_behind_a_switch_takes_turns(make, unit_costs):
+    """With one port out and one in per rank, every shift is a step of its own."""
+    # 3 shifts; each rank sends one chunk of 2 us and receives one at a time.
+    assert pairwise(make("alltoall", fabrics.star(4, **unit_costs))).finish_us == 6
+
+
+def test_missing_links_are_relayed(make, unit_costs):
+    """On a ring, chunks for ranks further away hop from neighbour to neighbour."""
+    schedule = pairwise(make("alltoall", fabrics.ring(4, bidirectional=False, **unit_costs)))
+    verify(schedule).raise_if_failed()
+    # 1 + 2 + 3 hops from each of 4 ranks.
+    assert schedule.num_transfers == 24
+
+
+def test_gather_goes_straight_to_the_root(make, unit_costs):
+    """Every rank sends its chunk to the root itself."""
+    topology = fabrics.fully_connected(4, **unit_costs)
+    schedule = pairwise(make("gather", topology, root=2))
+    assert {topology.links[t.link].dst for t in schedule} == {2}
+    assert schedule.finish_us == 2
+
+
+def test_chunks_of_one_pair_merge_between_nodes(make, unit_costs):
+    """What one rank has for a rank of another node shares a send, as far as links merge."""
+    topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
+    schedule = pairwise(make("alltoall", topology, chunks_per_rank=8))
+    # 4 pairs inside nodes send 8 chunks one by one; 8 pairs across send 6 and 2.
+    assert schedule.num_sends == 4 * 8 + 8 * 2

@@ -1,0 +1,109 @@
+"""The ring baseline, and the search for rings."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from taccl import collective as collectives
+from taccl.analysis.verify import verify
+from taccl.baselines import ring
+from taccl.baselines.cycles import find_rings
+from taccl.baselines.routes import Routes
+from taccl.errors import CollectiveError
+from taccl.problem import make_problem
+from taccl.topology import fabrics, machines
+from taccl.topology.topology import TopologyBuilder
+
+
+def test_one_way_ring_takes_a_hop_per_other_rank(make, unit_costs):
+    """Over a one-way ring of 4 ranks an allgather takes 3 hops."""
+    topology = fabrics.ring(4, bidirectional=False, **unit_costs)
+    # 3 hops of 1 us latency and 1 us of data, on links that are busy in every step: 6 us.
+    assert ring(make("allgather", topology)).finish_us == 6
+
+
+def test_both_ways_halves_the_hops(make, unit_costs):
+    """Over a ring with links both ways, chunks go half the ring each way."""
+    schedule = ring(make("allgather", fabrics.ring(4, **unit_costs)))
+    # 2 hops one way, 1 hop the other: 2 steps of 2 us.
+    assert (schedule.finish_us, schedule.producer) == (4, "ring (1 ring, both ways)")
+
+
+def test_reduce_scatter_is_the_allgather_backwards(make, unit_costs):
+    """A reduce-scatter takes as long as the allgather on the same ring."""
+    topology = fabrics.ring(5, **unit_costs)
+    assert ring(make("reduce-scatter", topology)).finish == ring(make("allgather", topology)).finish
+
+
+def test_allreduce_is_both_phases(make, unit_costs):
+    """An allreduce takes a reduce-scatter and an allgather."""
+    assert ring(make("allreduce", fabrics.ring(4, **unit_costs))).finish_us == 8
+
+
+def test_two_rings_share_the_chunks(make, unit_costs):
+    """Five ranks, all linked, have two rings without a common link, which carry half of the chunks each."""
+    schedule = ring(make("allgather", fabrics.fully_connected(5, **unit_costs), chunks_per_rank=2))
+    # On each ring one chunk a rank goes two hops each way: 4 us. One ring alone would take 8 us.
+    assert (schedule.finish_us, schedule.producer) == (4, "ring (2 rings, both ways)")
+
+
+def test_ring_follows_ndv2s_double_links():
+    """On one NDv2 node the first ring uses the double links, 23 us per MB, only."""
+    topology = machines.ndv2(profile="taccl")
+    routes = Routes(make_problem(topology, collectives.allgather(8), chunk_bytes=10**6))
+    order = find_rings(topology, routes)[0]
+    betas = {
+        topology.links[routes.direct(a, b)[1]].beta_us_per_mb
+        for a, b in zip(order, order[1:] + order[:1], strict=True)
+    }
+    assert betas == {23}
+
+
+def test_rings_of_dgx2_cross_by_different_nics():
+    """No two rings of two DGX-2 nodes hold the same network card between nodes."""
+    topology = machines.dgx2(nodes=2)
+    routes = Routes(make_problem(topology, collectives.allgather(32), chunk_bytes=10**6))
+    rings = find_rings(topology, routes)
+    used = []
+    for order in rings:
+        for a, b in zip(order, order[1:] + order[:1], strict=True):
+            link = routes.direct(a, b)[1]
+            if topology.is_internode(link):
+                used += [hold.resource for hold in topology.holds_of_link[link]]
+    assert len(rings) > 1
+    assert len(used) == len(set(used))
+
+
+def test_no_ring_of_links_means_relays(make, unit_costs):
+    """A 3x3 mesh has no ring of all ranks; steps are relayed, also where chunks are reduced."""
+    schedule = ring(make("allreduce", fabrics.mesh(3, 3, **unit_costs)))
+    verify(schedule).raise_if_failed()
+
+
+def test_two_ranks(make, unit_costs):
+    """Two ranks are a ring of one hop."""
+    assert ring(make("allgather", fabrics.ring(2, **unit_costs))).finish_us == 2
+
+
+def test_alltoall_is_refused(make, unit_costs):
+    """A collective whose chunks do not concern every rank is refused, with what to use instead."""
+    with pytest.raises(CollectiveError, match="alltoall.*pairwise"):
+        ring(make("alltoall", fabrics.ring(4, **unit_costs)))
+
+
+def test_rails_are_walked_to_and_fro():
+    """Where only equal local ranks are linked between nodes, every other node is walked backwards."""
+    builder = TopologyBuilder("rails", [0, 0, 0, 1, 1, 1])
+    for node in ((0, 1, 2), (3, 4, 5)):
+        for src, dst in permutations(node, 2):
+            builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    for local in range(3):
+        builder.add_link(local, local + 3, alpha_us=0, beta_us_per_mb=9)
+        builder.add_link(local + 3, local, alpha_us=0, beta_us_per_mb=9)
+    topology = builder.build()
+    routes = Routes(make_problem(topology, collectives.allgather(6), chunk_bytes=10**6))
+    for order in find_rings(topology, routes):
+        assert sorted(order) == list(range(6))
+        assert all(routes.direct(a, b) for a, b in zip(order, order[1:] + order[:1], strict=True))

@@ -1,0 +1,84 @@
+"""The double binary tree baseline."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl import collective as collectives
+from taccl.analysis.verify import verify
+from taccl.baselines import tree
+from taccl.baselines.tree import binary_tree, two_trees
+from taccl.errors import CollectiveError
+from taccl.problem import make_problem
+from taccl.topology import fabrics, machines
+
+
+def test_binary_tree_of_four():
+    """Place 2 hangs below place 0; the odd places hang below 2."""
+    assert binary_tree(4) == [(0, 0, 2), (1, 2, 1), (1, 2, 3)]
+
+
+@pytest.mark.parametrize("count", range(1, 34))
+def test_trees_span_all_members(count):
+    """Either tree reaches every member but the root exactly once, from one that it reached before."""
+    for edges in two_trees(range(count)):
+        reached = {0}
+        for _, up, down in edges:
+            assert up in reached
+            assert down not in reached
+            reached.add(down)
+        assert reached == set(range(count))
+
+
+@pytest.mark.parametrize("count", range(3, 34))
+def test_inner_members_of_one_tree_are_leaves_of_the_other(count):
+    """Of an odd number of members none but the root is inner in both trees, of an even one at most one."""
+    first, second = ({up for _, up, _ in edges} - {0} for edges in two_trees(range(count)))
+    assert len(first & second) <= (count + 1) % 2
+
+
+def test_broadcast_of_one_chunk(make, unit_costs):
+    """One chunk goes down one tree of depth 2 among 4 ranks."""
+    # 0 -> 2, then 2 -> 1 and 2 -> 3 at once: two hops of 2 us.
+    assert tree(make("broadcast", fabrics.fully_connected(4, **unit_costs))).finish_us == 4
+
+
+def test_broadcast_from_any_root(make, unit_costs):
+    """The tree hangs below the collective's root."""
+    schedule = tree(make("broadcast", fabrics.fully_connected(5, **unit_costs), root=3))
+    verify(schedule).raise_if_failed()
+    assert schedule.problem.topology.links[next(iter(schedule)).link].src == 3
+
+
+def test_allreduce_gathers_at_rank_0(make, unit_costs):
+    """All sums of an allreduce are made at rank 0, whatever roots the collective has."""
+    schedule = tree(make("allreduce", fabrics.fully_connected(4, **unit_costs)))
+    links = schedule.problem.topology.links
+    assert not [t for t in schedule if t.reduce and links[t.link].src == 0]
+    verify(schedule).raise_if_failed()
+
+
+def test_allreduce_overlaps_up_and_down(make, unit_costs):
+    """Chunks go down while others still go up: an allreduce takes less than both phases one by one."""
+    topology = fabrics.fully_connected(4, **unit_costs)
+    up, both = (
+        tree(make("reduce", topology, chunks_per_rank=8)),
+        tree(make("allreduce", topology, chunks_per_rank=2)),
+    )
+    assert both.finish < 2 * up.finish
+
+
+def test_trees_of_nodes_enter_by_different_ranks():
+    """On machines of several nodes the two trees enter a node by different ranks."""
+    topology = machines.dgx2(nodes=2)
+    problem = make_problem(topology, collectives.broadcast(32, chunks_per_rank=4), chunk_bytes=10**6)
+    schedule = tree(problem)
+    entered = {topology.links[t.link].dst for t in schedule if topology.is_internode(t.link)}
+    assert schedule.producer == "tree (double binary tree of nodes)"
+    assert len(entered) == 2
+
+
+def test_alltoall_is_refused(make, unit_costs):
+    """A collective whose chunks do not concern every rank is refused."""
+    with pytest.raises(CollectiveError, match="tree cannot do alltoall"):
+        tree(make("alltoall", fabrics.fully_connected(4, **unit_costs)))
