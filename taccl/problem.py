@@ -216,19 +216,25 @@ class Problem:
         every = range(len(self.topology.links))
         return tuple(every) if allowed is None else tuple(e for e in every if e in allowed)
 
+    @cached_property
+    def _derived_at(self) -> dict[int, tuple[int, ...]]:
+        """The rank that makes each derived chunk."""
+        return {d.chunk: (d.rank,) for d in self.collective.derivations}
+
     def may_carry(self, link: int, chunk: int, *, reducing: bool = False) -> bool:
         """Whether the clauses admit a chunk on a link, while it spreads or while it is reduced."""
         clauses, topology = self.clauses, self.topology
         if clauses.links_allowed is not None and link not in clauses.links_allowed:
             return False
         data = self.collective.chunks[chunk]
+        origins = data.origins or self._derived_at[chunk]
         if reducing:
             admitted = clauses.carries_to.get(link)
             if admitted is not None and data.root not in admitted:
                 return False
         else:
             admitted = clauses.carries_from.get(link)
-            starts = data.origins if not self.collective.combining or data.root is None else (data.root,)
+            starts = origins if not self.collective.combining or data.root is None else (data.root,)
             if admitted is not None and not admitted.intersection(starts):
                 return False
         if clauses.direct_crossing and topology.is_internode(link):
@@ -237,18 +243,20 @@ class Problem:
             src_nodes, dst_nodes = {node[r] for r in ends.srcs}, {node[r] for r in ends.dsts}
             if self.collective.combining and data.root is not None:
                 if reducing:
-                    return dst_nodes == {node[data.root]} and src_nodes <= {node[r] for r in data.origins}
+                    return dst_nodes == {node[data.root]} and src_nodes <= {node[r] for r in origins}
                 return src_nodes == {node[data.root]} and dst_nodes <= {node[r] for r in data.destinations}
             if self.collective.derivations:
                 return True
-            return src_nodes <= {node[r] for r in data.origins} and dst_nodes <= {
+            return src_nodes <= {node[r] for r in origins} and dst_nodes <= {
                 node[r] for r in data.destinations
             }
         return True
 
     def digest(self) -> str:
-        """A hash of the problem's content, the same on every machine."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""
+        content = self.to_dict()
+        del content["clauses"]["where"]
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def with_clauses(self, **changes: Any) -> Problem:

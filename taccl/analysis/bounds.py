@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from taccl.analysis.distances import shortest_times
+from taccl.analysis.distances import Distances, shortest_times
 from taccl.schedule.combine import reduction_half
 
 if TYPE_CHECKING:
@@ -194,6 +194,8 @@ def _demands(problem: Problem) -> list[_Demand]:
 def _latency(demand: _Demand) -> _Claim:
     """The longest shortest way from where a chunk starts to where it must end."""
     best = _Claim(0, "nothing has to be sent", "none")
+    if demand.problem.collective.derivations:
+        return _chain_latency(demand.problem)
     for (data, units), c in demand.example.items():
         links = demand.carried(c, None if demand.reduces_to_all else False)
         origins = set(data.origins) or {data.destinations[0]}
@@ -208,6 +210,19 @@ def _latency(demand: _Demand) -> _Claim:
             if time > best.ticks:
                 origin = next(o for o, t in from_each.items() if t == time)
                 best = _Claim(time, f"the shortest way from rank {origin} to rank {target}", "latency")
+    return best
+
+
+def _chain_latency(problem: Problem) -> _Claim:
+    """Chunks that derive from one another travel one after the other."""
+    distances = Distances(problem)
+    best = _Claim(0, "nothing has to be sent", "none")
+    for c, chunk in enumerate(problem.collective.chunks):
+        heads = distances.of(c)[0]
+        for target in chunk.destinations:
+            if heads.get(target, 0) > best.ticks:
+                what = f"the way of chunk {c} to rank {target}, through all that it derives from"
+                best = _Claim(heads[target], what, "latency")
     return best
 
 
@@ -372,6 +387,8 @@ def _window(demand: _Demand, jobs: Sequence[_Job], cover: Sequence[tuple[int, in
     def passes(time: int) -> bool:
         done = 0
         for alpha, beta, merges in cover:
+            if not alpha + size * beta:
+                return True  # the least alpha and the least beta of different links
             if len(units) > 1:
                 done += time // beta if beta else total
                 continue

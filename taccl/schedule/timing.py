@@ -193,7 +193,7 @@ def _order_own_first(problem: Problem, sends: Sequence[_Send], edges: list[tuple
                     first, second = (b, a) if reducing else (a, b)
                     if sends[first].key_start > sends[second].key_start:
                         continue
-                    units = max(int(problem.costs.chunk_units[c]) for c in sends[first].chunks)
+                    units = max(int(problem.costs.chunk_units[c]) for c in sends[a].chunks)
                     gap = problem.costs.duration(link, units)
                     if reducing:
                         gap += sends[first].duration - sends[second].duration

@@ -69,6 +69,7 @@ def list_schedule(
     priorities: Sequence[float],
     *,
     patience: float = 0.0,
+    enter_once: bool = True,
     limit_ticks: int | None = None,
 ) -> ListSchedule | None:
     """A schedule on the fold by event-driven list scheduling; None if it passes the limit.
@@ -80,19 +81,29 @@ def list_schedule(
     patience : float
         How full a merged send must be before it starts, from 0 (go with what is there) to 1 (wait for
         all that may merge); a link never waits when nothing else is under way.
+    enter_once : bool
+        Whether a chunk that is in a node, or on its way there, is left to spread inside it, rather than
+        sent there again over links between nodes, which are slow.
     limit_ticks : int, optional
         Give up as soon as the schedule cannot finish before it.
     """
-    return _Machine(orbits, priorities, patience, limit_ticks).run()
+    return _Machine(orbits, priorities, patience, enter_once, limit_ticks).run()
 
 
 class _Machine:
     """The state of one run."""
 
     def __init__(
-        self, orbits: Orbits, priorities: Sequence[float], patience: float, limit_ticks: int | None
+        self,
+        orbits: Orbits,
+        priorities: Sequence[float],
+        patience: float,
+        enter_once: bool,
+        limit_ticks: int | None,
     ) -> None:
         self.orbits, self.priorities, self.patience, self.limit = orbits, priorities, patience, limit_ticks
+        self.enter_once = enter_once
+        self.entered = [False] * orbits.num_entries
         clauses = orbits.problem.clauses
         self.max_merge = clauses.max_merge
         self.own_first = [e in clauses.own_first for e in orbits.link_rep]
@@ -153,7 +164,7 @@ class _Machine:
         self.here[place] = True
         for m in self.orbits.places[place].moves_out:
             self.sources_missing[m] -= 1
-            if not self.sources_missing[m] and self._useful(m):
+            if not self.sources_missing[m] and self._useful(m) and not self._elsewhere(m):
                 link = self.orbits.moves[m].link_orbit
                 heapq.heappush(self.ready[link], (-self.priorities[m], m))
                 dirty.add(link)
@@ -163,6 +174,10 @@ class _Machine:
         if self.orbits.single_path[move.chunk] and any(self.left[p] for p in move.srcs):
             return False
         return not all(self.claimed[p] for p in move.dsts)
+
+    def _elsewhere(self, m: int) -> bool:
+        """Whether the chunk has come, or is coming, to the node by another way."""
+        return self.enter_once and (entry := self.orbits.moves[m].enters) >= 0 and self.entered[entry]
 
     def _start(self, time: int, dirty: set[int], *, force: bool) -> None:
         """Start what can start now, most urgent first."""
@@ -175,7 +190,9 @@ class _Machine:
             offers.sort()
             dirty = set()
             for _, link, chosen in offers:
-                if self._is_free(link, chosen, time) and all(self._useful(m) for m in chosen):
+                if self._is_free(link, chosen, time) and all(
+                    self._useful(m) and (force or not self._elsewhere(m)) for m in chosen
+                ):
                     self._send(link, chosen, time)
                     if force:
                         return
@@ -183,14 +200,25 @@ class _Machine:
 
     def _choose(self, link: int, time: int, force: bool) -> list[int]:
         """The moves that the link would send now: one, or as many as may merge."""
-        queue, orbits = self.ready[link], self.orbits
-        while queue and not self._useful(queue[0][1]):
+        orbits = self.orbits
+        if force:
+            self.ready[link] = sorted(
+                (-self.priorities[m], m)
+                for m in orbits.moves_of_link[link]
+                if not self.sources_missing[m] and self._useful(m)
+            )
+        queue = self.ready[link]
+        while queue and (not self._useful(queue[0][1]) or (not force and self._elsewhere(queue[0][1]))):
             heapq.heappop(queue)
         if not queue or not self._is_free(link, [queue[0][1]], time):
             return []
         candidates = [queue[0][1]]
         if orbits.merging[link] or self.own_first[link]:
-            useful = [entry for entry in queue if self._useful(entry[1])]
+            useful = [
+                entry
+                for entry in queue
+                if self._useful(entry[1]) and (force or not self._elsewhere(entry[1]))
+            ]
             useful.sort()
             self.ready[link] = useful
             candidates = [m for _, m in useful]
@@ -201,7 +229,8 @@ class _Machine:
             candidates = candidates[: self.max_merge if orbits.merging[link] else 1]
             if orbits.merging[link] and self.patience and not force:
                 open_moves = sum(
-                    self._useful(m) and m not in self.own_done for m in orbits.moves_of_link[link]
+                    self._useful(m) and m not in self.own_done and not self._elsewhere(m)
+                    for m in orbits.moves_of_link[link]
                 )
                 if len(candidates) < self.patience * min(self.max_merge, open_moves):
                     return []
@@ -212,7 +241,7 @@ class _Machine:
         moves = self.orbits.moves
         own = [m for m in candidates if moves[m].is_own]
         waiting = any(
-            moves[m].is_own and m not in self.own_done and self._useful(m)
+            moves[m].is_own and m not in self.own_done and self._useful(m) and not self._elsewhere(m)
             for m in self.orbits.moves_of_link[link]
         )
         if waiting:
@@ -249,6 +278,8 @@ class _Machine:
                 self.own_done.add(m)
                 later = time + self.alpha[link] + move.units * self.beta[link]
                 self.relayed_from[link] = max(self.relayed_from[link], later)
+            if move.enters >= 0:
+                self.entered[move.enters] = True
             for p in move.srcs:
                 self.left[p] = True
             for p in move.dsts:

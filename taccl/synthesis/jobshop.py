@@ -264,7 +264,7 @@ class _Shop:
                 continue
             if payload["is_origin"][p]:
                 if single and leaving and not payload["is_destination"][p]:
-                    model.add(sum(leaving) == 1)
+                    model.add(sum(leaving) <= 1)
                 continue
             if payload["is_destination"][p]:
                 model.add(sum(entering) == 1) if len(entering) > 1 else model.add_bool_or(entering or [False])
@@ -379,7 +379,7 @@ class _Batches:
         return min(int(payload["hint_start"][m]) for m in self.moves if payload["hint_batch"][m] == batch)
 
     def _one(self, j: int) -> None:
-        """A batch lasts alpha plus beta for its chunks, which are there at its start and arrive at its end."""
+        """A batch lasts alpha plus beta for its chunks, there at its start and arriving at its end."""
         shop, payload, model = self.shop, self.shop.payload, self.shop.model
         inside = [self.chosen[m][j] for m in self.moves]
         model.add(sum(inside) <= self.max_merge * self.used[j])

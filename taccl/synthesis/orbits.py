@@ -90,6 +90,9 @@ class Move:
         The shortest way that is left, from the end of the move, to the nearest destination.
     is_own : bool
         Whether the chunk starts at the link's sender (for links on which own chunks go first).
+    enters : int
+        Where the link joins nodes and the chunk has more than one destination: the number of the orbit of
+        (chunk, node) that it enters; -1 elsewhere.
     """
 
     chunk: int
@@ -102,6 +105,7 @@ class Move:
     tail_ticks: int
     after_ticks: int
     is_own: bool
+    enters: int = -1
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,11 @@ class Orbits:
         """Whether sends over each orbit of links may merge."""
         clauses = self.problem.clauses
         return tuple(clauses.max_merge > 1 and e in clauses.merging for e in self.link_rep)
+
+    @cached_property
+    def num_entries(self) -> int:
+        """Orbits of (chunk, node) that moves enter."""
+        return 1 + max((move.enters for move in self.moves), default=-1)
 
     @cached_property
     def moves_of_link(self) -> tuple[tuple[int, ...], ...]:
@@ -248,10 +257,17 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
     link_number = {rep: i for i, rep in enumerate(link_reps)}
     place_rep = _pair_orbits([(g.chunks, g.ranks) for g in group], collective.num_chunks, num_ranks)
     move_rep = _pair_orbits([(g.chunks, g.links) for g in group], collective.num_chunks, num_links)
+    nodes = [[topology.node_of_rank[g.ranks[ranks[0]]] for ranks in topology.ranks_of_node] for g in group]
+    entry_rep = _pair_orbits(
+        [(g.chunks, images) for g, images in zip(group, nodes, strict=True)],
+        collective.num_chunks,
+        topology.num_nodes,
+    )
     alias = _derived_places(problem)
     heads = Distances(problem)
     durations = costs.link_alpha[None, :] + costs.chunk_units[:, None] * costs.link_beta[None, :]
     found: list[Move] = []
+    entries: dict[int, int] = {}
     places: dict[tuple[int, int], tuple[int, bool, bool]] = {}
 
     def place(c: int, r: int) -> tuple[int, int]:
@@ -268,6 +284,7 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
             continue
         ways = _useful_links(problem, c, heads, durations[c])
         origins = heads.origins(c)
+        targets = set(collective.chunks[c].destinations) - set(origins)
         for e, tail, after in ways:
             if int(move_rep[c, e]) != c * num_links + e:
                 continue
@@ -284,6 +301,7 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
                 tail_ticks=tail,
                 after_ticks=after,
                 is_own=bool(set(ends.srcs) & set(origins)),
+                enters=_entry(problem, entries, entry_rep, c, e) if len(targets) > 1 else -1,
             )
             srcs = [place(c, r) for r in ends.srcs]
             dsts = [place(c, r) for r in ends.dsts if r not in origins]
@@ -305,6 +323,7 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
                 move.tail_ticks,
                 move.after_ticks,
                 move.is_own,
+                move.enters,
             )
         )
     single = tuple(
@@ -324,6 +343,24 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
         resource_orbit=tuple(resource_number[rep] for rep in resource_orbit),
     )
     return _rebuild(empty, found)
+
+
+def _entry(
+    problem: Problem,
+    entries: dict[int, int],
+    entry_rep: np.ndarray[tuple[int, int], np.dtype[np.int64]],
+    c: int,
+    e: int,
+) -> int:
+    """The number of the (chunk, node) that a link between nodes enters; -1 inside a node, or at home."""
+    topology = problem.topology
+    if not topology.is_internode(e):
+        return -1
+    node = topology.node_of_rank
+    into = node[topology.links[e].dst]
+    if into in {node[r] for r in problem.collective.chunks[c].origins}:
+        return -1
+    return entries.setdefault(int(entry_rep[c, into]), len(entries))
 
 
 def _rebuild(orbits: Orbits, moves: Sequence[Move]) -> Orbits:

@@ -120,7 +120,8 @@ def synthesize(
         if any(set(c.destinations) != {c.root} for c in collective.chunks):
             halves.append(("spread: ", spreading_half(problem)))
         for i, (prefix, half) in enumerate(halves):
-            share = (deadline - time.monotonic()) / (len(halves) - i)
+            # With two halves, a fifth of the time is left for making them overlap.
+            share = (deadline - time.monotonic()) / (len(halves) - i) * (1 if len(halves) == 1 else 0.85)
             search = run(half, deadline=time.monotonic() + share, prefix=prefix)
             searches.append(search)
             if search.interrupted and i + 1 < len(halves):
@@ -129,8 +130,13 @@ def synthesize(
         schedule = _combined(problem, parts)
         if len(searches) == 2 and backend == "auto" and not any(s.interrupted for s in searches):
             schedule, extra = retime(problem, searches, schedule, bound, deadline)
-    verification = verify(schedule)
-    verification.raise_if_failed()
+    verify(schedule).raise_if_failed()
+    if any(search.interrupted for search in searches):
+        stopped = "interrupted"
+    elif schedule.finish <= bound.bound:
+        stopped = "bound met"
+    else:
+        stopped = "time limit" if time.monotonic() >= deadline else "nothing better found"
     return Result(
         schedule=schedule,
         bound=bound,
@@ -139,7 +145,7 @@ def synthesize(
         seconds=time.monotonic() - began,
         seed=seed,
         versions=package_versions(),
-        interrupted=any(search.interrupted for search in searches),
+        stopped=stopped,
         notes=_notes(problem, searches),
     )
 

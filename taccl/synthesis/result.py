@@ -65,8 +65,9 @@ class Result:
         Of the whole synthesis.
     seed : int
     versions : mapping of package to version
-    interrupted : bool
-        Whether Ctrl-C ended the search.
+    stopped : str
+        Why the search ended: ``"bound met"``, ``"nothing better found"``, ``"time limit"`` or
+        ``"interrupted"`` (Ctrl-C).
     notes : tuple of str
         What a person should know: fallbacks, narrowed symmetry, padding.
     """
@@ -78,8 +79,13 @@ class Result:
     seconds: float
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
-    interrupted: bool = False
+    stopped: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return self.stopped == "interrupted"
 
     @property
     def finish_us(self) -> float:
@@ -135,6 +141,7 @@ class Result:
             ],
             "seconds": self.seconds,
             "seed": self.seed,
+            "stopped": self.stopped,
             "interrupted": self.interrupted,
             "versions": dict(self.versions),
             "notes": list(self.notes),

@@ -154,7 +154,8 @@ def _flow(orbits: Orbits, routing: RoutingModel) -> None:
         multicast = any(len(orbits.moves[m].dsts) > 1 for m in place.moves_in)
         if place.is_origin:
             if single and leaving and not place.is_destination:
-                model.add_row([(1.0, made[m]) for m in leaving], 1, 1, tag="routing.destination")
+                row = [(1.0, made[m]) for m in leaving]
+                model.add_row(row, -float("inf"), 1, tag="routing.destination")
             continue
         most = len(entering) if multicast else 1
         if place.is_destination:

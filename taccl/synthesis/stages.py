@@ -42,8 +42,13 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
             seed=search.options.seed * 1_000_003 + runs,
         )
         patience = patiences[runs // len(_NOISES) % len(patiences)]
-        limit = None if best is None else best.finish_ticks
-        found = list_schedule(search.folded, priorities, patience=patience, limit_ticks=limit)
+        found = list_schedule(
+            search.folded,
+            priorities,
+            patience=patience,
+            enter_once=runs % 4 < 3,
+            limit_ticks=None if best is None else best.finish_ticks,
+        )
         runs += 1
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found

@@ -86,9 +86,11 @@ def _paths(value, path=()):
 
 
 _PATHS = list(_paths(_document()))
-#: Fields of which any text, or any list of texts, will do.
-_FREE = {("producer",), ("notes", "problem", 0), ("notes", "topology", 0)}
+#: Fields of which any text, or any list of texts, will do; and a clause need not say where it came from.
+_WHERE = {("problem", "clauses", "where", name) for name in _document()["problem"]["clauses"]["where"]}
+_FREE = {("producer",), ("notes", "problem", 0), ("notes", "topology", 0), *_WHERE}
 _FREE_LISTS = {("notes", "problem"), ("notes", "topology")}
+_FREE_TABLES = {("problem", "clauses", "where")}
 _WRONG = [
     (path, wrong)
     for path in _PATHS
@@ -96,6 +98,7 @@ _WRONG = [
     if repr(_value(_document(), path)) != repr(wrong)
     and not (path in _FREE and wrong == "x")
     and not (path in _FREE_LISTS and wrong == [])
+    and not (path in _FREE_TABLES and wrong == {})
 ]
 
 
@@ -178,7 +181,7 @@ def test_missing_field_is_refused(path):
     document = _document()
     parent, key = _at(document, path)
     del parent[key]
-    if path in _FREE and isinstance(key, int):  # no note is as good as one
+    if path in _WHERE or (path in _FREE and isinstance(key, int)):  # no note is as good as one
         assert load_schedule(document) == _schedule()
         return
     with pytest.raises(FormatError, match=r"^s\.json: "):

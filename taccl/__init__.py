@@ -1,0 +1,110 @@
+"""Schedules for collective communication, synthesized from communication sketches, verified and bounded.
+
+>>> import taccl
+>>> topology = taccl.topologies.ndv2(nodes=2)
+>>> collective = taccl.collectives.allgather(topology.num_ranks)
+>>> problem = taccl.load_sketch("ndv2/sk1").apply(topology, collective, chunk_size="1MB")
+>>> result = taccl.synthesize(problem, time_limit_s=60)  # doctest: +SKIP
+
+Every name is loaded when it is first used, so that importing taccl costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taccl import baselines as baselines
+    from taccl import collective as collectives  # noqa: F401
+    from taccl import topologies as topologies
+    from taccl.analysis.bounds import Bound as Bound
+    from taccl.analysis.bounds import lower_bound as lower_bound
+    from taccl.analysis.verify import Verification as Verification
+    from taccl.analysis.verify import verify as verify
+    from taccl.collective import Collective as Collective
+    from taccl.errors import CollectiveError as CollectiveError
+    from taccl.errors import ExecutionError as ExecutionError
+    from taccl.errors import ExportError as ExportError
+    from taccl.errors import FallbackWarning as FallbackWarning
+    from taccl.errors import FormatError as FormatError
+    from taccl.errors import InfeasibleError as InfeasibleError
+    from taccl.errors import InputError as InputError
+    from taccl.errors import LossyConversionWarning as LossyConversionWarning
+    from taccl.errors import NoSolutionError as NoSolutionError
+    from taccl.errors import NumericsWarning as NumericsWarning
+    from taccl.errors import SketchError as SketchError
+    from taccl.errors import SolverError as SolverError
+    from taccl.errors import SolverUnavailableError as SolverUnavailableError
+    from taccl.errors import TacclError as TacclError
+    from taccl.errors import TacclWarning as TacclWarning
+    from taccl.errors import TopologyError as TopologyError
+    from taccl.errors import VerificationError as VerificationError
+    from taccl.formats.native import load as load
+    from taccl.formats.native import save as save
+    from taccl.problem import Problem as Problem
+    from taccl.problem import make_problem as make_problem
+    from taccl.schedule.schedule import Schedule as Schedule
+    from taccl.sketch.library import load_sketch as load_sketch
+    from taccl.sketch.library import shipped_sketches as shipped_sketches
+    from taccl.sketch.sketch import Sketch as Sketch
+    from taccl.synthesis.backends import backends as backends
+    from taccl.synthesis.pipeline import synthesize as synthesize
+    from taccl.synthesis.result import Result as Result
+    from taccl.topology.topology import Topology as Topology
+
+    __version__: str
+
+_MODULES = {
+    "baselines": "taccl.baselines", "collectives": "taccl.collective", "topologies": "taccl.topologies",
+}  # fmt: skip
+
+_NAMES_OF_MODULE = {
+    "taccl.analysis.bounds": ("Bound", "lower_bound"),
+    "taccl.analysis.verify": ("Verification", "verify"),
+    "taccl.collective": ("Collective",),
+    "taccl.errors": (
+        "CollectiveError", "ExecutionError", "ExportError", "FallbackWarning", "FormatError",
+        "InfeasibleError", "InputError", "LossyConversionWarning", "NoSolutionError", "NumericsWarning",
+        "SketchError", "SolverError", "SolverUnavailableError", "TacclError", "TacclWarning", "TopologyError",
+        "VerificationError",
+    ),
+    "taccl.formats.native": ("load", "save"),
+    "taccl.problem": ("Problem", "make_problem"),
+    "taccl.schedule.schedule": ("Schedule",),
+    "taccl.sketch.library": ("load_sketch", "shipped_sketches"),
+    "taccl.sketch.sketch": ("Sketch",),
+    "taccl.synthesis.backends": ("backends",),
+    "taccl.synthesis.pipeline": ("synthesize",),
+    "taccl.synthesis.result": ("Result",),
+    "taccl.topology.topology": ("Topology",),
+}  # fmt: skip
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
+
+__all__ = [*_MODULES, *_MODULE_OF_NAME, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _MODULES:
+        value = import_module(_MODULES[name])
+    elif name in _MODULE_OF_NAME:
+        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
+    else:
+        raise AttributeError(f"module 'taccl' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__name__", "__file__", "__path__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("taccl")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"

@@ -1,0 +1,227 @@
+"""What the command line shows: results, schedules, topologies and sketches as text and as plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from taccl.units import format_size, format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.analysis.bounds import Bound
+    from taccl.analysis.verify import Verification
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.sketch.sketch import Sketch
+    from taccl.synthesis.result import Result
+    from taccl.topology.profiles import Constant
+    from taccl.topology.topology import Topology
+
+__all__ = [
+    "bound_text", "bound_values", "result_text", "schedule_text", "schedule_values", "sketch_text",
+    "sketch_values", "table", "topology_text", "topology_values", "verification_text", "verification_values",
+]  # fmt: skip
+
+
+def result_text(result: Result) -> str:
+    """A result as a person reads it: the figures, then a row per stage."""
+    schedule = result.schedule
+    gap = "none proven" if result.gap == float("inf") else f"{result.gap:.2%}"
+    rows = [
+        ("finish", f"{format_us(result.finish_us)}{_bandwidths(schedule)}"),
+        ("bound", f"{format_us(result.bound_us)}, limited by {result.bound.limits}"),
+        ("gap", gap + (" (proven best)" if result.gap == 0 else "")),
+        ("schedule", f"{schedule.num_transfers} transfers in {schedule.num_sends} sends, verified"),
+        ("found by", f"{schedule.producer or result.backend} in {result.seconds:.2f} s, seed {result.seed}"),
+    ]
+    lines = [_title(schedule.problem), table(rows, indent="  ")]
+    if result.stages:
+        head = ("stage", "solver", "status", "seconds", "finish", "")
+        stages = [
+            (
+                stage.name,
+                stage.solver,
+                stage.status,
+                f"{stage.seconds:.2f}",
+                "" if stage.finish_us is None else format_us(stage.finish_us),
+                stage.message,
+            )
+            for stage in result.stages
+        ]
+        lines += ["", table([head, *stages], indent="  ")]
+    return "\n".join(lines + _notes(result.notes or schedule.problem.notes))
+
+
+def schedule_text(schedule: Schedule, found: dict[str, Any], *, limit: int) -> str:
+    """A schedule's figures and first transfers; `found` says how it was found, as far as that is known."""
+    rows = [
+        ("finish", f"{format_us(schedule.finish_us)}{_bandwidths(schedule)}"),
+        ("schedule", f"{schedule.num_transfers} transfers in {schedule.num_sends} sends"),
+        ("producer", schedule.producer or "not known"),
+    ]
+    if found.get("bound_us") is not None:
+        gap = found.get("gap")
+        rows.append(("bound", format_us(found["bound_us"]) + (f", gap {gap:.2%}" if gap is not None else "")))
+    rows.append(("digest", schedule.digest()))
+    lines = [_title(schedule.problem), table(rows, indent="  ")]
+    if limit:
+        lines += ["", schedule.table(limit=limit)]
+    return "\n".join(lines + _notes(schedule.problem.notes))
+
+
+def schedule_values(schedule: Schedule, found: dict[str, Any]) -> dict[str, Any]:
+    """A schedule's figures as plain values."""
+    problem = schedule.problem
+    return {
+        "kind": "schedule",
+        "finish_us": schedule.finish_us,
+        "algbw_gb_per_s": schedule.algbw_gb_per_s,
+        "busbw_gb_per_s": schedule.busbw_gb_per_s,
+        "collective": problem.collective.name,
+        "topology": problem.topology.name,
+        "sketch": problem.clauses.name or None,
+        "cost_model": problem.topology.cost_model,
+        "size_bytes": problem.size_bytes,
+        "num_ranks": problem.topology.num_ranks,
+        "num_chunks": problem.collective.num_chunks,
+        "num_transfers": schedule.num_transfers,
+        "num_sends": schedule.num_sends,
+        "producer": schedule.producer,
+        "digest": schedule.digest(),
+        "notes": list(problem.notes),
+        "result": found or None,
+    }
+
+
+def topology_text(topology: Topology) -> str:
+    """A topology's links by cost, its switches, and its constants with their sources."""
+    rows = [
+        ("ranks", f"{topology.num_ranks} in {_count(topology.num_nodes, 'node')}"),
+        ("resources", f"{len(topology.resources)}, held by {len(topology.links)} links"),
+        ("switches", str(len(topology.switches))),
+        ("alpha", {"occupies": "occupies the link"}.get(topology.alpha_meaning, "pipelined")),
+        ("cost model", topology.cost_model),
+        ("profile", topology.profile or "none"),
+    ]
+    classes = Counter(
+        ("between nodes" if topology.is_internode(e) else "inside nodes", link.alpha_us, link.beta_us_per_mb)
+        for e, link in enumerate(topology.links)
+    )
+    head = ("links", "where", "alpha us", "beta us/MB", "GB/s")
+    links = [
+        (str(count), place, f"{float(alpha):g}", f"{float(beta):g}", f"{float(1000 / beta):.4g}")
+        for (place, alpha, beta), count in sorted(classes.items(), key=lambda item: (item[0], item[1]))
+    ]
+    lines = [topology.name, table(rows, indent="  "), "", table([head, *links], indent="  ")]
+    constants = _constants(topology)
+    if constants:
+        cells = [(c.name, f"{float(c.value):g}", c.source) for c in constants]
+        lines += ["", table([("constant", "value", "source"), *cells], indent="  ")]
+    return "\n".join(lines + _notes(topology.notes))
+
+
+def topology_values(topology: Topology) -> dict[str, Any]:
+    """A topology as plain values, with its constants and their sources."""
+    constants = {c.name: {"value": float(c.value), "source": c.source} for c in _constants(topology)}
+    return {"kind": "topology", **topology.to_dict(), "constants": constants, "notes": list(topology.notes)}
+
+
+def sketch_text(sketch: Sketch) -> str:
+    """A sketch as its TOML file would read."""
+    return sketch.to_toml().rstrip()
+
+
+def sketch_values(sketch: Sketch) -> dict[str, Any]:
+    """A sketch as plain values."""
+    return {"kind": "sketch", **sketch.to_dict()}
+
+
+def verification_text(file: str, verification: Verification) -> str:
+    """What was checked, and each violation on a line."""
+    figures = (
+        f"{verification.num_transfers} transfers in {verification.num_sends} sends, "
+        f"finish {format_us(verification.finish_us)}"
+    )
+    if verification.num_redundant:
+        figures += f", {verification.num_redundant} redundant arrivals"
+    verdict = "ok" if verification.ok else f"{_count(len(verification.violations), 'violation')}"
+    return "\n".join([f"{file}: {verdict}: {figures}", *(f"  {each}" for each in verification.violations)])
+
+
+def verification_values(file: str, verification: Verification) -> dict[str, Any]:
+    """A verification as plain values."""
+    return {
+        "file": file,
+        "ok": verification.ok,
+        "finish_us": verification.finish_us,
+        "num_transfers": verification.num_transfers,
+        "num_sends": verification.num_sends,
+        "num_redundant": verification.num_redundant,
+        "violations": [asdict(each) for each in verification.violations],
+    }
+
+
+def bound_text(problem: Problem, bound: Bound) -> str:
+    """A lower bound, and what limits."""
+    rows = [("bound", format_us(bound.bound)), ("limited by", bound.limits), ("kind", bound.kind)]
+    return "\n".join([_title(problem), table(rows, indent="  "), *_notes(problem.notes)])
+
+
+def bound_values(problem: Problem, bound: Bound) -> dict[str, Any]:
+    """A lower bound as plain values."""
+    return {
+        "bound_us": bound.bound_us,
+        "bound_limits": bound.limits,
+        "kind": bound.kind,
+        "collective": problem.collective.name,
+        "topology": problem.topology.name,
+        "sketch": problem.clauses.name or None,
+        "cost_model": problem.topology.cost_model,
+        "size_bytes": problem.size_bytes,
+        "num_ranks": problem.topology.num_ranks,
+        "num_chunks": problem.collective.num_chunks,
+        "notes": list(problem.notes),
+    }
+
+
+def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
+    """Rows of cells in columns as wide as their widest cell; the last column may run on."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append((indent + "  ".join([*cells, row[-1]])).rstrip())
+    return "\n".join(lines)
+
+
+def _title(problem: Problem) -> str:
+    sketch = f", sketch {problem.clauses.name}" if problem.clauses.name else ""
+    size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
+    model = " (upstream cost model)" if problem.topology.cost_model == "upstream" else ""
+    return f"{problem.collective.name} on {problem.topology.name}{sketch}{size}{model}"
+
+
+def _bandwidths(schedule: Schedule) -> str:
+    algbw, busbw = schedule.algbw_gb_per_s, schedule.busbw_gb_per_s
+    if algbw is None or busbw is None:
+        return ""
+    return f", {algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    return ["", *(f"  note: {note}" for note in notes)] if notes else []
+
+
+def _constants(topology: Topology) -> tuple[Constant, ...]:
+    """The constants of the profile that a machine's topology was made with."""
+    from taccl.topology.profiles import PROFILES
+
+    profiles = PROFILES.get(topology.machine, ()) if topology.cost_model == "physical" else ()
+    return next((p.constants for p in profiles if p.name == topology.profile), ())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,78 @@
+"""The layer rule: imports point strictly down, and names on one line never import each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import taccl
+
+PACKAGE = Path(taccl.__file__).parent
+
+#: From the ground up; the facade and the command line stand on top.
+LINES = (
+    ("errors",),
+    ("units",),
+    ("topology", "collective", "solvers"),
+    ("problem",),
+    ("sketch", "schedule"),
+    ("analysis", "baselines"),
+    ("synthesis", "program"),
+    ("formats",),
+    ("explore", "plot", "runtime"),
+    ("__init__", "topologies"),
+    ("cli", "cli_text", "cli_problem", "__main__"),
+)
+LINE_OF_PART = {part: index for index, line in enumerate(LINES) for part in line}
+TOP = len(LINES) - 1
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(module: str) -> str:
+    """The part of taccl that a dotted module name belongs to; ``__init__`` for taccl itself."""
+    pieces = module.split(".")
+    return pieces[1] if len(pieces) > 1 else "__init__"
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of taccl that a file imports: also inside functions, and for type checkers only."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name}: relative import in line {node.lineno}; write it in full"
+            names = [node.module or ""]
+            if node.module == "taccl":
+                names = [f"taccl.{a.name}" if a.name in LINE_OF_PART else "taccl" for a in node.names]
+        else:
+            continue
+        parts |= {part_of(name) for name in names if name.split(".")[0] == "taccl"}
+    return parts
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
+def test_imports_point_down(path):
+    """A file imports its own part and parts on lines below its own, and nothing else of taccl."""
+    relative = path.relative_to(PACKAGE)
+    own = relative.parts[0].removesuffix(".py")
+    assert own in LINE_OF_PART, f"{own} has no line yet: add it to LINES, and to docs/architecture.md"
+    line = LINE_OF_PART[own]
+    for part in imported_parts(path) - {own}:
+        facade = own == "__init__" and part == "topologies"
+        together = line == TOP and LINE_OF_PART[part] == TOP
+        assert LINE_OF_PART[part] < line or facade or together, f"{relative} imports taccl.{part}"
+
+
+def test_only_the_command_line_prints():
+    """No module but the command line's calls print."""
+    printing = [
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if not path.name.startswith("cli")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not printing

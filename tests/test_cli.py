@@ -1,0 +1,541 @@
+"""The command line: what it prints where, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import taccl
+from taccl import errors
+from taccl.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: A ring of 4 ranks, on which 4 chunks of 1000 bytes take 0.52 us a hop.
+SMALL = ("--topology", "ring:4", "--collective", "allgather", "--size", "4KB")
+KEYS = {
+    "finish_us", "bound_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified", "num_ranks",
+    "num_chunks", "num_transfers", "stages", "seconds",
+}  # fmt: skip
+
+SKETCH = """
+schema = 1
+name = "test sketch"
+machine = "ndv2"
+nodes = 2
+[chunks]
+size = "1MB"
+[internode]
+connections = { 0 = [1] }
+[[symmetry]]
+offset = 8
+group = 16
+"""
+
+
+@pytest.fixture
+def run(capsys):
+    """Run one command; gives the exit code, stdout and stderr."""
+
+    def command(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return command
+
+
+@pytest.fixture
+def run_json(run):
+    """Run one command with ``--json``; gives the exit code and the one object on stdout."""
+
+    def command(*words: object) -> tuple[int, dict]:
+        code, out, _ = run(*words, "--json")
+        assert out.count("\n") == 1
+        return code, json.loads(out)
+
+    return command
+
+
+@pytest.fixture
+def saved(tmp_path, run) -> Path:
+    """A schedule file."""
+    path = tmp_path / "schedule.json"
+    assert run("baseline", "ring", *SMALL, "-o", path)[0] == 0
+    return path
+
+
+@pytest.fixture
+def sketch_file(tmp_path) -> Path:
+    """A sketch file for two NDv2 nodes."""
+    path = tmp_path / "sketch.toml"
+    path.write_text(SKETCH)
+    return path
+
+
+@pytest.fixture
+def upstream(shared_data) -> Path:
+    """The folder of upstream files."""
+    return shared_data / "upstream-taccl"
+
+
+def in_process(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "taccl", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+class TestSynthesize:
+    """``taccl synthesize``."""
+
+    def test_summary(self, run):
+        """A person reads finish, bound and gap; a pipe gets nothing on stderr."""
+        code, out, err = run("synthesize", *SMALL, "--backend", "greedy")
+        assert (code, err) == (0, "")
+        assert out.startswith("allgather on ring:4, 4KB\n  finish")
+        assert "bound" in out
+        assert "gap" in out
+
+    def test_json(self, run_json):
+        """The object has every figure that scripts rely on."""
+        code, values = run_json("synthesize", *SMALL, "--backend", "greedy")
+        assert code == 0
+        assert set(values) >= KEYS
+        assert {"name", "solver", "status", "seconds", "bound"} <= set(values["stages"][0])
+        assert values["finish_us"] >= values["bound_us"]
+
+    def test_output_verifies(self, run, tmp_path):
+        """What ``-o`` writes, ``taccl verify`` accepts."""
+        path = tmp_path / "out.json"
+        assert run("synthesize", *SMALL, "--backend", "greedy", "-o", path)[0] == 0
+        assert run("verify", path)[0] == 0
+
+    def test_shipped_sketch(self, run_json):
+        """A shipped name is a sketch."""
+        name = taccl.shipped_sketches()[0]
+        code, values = run_json(
+            "synthesize", name, "--collective", "allgather", "--size", "16MB", "--time-limit", 2
+        )
+        assert (code, values["verified"]) == (0, True)
+
+    def test_upstream_files(self, run_json, upstream):
+        """Two upstream files are compared under upstream's cost model, whose GB/s are not known."""
+        code, values = run_json(
+            "synthesize", upstream / "sketch" / "sk1-ndv2-n1.json", "--topology",
+            upstream / "topo" / "topo-ndv2-1MB.json", "--collective", "allgather", "--backend", "greedy",
+            "--time-limit", 1,
+        )  # fmt: skip
+        assert (code, values["cost_model"], values["algbw_gb_per_s"]) == (0, "upstream", None)
+        # Seven chunks into a rank over two double and two single links: 69 at least.
+        assert values["bound_us"] == 69
+
+    def test_unknown_backend(self, run):
+        """An unknown backend is bad input."""
+        code, _, err = run("synthesize", *SMALL, "--backend", "hihgs")
+        assert code == 2
+        assert "hihgs" in err
+
+    def test_options_are_passed_on(self, run, monkeypatch):
+        """Every option of the search arrives in its unit."""
+        passed = {}
+
+        def fake(problem, **options):
+            passed.update(options)
+            raise errors.NoSolutionError("nothing found")
+
+        monkeypatch.setattr(taccl, "synthesize", fake)
+        code, out, err = run(
+            "synthesize", *SMALL, "--backend", "highs", "--time-limit", "2.5", "--threads", 2, "--seed", 7,
+            "--memory-limit", "4GB",
+        )  # fmt: skip
+        assert (code, out, err) == (1, "", "taccl: error: nothing found\n")
+        assert passed == {
+            "backend": "highs", "time_limit_s": 2.5, "threads": 2, "seed": 7, "memory_limit_mb": 4000,
+            "log": False, "progress": None,
+        }  # fmt: skip
+
+    def test_existing_output_is_refused_first(self, run, saved, monkeypatch):
+        """A file that exists is refused before any work, and stays as it was."""
+
+        def too_late(*_, **__):
+            raise AssertionError("the work began")
+
+        monkeypatch.setattr(taccl, "synthesize", too_late)
+        before = saved.read_bytes()
+        code, _, err = run("synthesize", *SMALL, "-o", saved)
+        assert (code, saved.read_bytes()) == (2, before)
+        assert "exists; pass --overwrite" in err
+
+    def test_missing_folder_is_refused_first(self, run, tmp_path):
+        """A file in a folder that does not exist is refused."""
+        code, _, err = run("synthesize", *SMALL, "-o", tmp_path / "none" / "out.json")
+        assert code == 2
+        assert "there is no folder" in err
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
+    def test_ctrl_c(self, tmp_path):
+        """Ctrl-C in a long search leaves either the best schedule so far, or code 130; no traceback."""
+        command = [
+            sys.executable, "-m", "taccl", "synthesize", "--topology", "dgx2", "--nodes", "2", "--collective",
+            "alltoall", "--size", "32MB", "--time-limit", "60", "--json",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=4)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert "Traceback" not in err
+        assert process.returncode in (0, 130)
+        assert json.loads(out).get("interrupted", True)
+
+
+class TestVerify:
+    """``taccl verify``."""
+
+    def test_valid(self, run, saved):
+        """A valid file is named with what was checked."""
+        code, out, _ = run("verify", saved)
+        assert code == 0
+        assert out == f"{saved}: ok: 12 transfers in 12 sends, finish 1.04 us\n"
+
+    def test_invalid(self, run, run_json, tmp_path):
+        """A schedule that breaks a rule is named with its violations, and the code is 1."""
+        from taccl.schedule.schedule import make_schedule
+
+        problem = taccl.make_problem(
+            taccl.topologies.ring(4), taccl.collectives.allgather(4), chunk_bytes=1000
+        )
+        path = tmp_path / "empty.json"
+        nothing: list[int] = []
+        taccl.save(make_schedule(problem, chunk=nothing, link=nothing, start=nothing, end=nothing), path)
+        code, out, err = run("verify", path)
+        assert code == 1
+        assert out.count("postcondition") == 12
+        assert err == f"taccl: error: {path}: the schedule breaks 12 rules\n"
+        code, values = run_json("verify", path)
+        assert (code, values["ok"], len(values["violations"])) == (1, False, 12)
+
+    def test_edited_file(self, run, saved):
+        """A file that was edited is bad input, not a failed check."""
+        document = json.loads(saved.read_text())
+        document["transfers"]["start"][0] += 1
+        saved.write_text(json.dumps(document))
+        code, _, err = run("verify", saved)
+        assert code == 2
+        assert "digest" in err
+
+    @pytest.mark.parametrize(
+        ("content", "word"),
+        [(b"", "empty"), (b"\0\1\2", "binary"), (b"{", "JSON"), (b'{"a": 1}', "format")],
+        ids=["empty", "binary", "cut", "other"],
+    )
+    def test_other_files(self, run, tmp_path, content, word):
+        """What is no schedule is refused in one sentence."""
+        path = tmp_path / "file.json"
+        path.write_bytes(content)
+        code, out, err = run("verify", path)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"taccl: error: {path}")
+        assert word in err
+
+
+class TestShow:
+    """``taccl show``."""
+
+    def test_schedule(self, run, saved):
+        """A schedule file shows its figures and first transfers."""
+        code, out, _ = run("show", saved, "--transfers", 2)
+        assert code == 0
+        assert "finish    1.04 us" in out
+        assert "... and 10 more" in out
+
+    def test_options_that_do_not_apply(self, run, saved, sketch_file):
+        """A schedule's nodes and a sketch's profile cannot be changed in passing."""
+        assert "leave it out" in run("show", saved, "--nodes", 2)[2]
+        assert "leave it out" in run("show", sketch_file, "--profile", "nominal")[2]
+
+    def test_machine_constants_have_sources(self, run_json):
+        """Every constant of a machine comes with where it is from."""
+        code, values = run_json("show", "ndv2", "--profile", "nominal")
+        assert (code, values["kind"]) == (0, "topology")
+        assert values["constants"]
+        assert all(constant["source"] for constant in values["constants"].values())
+
+    def test_fabric(self, run):
+        """A fabric shows its links by cost."""
+        code, out, _ = run("show", "torus:4x4")
+        assert code == 0
+        assert "64     inside nodes" in out
+
+    def test_topology_file(self, run_json, tmp_path):
+        """A topology file is known by its content."""
+        path = tmp_path / "mine.toml"
+        path.write_text('schema = 1\nfabric = "ring:5"\n')
+        code, values = run_json("show", path)
+        assert (code, values["kind"], len(values["node_of_rank"])) == (0, "topology", 5)
+
+    def test_bare_machine_file(self, run_json, tmp_path):
+        """A file with a machine and no more is a topology."""
+        path = tmp_path / "mine.toml"
+        path.write_text('schema = 1\nmachine = "ndv2"\nnodes = 2\n')
+        code, values = run_json("show", path)
+        assert (code, values["kind"], values["name"]) == (0, "topology", "ndv2 x2")
+
+    def test_sketch_file(self, run_json, sketch_file):
+        """A sketch file is known by its content."""
+        code, values = run_json("show", sketch_file)
+        assert (code, values["kind"], values["name"]) == (0, "sketch", "test sketch")
+
+    def test_upstream_files(self, run_json, upstream):
+        """Every upstream file is shown as what it is."""
+        for path in sorted((upstream / "sketch").iterdir()):
+            assert run_json("show", path)[1]["kind"] == "sketch"
+        for path in sorted((upstream / "topo").iterdir()):
+            assert run_json("show", path)[1]["kind"] == "topology"
+
+    @pytest.mark.parametrize("thing", ["nosuch", "ndv2/nosuch", "nosuch.toml"])
+    def test_unknown(self, run, thing):
+        """What is no file and no known name is bad input."""
+        code, out, err = run("show", thing)
+        assert (code, out) == (2, "")
+        assert thing in err
+
+
+class TestBaseline:
+    """``taccl baseline``."""
+
+    def test_json(self, run_json):
+        """A baseline has the figures of a synthesized result."""
+        code, values = run_json("baseline", "ring", *SMALL)
+        # Two hops each way at best: 0.5 us + 1000 B / (50 GB/s) each.
+        assert (code, values["finish_us"], values["gap"]) == (0, 1.04, 0)
+        assert set(values) >= KEYS
+
+    def test_of_a_sketch(self, run_json, sketch_file):
+        """A sketch gives the machine, its nodes and the chunk size."""
+        code, values = run_json("baseline", "hierarchical", sketch_file, "--collective", "allgather")
+        assert (code, values["topology"], values["size_bytes"]) == (0, "ndv2 x2", 16_000_000)
+
+    def test_nodes_rescale_the_sketch(self, run_json, sketch_file):
+        """``--nodes`` rescales a sketch."""
+        code, values = run_json("baseline", "ring", sketch_file, "--collective", "allgather", "--nodes", 3)
+        assert (code, values["topology"]) == (0, "ndv2 x3")
+
+    def test_list(self, run, run_json):
+        """``--list`` names every baseline."""
+        assert list(run_json("baseline", "--list")[1]["baselines"]) == list(taccl.baselines.BASELINES)
+        assert run("baseline", "--list")[0] == 0
+
+    @pytest.mark.parametrize(
+        "words", [(), ("ring",), ("nosuch", *SMALL)], ids=["no name", "no collective", "unknown"]
+    )
+    def test_too_little(self, run, words):
+        """Without a known name and a collective there is nothing to do."""
+        assert run("baseline", *words)[0] == 2
+
+    def test_refused(self, run):
+        """A baseline that cannot do the collective says what can."""
+        code, _, err = run(
+            "baseline", "ring", "--topology", "ring:4", "--collective", "alltoall", "--size", 4
+        )
+        assert code == 2
+        assert "pairwise" in err
+
+
+class TestBound:
+    """``taccl bound``."""
+
+    def test_json(self, run_json):
+        """The bound comes with what limits."""
+        code, values = run_json("bound", *SMALL)
+        assert (code, values["bound_us"]) == (0, 1.04)
+        assert values["bound_limits"]
+
+
+class TestBackends:
+    """``taccl backends``."""
+
+    def test_json(self, run_json):
+        """Each backend is available, or says why not."""
+        code, values = run_json("backends")
+        assert code == 0
+        assert "greedy" in [row["name"] for row in values["backends"]]
+        assert all(row["available"] or row["why_not"] for row in values["backends"])
+
+    def test_table(self, run):
+        """A person reads a row for each."""
+        code, out, _ = run("backends")
+        assert code == 0
+        assert "highs" in out
+
+
+class TestProblem:
+    """Options that make a problem."""
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--collective", "allgather"), "neither a sketch nor --topology"),
+            (("--collective", "allgather", "--topology", "ring:4"), "neither --size nor --chunk-size"),
+            ((*SMALL, "--chunk-size", "1KB"), "not allowed with argument"),
+            ((*SMALL, "--cost-model", "upstream"), "needs an upstream topology file"),
+            ((*SMALL, "--time-unit-us", "2"), "needs an upstream topology file"),
+            ((*SMALL, "--profile", "nominal"), "a fabric has no profiles"),
+            ((*SMALL, "--root", "1"), "allgather has no root"),
+            ((*SMALL, "--nodes", "0"), "expected a positive whole number"),
+            ((*SMALL, "--roots", "x"), "expected ranks such as 0,4"),
+            (("--topology", "ring:4", "--collective", "allgathr", "--size", "4"), "found 'allgathr'"),
+            (("--topology", "ring:4", "--collective", "allgather", "--size", "4XB"), "found '4XB'"),
+            (("nosuch.toml", "--collective", "allgather"), "no such file"),
+        ],
+    )  # fmt: skip
+    def test_refused(self, run, words, message):
+        """A wrong, clashing or missing option is one sentence and code 2."""
+        code, out, err = run("bound", *words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("taccl: error: ")
+        assert message in err
+
+    def test_files_in_each_others_place(self, run, saved, sketch_file):
+        """A sketch is no topology, a schedule no sketch; both are named as what they are."""
+        err = run("bound", "--topology", sketch_file, "--collective", "allgather", "--size", 4)[2]
+        assert "found a sketch; expected a topology file" in err
+        err = run("bound", saved, "--collective", "allgather")[2]
+        assert "found a schedule; expected a sketch" in err
+
+    def test_rooted_and_multi_root(self, run_json):
+        """``--root`` and ``--roots`` reach the collective."""
+        fabric = ("--topology", "fully-connected:4", "--size", "1KB")
+        assert run_json("bound", *fabric, "--collective", "broadcast", "--root", 3)[0] == 0
+        _, values = run_json("bound", *fabric, "--collective", "multi-root-broadcast", "--roots", "0,2")
+        assert values["num_chunks"] == 2
+
+    def test_upstream_cost_models(self, run_json, upstream):
+        """Two upstream files mean upstream's costs, unless the physical model is asked for."""
+        words = (
+            "bound", upstream / "sketch" / "sk1-ndv2-n2.json", "--topology",
+            upstream / "topo" / "topo-ndv2-1MB.json", "--collective", "allgather",
+        )  # fmt: skip
+        assert run_json(*words)[1]["cost_model"] == "upstream"
+        assert run_json(*words, "--cost-model", "physical")[1]["cost_model"] == "physical"
+
+    def test_upstream_topology_with_another_sketch(self, run_json, upstream, sketch_file):
+        """With a sketch of ours an upstream topology stands for its machine."""
+        _, values = run_json(
+            "bound", sketch_file, "--topology", upstream / "topo" / "topo-ndv2-1MB.json",
+            "--collective", "allgather",
+        )  # fmt: skip
+        assert values["cost_model"] == "physical"
+
+    def test_topology_file_keeps_its_nodes(self, run, tmp_path):
+        """``--nodes`` cannot contradict a topology file."""
+        path = tmp_path / "mine.toml"
+        path.write_text('schema = 1\nmachine = "ndv2"\nnodes = 2\n')
+        words = ("bound", "--topology", path, "--collective", "allgather", "--size", "16MB", "--nodes")
+        assert run(*words, 2)[0] == 0
+        code, _, err = run(*words, 3)
+        assert code == 2
+        assert "found --nodes 3, but the topology has 2" in err
+
+
+class TestErrors:
+    """Exit codes and messages."""
+
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (errors.InfeasibleError("no schedule exists"), 1),
+            (errors.NoSolutionError("nothing found"), 1),
+            (errors.VerificationError("a rule is broken"), 1),
+            (errors.CollectiveError("wrong", where="root"), 2),
+            (errors.SolverUnavailableError("not installed"), 3),
+            (KeyboardInterrupt(), 130),
+            (ZeroDivisionError("division by zero"), 70),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+    )
+    def test_exit_codes(self, run, run_json, monkeypatch, error, code):
+        """Each kind of error has its code, one line on stderr, and one object under ``--json``."""
+
+        def fail(_):
+            raise error
+
+        monkeypatch.setattr(taccl, "lower_bound", fail)
+        found, out, err = run("bound", *SMALL)
+        assert (found, out, err.count("\n")) == (code, "", 1)
+        assert err.startswith("taccl: error: ")
+        found, values = run_json("bound", *SMALL)
+        assert found == code
+        assert set(values) == {"error", "where", "exit_code"}
+        assert (values["exit_code"], values["where"]) == (code, getattr(error, "where", None))
+
+    def test_traceback_on_demand(self, run, monkeypatch):
+        """With TACCL_TRACEBACK=1 an error shows where it is from, and keeps its code."""
+        monkeypatch.setenv("TACCL_TRACEBACK", "1")
+        code, _, err = run("show", "nosuch")
+        assert code == 2
+        assert "Traceback" in err
+
+    def test_warnings(self, run, tmp_path):
+        """A warning of ours is one line on stderr, and no error."""
+        path = tmp_path / "fine.toml"
+        path.write_text('schema = 1\nfabric = "ring:4"\nalpha_us = 0.00000001\n')
+        code, out, err = run("bound", "--topology", path, "--collective", "allgather", "--size", "4MB")
+        assert (code, err.count("\n")) == (0, 1)
+        assert err.startswith("taccl: warning: ring:4: costs need more than")
+        assert out.startswith("allgather on ring:4")
+
+    def test_argument_errors_under_json(self, run_json):
+        """A wrong argument is one object too."""
+        code, values = run_json("bound", *SMALL, "--nodes", "x")
+        assert (code, values["exit_code"]) == (2, 2)
+
+    @pytest.mark.parametrize("words", [(), ("nosuch",), ("--nosuch",)])
+    def test_no_verb(self, run, words):
+        """Without a known verb nothing is done."""
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert err.startswith("taccl: error: ")
+
+    def test_help(self, run):
+        """``--help`` names every verb."""
+        code, out, _ = run("--help")
+        assert code == 0
+        for verb in ("synthesize", "verify", "show", "baseline", "bound", "backends"):
+            assert verb in out
+
+
+class TestProcess:
+    """The command as a process."""
+
+    def test_version(self):
+        """``python -m taccl --version`` prints the version."""
+        done = in_process("--version")
+        assert (done.returncode, done.stdout) == (0, f"taccl {taccl.__version__}\n")
+
+    def test_quiet_in_a_pipe(self):
+        """In a pipe nothing but the answer is written."""
+        done = in_process("baseline", "best", *SMALL)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="closes a POSIX pipe")
+    def test_broken_pipe(self):
+        """A reader that goes away is no error."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "taccl", "show", "ndv2"]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_terminal_without_unicode(self, sketch_file):
+        """A name that the terminal cannot show does not stop the command."""
+        sketch_file.write_text(SKETCH.replace("test sketch", "Größe"), encoding="utf-8")
+        done = in_process("show", str(sketch_file), env={**os.environ, "PYTHONIOENCODING": "ascii"})
+        assert done.returncode == 0

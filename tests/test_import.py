@@ -1,0 +1,86 @@
+"""``import taccl`` is fast, loads nothing heavy, and every public name can be had from it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import taccl
+
+HEAVY = (
+    "networkx", "scipy", "ortools", "gurobipy", "pulp", "highspy", "pandas", "rich", "matplotlib", "numba",
+    "mpi4py", "pydantic",
+)  # fmt: skip
+
+
+def in_fresh_process(code: str) -> str:
+    """What the code prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_nothing_heavy_is_loaded():
+    """After ``import taccl`` no package that is slow to load is there."""
+    code = f"import sys, taccl; print([name for name in {HEAVY} if name in sys.modules])"
+    assert in_fresh_process(code) == "[]"
+
+
+def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
+    """A problem without a sketch is made without any slow package."""
+    code = (
+        "import sys, taccl\n"
+        "topology = taccl.topologies.ndv2(nodes=2)\n"
+        "taccl.make_problem(topology, taccl.collectives.allgather(16), chunk_bytes=1)\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    assert in_fresh_process(code) == "[]"
+
+
+def test_import_is_fast():
+    """The best of three imports in fresh processes takes under 0.3 s."""
+    code = "import time; t = time.perf_counter(); import taccl; print(time.perf_counter() - t)"
+    assert min(float(in_fresh_process(code)) for _ in range(3)) < 0.3
+
+
+@pytest.mark.parametrize("name", taccl.__all__)
+def test_every_name_loads(name):
+    """What the facade lists, it has."""
+    assert getattr(taccl, name) is not None
+
+
+def test_every_name_is_shown():
+    """Tab completion shows every name before it is loaded."""
+    shown = in_fresh_process("import taccl; print(set(taccl.__all__) <= set(dir(taccl)))")
+    assert shown == "True"
+
+
+def test_unknown_names_are_refused():
+    """A name that the facade lacks is an AttributeError, as of any module."""
+    with pytest.raises(AttributeError, match="no attribute 'synthesise'"):
+        taccl.synthesise  # noqa: B018
+
+
+def test_editors_see_what_loads():
+    """The imports for type checkers name exactly the lazy names, from the same modules."""
+    tree = ast.parse(Path(taccl.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        (alias.asname or alias.name): f"{node.module}.{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    lazy = {name: f"{module}.{name}" for name, module in taccl._MODULE_OF_NAME.items()}
+    assert seen == {**lazy, **taccl._MODULES}
+
+
+def test_version_is_the_installed_one():
+    """``__version__`` is that of the installed package."""
+    from importlib.metadata import version
+
+    assert taccl.__version__ == version("taccl")
