@@ -2,86 +2,103 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from numpy.typing import NDArray
 
     from taccl.problem import Problem
 
 __all__ = ["Distances", "shortest_times"]
 
 
+def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
+    """Shortest times between all ranks over some links, for a send of `units`.
+
+    A link of several sources is taken to wait for its first, which can only shorten times.
+
+    Returns
+    -------
+    (num_ranks, num_ranks) float64
+        Ticks from the row's rank to the column's; inf where there is no way. Whole numbers, exact below
+        2**53.
+    """
+    from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
+
+    num_ranks = problem.topology.num_ranks
+    direct = np.full((num_ranks, num_ranks), np.inf)
+    ends = problem.topology.links
+    for e in links:
+        time = problem.costs.duration(e, units)
+        for src in ends[e].srcs:
+            for dst in ends[e].dsts:
+                direct[src, dst] = min(direct[src, dst], time)
+    times: NDArray[np.float64] = dijkstra(csgraph_from_dense(direct, null_value=np.inf))
+    times.setflags(write=False)
+    return times
+
+
 class Distances:
-    """Shortest times of a problem's chunks, over the links that may carry them; computed on demand."""
+    """Shortest times of a problem's chunks; computed on demand, once per set of links and size."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._derived = {d.chunk: (d.source, d.rank) for d in problem.collective.derivations}
-        self._carried: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._known: dict[object, tuple[dict[int, int], tuple[int, ...]]] = {}
-        self._to_go: dict[tuple[tuple[int, ...], int, int], dict[int, int]] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._link_sets: list[tuple[int, ...]] = []
+        self._carried: dict[tuple[object, ...], int] = {}
+        self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def origins(self, c: int) -> dict[int, int]:
         """Where the chunk is first, and when."""
         starts = dict.fromkeys(self.problem.collective.chunks[c].origins, 0)
         if c in self._derived:
             source, rank = self._derived[c]
-            starts[rank] = self.of(source)[0].get(rank, 0)
+            arrival = self.heads(source)[rank]
+            if np.isfinite(arrival):
+                starts[rank] = int(arrival)
         return starts
 
-    def of(self, c: int) -> tuple[dict[int, int], tuple[int, ...]]:
-        """(rank -> earliest arrival in ticks, links that may carry the chunk)."""
-        data, units = self.problem.collective.chunks[c], int(self.problem.costs.chunk_units[c])
-        key = (
-            c if self.problem.collective.derivations else (data.origins, data.destinations, data.root, units)
-        )
-        if key not in self._known:
-            carried = self.carried(c)
-            self._known[key] = (shortest_times(self.problem, carried, self.origins(c), units), carried)
-        return self._known[key]
+    def heads(self, c: int) -> NDArray[np.float64]:
+        """(num_ranks,) earliest arrival of the chunk at every rank; inf where it cannot come."""
+        starts = self.origins(c)
+        if not starts:
+            return np.full(self.problem.topology.num_ranks, np.inf)
+        times = self.times(self.carried(c), int(self.problem.costs.chunk_units[c]))
+        earliest: NDArray[np.float64] = np.min([times[r] + start for r, start in starts.items()], axis=0)
+        return earliest
 
-    def to_go(self, c: int, destination: int) -> dict[int, int]:
-        """Shortest times from every rank to a destination of the chunk, in ticks."""
-        units = int(self.problem.costs.chunk_units[c])
-        key = (self.carried(c), destination, units)
-        if key not in self._to_go:
-            self._to_go[key] = shortest_times(self.problem, key[0], {destination: 0}, units, backward=True)
-        return self._to_go[key]
+    def to_go(self, c: int, destination: int) -> NDArray[np.float64]:
+        """(num_ranks,) shortest time of the chunk from every rank to a destination."""
+        return self.times(self.carried(c), int(self.problem.costs.chunk_units[c]))[:, destination]
 
-    def carried(self, c: int) -> tuple[int, ...]:
-        """Links that may carry the chunk."""
+    def times(self, links: int, units: int) -> NDArray[np.float64]:
+        """`shortest_times` over a numbered set of links."""
+        if (links, units) not in self._times:
+            self._times[links, units] = shortest_times(self.problem, self._link_sets[links], units)
+        return self._times[links, units]
+
+    def links(self, number: int) -> tuple[int, ...]:
+        """The links of a numbered set."""
+        return self._link_sets[number]
+
+    def carried(self, c: int, *, reducing: bool | None = False) -> int:
+        """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
         problem, data = self.problem, self.problem.collective.chunks[c]
         node = problem.topology.node_of_rank
-        key = (data.origins, data.root, frozenset(node[r] for r in data.destinations))
+        home = data.origins or tuple(self._derived.get(c, ())[1:])
+        key = (home, data.root, frozenset(node[r] for r in data.destinations), reducing)
         if key not in self._carried:
-            self._carried[key] = tuple(e for e in problem.links_allowed if problem.may_carry(e, c))
+            modes = (False, True) if reducing is None else (reducing,)
+            links = tuple(
+                e
+                for e in problem.links_allowed
+                if any(problem.may_carry(e, c, reducing=mode) for mode in modes)
+            )
+            if links not in self._numbers:
+                self._numbers[links] = len(self._link_sets)
+                self._link_sets.append(links)
+            self._carried[key] = self._numbers[links]
         return self._carried[key]
-
-
-def shortest_times(
-    problem: Problem, links: Iterable[int], starts: Mapping[int, int], units: int, *, backward: bool = False
-) -> dict[int, int]:
-    """Shortest times from (or, backward, to) the starts; a link of several sources waits for the first."""
-    topology, costs = problem.topology, problem.costs
-    adjacent: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
-    for e in links:
-        ends, time = topology.links[e], costs.duration(e, units)
-        here, there = (ends.dsts, ends.srcs) if backward else (ends.srcs, ends.dsts)
-        for rank in here:
-            adjacent[rank].append((time, there))
-    distance = dict(starts)
-    queue = [(time, rank) for rank, time in starts.items()]
-    heapq.heapify(queue)
-    while queue:
-        time, rank = heapq.heappop(queue)
-        if time > distance[rank]:
-            continue
-        for step, others in adjacent[rank]:
-            for other in others:
-                if time + step < distance.get(other, time + step + 1):
-                    distance[other] = time + step
-                    heapq.heappush(queue, (time + step, other))
-    return distance

@@ -9,31 +9,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.analysis.distances import Distances
-from taccl.sketch.symmetry import chunk_permutation, generate_group, link_permutation, resource_permutation
+from taccl.sketch.symmetry import generate_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taccl.problem import Problem
+    from taccl.sketch.group import Element
     from taccl.topology.topology import Hold
 
-__all__ = ["Element", "Held", "Move", "Orbits", "Place", "fold", "symmetry_group", "timing_group"]
-
-
-class Element(NamedTuple):
-    """One symmetry: where it takes every rank, chunk, link and resource."""
-
-    ranks: tuple[int, ...]
-    chunks: tuple[int, ...]
-    links: tuple[int, ...]
-    resources: tuple[int, ...]
+__all__ = ["Held", "Move", "Orbits", "Place", "fold", "timing_group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,33 +174,6 @@ class Orbits:
         return _rebuild(self, [m for m in self.moves if (m.chunk, m.link) in wanted])
 
 
-def symmetry_group(problem: Problem) -> tuple[Element, ...]:
-    """Every symmetry that the sketch's offsets generate, the identity first."""
-    identity = tuple(range(problem.topology.num_ranks))
-    if not problem.clauses.symmetry or problem.collective.derivations:
-        elements: Sequence[tuple[int, ...]] = (identity,)
-    else:
-        elements = generate_group(problem.clauses.symmetry)
-    group = []
-    for ranks in sorted(elements, key=lambda p: p != identity):
-        if ranks == identity:
-            sizes = (
-                problem.collective.num_chunks,
-                len(problem.topology.links),
-                len(problem.topology.resources),
-            )
-            group.append(Element(ranks, *(tuple(range(size)) for size in sizes)))
-            continue
-        chunks = chunk_permutation(problem, ranks)
-        links = link_permutation(problem.topology, ranks)
-        assert chunks is not None, "a sketch keeps only symmetries that its collective has"
-        assert links is not None, "a sketch keeps only symmetries that its topology has"
-        resources = resource_permutation(problem.topology, links)
-        assert resources is not None, "a sketch keeps only symmetries that its topology has"
-        group.append(Element(ranks, chunks, links, resources))
-    return tuple(group)
-
-
 def timing_group(problem: Problem, group: Sequence[Element]) -> tuple[Element, ...]:
     """The part of the group that may be folded in time: no resource in use is its own image.
 
@@ -264,7 +228,7 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
         topology.num_nodes,
     )
     alias = _derived_places(problem)
-    heads = Distances(problem)
+    distances = Distances(problem)
     durations = costs.link_alpha[None, :] + costs.chunk_units[:, None] * costs.link_beta[None, :]
     found: list[Move] = []
     entries: dict[int, int] = {}
@@ -274,7 +238,7 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
         c, r = alias.get((c, r), (c, r))
         c, r = divmod(int(place_rep[c, r]), num_ranks)
         data = collective.chunks[c]
-        head = heads.of(c)[0].get(r, 0)
+        head = _ticks(distances.heads(c)[r])
         places.setdefault((c, r), (head, r in data.origins, r in data.destinations))
         return c, r
 
@@ -282,8 +246,8 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
     for c in range(collective.num_chunks):
         if chunk_orbit[c] != c:
             continue
-        ways = _useful_links(problem, c, heads, durations[c])
-        origins = heads.origins(c)
+        ways = _useful_links(problem, c, distances, durations[c])
+        origins = distances.origins(c)
         targets = set(collective.chunks[c].destinations) - set(origins)
         for e, tail, after in ways:
             if int(move_rep[c, e]) != c * num_links + e:
@@ -327,7 +291,8 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
             )
         )
     single = tuple(
-        len(set(data.destinations) - set(heads.origins(c))) <= 1 for c, data in enumerate(collective.chunks)
+        len(set(data.destinations) - set(distances.origins(c))) <= 1
+        for c, data in enumerate(collective.chunks)
     )
     indexed = _indexed_holds(problem)
     empty = Orbits(
@@ -448,39 +413,38 @@ def _derived_places(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
     return alias
 
 
+def _ticks(time: float) -> int:
+    """A time as ticks; 0 where a chunk cannot come, as no move leads there."""
+    return int(time) if np.isfinite(time) else 0
+
+
 def _useful_links(
-    problem: Problem, c: int, heads: Distances, durations: Sequence[int]
+    problem: Problem, c: int, distances: Distances, durations: Sequence[int]
 ) -> list[tuple[int, int, int]]:
     """(link, tail, after) of the links worth considering for a chunk; see `Move` for the two times."""
-    topology, data = problem.topology, problem.collective.chunks[c]
-    head, carried = heads.of(c)
-    origins = heads.origins(c)
-    destinations = [r for r in data.destinations if r not in origins]
+    topology = problem.topology
+    origins = distances.origins(c)
+    destinations = [r for r in problem.collective.chunks[c].destinations if r not in origins]
     if not destinations:
         return []
-    inner = [e for e in carried if not set(topology.links[e].dsts) <= set(origins)]
-    to_go = {v: heads.to_go(c, v) for v in destinations}
-    factor = 1 + problem.clauses.routing_slack
-    release = {v: min(origins.values()) for v in destinations}
-    limit = {v: release[v] + int((head[v] - release[v]) * factor + Fraction(1, 10**6)) for v in destinations}
-    on_way = {
-        r for r in head if any(r in to_go[v] and head[r] + to_go[v][r] <= limit[v] for v in destinations)
-    }
+    head = distances.heads(c)
+    to_go = np.array([distances.to_go(c, v) for v in destinations])  # destination x rank
+    release = min(origins.values())
+    slack = float(problem.clauses.routing_slack) + 1e-6
+    limit = head[destinations] + slack * (head[destinations] - release)
+    on_way = (head[None, :] + to_go <= limit[:, None]).any(axis=0)
     useful = []
-    for e in inner:
+    for e in distances.links(distances.carried(c)):
         ends, time = topology.links[e], int(durations[e])
         reached = [r for r in ends.dsts if r not in origins]
-        if not all(r in head for r in ends.srcs):
+        if not reached or not on_way[list(ends.srcs)].all() or not on_way[reached].any():
             continue
-        if not (all(r in on_way for r in ends.srcs) and any(r in on_way for r in reached)):
+        start = head[list(ends.srcs)].max()
+        left = to_go[:, reached].min(axis=1)  # per destination
+        if not np.isfinite(left).any():
             continue
-        start = max(head[r] for r in ends.srcs)
-        left = {v: min((to_go[v][r] for r in reached if r in to_go[v]), default=None) for v in destinations}
-        known = {v: t for v, t in left.items() if t is not None}
-        if not known:
+        if len(destinations) == 1 and start + time + left[0] > limit[0]:
             continue
-        if len(destinations) == 1 and start + time + min(known.values()) > max(limit.values()):
-            continue
-        shortest = [t for v, t in known.items() if start + time + t <= head[v]]
-        useful.append((e, max(shortest, default=-1), min(known.values())))
+        shortest = left[start + time + left <= head[destinations]]
+        useful.append((e, _ticks(shortest.max()) if len(shortest) else -1, _ticks(left.min())))
     return useful

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verify import verify
+from taccl.sketch.group import symmetry_group
 from taccl.synthesis.greedy import unfold
-from taccl.synthesis.orbits import fold, symmetry_group, timing_group
+from taccl.synthesis.orbits import fold, timing_group
 from taccl.synthesis.result import Stage
 
 if TYPE_CHECKING:

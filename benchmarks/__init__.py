@@ -1,0 +1,1 @@
+"""Benchmarks: frozen instances, and one driver per question."""

@@ -1,0 +1,126 @@
+"""How good, how fast: a table of every case on one backend or more, against bounds and floors.
+
+    python -m benchmarks.quality                                  # the portfolio, upstream costs
+    python -m benchmarks.quality --cost-model physical
+    python -m benchmarks.quality --backend highs --backend cpsat  # each backend alone
+    python -m benchmarks.quality --output benchmarks/results/quality-upstream.json
+
+Every run is a command of its own (``taccl synthesize``), so that its seconds are what a person waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import CASES, Case, data_folder
+
+BACKENDS = ("auto", "highs", "scip", "cbc", "gurobi", "cpsat", "greedy")
+
+
+def main() -> int:
+    """Run, print the table, write the results; 1 if a floor is missed by the portfolio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--backend", action="append", choices=[*BACKENDS, "all"], help="default: auto")
+    parser.add_argument("--cost-model", choices=["upstream", "physical"], default="upstream")
+    parser.add_argument("--case", action="append", help="part of a case's name; default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time-limit", type=float, help="default: the command's own")
+    parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    options = parser.parse_args()
+    backends = options.backend or ["auto"]
+    if "all" in backends:
+        backends = list(BACKENDS)
+    cases = [c for c in CASES if not options.case or any(part in c.name for part in options.case)]
+    rows = []
+    print(_header(), flush=True)
+    for case in cases:
+        for backend in backends:
+            row = run_case(case, backend, options.cost_model, seed=options.seed, limit_s=options.time_limit)
+            rows.append(row)
+            print(_line(row), flush=True)
+    misses = [row for row in rows if row["verdict"] == "missed"]
+    print(f"\n{len(rows)} runs, {len(misses)} below their floor; {_machine()}")
+    if rows and rows[0].get("versions"):
+        print(", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items()))
+    if options.output is not None:
+        document = {"command": " ".join(["python -m benchmarks.quality", *sys.argv[1:]]), "machine": _machine()}
+        document["rows"] = rows
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if misses else 0
+
+
+def run_case(
+    case: Case, backend: str, cost_model: str, *, seed: int = 0, limit_s: float | None = None
+) -> dict[str, Any]:
+    """One run as a command: what it printed, its seconds, and whether it meets the case's floor."""
+    folder = data_folder()
+    command = [sys.executable, "-m", "taccl", "synthesize", str(folder / "sketch" / f"{case.sketch}.json")]
+    command += ["--topology", str(folder / "topo" / f"{case.topology}.json"), "--json"]
+    command += ["--collective", case.collective, "--cost-model", cost_model]
+    command += ["--backend", backend, "--seed", str(seed)]
+    if limit_s is not None:
+        command += ["--time-limit", str(limit_s)]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - began
+    row: dict[str, Any] = {"case": case.name, "backend": backend, "cost_model": cost_model}
+    row |= {"command_seconds": round(seconds, 2), "exit_code": done.returncode, "floor": case.floor}
+    try:
+        printed = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        printed = {"error": done.stderr.strip().splitlines()[-1] if done.stderr else "printed nothing"}
+    keep = ("finish_us", "bound_us", "gap", "verified", "stopped", "producer", "stages", "versions", "notes")
+    row |= {key: printed[key] for key in (*keep, "error") if key in printed}
+    row["verdict"] = _verdict(case, row)
+    return row
+
+
+def _verdict(case: Case, row: dict[str, Any]) -> str:
+    """Whether a run of the portfolio on upstream's costs meets its figures; others have none to meet."""
+    if "finish_us" not in row:
+        return "failed"
+    if row["backend"] != "auto" or row["cost_model"] != "upstream":
+        return ""
+    met = row["finish_us"] <= case.floor + 1e-9 and row["command_seconds"] <= case.seconds
+    return "met" if met else "missed"
+
+
+def _header() -> str:
+    return (
+        f"{'case':<28} {'backend':<8} {'finish':>9} {'floor':>8} {'bound':>9} {'gap':>7} {'seconds':>8} "
+        f"{'':<7} stages (seconds)"
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    start = f"{row['case']:<28} {row['backend']:<8} "
+    if "finish_us" not in row:
+        return f"{start}{row.get('error', '')} (exit {row['exit_code']}, {row['command_seconds']} s)"
+    floor = f"{row['floor']:g}" if row["cost_model"] == "upstream" else "-"
+    stages: dict[str, float] = {}
+    for stage in row["stages"]:
+        name = f"{stage['name']}/{stage['solver']}" if stage["solver"] != "taccl" else stage["name"]
+        stages[name] = stages.get(name, 0) + stage["seconds"]
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in stages.items())
+    notes = f"; {'; '.join(row['notes'])}" if row.get("notes") else ""
+    return (
+        f"{start}{row['finish_us']:>9.1f} {floor:>8} {row['bound_us']:>9.1f} {row['gap']:>7.2%} "
+        f"{row['command_seconds']:>8.1f} {row['verdict']:<7} {parts}{notes}"
+    )
+
+
+def _machine() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""What every schedule of a problem must do: the sends that enter or leave each set of ranks.
+
+Bounds are counted over disjoint sets of ranks: each rank by itself, and each node. A chunk that a set lacks
+must enter it; a sum that everyone needs carries contributions into and out of every set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.distances import Distances
+from taccl.sketch.group import symmetry_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.collective import Chunk
+    from taccl.problem import Problem
+    from taccl.sketch.group import Element
+
+__all__ = ["Border", "Demand", "Job"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
+
+    It starts at `release` at the earliest; after its end at least `tail` ticks are left, and where there is
+    a tail the chunk then holds what all its ways out share for `onward` ticks.
+    """
+
+    links: frozenset[int]
+    units: int
+    release: int
+    tail: int
+    onward: int
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """The jobs at the border of one set of ranks; `images` are the symmetries that take it to others.
+
+    Every other set that the problem's symmetry takes this one to has the same jobs, over the images of
+    their links.
+    """
+
+    ranks: frozenset[int]
+    jobs: tuple[Job, ...]
+    images: tuple[Element, ...]
+
+
+class Demand:
+    """What must move in a problem, and the shortest times that it takes, in ticks.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its chunks spread, or are summed for all (a sum for one rank is bounded as its reverse).
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.topology = problem.topology
+        self.distances = Distances(problem)
+        self.sums_for_all = problem.collective.combining and not problem.collective.derivations
+        units = problem.costs.chunk_units.tolist()
+        self.classes: Counter[tuple[Chunk, int]] = Counter(zip(problem.collective.chunks, units, strict=True))
+        self.example: dict[tuple[Chunk, int], int] = {}
+        for c, key in enumerate(zip(problem.collective.chunks, units, strict=True)):
+            self.example.setdefault(key, c)
+        self._onward: dict[tuple[int, int, int], int] = {}
+
+    @cached_property
+    def group(self) -> tuple[Element, ...]:
+        """The problem's symmetries."""
+        return symmetry_group(self.problem)
+
+    @cached_property
+    def single_ended(self) -> bool:
+        """Whether every link joins one rank to one rank."""
+        links = self.topology.links
+        return all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.problem.links_allowed)
+
+    @cached_property
+    def held(self) -> list[dict[int, tuple[int, int, bool]]]:
+        """Per link: resource -> (alpha, beta, held at the receiving side)."""
+        costs = self.problem.costs
+        table: list[dict[int, tuple[int, int, bool]]] = [{} for _ in self.topology.links]
+        for index, hold in enumerate(self.topology.holds):
+            alpha, beta = int(costs.hold_alpha[index]), int(costs.hold_beta[index])
+            table[hold.link][hold.resource] = (alpha, beta, hold.side == "receive")
+        return table
+
+    @cached_property
+    def families(self) -> list[tuple[str, list[frozenset[int]]]]:
+        """Disjoint sets of ranks: each rank by itself, and each node."""
+        ranks = [frozenset((r,)) for r in range(self.topology.num_ranks)]
+        nodes = [frozenset(each) for each in self.topology.ranks_of_node]
+        return [("rank", ranks)] + ([("node", nodes)] if len(nodes) > 1 else [])
+
+    def borders(self, sets: list[frozenset[int]], *, entering: bool) -> list[Border]:
+        """The jobs that must enter (or leave) each set, one border per orbit of sets that has any."""
+        links = self.topology.links
+        borders: list[Border] = []
+        seen: set[frozenset[int]] = set()
+        for ranks in sets:
+            if ranks in seen:
+                continue
+            images = {frozenset(g.ranks[r] for r in ranks): g for g in reversed(self.group)}
+            seen.update(images)
+            at = set()
+            for e in self.problem.links_allowed:
+                outer, inner = links[e].srcs, links[e].dsts
+                if not entering:
+                    outer, inner = inner, outer
+                if any(r in ranks for r in inner) and not all(r in ranks for r in outer):
+                    at.add(e)
+            jobs: list[Job] = []
+            for key, count in self.classes.items():
+                for job in self._jobs_of_chunk(self.example[key], key[1], ranks, at, entering):
+                    jobs.extend([job] * count)
+            if jobs:
+                borders.append(Border(ranks, tuple(jobs), tuple(images.values())))
+        return borders
+
+    def _jobs_of_chunk(
+        self, c: int, units: int, ranks: frozenset[int], at: set[int], entering: bool
+    ) -> Iterator[Job]:
+        """The sends of one chunk that must enter (or leave) a set of ranks over the links at its border.
+
+        A chunk that spreads enters a set that lacks it at least once. A sum that everyone needs carries
+        the contributions of the rest into every set, and those of the set out of it. Where the sketch lets
+        reductions cross only straight to the root's node, each other node's contributions enter that node
+        by themselves.
+        """
+        data = self.problem.collective.chunks[c]
+        origins, destinations = set(self.distances.origins(c)), set(data.destinations)
+        if not self.sums_for_all:
+            if entering:
+                if origins & ranks or not destinations & ranks:
+                    return
+                targets = destinations & ranks
+            else:
+                if not origins <= ranks or destinations <= ranks:
+                    return
+                targets = destinations - ranks
+            links = self.distances.carried(c)
+            yield from self._job(links, links, at, units, origins, targets)
+            return
+        sources = origins - ranks if entering else origins & ranks
+        targets = destinations & ranks if entering else destinations - ranks
+        if not sources or not targets:
+            return
+        every = self.distances.carried(c, reducing=None)
+        direct = self.problem.clauses.direct_crossing and len(ranks) > 1
+        if not (direct and entering and data.root in ranks):
+            yield from self._job(every, every, at, units, sources, targets)
+            return
+        node = self.topology.node_of_rank
+        reducing = self.distances.carried(c, reducing=True)
+        for other in sorted({node[r] for r in sources}):
+            theirs = {r for r in sources if node[r] == other}
+            border = {e for e in at if all(node[r] == other for r in self.topology.links[e].srcs)}
+            yield from self._job(reducing, every, border, units, theirs, destinations - theirs)
+
+    def _job(
+        self, over: int, links: int, at: set[int], units: int, sources: set[int], targets: set[int]
+    ) -> Iterator[Job]:
+        """The job of crossing a border over one of a set of links, after the sources, before the targets.
+
+        Several crossings may share the work, so the job is the one that serves the farthest target; of a
+        sum, the one that brings the farthest contribution. Of a copy, any source will do.
+        """
+        crossing = [e for e in self.distances.links(over) if e in at]
+        if not crossing:
+            return
+        times = self.distances.times(links, units)
+        from_sources, to_targets = times[sorted(sources)], times[:, sorted(targets)]
+        ends = [self.topology.links[e] for e in crossing]
+        before = np.array([from_sources[:, list(e.srcs)].max(axis=1) for e in ends])  # link x source
+        after = np.array([to_targets[list(e.dsts)].min(axis=0) for e in ends])  # link x target
+        before[~np.isfinite(before)] = 0
+        after[~np.isfinite(after)] = 0
+        tails = after[:, after.min(axis=0).argmax()]
+        releases = before[:, before.min(axis=0).argmax()] if self.sums_for_all else before.min(axis=1)
+        onward = [
+            min(self.onward(links, units, d) for d in e.dsts) if tail else 0
+            for e, tail in zip(ends, tails, strict=True)
+        ]
+        yield Job(frozenset(crossing), units, int(releases.min()), int(tails.min()), min(onward))
+
+    def onward(self, links: int, units: int, rank: int) -> int:
+        """How long a chunk that leaves `rank` holds what all its ways out have in common; 0 if nothing."""
+        key = (links, units, rank)
+        if key not in self._onward:
+            out = [e for e in self.distances.links(links) if rank in self.topology.links[e].srcs]
+            common = set.intersection(*(set(self.held[e]) for e in out)) if out else set()
+            lengths = [min(self.held[e][r][0] + units * self.held[e][r][1] for e in out) for r in common]
+            self._onward[key] = max(lengths, default=0)
+        return self._onward[key]

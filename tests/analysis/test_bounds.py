@@ -1,0 +1,249 @@
+"""Lower bounds: hand-derived values, the published cases, and that no schedule ever beats them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthesis.brute_force import TooLarge, optimal_ticks
+from synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
+
+from taccl import collective as collectives
+from taccl.analysis.bounds import lower_bound
+from taccl.analysis.verify import verify
+from taccl.problem import Clauses, make_problem
+from taccl.sketch.upstream import load_problem
+from taccl.synthesis.pipeline import synthesize
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taccl.topology.topology import Topology
+
+MB = 10**6
+
+
+def pair(*links: tuple[int, int], meaning: str = "occupies") -> Topology:
+    """Links of (alpha, beta) from rank 0 to rank 1."""
+    builder = TopologyBuilder("pair", [0, 0], alpha_meaning=meaning)  # type: ignore[arg-type]
+    for alpha, beta in links:
+        builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
+    return builder.build()
+
+
+def test_nothing_to_send_takes_no_time() -> None:
+    """A chunk that is where it must be."""
+    bound = lower_bound(problem_of(pair((1, 1)), custom(2, [([0], [0])])))
+    assert (bound.bound, bound.kind) == (0, "none")
+
+
+def test_latency_is_the_longest_shortest_way() -> None:
+    """On a ring of 5 with 2 us a hop rank 2 is two hops from rank 0: 4 us."""
+    bound = lower_bound(problem_of(ring(5), collectives.broadcast(5)))
+    assert (bound.bound, bound.kind) == (4, "latency")
+
+
+def test_latency_starts_at_the_nearest_origin() -> None:
+    """A chunk that ranks 0 and 2 of a ring of 5 hold is two hops from rank 4 at rank 0, or one: 2 us."""
+    bound = lower_bound(problem_of(ring(5), custom(5, [([0, 2], [4])])))
+    assert bound.bound == 2
+
+
+def test_a_sum_waits_for_its_farthest_contribution() -> None:
+    """A reduce to rank 0 needs rank 2's contribution, two hops of 2 us away."""
+    assert lower_bound(problem_of(ring(5), collectives.reduce(5))).bound == 4
+
+
+def test_counting_passes_whole_chunks() -> None:
+    """Four chunks over links of 3 and 5 us: floor(9 / 3) + floor(9 / 5) = 4, but only 2 + 1 at 8.
+
+    Divisible data would take 4 / (1/3 + 1/5) = 7.5 us.
+    """
+    bound = lower_bound(problem_of(pair((0, 3), (0, 5)), collectives.broadcast(2, chunks_per_rank=4)))
+    assert (bound.bound, bound.kind) == (9, "counting")
+
+
+def test_chunks_of_unequal_size_count_by_size() -> None:
+    """1 + 2 + 3 MB over one link of 1 us/MB."""
+    problem = problem_of(pair((0, 1)), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
+    assert lower_bound(problem).bound == 6
+
+
+def test_a_pipelined_link_holds_for_beta_alone() -> None:
+    """Three chunks start at 0, 1 and 2; the last takes 2 + 1 us."""
+    problem = problem_of(pair((2, 1), meaning="pipelined"), custom(2, [([0], [1])] * 3))
+    assert lower_bound(problem).bound == 5
+
+
+def test_merging_pays_alpha_once_a_batch() -> None:
+    """Six chunks in two batches of three: 2 * (2 + 3) us; unmerged they take 18."""
+    problem = problem_of(pair((2, 1)), custom(2, [([0], [1])] * 6), merging=frozenset({0}), max_merge=3)
+    assert lower_bound(problem).bound == 10
+    assert lower_bound(problem.with_clauses(max_merge=1)).bound == 18
+
+
+def test_one_machine_weighs_batches_releases_and_tails() -> None:
+    """One chunk is at the merging link from 0, two from 4; behind it each takes 5 us, one at a time.
+
+    The link takes 10 + n us for n <= 2 chunks. {1}, {2}: 11, then 23, and two chunks leave one after the
+    other: 33. {2} from 4, {1}: 16, then 27, and 5 more: 32. Three batches take 33. So 32.
+    """
+    builder = TopologyBuilder("machine", [0, 0, 1, 1])
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=4)
+    builder.add_link(1, 2, alpha_us=10, beta_us_per_mb=1)
+    builder.add_link(2, 3, alpha_us=0, beta_us_per_mb=5)
+    collective = custom(4, [([1], [3]), ([0], [3]), ([0], [3])])
+    problem = problem_of(builder.build(), collective, merging=frozenset({1}), max_merge=2)
+    bound = lower_bound(problem)
+    assert (bound.bound, bound.kind) == (32, "one machine")
+
+
+def test_a_shared_nic_serialises_two_links() -> None:
+    """Sends of 3 us hold the NIC for 2: the second starts at 2 and ends at 5."""
+    problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
+    assert lower_bound(problem).bound == 5
+
+
+def test_a_receiving_hold_serialises_too() -> None:
+    """Sends of 4 us hold an ingress for their last 3: ends at 4 and 7."""
+    builder = TopologyBuilder("ingress", [0, 0, 1, 1])
+    nic = builder.add_resource("ingress")
+    for src, dst in ((0, 2), (1, 3)):
+        link = builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=3)
+        builder.add_hold(link, nic, alpha_us=0, beta_us_per_mb=3, side="receive")
+    assert lower_bound(problem_of(builder.build(), custom(4, [([0], [2]), ([1], [3])]))).bound == 7
+
+
+def test_an_allreduce_needs_twice_n_minus_one_sends() -> None:
+    """On a one-way ring of four, 4 chunks need 2 * 3 sends each: 24 sends over 4 links of 1 us take 6.
+
+    Only 4 chunks must enter each rank, and the longest way has 3 hops.
+    """
+    builder = TopologyBuilder("one-way ring", [0] * 4)
+    for rank in range(4):
+        builder.add_link(rank, (rank + 1) % 4, alpha_us=0, beta_us_per_mb=1)
+    bound = lower_bound(problem_of(builder.build(), collectives.allreduce(4)))
+    assert bound.bound == 6
+
+
+def test_an_allreduce_may_beat_its_two_halves() -> None:
+    """Two ranks that exchange one chunk both have the sum after one send: the bound may not say two."""
+    problem = problem_of(full(2), custom(2, [([0, 1], [0, 1])], combining=True))
+    assert lower_bound(problem).bound == optimal_ticks(problem) == 1
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce-scatter"])
+def test_a_reduction_is_bounded_as_its_reverse(name: str) -> None:
+    """Allgather and reduce-scatter on full(4) with ports: 3 chunks leave (or enter) each rank, 3 us."""
+    topology = full(4, port=True)
+    topology = topology if name == "allgather" else topology.reversed()
+    assert lower_bound(problem_of(topology, collectives.make(name, 4))).bound == 3
+
+
+def test_a_sketch_raises_the_bound() -> None:
+    """Without link 0 -> 1 the chunk goes the long way round a ring of 3: 4 us instead of 2."""
+    topology = ring(3)
+    problem = problem_of(topology, custom(3, [([0], [1])]))
+    allowed = frozenset(e for e, link in enumerate(topology.links) if (link.src, link.dst) != (0, 1))
+    assert lower_bound(problem).bound == 2
+    assert lower_bound(problem.with_clauses(links_allowed=allowed)).bound == 4
+
+
+def test_a_hold_that_some_link_escapes_limits_nothing() -> None:
+    """A resource held for alpha alone by one link, for beta alone by another: the least of both is nothing."""
+    builder = TopologyBuilder("mixed", [0, 0])
+    shared = builder.add_resource("shared")
+    for alpha, beta, hold in ((1, 1, (1, 0)), (0, 1, (0, 1))):
+        link = builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)
+        builder.add_hold(link, shared, alpha_us=hold[0], beta_us_per_mb=hold[1])
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 2))
+    assert 0 < lower_bound(problem).bound <= optimal_ticks(problem)
+
+
+def test_the_bound_is_exact() -> None:
+    """A third of a microsecond stays one."""
+    builder = TopologyBuilder("third", [0, 0])
+    builder.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1)
+    assert lower_bound(problem_of(builder.build(), custom(2, [([0], [1])]))).bound == Fraction(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "topology", "collective", "expected"),
+    [
+        ("sk1-ndv2-n1", "topo-ndv2-1MB", "allgather", "69"),
+        ("sk1-ndv2-n2", "topo-ndv2-1MB", "allgather", "916.8"),
+        ("sk1-ndv2-n4", "topo-ndv2-1MB", "allgather", "2607.2"),
+        ("sk1-dgx2-n1", "topo-dgx2-1MB", "allgather", "120"),
+        ("sk1-dgx2-n2", "topo-dgx2-1MB", "allgather", "496"),
+        ("sk2-dgx2-n2", "topo-dgx2-1KB", "allgather", "930"),
+        ("sk1-ndv2-n2", "topo-ndv2-1MB", "alltoall", "6748.6"),
+        ("sk2-dgx2-n2", "topo-dgx2-1KB", "alltoall", "1193"),
+    ],
+)
+def test_published_cases(
+    shared_data: Path, sketch: str, topology: str, collective: str, expected: str
+) -> None:
+    """The figures of the published tool's cases, in its files' own unit of time."""
+    folder = shared_data / "upstream-taccl"
+    problem = load_problem(
+        folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
+    )
+    assert lower_bound(problem).bound == Fraction(expected)
+
+
+@pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
+def test_no_schedule_beats_the_bound(combining: bool) -> None:
+    """On random tiny problems the bound is at most what exhaustive search finds, and often equal."""
+    solved = tight = 0
+    for seed in range(150 if combining else 200):
+        problem = random_problem(seed, combining=combining)
+        try:
+            best = optimal_ticks(problem, max_states=1500)
+        except TooLarge:
+            continue
+        bound = lower_bound(problem).bound * problem.costs.ticks_per_us
+        assert bound <= best, f"seed {seed}"
+        solved += 1
+        tight += bound == best
+    assert solved > 50
+    assert tight > 0.7 * solved
+
+
+NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("multi-root"))
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(
+    name=st.sampled_from(NAMES),
+    num_ranks=st.integers(2, 5),
+    costs=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=3, max_size=12),
+    extra=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=6),
+    two=st.booleans(),
+    pipelined=st.booleans(),
+)
+def test_greedy_never_beats_the_bound(
+    name: str,
+    num_ranks: int,
+    costs: list[tuple[int, int]],
+    extra: list[tuple[int, int]],
+    two: bool,
+    pipelined: bool,
+) -> None:
+    """On any strongly connected topology and collective: the schedule verifies, and is no shorter."""
+    nodes = [int(two and 2 * rank >= num_ranks) for rank in range(num_ranks)]
+    builder = TopologyBuilder("random", nodes, alpha_meaning="pipelined" if pipelined else "occupies")
+    pairs = [(r, (r + 1) % num_ranks) for r in range(num_ranks)]
+    pairs += [(a, b) for a, b in extra if a != b and max(a, b) < num_ranks]
+    for i, (src, dst) in enumerate(pairs):
+        alpha, beta = costs[i % len(costs)]
+        builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+    topology = builder.build()
+    clauses = Clauses(max_merge=3, merging=frozenset(topology.internode_links))
+    problem = make_problem(topology, collectives.make(name, num_ranks), chunk_bytes=MB, clauses=clauses)
+    schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
+    assert verify(schedule).ok
+    assert lower_bound(problem).bound <= schedule.finish

@@ -1,0 +1,167 @@
+"""Schedules from schedules: each result is judged by the verifier."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from synthesis.small_problems import custom, problem_of, ring
+
+from taccl import collective as collectives
+from taccl.analysis.verify import verify
+from taccl.problem import Clauses, make_problem
+from taccl.schedule.combine import (
+    concatenate,
+    prune,
+    reduction_half,
+    relabel,
+    reverse,
+    spreading_half,
+)
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.pipeline import synthesize
+from taccl.topology.topology import TopologyBuilder
+
+MB = 10**6
+
+
+def line(num_ranks: int) -> TopologyBuilder:
+    """Links r -> r + 1, then back, of 2 us."""
+    builder = TopologyBuilder("line", [0] * num_ranks)
+    for r in range(num_ranks - 1):
+        builder.add_link(r, r + 1, alpha_us=1, beta_us_per_mb=1)
+    for r in range(num_ranks - 1):
+        builder.add_link(r + 1, r, alpha_us=1, beta_us_per_mb=1)
+    return builder
+
+
+def test_reduction_half_spreads_from_the_root_over_reversed_links() -> None:
+    """A reduce to rank 2 becomes a broadcast from rank 2; link 0 -> 1 becomes 1 -> 0."""
+    half = reduction_half(problem_of(line(3).build(), collectives.reduce(3, root=2)))
+    (chunk,) = half.collective.chunks
+    assert (chunk.origins, chunk.destinations, chunk.root) == ((2,), (0, 1, 2), None)
+    assert not half.collective.combining
+    assert (half.topology.links[0].src, half.topology.links[0].dst) == (1, 0)
+
+
+def test_reduction_half_takes_the_clauses_for_reducing() -> None:
+    """What a link may carry to a root becomes what it may carry from it."""
+    problem = make_problem(
+        line(3).build(),
+        collectives.allreduce(3),
+        chunk_bytes=MB,
+        clauses=Clauses(carries_to={0: frozenset({1})}, carries_from={1: frozenset({2})}),
+    )
+    half = reduction_half(problem)
+    assert half.clauses.carries_from == {0: frozenset({1})}
+    assert half.clauses.carries_to == {}
+
+
+def test_spreading_half_starts_at_the_roots() -> None:
+    """Chunk c of an allreduce spreads from rank c."""
+    half = spreading_half(problem_of(line(3).build(), collectives.allreduce(3)))
+    assert [chunk.origins for chunk in half.collective.chunks] == [(0,), (1,), (2,)]
+    assert all(chunk.destinations == (0, 1, 2) for chunk in half.collective.chunks)
+
+
+def test_a_reversed_broadcast_is_a_reduction() -> None:
+    """0 -> 1 -> 2 over reversed links, turned round, is 2 -> 1 -> 0 with sums: 4 us again."""
+    problem = problem_of(line(3).build(), collectives.reduce(3))
+    half = reduction_half(problem)
+    spread = exact_times(half, chunk=[0, 0], link=[2, 3], starts=[0, 2])
+    reduction = reverse(spread, problem)
+    assert verify(reduction).ok
+    assert reduction.reduce.all()
+    assert [(t.link, t.start_ticks) for t in reduction] == [(3, 0), (2, 2)]
+
+
+def test_reversal_keeps_the_finish_of_an_asymmetric_machine() -> None:
+    """Reversed twice the times are the same, receive-side holds included."""
+    builder = line(3)
+    port = builder.add_resource("port")
+    for link in (2, 3):
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=1, side="receive")
+    problem = problem_of(builder.build(), collectives.reduce_scatter(3))
+    half = reduction_half(problem)
+    spread = synthesize(half, backend="greedy", time_limit_s=0.1).schedule
+    reduction = reverse(prune(spread), problem)
+    assert verify(reduction).ok
+    assert reduction.finish_ticks <= spread.finish_ticks
+
+
+def test_prune_drops_second_arrivals() -> None:
+    """Chunk 0 comes to rank 2 over 0 -> 1 -> 2 at 4 and over 0 -> 2 at 9: the later one goes."""
+    builder = TopologyBuilder("two ways", [0] * 3)
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link(0, 2, alpha_us=8, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.broadcast(3))
+    schedule = prune(exact_times(problem, chunk=[0, 0, 0], link=[0, 1, 2], starts=[0, 2, 0]))
+    assert [t.link for t in schedule] == [0, 1]
+    assert verify(schedule).ok
+
+
+def test_prune_drops_what_no_destination_needs_and_closes_the_gap() -> None:
+    """Without the useless first send over link 0 the needed one starts at 0."""
+    problem = problem_of(line(2).build(), custom(2, [([0], [0]), ([0], [1])]))
+    schedule = prune(exact_times(problem, chunk=[0, 1], link=[0, 0], starts=[0, 2]))
+    assert [(t.chunk, t.start_ticks) for t in schedule] == [(1, 0)]
+
+
+def test_prune_keeps_the_relays_that_are_needed() -> None:
+    """Rank 1 is no destination, but the way to rank 2."""
+    problem = problem_of(line(3).build(), custom(3, [([0], [2])]))
+    schedule = exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 2])
+    assert prune(schedule) is schedule
+
+
+def test_prune_leaves_reductions_alone() -> None:
+    """A schedule that reduces is returned as it is."""
+    problem = problem_of(line(2).build(), collectives.reduce(2))
+    schedule = exact_times(problem, chunk=[0], link=[1], starts=[0], reduce=[True])
+    assert prune(schedule) is schedule
+
+
+def test_concatenated_halves_overlap_where_they_can() -> None:
+    """Allreduce of two chunks on two ranks: both halves use both links, 2 us each, one after the other.
+
+    Chunk 0 (root 0) is reduced over 1 -> 0 and spread over 0 -> 1; chunk 1 the other way round.
+    """
+    problem = problem_of(line(2).build(), collectives.allreduce(2))
+    reduction = exact_times(problem, chunk=[0, 1], link=[1, 0], starts=[0, 0], reduce=[True, True])
+    spreading = exact_times(problem, chunk=[0, 1], link=[0, 1], starts=[8, 8], reduce=[False, False])
+    both = concatenate([reduction, spreading], problem)
+    assert verify(both).ok
+    assert both.finish_ticks == 4
+
+
+def test_concatenated_merged_sends_stay_apart() -> None:
+    """Groups of the second schedule do not join those of the first."""
+    problem = problem_of(line(2).build(), custom(2, [([0], [1])] * 4), merging=frozenset({0}), max_merge=2)
+    parts = [
+        exact_times(problem, chunk=chunks, link=[0, 0], starts=[0, 0], group=[0, 0])
+        for chunks in ([0, 1], [2, 3])
+    ]
+    both = concatenate(parts, problem)
+    assert both.num_sends == 2
+    assert verify(both).ok
+
+
+def test_a_relabelled_schedule_is_one_of_the_relabelled_problem() -> None:
+    """A ring allgather moved one rank on is an allgather again."""
+    topology = ring(3)
+    problem = problem_of(topology, collectives.allgather(3))
+    schedule = synthesize(problem, backend="greedy", time_limit_s=0.1).schedule
+    ends = {(e.src, e.dst): i for i, e in enumerate(topology.links)}
+    links = [ends[(e.src + 1) % 3, (e.dst + 1) % 3] for e in topology.links]
+    moved = relabel(schedule, problem, links=links, chunks=[1, 2, 0])
+    assert verify(moved).ok
+    assert moved.finish_ticks == schedule.finish_ticks
+    assert np.array_equal(np.sort(moved.start), np.sort(schedule.start))
+
+
+@pytest.mark.parametrize("name", ["scan"])
+def test_prune_leaves_derived_chunks_alone(name: str) -> None:
+    """Chunks that derive from one another are not pruned."""
+    problem = problem_of(line(2).build(), collectives.make(name, 2))
+    schedule = exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 2])
+    assert prune(schedule) is schedule

@@ -1,0 +1,128 @@
+"""The schedule: columns of transfers in one order, whatever order they came in."""
+
+from __future__ import annotations
+
+import pytest
+from synthesis.small_problems import custom, problem_of
+
+from taccl import collective as collectives
+from taccl.problem import make_problem
+from taccl.schedule.schedule import Transfer, make_schedule
+from taccl.topology.topology import TopologyBuilder
+
+MB = 10**6
+
+
+def line():  # noqa: ANN201
+    """0 -> 1 -> 2, 2.5 us each: two ticks make a microsecond."""
+    builder = TopologyBuilder("line", [0] * 3)
+    builder.add_link(0, 1, alpha_us="0.5", beta_us_per_mb=2)
+    builder.add_link(1, 2, alpha_us="0.5", beta_us_per_mb=2)
+    return builder.build()
+
+
+def relay(**options: object):  # noqa: ANN201
+    """Two chunks from 0 to 2, given in no order."""
+    problem = problem_of(line(), custom(3, [([0], [2]), ([0], [2])]))
+    columns = {
+        "chunk": [1, 0, 1, 0],
+        "link": [1, 0, 0, 1],
+        "start": [10, 0, 5, 5],
+        "end": [15, 5, 10, 10],
+        "group": [7, 3, 9, 5],
+    }
+    return make_schedule(problem, **{**columns, **options})  # type: ignore[arg-type]
+
+
+def test_transfers_are_ordered_by_start_and_link() -> None:
+    """Start first, then link."""
+    assert [(t.start_ticks, t.link, t.chunk) for t in relay()] == [(0, 0, 0), (5, 0, 1), (5, 1, 0), (10, 1, 1)]
+
+
+def test_groups_are_numbered_in_order_of_start() -> None:
+    """Groups 3, 9, 5, 7 become 0, 1, 2, 3."""
+    assert [t.group for t in relay()] == [0, 1, 2, 3]
+
+
+def test_every_transfer_is_a_send_of_its_own_by_default() -> None:
+    """Without groups there are as many sends as transfers."""
+    assert relay(group=None).num_sends == 4
+
+
+def test_merged_transfers_count_as_one_send() -> None:
+    """Two transfers of one group are one send."""
+    schedule = relay(start=[5, 0, 0, 5], end=[10, 5, 5, 10], group=[1, 0, 0, 1])
+    assert (schedule.num_transfers, schedule.num_sends) == (4, 2)
+
+
+def test_finish_is_exact() -> None:
+    """15 ticks of half a microsecond."""
+    assert relay().finish_us == 7.5
+    assert str(relay().finish) == "15/2"
+
+
+def test_an_empty_schedule_finishes_at_once() -> None:
+    """No transfers, no finish, no bandwidth."""
+    schedule = relay(chunk=[], link=[], start=[], end=[], group=[])
+    assert (len(schedule), schedule.finish_ticks, schedule.num_sends) == (0, 0, 0)
+    assert schedule.algbw_gb_per_s is None
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    """Allgather of 3 MB in 10 us: 3 MB / 10 us = 300 GB/s, times (n - 1) / n = 200 GB/s."""
+    problem = make_problem(line(), collectives.allgather(3), size_bytes=3 * MB)
+    schedule = make_schedule(problem, chunk=[0], link=[0], start=[0], end=[20])
+    assert schedule.algbw_gb_per_s == pytest.approx(300)
+    assert schedule.busbw_gb_per_s == pytest.approx(200)
+
+
+def test_equal_schedules_have_one_digest_whatever_their_order() -> None:
+    """Rows turned round, and other group names, make the same schedule."""
+    one = relay()
+    other = relay(
+        chunk=[0, 1, 0, 1], link=[1, 0, 0, 1], start=[5, 5, 0, 10], end=[10, 10, 5, 15], group=[1, 2, 0, 4]
+    )
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.digest() == other.digest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"end": [16, 5, 10, 10]}, {"reduce": [True, False, False, False]}, {"group": [7, 3, 9, 9]}],
+    ids=["times", "operation", "merging"],
+)
+def test_another_schedule_has_another_digest(change: dict[str, list[int]]) -> None:
+    """A time, an operation or a merge tells schedules apart."""
+    assert relay(**change) != relay()
+
+
+def test_columns_are_read_only() -> None:
+    """Nobody changes a schedule."""
+    schedule = relay()
+    with pytest.raises(ValueError, match="read-only"):
+        schedule.start[0] = 1
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    """The message says which."""
+    with pytest.raises(ValueError, match="differ in length"):
+        relay(start=[0, 0, 0])
+
+
+def test_the_table_shows_times_in_us_and_what_it_hides() -> None:
+    """Two of four rows, in microseconds."""
+    text = relay().table(limit=2)
+    assert "2.500" in text
+    assert text.endswith("... and 2 more")
+
+
+def test_iteration_gives_transfers() -> None:
+    """A transfer is a named tuple of plain values."""
+    first = next(iter(relay()))
+    assert first == Transfer(chunk=0, link=0, start_ticks=0, end_ticks=5, group=0, reduce=False)
+
+
+def test_repr_is_one_line() -> None:
+    """What, where, how many, how long."""
+    assert repr(relay()) == "Schedule(custom on line: 4 transfers in 4 sends, finish 7.500 us)"

@@ -1,0 +1,431 @@
+"""The least finish of tiny problems by exhaustive search, tick by tick, written without taccl's producers.
+
+A state is what every rank holds, what is under way, and for how long resources stay busy. At every tick any
+set of sends may start, none included, so idling and every merge are tried. A state that is no better than
+another in any respect is dropped; nothing else is assumed about optimal schedules.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from taccl.problem import Problem
+
+NEVER = 10**6
+
+
+class TooLarge(Exception):
+    """There are more states than a test should visit."""
+
+
+def optimal_ticks(problem: Problem, *, most: int = 200, max_states: int = 60_000) -> int:
+    """The least finish of any schedule that the rules admit, in ticks.
+
+    Raises
+    ------
+    TooLarge
+        If the search visits more than `max_states` states at one horizon.
+    """
+    rules = _Rules(problem)
+    sums = problem.collective.combining and not problem.collective.derivations
+    search = _reaches_with_sums if sums else _reaches
+    for horizon in range(most + 1):
+        if search(rules, horizon, max_states):
+            return horizon
+    raise AssertionError(f"no schedule within {most} ticks")
+
+
+class _Send(NamedTuple):
+    link: int
+    chunks: tuple[int, ...]
+    reduce: bool
+    end: int
+
+
+@dataclass
+class _Rules:
+    """A problem in ticks, read from the topology's fractions and the clauses' docstring."""
+
+    problem: Problem
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
+        self.num_ranks, self.num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
+        self.links = [(e.srcs, e.dsts) for e in problem.topology.links]
+        self.own_first = sorted(self.clauses.own_first)
+        # Where only roots need sums, a rank sends each chunk once and gets nothing more of it afterwards:
+        # its buffer grows, so that a second send would bring the first one's contributions again.
+        self.sends_once = all(data.destinations == (data.root,) for data in self.collective.chunks)
+        self.gone = 1 << self.num_ranks
+
+    def _ticks(self, alpha: Fraction, beta: Fraction, num_bytes: int) -> int:
+        ticks = (alpha + beta * Fraction(num_bytes, 10**6)) * self.problem.costs.ticks_per_us
+        assert ticks.denominator == 1, "brute force wants whole ticks"
+        return int(ticks)
+
+    def duration(self, link: int, chunks: Iterable[int]) -> int:
+        ends = self.topology.links[link]
+        return self._ticks(
+            ends.alpha_us, ends.beta_us_per_mb, sum(self.problem.chunk_bytes[c] for c in chunks)
+        )
+
+    def busy(self, link: int, chunks: Iterable[int]) -> list[tuple[int, int]]:
+        """(resource, mask of busy ticks from the start of the send on)."""
+        chunks = tuple(chunks)
+        duration, size = self.duration(link, chunks), sum(self.problem.chunk_bytes[c] for c in chunks)
+        masks = []
+        for hold in self.topology.holds_of_link[link]:
+            length = self._ticks(hold.alpha_us, hold.beta_us_per_mb, size)
+            begin = 0 if hold.side == "send" else duration - length
+            masks.append((hold.resource, ((1 << length) - 1) << begin))
+        return masks
+
+    def home(self, chunk: int) -> set[int]:
+        """Where a chunk starts to spread."""
+        data = self.collective.chunks[chunk]
+        if self.collective.combining and data.root is not None:
+            return {data.root}
+        return set(data.origins) | {d.rank for d in self.collective.derivations if d.chunk == chunk}
+
+    @cached_property
+    def admitted(self) -> list[list[list[bool]]]:
+        """[reducing][link][chunk]."""
+        return [
+            [
+                [self._admits(e, c, reducing=reducing) for c in range(self.num_chunks)]
+                for e in range(len(self.links))
+            ]
+            for reducing in (False, True)
+        ]
+
+    def _admits(self, link: int, chunk: int, *, reducing: bool) -> bool:
+        clauses, data, node = self.clauses, self.collective.chunks[chunk], self.topology.node_of_rank
+        if clauses.links_allowed is not None and link not in clauses.links_allowed:
+            return False
+        carries = clauses.carries_to if reducing else clauses.carries_from
+        mine = {data.root} if reducing else self.home(chunk)
+        if link in carries and not mine & carries[link]:
+            return False
+        leaves = {node[r] for r in self.links[link][0]}
+        enters = {node[r] for r in self.links[link][1]}
+        if clauses.direct_crossing and leaves != enters and not self.collective.derivations:
+            sources = set(data.origins) if reducing else self.home(chunk)
+            targets = {data.root} if reducing else set(data.destinations)
+            return leaves <= {node[r] for r in sources} and enters <= {node[r] for r in targets}
+        return True
+
+    def is_own(self, send: _Send) -> bool:
+        """Whether a send on an own-first link carries the chunks of the link's own end."""
+        srcs, dsts = self.links[send.link]
+        owns = [
+            self.collective.chunks[c].root in dsts if send.reduce else bool(self.home(c) & set(srcs))
+            for c in send.chunks
+        ]
+        assert all(owns) or not any(owns), "own and relayed chunks do not merge"
+        return owns[0]
+
+    @cached_property
+    def distance(self) -> list[list[list[int]]]:
+        """[chunk][from][to]: shortest ticks over all links that admit the chunk in any way."""
+        table = []
+        for c in range(self.num_chunks):
+            rows = [[0 if a == b else NEVER for b in range(self.num_ranks)] for a in range(self.num_ranks)]
+            for e, (srcs, dsts) in enumerate(self.links):
+                if self.admitted[0][e][c] or (self.collective.combining and self.admitted[1][e][c]):
+                    for a, b in itertools.product(srcs, dsts):
+                        rows[a][b] = min(rows[a][b], self.duration(e, (c,)))
+            for via, a, b in itertools.product(range(self.num_ranks), repeat=3):
+                rows[a][b] = min(rows[a][b], rows[a][via] + rows[via][b])
+            table.append(rows)
+        return table
+
+    def batches(self, link: int, candidates: list[int]) -> Iterator[tuple[int, ...]]:
+        """Every set of chunks that one send over a link may carry."""
+        most = self.clauses.max_merge if link in self.clauses.merging else 1
+        for count in range(1, min(most, len(candidates)) + 1):
+            yield from itertools.combinations(candidates, count)
+
+
+class _Lane(NamedTuple):
+    """Of an own-first link: ticks before relayed chunks may go; whether any went."""
+
+    wait: int
+    relayed: bool
+
+
+class _State(NamedTuple):
+    arrival: tuple[int, ...]  # per chunk and rank: ticks from now, 0 if there, NEVER if not on its way
+    busy: tuple[int, ...]  # per resource: mask of busy ticks from now on
+    lanes: tuple[_Lane, ...]
+
+
+def _lanes_after(rules: _Rules, lanes: tuple[_Lane, ...], send: _Send) -> tuple[_Lane, ...] | None:
+    """Own-first links after a send that starts now (copies); None if the clause forbids it."""
+    if send.link not in rules.own_first or send.reduce:
+        return lanes
+    index = rules.own_first.index(send.link)
+    lane = lanes[index]
+    if rules.is_own(send):
+        if lane.relayed:
+            return None
+        wait = max(lane.wait, *(rules.duration(send.link, (c,)) for c in send.chunks))
+        lane = _Lane(wait, False)
+    elif lane.wait > 0:
+        return None
+    else:
+        lane = _Lane(0, True)
+    return (*lanes[:index], lane, *lanes[index + 1 :])
+
+
+def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
+    """Whether copies can be everywhere by the horizon."""
+    ranks = range(rules.num_ranks)
+    arrival = [
+        0 if r in rules.collective.chunks[c].origins else NEVER
+        for c in range(rules.num_chunks)
+        for r in ranks
+    ]
+    none = (0,) * len(rules.topology.resources)
+    states = {_State(_derived(rules, arrival), none, (_Lane(0, False),) * len(rules.own_first))}
+    visited = 0
+    for now in range(horizon + 1):
+        following: set[_State] = set()
+        for state in states:
+            for after in _started(rules, state):
+                visited += 1
+                if visited > max_states:
+                    raise TooLarge
+                if not _in_time(rules, after.arrival, horizon - now):
+                    continue
+                if _complete(rules, after.arrival, horizon - now):
+                    return True
+                following.add(_State(*_tick(rules, after)))
+        states = _undominated(following)
+    return False
+
+
+def _derived(rules: _Rules, arrival: list[int]) -> tuple[int, ...]:
+    """A derived chunk is where its source is as soon as that is."""
+    for _ in rules.collective.derivations:
+        for d in rules.collective.derivations:
+            source = arrival[d.source * rules.num_ranks + d.rank]
+            target = d.chunk * rules.num_ranks + d.rank
+            arrival[target] = min(arrival[target], source)
+    return tuple(arrival)
+
+
+def _started(rules: _Rules, state: _State, first: int = 0) -> Iterator[_State]:
+    """Every state after starting any sends now over links from `first` on."""
+    yield state
+    for link in range(first, len(rules.links)):
+        srcs, dsts = rules.links[link]
+        candidates = [
+            c
+            for c in range(rules.num_chunks)
+            if rules.admitted[0][link][c]
+            and all(state.arrival[c * rules.num_ranks + r] == 0 for r in srcs)
+            and any(state.arrival[c * rules.num_ranks + r] > rules.duration(link, (c,)) for r in dsts)
+        ]
+        for chunks in rules.batches(link, candidates):
+            if link in rules.own_first and len({bool(rules.home(c) & set(srcs)) for c in chunks}) > 1:
+                continue
+            busy = _occupied(rules, state.busy, link, chunks)
+            duration = rules.duration(link, chunks)
+            lanes = _lanes_after(rules, state.lanes, _Send(link, chunks, False, duration))
+            if busy is None or lanes is None:
+                continue
+            arrival = list(state.arrival)
+            for c, r in itertools.product(chunks, dsts):
+                index = c * rules.num_ranks + r
+                arrival[index] = min(arrival[index], duration)
+            yield from _started(rules, _State(_derived(rules, arrival), busy, lanes), link + 1)
+
+
+def _occupied(
+    rules: _Rules, busy: tuple[int, ...], link: int, chunks: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    after = list(busy)
+    for resource, mask in rules.busy(link, chunks):
+        if after[resource] & mask:
+            return None
+        after[resource] |= mask
+    return tuple(after)
+
+
+def _tick(rules: _Rules, state: _State) -> tuple[tuple[int, ...], tuple[int, ...], tuple[_Lane, ...]]:
+    arrival = tuple(a if a in (0, NEVER) else a - 1 for a in state.arrival)
+    lanes = tuple(_Lane(max(0, lane.wait - 1), lane.relayed) for lane in state.lanes)
+    return arrival, tuple(mask >> 1 for mask in state.busy), lanes
+
+
+def _in_time(rules: _Rules, arrival: tuple[int, ...], left: int) -> bool:
+    """Whether every chunk that is missing can still come by its shortest way."""
+    n = rules.num_ranks
+    for c, data in enumerate(rules.collective.chunks):
+        for d in data.destinations:
+            if min(arrival[c * n + r] + rules.distance[c][r][d] for r in range(n)) > left and not any(
+                derived.chunk == c for derived in rules.collective.derivations
+            ):
+                return False
+    return True
+
+
+def _complete(rules: _Rules, arrival: tuple[int, ...], left: int) -> bool:
+    """Whether everything is where it must be, or arrives there in the time left."""
+    n = rules.num_ranks
+    return all(
+        arrival[c * n + d] <= left
+        for c, data in enumerate(rules.collective.chunks)
+        for d in data.destinations
+    )
+
+
+def _undominated(states: set[_State]) -> set[_State]:
+    """States that no other equals or beats in every respect."""
+    ordered = sorted(states, key=lambda s: (sum(s.arrival), sum(mask.bit_count() for mask in s.busy), s))
+    kept: list[_State] = []
+    arrivals = np.empty((len(ordered), len(ordered[0].arrival) if ordered else 0), dtype=np.int64)
+    for state in ordered:
+        mine = np.array(state.arrival)
+        rivals = np.flatnonzero((arrivals[: len(kept)] <= mine).all(axis=1))
+        if any(_no_worse(kept[i], state) for i in rivals):
+            continue
+        arrivals[len(kept)] = mine
+        kept.append(state)
+    return set(kept)
+
+
+def _no_worse(one: _State, other: _State) -> bool:
+    return all(not a & ~b for a, b in zip(one.busy, other.busy, strict=True)) and all(
+        a.wait <= b.wait and a.relayed <= b.relayed for a, b in zip(one.lanes, other.lanes, strict=True)
+    )
+
+
+class _Flight(NamedTuple):
+    left: int
+    chunk: int
+    dst: int
+    content: int
+    reduce: bool
+
+
+class _Sums(NamedTuple):
+    content: tuple[int, ...]  # per chunk and rank: mask of the contributions summed there
+    flights: tuple[_Flight, ...]
+    busy: tuple[int, ...]
+
+
+def _reaches_with_sums(rules: _Rules, horizon: int, max_states: int) -> bool:
+    """Whether every destination can hold its full sum by the horizon; own-first links are not tried."""
+    assert not rules.own_first, "brute force does not order reductions on own-first links"
+    ranks, chunks = range(rules.num_ranks), rules.collective.chunks
+    content = tuple(1 << r if r in data.origins else 0 for data in chunks for r in ranks)
+    full = [sum(1 << r for r in data.origins) for data in chunks]
+    states = {_Sums(content, (), (0,) * len(rules.topology.resources))}
+    visited = 0
+    for now in range(horizon + 1):
+        following: set[_Sums] = set()
+        for state in states:
+            landed = _land(rules, state)
+            if landed is None:
+                continue
+            if all(
+                landed.content[c * rules.num_ranks + d] == full[c]
+                for c, data in enumerate(chunks)
+                for d in data.destinations
+            ):
+                return True
+            for after in _started_sums(rules, landed, full):
+                visited += 1
+                if visited > max_states:
+                    raise TooLarge
+                if _sums_in_time(rules, after, full, horizon - now):
+                    flights = tuple(sorted(f._replace(left=f.left - 1) for f in after.flights))
+                    following.add(_Sums(after.content, flights, tuple(mask >> 1 for mask in after.busy)))
+        states = following
+    return False
+
+
+def _land(rules: _Rules, state: _Sums) -> _Sums | None:
+    """What arrives now is added or put; None if a contribution is lost, or counted twice."""
+    content = list(state.content)
+    landing = [f for f in state.flights if f.left == 0]
+    places = [f.chunk * rules.num_ranks + f.dst for f in landing]
+    for place, flight in zip(places, landing, strict=True):
+        if flight.reduce:
+            if content[place] & flight.content:
+                return None
+            content[place] |= flight.content
+        elif content[place] & ~flight.content or places.count(place) > 1:
+            return None
+        else:
+            content[place] = flight.content
+    return _Sums(tuple(content), tuple(f for f in state.flights if f.left), state.busy)
+
+
+def _started_sums(rules: _Rules, state: _Sums, full: list[int], first: int = 0) -> Iterator[_Sums]:
+    yield state
+    n = rules.num_ranks
+    for link, reduce in itertools.product(range(first, len(rules.links)), (True, False)):
+        (src,), (dst,) = rules.links[link]
+        candidates = []
+        for c, data in enumerate(rules.collective.chunks):
+            brings, there = state.content[c * n + src], state.content[c * n + dst]
+            coming = {f for f in state.flights if f.chunk == c and f.dst == dst}
+            if not rules.admitted[reduce][link][c] or not brings:
+                continue
+            if rules.sends_once and (
+                not reduce
+                or src == data.root
+                or rules.gone in (brings, there)
+                or any(f.chunk == c and f.dst == src for f in state.flights)
+            ):
+                continue
+            if reduce and (brings & there or any(f.content & brings for f in coming if f.reduce)):
+                continue
+            if not reduce and (
+                there & ~brings or brings == there or data.destinations == (data.root,) or coming
+            ):
+                continue
+            candidates.append(c)
+        for chunks in rules.batches(link, candidates):
+            busy = _occupied(rules, state.busy, link, chunks)
+            if busy is None:
+                continue
+            duration = rules.duration(link, chunks)
+            new = [_Flight(duration, c, dst, state.content[c * n + src], reduce) for c in chunks]
+            content = list(state.content)
+            for c in chunks if rules.sends_once else ():
+                content[c * n + src] = rules.gone
+            after = _Sums(tuple(content), (*state.flights, *new), busy)
+            yield from _started_sums(rules, after, full, link + 1)
+
+
+def _sums_in_time(rules: _Rules, state: _Sums, full: list[int], left: int) -> bool:
+    """Whether every missing contribution can still come by its shortest way."""
+    n = rules.num_ranks
+    for c, data in enumerate(rules.collective.chunks):
+        for d in data.destinations:
+            if state.content[c * n + d] == full[c]:
+                continue
+            for r in data.origins:
+                bit = 1 << r
+                known = [rules.distance[c][x][d] for x in range(n) if state.content[c * n + x] & bit]
+                known += [
+                    f.left + rules.distance[c][f.dst][d]
+                    for f in state.flights
+                    if f.chunk == c and f.content & bit
+                ]
+                if min(known) > left:
+                    return False
+    return True

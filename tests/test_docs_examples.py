@@ -1,0 +1,218 @@
+"""What the documentation shows, runs: Python blocks, files, and commands with the exit code they promise.
+
+On a page, blocks run in their order and share one folder and one set of names:
+
+- a block of Python is executed;
+- a block whose first line has ``title="name"`` is written to a file of that name;
+- in a block of console, each line that starts with ``taccl`` is run. It must exit with 0, or with the code
+  that a comment ``# exits with N`` at its end promises.
+
+Time limits are cut short here. Commands that name files of the published tool are run apart, beside copies.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MOST_SECONDS = 3.0
+
+_FENCE = re.compile(
+    r"^```(?P<language>\w+)?(?P<info>[^\n]*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_TITLE = re.compile(r'title="([^"]+)"')
+_EXITS = re.compile(r"#\s*exits with (\d+)")
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_UPSTREAM_FILE = re.compile(r"\b((?:sk|topo)[\w-]*-[\w-]*\.json)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    title: str
+    content: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    blocks = []
+    for match in _FENCE.finditer(text):
+        title = _TITLE.search(match["info"])
+        line = text.count("\n", 0, match.start()) + 1
+        blocks.append(Block(match["language"] or "", title[1] if title else "", match["content"], line))
+    return blocks
+
+
+def commands_of(block: Block) -> list[str]:
+    """Commands of a console block; a backslash at the end of a line joins it to the next."""
+    joined = block.content.replace("\\\n", " ")
+    lines = (line.strip().removeprefix("$ ") for line in joined.splitlines())
+    return [line for line in lines if line.startswith("taccl ")]
+
+
+@pytest.fixture
+def short_searches(monkeypatch):
+    """Cut every time limit to a few seconds."""
+    whole = taccl.synthesize
+
+    def cut(problem, **options):
+        limit_s = min(options.pop("time_limit_s", MOST_SECONDS), MOST_SECONDS)
+        return whole(problem, **options, time_limit_s=limit_s)
+
+    monkeypatch.setattr(taccl, "synthesize", cut)
+
+
+def run_command(command: str, where: str, capsys) -> None:
+    """Run one command, and compare its exit code with the one that the page promises."""
+    promised = _EXITS.search(command)
+    code = main(shlex.split(command, comments=True)[1:])
+    said = capsys.readouterr()
+    assert code == int(promised[1] if promised else 0), f"{where}: {command}\n{said.err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_examples_run(page, tmp_path, monkeypatch, capsys, short_searches):
+    """Every example of a page does what the page says."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "example"}
+    for block in blocks_of(page):
+        where = f"{page.name}:{block.line}"
+        if block.title:
+            Path(block.title).write_text(block.content, encoding="utf-8")
+        elif block.language == "python":
+            exec(compile("\n" * block.line + block.content, str(page), "exec"), names)
+        elif block.language in ("console", "bash"):
+            for command in commands_of(block):
+                if not _UPSTREAM_FILE.search(command):
+                    run_command(command, where, capsys)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_examples_with_upstream_files_run(page, tmp_path, monkeypatch, capsys, short_searches, request):
+    """So does every command that names files of the published tool, in a folder that holds copies."""
+    commands = [
+        command
+        for block in blocks_of(page)
+        if block.language in ("console", "bash")
+        for command in commands_of(block)
+        if _UPSTREAM_FILE.search(command)
+    ]
+    if not commands:
+        return
+    folder = request.getfixturevalue("shared_data") / "upstream-taccl"
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        for name in _UPSTREAM_FILE.findall(command):
+            shutil.copy(next(folder.rglob(name)), tmp_path / name)
+        run_command(command, page.name, capsys)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_somewhere(page):
+    """Every relative link of a page names a file that is there."""
+    targets = [match[1] for match in _LINK.finditer(page.read_text(encoding="utf-8"))]
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", ["sketches.md", "quickstart.md", "concepts.md", "backends.md"])
+def test_pages_have_examples(name):
+    """The pages that teach by example have some that run."""
+    languages = {block.language for block in blocks_of(ROOT / "docs" / name)}
+    assert languages & {"python", "console", "bash"}
+
+
+def test_sketch_reference_is_current():
+    """The generated part of the sketch reference is what its script writes."""
+    path = ROOT / "docs" / "make_sketch_reference.py"
+    spec = importlib.util.spec_from_file_location("make_sketch_reference", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.updated(page) == page, "run python docs/make_sketch_reference.py"
+
+
+def test_table_of_sizes_is_current():
+    """The table in the concepts gives chunks, size and bus bandwidth as the code has them."""
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|[^|]*\|$",
+        (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert {row[0] for row in rows} == set(taccl.collectives.COLLECTIVES)
+    for n, k in ((2, 1), (4, 1), (8, 3)):
+        values = {"n": n, "k": k, "m": 2}
+        for name, *cells in rows:
+            roots = (0, 1) if name.startswith("multi-root") else None
+            collective = taccl.collectives.make(name, n, roots=roots, chunks_per_rank=k)
+            chunks, size, busbw = (_value(cell, values) for cell in cells)
+            assert (chunks, size) == (collective.num_chunks, collective.size_chunks), name
+            assert busbw == pytest.approx(collective.busbw_factor), name
+
+
+def _value(cell: str, values: dict[str, int]) -> float:
+    """What a cell such as ``2(n - 1) / n`` or ``n k`` comes to."""
+    numerator, _, denominator = cell.strip().partition("/")
+
+    def product(text: str) -> int:
+        total = 1
+        for factor in re.findall(r"\(n - 1\)|\d+|[nkm]²?", text):
+            if factor == "(n - 1)":
+                total *= values["n"] - 1
+            elif factor.isdigit():
+                total *= int(factor)
+            else:
+                total *= values[factor[0]] ** (2 if factor.endswith("²") else 1)
+        return total
+
+    return product(numerator) / (product(denominator) if denominator else 1)
+
+
+def test_kinds_of_violation_are_current():
+    """The table in the concepts names every kind of violation, and no other."""
+    from taccl.analysis.verify import KINDS
+
+    _, _, section = (
+        (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").partition("the verifier checks")
+    )
+    section = section.partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == KINDS
+
+
+def test_tree_is_current():
+    """The tree in the architecture names every module of the package, and no other."""
+    tree = next(
+        block.content
+        for block in blocks_of(ROOT / "docs" / "architecture.md")
+        if "errors.py" in block.content
+    )
+    named, folder = set(), ""
+    for line in tree.splitlines()[1:]:
+        words = line.split()
+        indent = len(line) - len(line.lstrip())
+        if indent == 0:
+            break
+        if words[0].endswith("/"):
+            folder = words[0]
+            continue
+        folder = folder if indent > 2 else ""
+        named |= {
+            folder + word for word in words if word.endswith(".py") and word != "make_sketch_reference.py"
+        }
+    package = ROOT / "taccl"
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
+    assert named == {path for path in found if path == "__init__.py" or not path.endswith("__init__.py")}

@@ -1,0 +1,79 @@
+"""Sizes and costs as text: what is read exactly, and what is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from taccl.errors import InputError
+from taccl.units import exact, format_size, format_us, parse_size, parse_time_us
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1MB", 10**6), ("1MiB", 2**20), ("1 KiB", 1024), ("64kb", 64_000), ("1.5KB", 1500), ("2G", 2 * 10**9),
+        (".5MB", 500_000), ("7", 7), (7, 7), (8.0, 8), ("3 tib", 3 * 2**40), ("1M", 10**6), ("1Ki", 1024),
+    ],
+)  # fmt: skip
+def test_sizes_are_whole_bytes(text: object, expected: int) -> None:
+    """MB is 10**6 bytes and MiB 2**20, whatever the case of the letters."""
+    assert parse_size(text) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["0", "-1MB", "1.5", "1.0001KB", "1 mega", "", "MB", True, None, "1e6", "nan"])
+def test_other_sizes_are_refused(text: object) -> None:
+    """Nothing, parts of bytes, unknown units, signs and truth values."""
+    with pytest.raises(InputError, match="size"):
+        parse_size(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), -1.0])
+def test_odd_floats_are_no_sizes(number: float) -> None:
+    """Infinity and its like are refused with a word, not with a crash."""
+    with pytest.raises(InputError):
+        parse_size(number)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2.6us", Fraction(13, 5)), ("1ms", 1000), ("700 ns", Fraction(7, 10)), ("2s", 2 * 10**6), (0.3, Fraction(3, 10))],
+)
+def test_times_are_exact_microseconds(text: object, expected: Fraction) -> None:
+    """Decimal text is read as the fraction a person means."""
+    assert parse_time_us(text) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["2 minutes", "", "-1us", True, -0.5])
+def test_other_times_are_refused(text: object) -> None:
+    """Unknown units and negative times."""
+    with pytest.raises(InputError):
+        parse_time_us(text)  # type: ignore[arg-type]
+
+
+def test_a_float_is_its_shortest_decimal() -> None:
+    """0.1 is one tenth, not the nearest binary fraction."""
+    assert exact(0.1) == Fraction(1, 10)
+
+
+@pytest.mark.parametrize("number", ["one", float("nan"), float("inf"), "1/0", True, -1])
+def test_costs_are_finite_and_not_negative(number: object) -> None:
+    """Everything else is refused."""
+    with pytest.raises(InputError):
+        exact(number)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(10**6, "1MB"), (2**20, "1MiB"), (1500, "1.5KB"), (999, "999B"), (3 * 2**30, "3GiB"), (2000, "2KB")],
+)
+def test_sizes_are_written_as_a_person_would(size: int, expected: str) -> None:
+    """Whole decimal units first, then whole binary ones, then four digits."""
+    assert format_size(size) == expected
+
+
+@pytest.mark.parametrize(("time", "expected"), [(Fraction(2539, 5), "507.8 us"), (69, "69 us"), (0.0004, "0 us")])
+def test_times_are_written_without_trailing_zeros(time: Fraction, expected: str) -> None:
+    """At most three decimals."""
+    assert format_us(time) == expected
