@@ -323,6 +323,8 @@ def custom(
     chunks = []
     for c in range(len(precondition)):
         ends = tuple(sorted(postcondition[c]))
+        if combining and not ends:
+            raise CollectiveError(f"chunk {c}: nobody asks for its sum; name a destination", where=name)
         chunks.append(Chunk(tuple(sorted(precondition[c])), ends, ends[0] if combining and ends else None))
     return Collective(name, num_ranks, tuple(chunks), combining)
 

@@ -136,14 +136,6 @@ def test_an_allreduce_may_beat_its_two_halves() -> None:
     assert lower_bound(problem).bound == optimal_ticks(problem) == 1
 
 
-@pytest.mark.parametrize("name", ["allgather", "reduce-scatter"])
-def test_a_reduction_is_bounded_as_its_reverse(name: str) -> None:
-    """Allgather and reduce-scatter on full(4) with ports: 3 chunks leave (or enter) each rank, 3 us."""
-    topology = full(4, port=True)
-    topology = topology if name == "allgather" else topology.reversed()
-    assert lower_bound(problem_of(topology, collectives.make(name, 4))).bound == 3
-
-
 def test_a_sketch_raises_the_bound() -> None:
     """Without link 0 -> 1 the chunk goes the long way round a ring of 3: 4 us instead of 2."""
     topology = ring(3)
