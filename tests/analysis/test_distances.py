@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from math import inf
+from typing import TYPE_CHECKING
 
 from synthesis.small_problems import custom, problem_of, ring
 
 from taccl import collective as collectives
 from taccl.analysis.distances import Distances, shortest_times
-from taccl.problem import Problem
 from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
 
 MB = 10**6
 
