@@ -51,8 +51,8 @@ def main() -> int:
     if rows and rows[0].get("versions"):
         print(", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items()))
     if options.output is not None:
-        document = {"command": " ".join(["python -m benchmarks.quality", *sys.argv[1:]]), "machine": _machine()}
-        document["rows"] = rows
+        command = " ".join(["python -m benchmarks.quality", *sys.argv[1:]])
+        document = {"command": command, "machine": _machine(), "rows": rows}
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     return 1 if misses else 0
 
