@@ -207,7 +207,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="taccl",
         description="Synthesize verified schedules for collective communication from sketches.",
-        epilog="Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 no such solver here, 130 Ctrl-C.",
+        epilog="Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 no such solver here, "
+        "70 a fault of taccl's own, 130 Ctrl-C.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.collective import Collective
-from taccl.errors import CollectiveError, NumericsWarning
+from taccl.errors import CollectiveError, NumericsWarning, TopologyError
 from taccl.topology.topology import Topology
 from taccl.units import BYTES_PER_MB, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "make_problem"]
 
 #: How finely time may be cut: beyond a picosecond, costs are rounded to it, with a word.
 _MAX_TICKS_PER_US = 10**6
+_MAX_FINISH_TICKS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +344,11 @@ def make_problem(
 
 def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int:
     """Bytes of the larger of one rank's input and output buffer, over ranks."""
+    if collective.derivations:  # rank r's output is what it makes; the rest only passes on
+        made = [0] * collective.num_ranks
+        for derivation in collective.derivations:
+            made[derivation.rank] += sizes[derivation.chunk]
+        return max(made)
     inputs, outputs = [0] * collective.num_ranks, [0] * collective.num_ranks
     for chunk, size in zip(collective.chunks, sizes, strict=True):
         for rank in chunk.origins:
@@ -372,14 +378,22 @@ def _ticks(problem: Problem) -> Costs:
             NumericsWarning,
             stacklevel=3,
         )
-    link_alpha, link_beta, hold_alpha, hold_beta = (
-        _read_only(math.ceil(value * ticks_per_us) for value in column) for column in columns
-    )
-    units = _read_only(b // unit_bytes for b in problem.chunk_bytes)
-    return Costs(ticks_per_us, link_alpha, link_beta, hold_alpha, hold_beta, units)
+    in_ticks = [[math.ceil(value * ticks_per_us) for value in column] for column in columns]
+    units = [b // unit_bytes for b in problem.chunk_bytes]
+    # No schedule worth having lasts longer than every chunk over a way of dear links, one after another.
+    dearest = max(in_ticks[0], default=0) * len(units) + max(in_ticks[1], default=0) * sum(units)
+    longest = dearest * topology.num_ranks
+    if longest > _MAX_FINISH_TICKS:
+        raise TopologyError(
+            f"found costs and chunks of {format_size(max(problem.chunk_bytes))} that need more than 64 bits "
+            f"at {ticks_per_us} ticks a microsecond; give smaller costs, or costs with fewer decimals",
+            where=topology.name,
+        )
+    link_alpha, link_beta, hold_alpha, hold_beta = map(_read_only, in_ticks)
+    return Costs(ticks_per_us, link_alpha, link_beta, hold_alpha, hold_beta, _read_only(units))
 
 
-def _read_only(values: Iterable[int]) -> NDArray[np.int64]:
-    array = np.array(list(values), dtype=np.int64)
+def _read_only(values: Sequence[int]) -> NDArray[np.int64]:
+    array = np.array(values, dtype=np.int64)
     array.setflags(write=False)
     return array

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError
 from taccl.solvers.worker import start_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["SolverInfo", "known_solvers", "require_known", "solver_family", "solver_function", "solver_infos"]
 
@@ -55,15 +58,24 @@ def known_solvers() -> tuple[str, ...]:
     return tuple(_SOLVERS)
 
 
-def require_known(name: str) -> None:
-    """Raise InputError, with the nearest name, unless `name` is known or begins with ``pulp:``."""
+def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver") -> None:
+    """Raise InputError, with the nearest name, unless `name` is known or begins with ``pulp:``.
+
+    Parameters
+    ----------
+    others : sequence of str
+        What the caller admits besides, to be listed with the solvers.
+    where : str
+        The argument that the name came from.
+    """
     if name in _SOLVERS or (name.startswith(PULP_PREFIX) and len(name) > len(PULP_PREFIX)):
         return
-    near = difflib.get_close_matches(name.lower(), _SOLVERS, n=1)
+    names = (*others, *_SOLVERS)
+    near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(
-        f"found {name!r}; expected one of {', '.join(_SOLVERS)}, or pulp:NAME for PuLP's solvers{hint}",
-        where="solver",
+        f"found {name!r}; expected one of {', '.join(names)}, or pulp:NAME for PuLP's solvers{hint}",
+        where=where,
     )
 
 

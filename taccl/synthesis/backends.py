@@ -27,7 +27,8 @@ class Backends:
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        lines = [f"{'backend':<16} {'available':<10} {'version':<10} note"]
+        width = max(10, *(len(row.version or "") for row in self.rows))
+        lines = [f"{'backend':<16} {'available':<10} {'version':<{width}} note"]
         for row in self.rows:
             note = row.why_not or ", ".join(
                 text
@@ -35,7 +36,7 @@ class Backends:
                 if text
             )
             available = "yes" if row.available else "no"
-            lines.append(f"{row.name:<16} {available:<10} {row.version or '-':<10} {note}")
+            lines.append(f"{row.name:<16} {available:<10} {row.version or '-':<{width}} {note}")
         return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.orbits import Orbits
 
-__all__ = ["TAGS", "ContiguityModel", "build_contiguity", "contiguity_hint", "merged"]
+__all__ = ["TAGS", "ContiguityModel", "build_contiguity", "merged"]
 
 #: Every block of rows of the contiguity model.
 TAGS = (
@@ -64,8 +64,8 @@ def build_contiguity(orbits: Orbits, schedule: ListSchedule) -> ContiguityModel:
     schedule : ListSchedule
         Its order is kept: of moves on each resource, and of chunks in each of its merged sends.
     """
-    unit = 1.0 / orbits.problem.costs.ticks_per_us
-    upper = schedule.finish_ticks * unit
+    per_us = orbits.problem.costs.ticks_per_us
+    upper = schedule.finish_ticks / per_us
     model = MilpModel()
     finish = model.add_variable(0, upper, cost=1.0, name="T")
     order = tuple(m for send in schedule.sends for m in send.moves)
@@ -88,13 +88,13 @@ def build_contiguity(orbits: Orbits, schedule: ListSchedule) -> ContiguityModel:
         model.add_row([(1.0, finish), (-1.0, arrival[m])], 0, tag="contiguity.finish")
         if m not in begins:
             row = [(1.0, arrival[m]), (-1.0, start[m])]
-            model.add_row(row, move.duration * unit, tag="contiguity.completion")
-    _batches(orbits, contiguity, upper, unit)
-    _resources(orbits, contiguity, unit)
+            model.add_row(row, move.duration / per_us, tag="contiguity.completion")
+    _batches(orbits, contiguity, upper)
+    _resources(orbits, contiguity)
     return contiguity
 
 
-def _batches(orbits: Orbits, contiguity: ContiguityModel, upper: float, unit: float) -> None:
+def _batches(orbits: Orbits, contiguity: ContiguityModel, upper: float) -> None:
     """Moves of one batch share start and arrival; a batch takes alpha once, and starts after the last."""
     model, start, arrival, begins = (
         contiguity.model,
@@ -103,26 +103,27 @@ def _batches(orbits: Orbits, contiguity: ContiguityModel, upper: float, unit: fl
         contiguity.begins,
     )
     costs, max_merge = orbits.problem.costs, orbits.problem.clauses.max_merge
+    per_us = costs.ticks_per_us
     rows: dict[int, list[int]] = defaultdict(list)
     for m in contiguity.order:
         if m in begins:
             rows[orbits.moves[m].link_orbit].append(m)
     for link, row in sorted(rows.items()):
-        alpha = int(costs.link_alpha[orbits.link_rep[link]]) * unit
-        beta = int(costs.link_beta[orbits.link_rep[link]]) * unit
+        alpha = int(costs.link_alpha[orbits.link_rep[link]])
+        beta = int(costs.link_beta[orbits.link_rep[link]])
         own_first = orbits.link_rep[link] in orbits.problem.clauses.own_first
         done = {m: model.add_variable(0, upper, name=f"C[{m}]") for m in row}
         for place, m in enumerate(row):
             units = orbits.moves[m].units
             first = [(1.0, done[m]), (-1.0, start[m])]
-            model.add_row(first, alpha + beta * units, tag="contiguity.completion")
+            model.add_row(first, (alpha + beta * units) / per_us, tag="contiguity.completion")
             model.add_row([(1.0, arrival[m]), (-1.0, done[m])], 0, tag="contiguity.completion")
             if place == 0:
                 model.add_row([(1.0, begins[m])], 1, tag="contiguity.batch")
                 continue
             before, u = row[place - 1], begins[m]
-            step = [(1.0, done[m]), (-1.0, done[before]), (-alpha, u)]
-            model.add_row(step, beta * units, tag="contiguity.completion")
+            step = [(1.0, done[m]), (-1.0, done[before]), (-alpha / per_us, u)]
+            model.add_row(step, beta * units / per_us, tag="contiguity.completion")
             model.add_row([(1.0, start[m]), (-1.0, start[before])], 0, tag="contiguity.batch")
             together = [(1.0, arrival[before]), (-1.0, arrival[m]), (upper, u)]
             model.add_row(together, 0, tag="contiguity.batch")
@@ -136,7 +137,7 @@ def _batches(orbits: Orbits, contiguity: ContiguityModel, upper: float, unit: fl
                 model.add_row(window, 1, tag="contiguity.max-merge")
 
 
-def _resources(orbits: Orbits, contiguity: ContiguityModel, unit: float) -> None:
+def _resources(orbits: Orbits, contiguity: ContiguityModel) -> None:
     """Neighbours in a resource's order that are on different links, or do not merge, go one by one."""
     queues: dict[int, list[tuple[int, int, int, bool]]] = defaultdict(list)
     for m in contiguity.order:
@@ -152,27 +153,9 @@ def _resources(orbits: Orbits, contiguity: ContiguityModel, unit: float) -> None
             # A batch's hold ends by its arrival, and earlier by what it is shorter than one send.
             early = 0 if receives else first.duration - alpha - beta * first.units
             late = second.duration - alpha_b - beta_b * second.units if receives_b else 0
-            gap = -(min(early, first.duration) + late) * unit
+            gap = -(min(early, first.duration) + late) / orbits.problem.costs.ticks_per_us
             row = [(1.0, contiguity.start[b]), (-1.0, contiguity.arrival[a])]
             contiguity.model.add_row(row, gap, tag="contiguity.resource")
-
-
-def contiguity_hint(
-    orbits: Orbits, contiguity: ContiguityModel, schedule: ListSchedule
-) -> NDArray[np.float64] | None:
-    """The ordering as a start for the MILP; None where it does not say every variable."""
-    import numpy as np
-
-    unit = 1.0 / orbits.problem.costs.ticks_per_us
-    values = np.zeros(contiguity.model.num_variables)
-    values[0] = schedule.finish_ticks * unit
-    for send in schedule.sends:
-        for i, m in enumerate(send.moves):
-            values[contiguity.start[m]] = send.start_ticks * unit
-            values[contiguity.arrival[m]] = send.end_ticks * unit
-            if m in contiguity.begins:
-                values[contiguity.begins[m]] = float(i == 0)
-    return values
 
 
 def merged(orbits: Orbits, contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:

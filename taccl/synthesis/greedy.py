@@ -87,7 +87,12 @@ def list_schedule(
     limit_ticks : int, optional
         Give up as soon as the schedule cannot finish before it.
     """
-    return _Machine(orbits, priorities, patience, enter_once, limit_ticks).run()
+    machine = _Machine(orbits, priorities, patience, enter_once, limit_ticks)
+    found = machine.run()
+    if found is None and machine.missing and limit_ticks is None:
+        # A chunk with one destination may wander off to where it cannot go on: shortest ways never do.
+        found = _Machine(orbits, priorities, patience, enter_once, None, detours=False).run()
+    return found
 
 
 class _Machine:
@@ -100,9 +105,11 @@ class _Machine:
         patience: float,
         enter_once: bool,
         limit_ticks: int | None,
+        *,
+        detours: bool = True,
     ) -> None:
         self.orbits, self.priorities, self.patience, self.limit = orbits, priorities, patience, limit_ticks
-        self.enter_once = enter_once
+        self.enter_once, self.detours = enter_once, detours
         self.entered = [False] * orbits.num_entries
         clauses = orbits.problem.clauses
         self.max_merge = clauses.max_merge
@@ -157,6 +164,8 @@ class _Machine:
                     self.under_way -= 1
             if self.limit is not None and self.finish >= self.limit:
                 return None
+        if self.limit is not None and self.finish >= self.limit:
+            return None
         return ListSchedule(tuple(self.sends), self.finish)
 
     def _arrive(self, place: int, dirty: set[int]) -> None:
@@ -171,7 +180,9 @@ class _Machine:
 
     def _useful(self, m: int) -> bool:
         move = self.orbits.moves[m]
-        if self.orbits.single_path[move.chunk] and any(self.left[p] for p in move.srcs):
+        if self.orbits.single_path[move.chunk] and (
+            any(self.left[p] for p in move.srcs) or (move.tail_ticks < 0 and not self.detours)
+        ):
             return False
         return not all(self.claimed[p] for p in move.dsts)
 
@@ -223,7 +234,7 @@ class _Machine:
             self.ready[link] = useful
             candidates = [m for _, m in useful]
             if self.own_first[link]:
-                candidates = self._own_before_relayed(link, candidates, time)
+                candidates = self._own_before_relayed(link, candidates, time, force)
                 if not candidates:
                     return []
             candidates = candidates[: self.max_merge if orbits.merging[link] else 1]
@@ -236,12 +247,15 @@ class _Machine:
                     return []
         return candidates
 
-    def _own_before_relayed(self, link: int, candidates: Sequence[int], time: int) -> list[int]:
+    def _own_before_relayed(self, link: int, candidates: Sequence[int], time: int, force: bool) -> list[int]:
         """Own chunks while there are any; relayed ones once all own are gone, a latency after."""
         moves = self.orbits.moves
         own = [m for m in candidates if moves[m].is_own]
         waiting = any(
-            moves[m].is_own and m not in self.own_done and self._useful(m) and not self._elsewhere(m)
+            moves[m].is_own
+            and m not in self.own_done
+            and self._useful(m)
+            and (force or not self._elsewhere(m))
             for m in self.orbits.moves_of_link[link]
         )
         if waiting:

@@ -101,12 +101,13 @@ def synthesize(
     if time_limit_s <= 0:
         raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
     if backend not in ("auto", "greedy"):
-        require_known(backend)
+        require_known(backend, others=("auto", "greedy"), where="backend")
     check_reachable(problem)
     options = Options(threads or _cores(), seed, memory_limit_mb, log, progress)
     if backend in ("auto", "cpsat"):
         warm_up("ortools")
     bound = lower_bound(problem)
+    proof = Stage("bound", "taccl", "done", time.monotonic() - began, bound_us=bound.bound_us)
     deadline = began + max(0.05, time_limit_s - _RESERVE_S)
     run = partial(_search, backend=backend, options=options, bound=bound)
     searches: list[Search] = []
@@ -141,7 +142,7 @@ def synthesize(
         schedule=schedule,
         bound=bound,
         backend=backend,
-        stages=(*(stage for search in searches for stage in search.stages), *extra),
+        stages=(proof, *(stage for search in searches for stage in search.stages), *extra),
         seconds=time.monotonic() - began,
         seed=seed,
         versions=package_versions(),
@@ -251,7 +252,7 @@ def _best_of(search: Search) -> Schedule:
     if search.best is not None:
         return search.best
     if any(stage.status == "infeasible" for stage in search.stages):
-        raise InfeasibleError(f"{search.problem!r} has no schedule; see taccl.explain")
+        raise InfeasibleError(f"{search.problem!r} has no schedule that obeys its sketch")
     raise NoSolutionError(
         f"{search.problem!r}: no schedule found; give more time or loosen the sketch",
         bound_us=search.ticks_to_us(search.bound_ticks),

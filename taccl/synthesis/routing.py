@@ -69,10 +69,10 @@ def build_routing(orbits: Orbits, *, upper_ticks: int, lower_ticks: int = 0) -> 
     lower_ticks : int
         A proven lower bound of the problem.
     """
-    unit = 1.0 / orbits.problem.costs.ticks_per_us
-    upper = upper_ticks * unit
+    per_us = orbits.problem.costs.ticks_per_us
+    upper = upper_ticks / per_us
     model = MilpModel()
-    finish = model.add_variable(lower_ticks * unit, upper, cost=1.0, name="T")
+    finish = model.add_variable(lower_ticks / per_us, upper, cost=1.0, name="T")
     made = {
         m: model.add_variable(0, 1, integer=True, name=f"x[{move.chunk},{move.link}]")
         for m, move in enumerate(orbits.moves)
@@ -80,18 +80,18 @@ def build_routing(orbits: Orbits, *, upper_ticks: int, lower_ticks: int = 0) -> 
     }
     arrival = {
         p: model.add_variable(
-            min(place.head_ticks, upper_ticks) * unit, upper, name=f"s[{place.chunk},{place.rank}]"
+            min(place.head_ticks, upper_ticks) / per_us, upper, name=f"s[{place.chunk},{place.rank}]"
         )
         for p, place in enumerate(orbits.places)
         if not place.is_origin
     }
     routing = RoutingModel(model, made, arrival, finish)
     _flow(orbits, routing)
-    _arrivals(orbits, routing, upper, unit)
-    _resources(orbits, routing, unit)
-    _fan_out(orbits, routing, unit)
+    _arrivals(orbits, routing, upper_ticks)
+    _resources(orbits, routing)
+    _fan_out(orbits, routing)
     _crossings(orbits, routing)
-    _own_first(orbits, routing, upper, unit)
+    _own_first(orbits, routing, upper_ticks)
     _switch_policies(orbits, routing)
     _link_use(orbits, routing)
     return routing
@@ -107,10 +107,10 @@ def routing_hint(orbits: Orbits, routing: RoutingModel, schedule: ListSchedule) 
     """A schedule on the same fold as a start for the MILP; None if it uses a move that the MILP lacks."""
     import numpy as np
 
-    unit = 1.0 / orbits.problem.costs.ticks_per_us
+    per_us = orbits.problem.costs.ticks_per_us
     values = np.zeros(routing.model.num_variables)
     for p, s in routing.arrival.items():
-        values[s] = orbits.places[p].head_ticks * unit
+        values[s] = orbits.places[p].head_ticks / per_us
     needed = needed_moves(orbits, schedule)
     for send in schedule.sends:
         for m in send.moves:
@@ -120,8 +120,8 @@ def routing_hint(orbits: Orbits, routing: RoutingModel, schedule: ListSchedule) 
                 return None
             values[routing.made[m]] = 1.0
             for p in orbits.moves[m].dsts:
-                values[routing.arrival[p]] = send.end_ticks * unit
-    values[routing.finish] = schedule.finish_ticks * unit
+                values[routing.arrival[p]] = send.end_ticks / per_us
+    values[routing.finish] = schedule.finish_ticks / per_us
     return values
 
 
@@ -168,47 +168,47 @@ def _flow(orbits: Orbits, routing: RoutingModel) -> None:
                 model.add_row([*entering, (-1.0, made[m])], 0, tag="routing.transit")
 
 
-def _arrivals(orbits: Orbits, routing: RoutingModel, upper: float, unit: float) -> None:
+def _arrivals(orbits: Orbits, routing: RoutingModel, upper_ticks: int) -> None:
     """s_r >= h_r + sum (h_a + l - h_r) x, and s_r >= s_a + l - M (1 - x) with M = UB + l - h_r."""
     model, made, arrival = routing.model, routing.made, routing.arrival
+    per_us = orbits.problem.costs.ticks_per_us
     for p, place in enumerate(orbits.places):
         if place.is_origin:
             continue
-        head = min(place.head_ticks * unit, upper)
+        head = min(place.head_ticks, upper_ticks)
         if all(len(orbits.moves[m].dsts) == 1 for m in place.moves_in):
             lifted = [(1.0, arrival[p])]
             for m in place.moves_in:
                 if m in made:
                     move = orbits.moves[m]
                     start = max(orbits.places[a].head_ticks for a in move.srcs)
-                    lifted.append((-((start + move.duration) * unit - head), made[m]))
-            model.add_row(lifted, head, tag="routing.arrival")
+                    lifted.append(((head - start - move.duration) / per_us, made[m]))
+            model.add_row(lifted, head / per_us, tag="routing.arrival")
         for m in place.moves_in:
             if m not in made:
                 continue
-            length = orbits.moves[m].duration * unit
-            big = upper + length - head
+            length = orbits.moves[m].duration
+            big = upper_ticks + length - head
             for a in orbits.moves[m].srcs:
                 before = [] if orbits.places[a].is_origin else [(-1.0, arrival[a])]
-                model.add_row(
-                    [(1.0, arrival[p]), *before, (-big, made[m])], length - big, tag="routing.order"
-                )
+                row = [(1.0, arrival[p]), *before, (-big / per_us, made[m])]
+                model.add_row(row, (length - big) / per_us, tag="routing.order")
         if place.is_destination:
             model.add_row([(1.0, routing.finish), (-1.0, arrival[p])], 0, tag="routing.finish")
 
 
-def _resources(orbits: Orbits, routing: RoutingModel, unit: float) -> None:
+def _resources(orbits: Orbits, routing: RoutingModel) -> None:
     """T >= the load of every resource: on a merging link a chunk counts beta + alpha / max_merge."""
-    max_merge = orbits.problem.clauses.max_merge
+    max_merge, per_us = orbits.problem.clauses.max_merge, orbits.problem.costs.ticks_per_us
     size_of_resource = _resource_orbit_sizes(orbits)
     load: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for m, x in routing.made.items():
         move = orbits.moves[m]
         members = len(orbits.members(m))
         for held in orbits.holds[move.link_orbit]:
-            alpha = held.alpha / max_merge if orbits.merging[move.link_orbit] else held.alpha
-            times = members * held.count / size_of_resource[held.resource]
-            load[held.resource].append((-times * (alpha + held.beta * move.units) * unit, x))
+            share = max_merge if orbits.merging[move.link_orbit] else 1
+            ticks = members * held.count * (held.alpha + share * held.beta * move.units)
+            load[held.resource].append((-ticks / (share * size_of_resource[held.resource] * per_us), x))
     for _, terms in sorted(load.items()):
         routing.model.add_row([(1.0, routing.finish), *terms], 0, tag="routing.resource")
 
@@ -233,15 +233,16 @@ def _held_in_order(orbits: Orbits, link: int) -> list[int]:
     return [number[hold.resource] for hold in orbits.problem.topology.holds_of_link[rep]]
 
 
-def _fan_out(orbits: Orbits, routing: RoutingModel, unit: float) -> None:
+def _fan_out(orbits: Orbits, routing: RoutingModel) -> None:
     """T >= s_p + what the copies of one chunk hold of one resource as they leave one rank."""
+    per_us = orbits.problem.costs.ticks_per_us
     for p, place in enumerate(orbits.places):
         leaving: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for m in place.moves_out:
             if m not in routing.made or orbits.merging[orbits.moves[m].link_orbit]:
                 continue
             for resource, ticks in _holds_at(orbits, m, place.chunk, place.rank).items():
-                leaving[resource].append((-ticks * unit, routing.made[m]))
+                leaving[resource].append((-ticks / per_us, routing.made[m]))
         for _, terms in sorted(leaving.items()):
             if len(terms) < 2:
                 continue
@@ -283,26 +284,26 @@ def _crossings(orbits: Orbits, routing: RoutingModel) -> None:
             routing.model.add_row([(1.0, x) for x in sorted(variables)], 1, tag="routing.crossing")
 
 
-def _own_first(orbits: Orbits, routing: RoutingModel, upper: float, unit: float) -> None:
+def _own_first(orbits: Orbits, routing: RoutingModel, upper_ticks: int) -> None:
     """Where own chunks go first: s_relayed >= s_own + alpha + beta, where both use the link."""
-    model = routing.model
+    model, per_us = routing.model, orbits.problem.costs.ticks_per_us
     for link, rep in enumerate(orbits.link_rep):
         if rep not in orbits.problem.clauses.own_first:
             continue
         here = [m for m in orbits.moves_of_link[link] if m in routing.made]
         for a in (m for m in here if orbits.moves[m].is_own):
             for b in (m for m in here if not orbits.moves[m].is_own):
-                length = orbits.moves[a].duration * unit
+                length = orbits.moves[a].duration
                 own, relayed = orbits.moves[a].dsts[0], orbits.moves[b].dsts[0]
-                big = upper + length - orbits.places[relayed].head_ticks * unit
+                big = upper_ticks + length - orbits.places[relayed].head_ticks
                 model.add_row(
                     [
                         (1.0, routing.arrival[relayed]),
                         (-1.0, routing.arrival[own]),
-                        (-big, routing.made[a]),
-                        (-big, routing.made[b]),
+                        (-big / per_us, routing.made[a]),
+                        (-big / per_us, routing.made[b]),
                     ],
-                    length - 2 * big,
+                    (length - 2 * big) / per_us,
                     tag="routing.own-first",
                 )
 

@@ -71,10 +71,13 @@ class Search:
     last_improved: float = 0.0
 
     def __post_init__(self) -> None:
+        since = time.monotonic()
         group = symmetry_group(self.problem)
         timing = timing_group(self.problem, group)
         self.folded: Orbits = fold(self.problem, timing)
         self.routing_fold: Orbits = self.folded if len(timing) == len(group) else fold(self.problem, group)
+        times = "" if len(group) == 1 else f"symmetry of {len(group)}, {len(timing)} in time; "
+        self.record("fold", "taccl", "done", since, message=f"{times}{len(self.folded.moves)} moves")
         self.last_improved = time.monotonic()
 
     def time_left_s(self) -> float:

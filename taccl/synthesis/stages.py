@@ -88,7 +88,9 @@ def route(search: Search, solver: str, *, budget_s: float) -> list[tuple[int, in
     )
     search.interrupted |= answer.status == "interrupted"
     size = f"{model.model.num_variables} variables, {model.model.num_rows} rows"
-    message = f"{answer.message}; {size}" if answer.message else size
+    message = "; ".join(part for part in (answer.message, size) if part)
+    if answer.status == "unlicensed":  # which says the size
+        message = answer.message
     search.record("routing", solver, answer.status, since, bound_us=answer.bound, message=message)
     return None if answer.values is None else routing.routing_of(orbits, model, answer.values)
 

@@ -1,0 +1,166 @@
+"""The list scheduler: obeys every rule, gives up when told, and gets stuck nowhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from synthesis.brute_force import TooLarge, optimal_ticks
+from synthesis.small_problems import (
+    custom,
+    late_hold,
+    problem_of,
+    random_problem,
+    relayed,
+    ring,
+    star,
+    two_nodes,
+)
+
+from taccl import collective as collectives
+from taccl.analysis.verify import verify
+from taccl.problem import make_problem
+from taccl.sketch.group import symmetry_group
+from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.orbits import fold
+from taccl.synthesis.pipeline import synthesize
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+    from taccl.synthesis.orbits import Orbits
+
+MB = 10**6
+
+
+def orbits_of(problem: Problem) -> Orbits:
+    """Not folded."""
+    return fold(problem, symmetry_group(problem)[:1])
+
+
+def test_the_longest_way_goes_first() -> None:
+    """Rank 0 sends to 3 by 1, and to 1: the chunk with more ahead of it leaves first, 2 us a hop.
+
+    So 0 -> 1 at 0 and 2, 1 -> 3 at 2: all is there at 4, the other way round at 6.
+    """
+    builder = TopologyBuilder("line", [0] * 3)
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
+    orbits = orbits_of(problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])])))
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    assert found.finish_ticks == 4
+
+
+def test_priorities_decide() -> None:
+    """With the priorities turned round it takes 6."""
+    builder = TopologyBuilder("line", [0] * 3)
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
+    orbits = orbits_of(problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])])))
+    found = list_schedule(orbits, [-p for p in critical_priorities(orbits)])
+    assert found is not None
+    assert found.finish_ticks == 6
+
+
+def test_noise_depends_on_the_seed_alone() -> None:
+    """The same seed gives the same priorities, another one others."""
+    orbits = orbits_of(problem_of(ring(4), collectives.allgather(4)))
+    one, same, other = (critical_priorities(orbits, noise=1.0, seed=seed) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_a_limit_ends_the_run() -> None:
+    """Nothing is returned that does not finish before the limit."""
+    orbits = orbits_of(problem_of(ring(4), collectives.allgather(4)))
+    priorities = critical_priorities(orbits)
+    found = list_schedule(orbits, priorities)
+    assert found is not None
+    assert list_schedule(orbits, priorities, limit_ticks=found.finish_ticks) is None
+    assert list_schedule(orbits, priorities, limit_ticks=found.finish_ticks + 1) == found
+
+
+def test_patience_waits_for_a_full_send() -> None:
+    """Chunks reach the merging link (10 + n us) at 0 and 1: sent at once 11 + 11, together 1 + 12."""
+    builder = TopologyBuilder("wait", [0, 0, 1])
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=10, beta_us_per_mb=1)
+    problem = problem_of(
+        builder.build(), custom(3, [([1], [2]), ([0], [2])]), merging=frozenset({1}), max_merge=2
+    )
+    orbits = orbits_of(problem)
+    finishes = []
+    for patience in (0.0, 1.0):
+        found = list_schedule(orbits, critical_priorities(orbits), patience=patience)
+        assert found is not None
+        finishes.append(found.finish_ticks)
+    assert finishes == [22, 13]
+
+
+def test_own_chunks_leave_first() -> None:
+    """On own-first links the relayed chunk starts a latency after the last own one."""
+    problem = relayed()
+    schedule = synthesize(problem, backend="greedy", time_limit_s=0.1).schedule
+    assert verify(schedule).ok
+    assert schedule.finish_ticks == optimal_ticks(problem)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of(star(3), collectives.broadcast(4)),
+        problem_of(two_nodes(), collectives.allgather(4), merging=frozenset({4, 5, 6}), max_merge=3),
+        problem_of(two_nodes(meaning="pipelined"), collectives.allgather(4)),
+        problem_of(late_hold(), custom(4, [([0], [2, 3]), ([1], [3])])),
+    ],
+    ids=["star", "merging", "pipelined", "late hold"],
+)
+def test_the_best_of_many_runs_is_the_optimum_of_these(problem: Problem) -> None:
+    """Restarts find what exhaustive search finds."""
+    schedule = synthesize(problem, backend="greedy", time_limit_s=0.5).schedule
+    assert schedule.finish_ticks == optimal_ticks(problem)
+
+
+@pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
+def test_random_problems_get_schedules_that_verify(combining: bool) -> None:
+    """Whatever holds, merges and orders there are; never better than the optimum."""
+    for seed in range(1, 80):
+        problem = random_problem(seed, combining=combining)
+        schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
+        assert verify(schedule).ok, seed
+        try:
+            assert schedule.finish_ticks >= optimal_ticks(problem, max_states=400), seed
+        except TooLarge:
+            continue
+
+
+def dead_end() -> Problem:
+    """Two chunks from 0 to 2 over one link of 46 us; 0 -> 1 and 1 -> 0 take 1 us, so the detour is in reach."""
+    builder = TopologyBuilder("dead end", [0, 0, 0])
+    for src, dst, beta in ((0, 1, 1), (1, 0, 1), (0, 2, 46)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    return make_problem(builder.build(), custom(3, [([0], [2]), ([0], [2])]), chunk_bytes=MB)
+
+
+def test_a_chunk_with_one_destination_takes_no_dead_end() -> None:
+    """A chunk that waits for its only link must not wander off and never come back."""
+    assert synthesize(dead_end(), backend="greedy", time_limit_s=0.1).schedule.finish_ticks == 92
+
+
+def apart(**clauses: object) -> Problem:
+    """A broadcast to a node whose two ranks are not joined: it must be entered twice, own chunks first."""
+    builder = TopologyBuilder("apart", [0, 1, 1])
+    for dst in (1, 2):
+        builder.add_link(0, dst, alpha_us=0, beta_us_per_mb=1)
+    return problem_of(builder.build(), collectives.broadcast(3), **clauses)
+
+
+@pytest.mark.parametrize("own_first", [frozenset(), frozenset({0, 1})], ids=["plain", "own first"])
+def test_a_node_that_must_be_entered_twice_is(own_first: frozenset[int]) -> None:
+    """One run is enough, whatever it prefers."""
+    orbits = orbits_of(apart(own_first=own_first))
+    for enter_once in (False, True):
+        found = list_schedule(orbits, critical_priorities(orbits), enter_once=enter_once)
+        assert found is not None
+        assert verify(unfold(orbits, found.sends, producer="test")).ok
