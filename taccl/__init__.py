@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from taccl import baselines as baselines
     from taccl import collective as collectives  # noqa: F401
     from taccl import topologies as topologies
-    from taccl.analysis.bounds import Bound as Bound
+    from taccl.analysis.bounds import Prices as Prices
     from taccl.analysis.bounds import lower_bound as lower_bound
+    from taccl.analysis.bounds import prices as prices
+    from taccl.analysis.certificate import Certificate as Certificate
+    from taccl.analysis.simulate import simulate as simulate
+    from taccl.analysis.simulation import Simulation as Simulation
+    from taccl.analysis.steady import SteadyState as SteadyState
+    from taccl.analysis.steady import initiation_interval as initiation_interval
     from taccl.analysis.verify import Verification as Verification
     from taccl.analysis.verify import verify as verify
     from taccl.collective import Collective as Collective
@@ -49,6 +55,8 @@ if TYPE_CHECKING:
     from taccl.sketch.library import shipped_sketches as shipped_sketches
     from taccl.sketch.sketch import Sketch as Sketch
     from taccl.synthesis.backends import backends as backends
+    from taccl.synthesis.explain import Explanation as Explanation
+    from taccl.synthesis.explain import explain as explain
     from taccl.synthesis.pipeline import synthesize as synthesize
     from taccl.synthesis.result import Result as Result
     from taccl.topology.topology import Topology as Topology
@@ -60,7 +68,11 @@ _MODULES = {
 }  # fmt: skip
 
 _NAMES_OF_MODULE = {
-    "taccl.analysis.bounds": ("Bound", "lower_bound"),
+    "taccl.analysis.bounds": ("Prices", "lower_bound", "prices"),
+    "taccl.analysis.certificate": ("Certificate",),
+    "taccl.analysis.simulate": ("simulate",),
+    "taccl.analysis.simulation": ("Simulation",),
+    "taccl.analysis.steady": ("SteadyState", "initiation_interval"),
     "taccl.analysis.verify": ("Verification", "verify"),
     "taccl.collective": ("Collective",),
     "taccl.errors": (
@@ -75,6 +87,7 @@ _NAMES_OF_MODULE = {
     "taccl.sketch.library": ("load_sketch", "shipped_sketches"),
     "taccl.sketch.sketch": ("Sketch",),
     "taccl.synthesis.backends": ("backends",),
+    "taccl.synthesis.explain": ("Explanation", "explain"),
     "taccl.synthesis.pipeline": ("synthesize",),
     "taccl.synthesis.result": ("Result",),
     "taccl.topology.topology": ("Topology",),

@@ -96,6 +96,8 @@ class Collective:
             if not known or not 0 <= each.rank < self.num_ranks:
                 raise CollectiveError(f"{each} names a chunk or rank that does not exist", where=self.name)
         derived = {d.chunk for d in self.derivations}
+        if len(derived) < len(self.derivations):
+            raise CollectiveError("a chunk is derived twice; derive it once, at one rank", where=self.name)
         for index, chunk in enumerate(self.chunks):
             if not chunk.origins and index not in derived:
                 raise CollectiveError(f"chunk {index} starts nowhere; give it an origin", where=self.name)

@@ -211,6 +211,11 @@ class Problem:
         return _ticks(self)
 
     @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What others have worked out about this problem, by name; no part of its value."""
+        return {}
+
+    @cached_property
     def links_allowed(self) -> tuple[int, ...]:
         """The links that the sketch leaves, by index."""
         allowed = self.clauses.links_allowed

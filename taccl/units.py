@@ -18,8 +18,13 @@ BYTES_PER_MB = 10**6
 _SIZE_UNITS = {
     "": 1, "B": 1,
     "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "T": 10**12, "TB": 10**12,
-    "KI": 2**10, "KIB": 2**10, "MI": 2**20, "MIB": 2**20, "GI": 2**30, "GIB": 2**30, "TIB": 2**40,
+    "KI": 2**10, "KIB": 2**10, "MI": 2**20, "MIB": 2**20, "GI": 2**30, "GIB": 2**30, "TI": 2**40,
+    "TIB": 2**40,
 }  # fmt: skip
+_SIZE_UNITS_SHOWN = "B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024)"
+#: Where schedules' files, and whole ticks in 64 bits, end.
+_MAX_BYTES = 2**62
+_MAX_DIGITS = 400
 _TIME_UNITS_US = {
     "": Fraction(1), "NS": Fraction(1, 1000), "US": Fraction(1), "MS": Fraction(1000), "S": Fraction(10**6),
 }  # fmt: skip
@@ -41,12 +46,18 @@ def parse_size(size: int | float | str, *, where: str = "size") -> int:
     unit = match.group(2).upper() if match else ""
     if match is None or unit not in _SIZE_UNITS:
         raise InputError(
-            f"found {size!r}; expected a size such as '64KB', '1MB' (10**6 bytes) or '1MiB' (2**20 bytes)",
+            f"found {_short(size)}; expected a size such as '64KB', '1MB' (10**6 bytes) or '1MiB' (2**20 "
+            f"bytes); units are {_SIZE_UNITS_SHOWN}",
             where=where,
         )
-    value = Fraction(match.group(1)) * _SIZE_UNITS[unit]
+    value = Fraction(match.group(1)) * _SIZE_UNITS[unit] if len(match.group(1)) <= _MAX_DIGITS else None
+    if value is None or value >= _MAX_BYTES:
+        raise InputError(f"found {_short(size)}; expected less than 2**62 bytes", where=where)
     if value.denominator != 1 or value <= 0:
-        raise InputError(f"{size!r} is {float(value)} bytes; expected a positive whole number", where=where)
+        shown = str(value) if value.denominator == 1 else f"{float(value):g}"
+        raise InputError(
+            f"found {_short(size)}, which is {shown} bytes; expected a positive whole number", where=where
+        )
     return int(value)
 
 
@@ -103,3 +114,8 @@ def format_us(time_us: Fraction | float) -> str:
     """Microseconds with at most three decimals and no trailing zeros: ``507.8 us``."""
     text = f"{float(time_us):.3f}".rstrip("0").rstrip(".")
     return f"{text} us"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,116 +1,244 @@
-"""Lower bounds on the finish of any schedule of a problem, each with one sentence that says what limits.
+"""Lower bounds on the finish of any schedule of a problem, each with a witness and one sentence.
 
-`lower_bound` is the best of: latency (the longest shortest path), counting (whole chunks that a rank or a
-node must pass, over the rate of the resources they can pass), and the one-machine bound (a resource's
-batches, from the releases of its chunks to the tail behind the last one). All hold for the declared
+`lower_bound` is the best of: latency (the longest shortest way), counting (whole chunks that a rank or a node
+must pass, over the rate of the resources they can pass), the one-machine bound (a resource's batches, from
+the releases of its chunks to the tail behind the last one), throughput (the best prices of resources and
+sets of ranks) and multicommodity flow (the best prices of resources and ways). All hold for the declared
 problem: its topology, collective and sketch.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.demand import Demand, Job
+from taccl.analysis.certificate import Border, Certificate, Machine, Path
+from taccl.analysis.cuts import throughput
+from taccl.analysis.demand import Demand, Job, as_spreading
+from taccl.analysis.distances import Distances
+from taccl.analysis.flows import multicommodity
 from taccl.analysis.one_machine import machine_ticks
-from taccl.schedule.combine import reduction_half
+from taccl.analysis.symmetries import find_symmetries
+from taccl.analysis.volume import Volume
+from taccl.problem import Clauses
+from taccl.sketch.reachability import check_reachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from fractions import Fraction
 
+    from taccl.analysis.certificate import Witness
     from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.sketch.group import Element
 
-__all__ = ["Bound", "lower_bound"]
+__all__ = ["Prices", "lower_bound", "prices"]
 
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A proven lower bound.
-
-    Parameters
-    ----------
-    bound : Fraction
-        Microseconds, exact.
-    limits : str
-        One sentence that says what limits.
-    kind : str
-        ``"latency"``, ``"counting"`` or ``"one machine"``; ``"none"`` where nothing must be sent.
-    """
-
-    bound: Fraction
-    limits: str
-    kind: str
-
-    @property
-    def bound_us(self) -> float:
-        """The bound in microseconds."""
-        return float(self.bound)
+#: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
+_MAX_TIMED = 60_000
+#: Seconds for finding sets of ranks that are crossed too little, by default.
+_CUTS_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A bound in ticks."""
+    """A bound in ticks, which may be a fraction where data is divisible."""
 
-    ticks: int
+    ticks: int | Fraction
     limits: str
     kind: str
+    witness: Witness | None
 
 
-def lower_bound(problem: Problem) -> Bound:
-    """The best proven lower bound of the declared problem: topology, collective and sketch."""
-    demand = _demand(problem)
-    claims = [_latency(demand), *_counting(demand), *_one_machine(demand)]
-    best = max(claims, key=lambda claim: claim.ticks)
-    return Bound(problem.costs.us(best.ticks), best.limits, best.kind)
+def lower_bound(
+    problem: Problem, *, divisible: bool = False, in_network: bool | None = None, budget_s: float = _CUTS_S
+) -> Certificate:
+    """The best proven lower bound of the declared problem: topology, collective and sketch.
 
+    Parameters
+    ----------
+    divisible : bool
+        Bound data that may be cut as finely as one likes, rather than whole chunks.
+    in_network : bool, optional
+        Whether switches are granted to reduce what passes them. Default: where links of the topology do.
+    budget_s : float
+        When to stop looking for what limits more: the bound holds at any time. Latency is always found.
 
-def _demand(problem: Problem) -> Demand:
-    """What to bound: a sum for one rank is bounded as its reverse, a chunk that spreads from there.
-
-    Where some ranks contribute nothing a reduction may also be copied on, so its reverse is bounded without
-    the clauses on which chunks a link carries.
+    Raises
+    ------
+    InputError
+        If a chunk cannot reach a destination: the error names the rank, the chunk and the clause.
     """
-    collective = problem.collective
-    to_root = all(chunk.destinations == (chunk.root,) for chunk in collective.chunks)
-    if not collective.combining or collective.derivations or not to_root:
-        return Demand(problem)
-    everyone = set(range(collective.num_ranks))
-    if all(set(chunk.origins) == everyone for chunk in collective.chunks):
-        return Demand(reduction_half(problem))
-    return Demand(reduction_half(problem.with_clauses(carries_from={}, carries_to={})))
+    check_reachable(problem)
+    reads = as_spreading(problem)
+    demand = Demand(reads)
+    granted = not demand.single_ended if in_network is None else in_network
+    volume = Volume(reads, divisible=divisible)
+    claims = [_latency(demand, divisible=divisible)]
+    finders = [partial(_throughput, volume, in_network=granted, budget_s=budget_s)]
+    if not divisible and _pairs(demand) <= _MAX_TIMED:
+        finders = [partial(_counting, demand, in_network=granted), partial(_one_machine, demand), *finders]
+    since = time.monotonic()
+    for find in finders:
+        if time.monotonic() - since < budget_s:
+            claims += find()
+    best = max(claims, key=lambda claim: claim.ticks)
+    bound = Fraction(best.ticks) / problem.costs.ticks_per_us
+    return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, granted)
 
 
-def _latency(demand: Demand) -> _Claim:
-    """The longest shortest way from where a chunk starts to where it must end."""
-    best = _Claim(0, "nothing has to be sent", "none")
-    for (data, units), c in demand.example.items():
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a sketch, whole chunks and the search cost, each apart; see `prices`.
+
+    Parameters
+    ----------
+    bound : Certificate
+        Of the declared problem.
+    without_sketch : Certificate
+        Of the same topology and collective under no clause.
+    divisible : Certificate
+        Of the declared problem, if data could be cut at will.
+    finish : Fraction, optional
+        Of a schedule, in microseconds.
+    """
+
+    bound: Certificate
+    without_sketch: Certificate
+    divisible: Certificate
+    finish: Fraction | None = None
+
+    @property
+    def sketch(self) -> float:
+        """By how much the bound rises with the sketch, relatively."""
+        return _ratio(self.bound.bound, self.without_sketch.bound)
+
+    @property
+    def chunks(self) -> float:
+        """By how much the bound rises because chunks travel whole, relatively."""
+        return _ratio(self.bound.bound, self.divisible.bound)
+
+    @property
+    def solver(self) -> float | None:
+        """By how much the schedule is above the bound, relatively; None without a schedule."""
+        return None if self.finish is None else self.bound.gap(self.finish)
+
+    def __repr__(self) -> str:
+        rows = [
+            f"bound {self.bound.bound_us:.6g} us, limited by {self.bound.limits}",
+            f"  sketch: +{self.sketch:.2%} over {self.without_sketch.bound_us:.6g} us without it",
+            f"  whole chunks: +{self.chunks:.2%} over {self.divisible.bound_us:.6g} us for divisible data",
+        ]
+        if self.finish is not None:
+            rows.append(f"  solver: +{self.solver:.2%}, a finish of {float(self.finish):.6g} us")
+        return "\n".join(rows)
+
+
+def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
+    """What the sketch costs at least, what whole chunks cost, and what the search left.
+
+    The first two are ratios of bounds: without the clauses, and for data that may be cut at will.
+    """
+    free = Clauses(
+        max_merge=problem.clauses.max_merge,
+        merging=problem.clauses.merging,
+        symmetry=problem.clauses.symmetry,
+    )
+    return Prices(
+        lower_bound(problem),
+        lower_bound(replace(problem, clauses=free)),
+        lower_bound(problem, divisible=True),
+        None if schedule is None else schedule.finish,
+    )
+
+
+def _ratio(bound: Fraction, other: Fraction) -> float:
+    return float(bound / other - 1) if other else 0.0
+
+
+def _pairs(demand: Demand) -> int:
+    """How many crossings of a chunk into a rank would be timed."""
+    pairs = sum(len(data.destinations) + len(data.origins) for data, _ in demand.classes)
+    return pairs // len(demand.group)
+
+
+def _throughput(volume: Volume, *, in_network: bool, budget_s: float) -> Iterator[_Claim]:
+    """The best prices, by linear programs; in whole ticks where chunks travel whole."""
+    symmetries = find_symmetries(volume.problem)
+
+    def ticks(bound: Fraction) -> int | Fraction:
+        return -(-bound.numerator // bound.denominator) if volume.by_chunk else bound
+
+    found = throughput(volume, symmetries, in_network=in_network, budget_s=budget_s)
+    if found is not None:
+        bound, witness = found
+        dearest = max(witness.charges, key=lambda each: (each.charge, len(each.parts)))
+        yield _Claim(ticks(bound), _what_crosses(volume, dearest.parts), "throughput", witness)
+    if volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks):
+        flowed = multicommodity(volume, Distances(volume.problem), symmetries)
+        if flowed is not None:
+            bound, paths, solved = flowed
+            dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
+            count = sum(price > 0 for price in paths.prices)
+            name = volume.problem.topology.resources[dear].name
+            what = f"all ways together, over the rate of {name}" + (
+                f" and {count - 1} resources like it" if count > 1 else ""
+            )
+            yield _Claim(
+                ticks(bound), what if solved else f"distance times volume: {what}", "multicommodity", paths
+            )
+
+
+def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
+    """What limits, in words."""
+    topology = volume.problem.topology
+    if len(parts) > 1:
+        return f"what {len(parts)} parts of the ranks must exchange to share each sum"
+    ranks = parts[0]
+    rest = set(range(topology.num_ranks)) - ranks
+    for verb, some in (("enter", set(ranks)), ("leave", rest)):
+        if len(some) == 1:
+            return f"what must {verb} rank {min(some)}, and ranks like it"
+        nodes = {topology.node_of_rank[r] for r in some}
+        if len(nodes) == 1 and some == set(topology.ranks_of_node[min(nodes)]):
+            return f"what must {verb} node {min(nodes)}, and nodes like it"
+    shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"what must enter ranks {shown} ({len(ranks)} of them)"
+
+
+def _latency(demand: Demand, *, divisible: bool) -> _Claim:
+    """The longest shortest way from where a chunk starts to where it must end; in alphas, if divisible."""
+    best = _Claim(0, "nothing has to be sent", "none", None)
+    for (data, whole), c in demand.example.items():
+        units = 0 if divisible else whole
         if demand.sums_for_all:
             times = demand.distances.times(demand.distances.carried(c, reducing=None), units)
             heads = times[list(data.origins)].max(axis=0)
         else:
-            heads = demand.distances.heads(c)
+            heads = demand.distances.heads(c, units=0 if divisible else None)
         for target in data.destinations:
             if np.isfinite(heads[target]) and heads[target] > best.ticks:
                 what = f"the shortest way of chunk {c} to rank {target}"
-                best = _Claim(int(heads[target]), what, "latency")
+                best = _Claim(int(heads[target]), what, "latency", Path(c, target))
     return best
 
 
-def _counting(demand: Demand) -> Iterator[_Claim]:
+def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
     """Chunks that must enter or leave a set of ranks, over the rate of all the resources they can pass."""
     if not demand.single_ended:
         return
+    if demand.sums_for_all and not in_network:
+        yield from _gossip(demand)
     for name, sets in demand.families:
         for entering in (True, False):
-            covers: list[tuple[int, int, bool]] = []
             for border in demand.borders(sets, entering=entering):
                 jobs = border.jobs
                 cover = _cover(demand, {e for job in jobs for e in job.links})
-                covers += cover * len(border.images)
                 early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
                 ticks = early + _window(demand, jobs, cover) + late
                 which = (
@@ -118,12 +246,10 @@ def _counting(demand: Demand) -> Iterator[_Claim]:
                 )
                 verb = "enter" if entering else "leave"
                 what = f"{len(jobs)} chunks must {verb} {name} {which} through {_number(cover)}"
-                yield _Claim(ticks, what, "counting")
-            if demand.sums_for_all and name == "rank" and entering and covers:
-                yield from _gossip(demand, covers)
+                yield _Claim(ticks, what, "counting", Border(border.ranks, entering))
 
 
-def _gossip(demand: Demand, covers: Sequence[tuple[int, int, bool]]) -> Iterator[_Claim]:
+def _gossip(demand: Demand) -> Iterator[_Claim]:
     """A sum that n ranks share takes at least 2(n - 1) sends, whoever adds what.
 
     Each rank's contribution must leave it and the sum must reach it: until some rank holds the sum, n - 1
@@ -136,9 +262,12 @@ def _gossip(demand: Demand, covers: Sequence[tuple[int, int, bool]]) -> Iterator
             sends += 2 * (len(members) - 1) * count
             sizes.append(units)
     if sends:
-        job = Job(frozenset(), min(sizes), 0, 0, 0)
+        covers = _cover(demand, set(demand.problem.links_allowed))
+        job = Job(frozenset(), min(sizes), 0, 0, frozenset())
         what = f"{sends} sends are needed by all ranks together, through {_number(covers)}"
-        yield _Claim(_window(demand, [job] * sends, covers), what, "counting")
+        everyone = frozenset(range(demand.topology.num_ranks))
+        ticks = _window(demand, [job] * sends, covers)
+        yield _Claim(ticks, what, "counting", Border(everyone, True))
 
 
 def _number(cover: Sequence[object]) -> str:
@@ -215,7 +344,7 @@ def _one_machine(demand: Demand) -> Iterator[_Claim]:
                         image = g.resources[resource]
                         if smallest[image] != image:
                             continue
-                        moved = [_moved(job, g.links) for job in some]
+                        moved = [_moved(job, g) for job in some]
                         if demand.single_ended:
                             by_resource[image].extend(moved)
                         elif len(moved) > len(by_resource[image]):
@@ -224,10 +353,12 @@ def _one_machine(demand: Demand) -> Iterator[_Claim]:
                 what = demand.topology.resources[resource].name
                 verb = "entering" if entering else "leaving"
                 limits = f"{len(jobs)} chunks {verb} a {name} must pass {what}"
-                yield _Claim(machine_ticks(demand, resource, jobs), limits, "one machine")
+                witness = Machine(resource, name, entering)
+                yield _Claim(machine_ticks(demand, resource, jobs), limits, "one machine", witness)
 
 
-def _moved(job: Job, links: Sequence[int]) -> Job:
+def _moved(job: Job, g: Element) -> Job:
     """The job over the images of its links."""
-    moved = frozenset(links[e] for e in job.links)
-    return Job(moved, job.units, job.release, job.tail, job.onward)
+    moved = frozenset(g.links[e] for e in job.links)
+    onward = frozenset((g.resources[resource], ticks) for resource, ticks in job.onward)
+    return Job(moved, job.units, job.release, job.tail, onward)

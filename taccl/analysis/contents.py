@@ -51,9 +51,14 @@ def check_copies(replay: Replay) -> int:
 
 
 def check_sums(replay: Replay) -> int:
-    """Presence, reductions and postcondition of a combining collective; returns as `check_copies`."""
+    """Presence, reductions and postcondition of a combining collective; returns as `check_copies`.
+
+    Says of each transfer, in ``replay.reducing``, whether it is on the way to the chunk's root: while a
+    source lacks contributions, or the root, which has none of its own, still lacks the sum.
+    """
     links = replay.topology.links
     held: dict[tuple[int, int], int] = {}  # (rank, chunk) -> contributing ranks, as bits
+    everyone = [sum(1 << rank for rank in data.origins) for data in replay.collective.chunks]
     for chunk, data in enumerate(replay.collective.chunks):
         for rank in data.origins:
             held[rank, chunk] = 1 << rank
@@ -63,7 +68,12 @@ def check_sums(replay: Replay) -> int:
     for i, arrives in _events(replay):
         chunk, ends = replay.chunk[i], links[replay.link[i]]
         if not arrives:
-            taken[i] = bits = 0
+            whole = everyone[chunk]
+            root = replay.collective.chunks[chunk].root
+            # Where the root contributes, a sum is whole only once it has been there.
+            awaited = root is not None and not whole >> root & 1 and held.get((root, chunk)) != whole
+            replay.reducing[i] = awaited or any(held.get((r, chunk), 0) != whole for r in ends.srcs)
+            bits = 0
             for rank in ends.srcs:
                 mine = held.get((rank, chunk), 0)
                 if not mine:
@@ -91,9 +101,8 @@ def check_sums(replay: Replay) -> int:
             held[key] = before | bits if adds else bits
             last[key] = (replay.end[i], adds, bits)
     for chunk, data in enumerate(replay.collective.chunks):
-        everyone = sum(1 << rank for rank in data.origins)
         for rank in data.destinations:
-            missing = everyone & ~held.get((rank, chunk), 0)
+            missing = everyone[chunk] & ~held.get((rank, chunk), 0)
             if missing:
                 text = f"the sum lacks contributions of ranks {_ranks(missing)}"
                 replay.report("postcondition", text, rank=rank, chunk=chunk)

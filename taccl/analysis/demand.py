@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.distances import Distances
+from taccl.schedule.combine import reduction_half
 from taccl.sketch.group import symmetry_group
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.sketch.group import Element
 
-__all__ = ["Border", "Demand", "Job"]
+__all__ = ["Border", "Demand", "Job", "as_spreading"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,14 @@ class Job:
     """One send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
 
     It starts at `release` at the earliest; after its end at least `tail` ticks are left, and where there is
-    a tail the chunk then holds what all its ways out share for `onward` ticks.
+    a tail the chunk then holds each resource that all its ways out share for the ticks of `onward`.
     """
 
     links: frozenset[int]
     units: int
     release: int
     tail: int
-    onward: int
+    onward: frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,22 @@ class Border:
     ranks: frozenset[int]
     jobs: tuple[Job, ...]
     images: tuple[Element, ...]
+
+
+def as_spreading(problem: Problem) -> Problem:
+    """The problem to bound: a sum for one rank is read backwards, as a chunk that spreads from there.
+
+    Where some ranks contribute nothing a reduction may also be copied on, so its reverse is read without the
+    clauses on which chunks a link carries.
+    """
+    collective = problem.collective
+    to_root = all(chunk.destinations == (chunk.root,) for chunk in collective.chunks)
+    if not collective.combining or collective.derivations or not to_root:
+        return problem
+    everyone = set(range(collective.num_ranks))
+    if all(set(chunk.origins) == everyone for chunk in collective.chunks):
+        return reduction_half(problem)
+    return reduction_half(problem.with_clauses(carries_from={}, carries_to={}))
 
 
 class Demand:
@@ -73,7 +90,7 @@ class Demand:
         self.example: dict[tuple[Chunk, int], int] = {}
         for c, key in enumerate(zip(problem.collective.chunks, units, strict=True)):
             self.example.setdefault(key, c)
-        self._onward: dict[tuple[int, int, int], int] = {}
+        self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
 
     @cached_property
     def group(self) -> tuple[Element, ...]:
@@ -165,7 +182,7 @@ class Demand:
         reducing = self.distances.carried(c, reducing=True)
         for other in sorted({node[r] for r in sources}):
             theirs = {r for r in sources if node[r] == other}
-            border = {e for e in at if all(node[r] == other for r in self.topology.links[e].srcs)}
+            border = {e for e in at if any(node[r] == other for r in self.topology.links[e].srcs)}
             yield from self._job(reducing, every, border, units, theirs, destinations - theirs)
 
     def _job(
@@ -182,24 +199,38 @@ class Demand:
         times = self.distances.times(links, units)
         from_sources, to_targets = times[sorted(sources)], times[:, sorted(targets)]
         ends = [self.topology.links[e] for e in crossing]
-        before = np.array([from_sources[:, list(e.srcs)].max(axis=1) for e in ends])  # link x source
+        # A link of several sources is taken to wait for its first: a sum, or its reverse, may.
+        before = np.array([from_sources[:, list(e.srcs)].min(axis=1) for e in ends])  # link x source
         after = np.array([to_targets[list(e.dsts)].min(axis=0) for e in ends])  # link x target
         before[~np.isfinite(before)] = 0
         after[~np.isfinite(after)] = 0
         tails = after[:, after.min(axis=0).argmax()]
         releases = before[:, before.min(axis=0).argmax()] if self.sums_for_all else before.min(axis=1)
-        onward = [
-            min(self.onward(links, units, d) for d in e.dsts) if tail else 0
-            for e, tail in zip(ends, tails, strict=True)
-        ]
-        yield Job(frozenset(crossing), units, int(releases.min()), int(tails.min()), min(onward))
+        onward: frozenset[tuple[int, int]] = frozenset()
+        if tails.all():
+            onward = self.onward(links, units, frozenset(d for e in ends for d in e.dsts))
+        yield Job(frozenset(crossing), units, int(releases.min()), int(tails.min()), onward)
 
-    def onward(self, links: int, units: int, rank: int) -> int:
-        """How long a chunk that leaves `rank` holds what all its ways out have in common; 0 if nothing."""
-        key = (links, units, rank)
+    def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
+        """(resource, ticks) of what a chunk must hold, whichever of the ranks it leaves over any link.
+
+        Where the chunk may travel merged with others, it holds the resource for its bytes only.
+        """
+        key = (links, units, ranks)
         if key not in self._onward:
-            out = [e for e in self.distances.links(links) if rank in self.topology.links[e].srcs]
-            common = set.intersection(*(set(self.held[e]) for e in out)) if out else set()
-            lengths = [min(self.held[e][r][0] + units * self.held[e][r][1] for e in out) for r in common]
-            self._onward[key] = max(lengths, default=0)
+            ends, clauses = self.topology.links, self.problem.clauses
+            ways = [e for e in self.distances.links(links) if not ranks.isdisjoint(ends[e].srcs)]
+            # At the receiving end it may be held late, so that it says nothing about when a chunk leaves.
+            leaving = [{r for r, (_, _, receives) in self.held[e].items() if not receives} for e in ways]
+            common = set.intersection(*leaving) if ways else set()
+            merges = {e for e in ways if clauses.max_merge > 1 and e in clauses.merging}
+            self._onward[key] = frozenset(
+                (
+                    r,
+                    min(
+                        (0 if e in merges else self.held[e][r][0]) + units * self.held[e][r][1] for e in ways
+                    ),
+                )
+                for r in common
+            )
         return self._onward[key]

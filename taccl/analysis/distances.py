@@ -51,22 +51,29 @@ class Distances:
         self._carried: dict[tuple[object, ...], int] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
-    def origins(self, c: int) -> dict[int, int]:
+    def origins(self, c: int, *, units: int | None = None) -> dict[int, int]:
         """Where the chunk is first, and when."""
         starts = dict.fromkeys(self.problem.collective.chunks[c].origins, 0)
         if c in self._derived:
             source, rank = self._derived[c]
-            arrival = self.heads(source)[rank]
+            arrival = self.heads(source, units=units)[rank]
             if np.isfinite(arrival):
                 starts[rank] = int(arrival)
         return starts
 
-    def heads(self, c: int) -> NDArray[np.float64]:
-        """(num_ranks,) earliest arrival of the chunk at every rank; inf where it cannot come."""
-        starts = self.origins(c)
+    def heads(self, c: int, *, units: int | None = None) -> NDArray[np.float64]:
+        """(num_ranks,) earliest arrival of the chunk at every rank; inf where it cannot come.
+
+        Parameters
+        ----------
+        units : int, optional
+            As if the chunk, and what it is made from, had this size.
+        """
+        starts = self.origins(c, units=units)
         if not starts:
             return np.full(self.problem.topology.num_ranks, np.inf)
-        times = self.times(self.carried(c), int(self.problem.costs.chunk_units[c]))
+        size = int(self.problem.costs.chunk_units[c]) if units is None else units
+        times = self.times(self.carried(c), size)
         earliest: NDArray[np.float64] = np.min([times[r] + start for r, start in starts.items()], axis=0)
         return earliest
 

@@ -1,4 +1,8 @@
-"""Whether a schedule obeys the clauses of its sketch, as the docstring of `Clauses` puts them."""
+"""Whether a schedule obeys the clauses of its sketch, as the docstring of `Clauses` puts them.
+
+Which of two clauses holds, that for chunks on their way to the root or that for chunks on their way from it,
+is read off `Replay.reducing`, which tells what is carried; what a transfer says of itself does not matter.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ def check_clauses(replay: Replay) -> None:
     """The clauses that speak of one chunk on one link."""
     known: dict[tuple[int, int, bool], list[tuple[str, str, str]]] = {}
     for i in replay.usable:
-        key = (replay.link[i], replay.chunk[i], replay.reduce[i])
+        key = (replay.link[i], replay.chunk[i], replay.reducing[i])
         if key not in known:
             known[key] = list(_broken_clauses(replay, *key))
         for kind, clause, text in known[key]:
@@ -66,7 +70,7 @@ def check_own_first(replay: Replay) -> None:
     lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for i in replay.usable:
         if replay.link[i] in replay.clauses.own_first:
-            lanes[replay.link[i], replay.reduce[i]].append(i)
+            lanes[replay.link[i], replay.reducing[i]].append(i)
     for (link, reducing), members in lanes.items():
         ends = replay.topology.links[link]
         own_end = set(ends.dsts if reducing else ends.srcs)

@@ -40,7 +40,7 @@ def machine_ticks(demand: Demand, resource: int, jobs: Sequence[Job]) -> int:
     for tail in tails if len(tails) <= 4 else [*tails[:3], tails[-1]]:
         some = [job for job in jobs if job.tail >= tail]
         without_tail = sum(job.tail == 0 for job in some)
-        onward = min((job.onward for job in some if job.tail), default=0)
+        onward = _shared([job.onward for job in some if job.tail])
         if len({job.units for job in some}) > 1:
             total = sum(job.units for job in some)
             end = min(job.release for job in some) + alpha * -(-len(some) // max_merge) + beta * total
@@ -53,6 +53,13 @@ def machine_ticks(demand: Demand, resource: int, jobs: Sequence[Job]) -> int:
         )
         best = max(best, before + found + after)
     return best
+
+
+def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
+    """How long each job at least holds some resource that all of them hold on their way out."""
+    held = [dict(each) for each in onward]
+    common = set.intersection(*(set(each) for each in held)) if held else set()
+    return max((min(each[resource] for each in held) for resource in common), default=0)
 
 
 def _lag(demand: Demand, link: int, resource: int, units: int) -> int:

@@ -27,6 +27,8 @@ class Replay:
         Transfers that can be replayed: chunk and link exist, and the end is after the start.
     sends : list of list of int
         Transfers that travel together, of each group whose transfers agree on link, start and end.
+    reducing : list of bool
+        Whether a transfer brings a chunk towards its root, rather than spreads it; `check_sums` fills it in.
     starts_at : list of frozenset of int
         Where every chunk starts to spread: its root where it is reduced first, or where it is made.
     """
@@ -43,6 +45,7 @@ class Replay:
         self.end: list[int] = schedule.end.tolist()
         self.group: list[int] = schedule.group.tolist()
         self.reduce: list[bool] = schedule.reduce.tolist()
+        self.reducing = [False] * len(self.chunk)
         self.violations: list[Violation] = []
         self.usable: list[int] = []
         self.sends: list[list[int]] = []

@@ -14,6 +14,8 @@ What is replayed
 - Of a combining collective each rank holds, for each chunk, the set of ranks whose contributions are summed
   in its buffer. A send takes what its source holds when it starts. On arrival it is added to what the
   destination holds (``reduce``) or put in its place. At equal times arrivals come before starts.
+- Clauses for sums on their way to the root, and for sums on their way from it, are told apart by what the
+  sender holds when a send starts and not by ``reduce``: see `check_sums`.
 
 A transfer that breaks one rule is still judged by the others, as far as they have a meaning for it: one
 fault is not reported again at every rank downstream.
@@ -81,7 +83,7 @@ def _check_indices(replay: Replay) -> None:
 
 
 def _check_merging(replay: Replay) -> None:
-    """Transfers of a group share link, start and end, are distinct chunks, and no more than allowed."""
+    """Transfers of a group share link, times and operation, are distinct chunks, and not too many."""
     groups: dict[int, list[int]] = defaultdict(list)
     for i in replay.usable:
         groups[replay.group[i]].append(i)
@@ -94,7 +96,15 @@ def _check_merging(replay: Replay) -> None:
         sound = whole[group] == len(members)
         seen: set[int] = set()
         for i in members:
-            if any(column[i] != column[first] for column in (replay.link, replay.start, replay.end)):
+            if replay.reduce[i] != replay.reduce[first]:
+                sound = False
+                replay.report(
+                    "merge",
+                    f"shares group {group} with chunk {replay.chunk[first]}, one reduced and one copied; "
+                    "expected one of the two for a whole send",
+                    i,
+                )
+            elif any(column[i] != column[first] for column in (replay.link, replay.start, replay.end)):
                 sound = False
                 replay.report(
                     "merge",

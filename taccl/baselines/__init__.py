@@ -13,6 +13,7 @@ from taccl.baselines.recursive import recursive
 from taccl.baselines.ring import ring
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError, InputError
+from taccl.names import did_you_mean, matching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,16 +34,21 @@ BASELINES: dict[str, Callable[[Problem], Schedule]] = {
 
 
 def baseline(name: str, problem: Problem) -> Schedule:
-    """The schedule of the baseline of that name.
+    """The schedule of the baseline of that name, however it is spelt.
 
     Raises
     ------
     InputError
         If the name is unknown, or the baseline cannot do the collective on the topology.
     """
-    if name != "best" and name not in BASELINES:
-        raise InputError(f"found {name!r}; expected one of {', '.join(BASELINES)}, or best", where="baseline")
-    return best(problem) if name == "best" else BASELINES[name](problem)
+    known = {**BASELINES, "best": best}
+    found = matching(name, known)
+    if found is None:
+        raise InputError(
+            f"found {name!r}; expected one of {', '.join(BASELINES)}, or best{did_you_mean(name, known)}",
+            where="baseline",
+        )
+    return known[found](problem)
 
 
 def best(problem: Problem) -> Schedule:

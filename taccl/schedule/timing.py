@@ -167,16 +167,18 @@ def _order_data(problem: Problem, sends: Sequence[_Send], edges: list[tuple[int,
                         elif a != s:
                             edges.append((s, a, 1 - arrival.duration))
                     continue
-                have = c
-                while rank not in collective.chunks[have].origins:
-                    sources = arrivals.get((have, rank))
-                    if sources:
-                        first = min(sources, key=lambda a: (sends[a].key_end, a))
-                        edges.append((first, s, sends[first].duration))
-                        break
-                    if (have, rank) not in derived_from:
-                        raise ValueError(f"chunk {c} is sent from rank {rank}, where it never is")
+                # A derived chunk is there by whichever comes first: itself, or what it derives from.
+                ways, have = [c], c
+                while (have, rank) in derived_from:
                     have = derived_from[have, rank]
+                    ways.append(have)
+                if any(rank in collective.chunks[way].origins for way in ways):
+                    continue
+                sources = [a for way in ways for a in arrivals.get((way, rank), ())]
+                if not sources:
+                    raise ValueError(f"chunk {c} is sent from rank {rank}, where it never is")
+                first = min(sources, key=lambda a: (sends[a].key_end, a))
+                edges.append((first, s, sends[first].duration))
 
 
 def _order_own_first(problem: Problem, sends: Sequence[_Send], edges: list[tuple[int, int, int]]) -> None:

@@ -33,6 +33,7 @@ def apply(
     *,
     chunk_size: int | str | Sequence[int] | None = None,
     size: int | str | None = None,
+    reachable: bool = True,
 ) -> Problem:
     """The problem that a sketch makes of a topology and a collective.
 
@@ -42,6 +43,8 @@ def apply(
         Bytes of every chunk, or of each; the sketch's own ``chunks.size`` unless given.
     size : int or str, optional
         The larger of one rank's input and output buffer, instead of a chunk size.
+    reachable : bool
+        Whether a chunk that the sketch keeps from a destination is an error; `explain` admits it.
 
     Raises
     ------
@@ -76,7 +79,8 @@ def apply(
         clauses=clauses,
         notes=notes,
     )
-    check_reachable(problem)
+    if reachable:
+        check_reachable(problem)
     return _with_symmetry(problem, sketch)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from taccl.errors import SketchError
 from taccl.sketch.symmetry import chunk_permutation, compose, link_permutation, resource_permutation
 
 if TYPE_CHECKING:
@@ -25,7 +26,19 @@ def symmetry_group(problem: Problem) -> tuple[Element, ...]:
     """Every symmetry that the sketch's offsets generate, the identity first, then by ranks.
 
     Links, resources and chunks are matched for the generators only; all else are products of those.
+
+    Raises
+    ------
+    SketchError
+        If one of them, written by hand, is no symmetry of the problem.
     """
+    if "symmetry group" not in problem.memo:
+        problem.memo["symmetry group"] = _products(problem)
+    group: tuple[Element, ...] = problem.memo["symmetry group"]
+    return group
+
+
+def _products(problem: Problem) -> tuple[Element, ...]:
     topology = problem.topology
     sizes = (
         topology.num_ranks,
@@ -50,10 +63,16 @@ def symmetry_group(problem: Problem) -> tuple[Element, ...]:
 
 
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Element:
-    chunks = chunk_permutation(problem, ranks)
-    links = link_permutation(problem.topology, ranks)
-    assert chunks is not None, "a sketch keeps only symmetries that its collective has"
-    assert links is not None, "a sketch keeps only symmetries that its topology has"
-    resources = resource_permutation(problem.topology, links)
-    assert resources is not None, "a sketch keeps only symmetries that its topology has"
+    permutes = sorted(ranks) == list(range(problem.topology.num_ranks))
+    chunks = chunk_permutation(problem, ranks) if permutes else None
+    links = link_permutation(problem.topology, ranks) if permutes else None
+    resources = None if links is None else resource_permutation(problem.topology, links)
+    if chunks is None or links is None or resources is None:
+        lacking = problem.collective.name if permutes and chunks is None else problem.topology.name
+        shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+        raise SketchError(
+            f"found ranks taken to ({shown}), which is no symmetry of {lacking}; leave it out, or apply a "
+            "sketch, which keeps only symmetries that hold",
+            where="clauses.symmetry",
+        )
     return Element(ranks, chunks, links, resources)

@@ -43,6 +43,8 @@ def read_text(path: Path) -> str:
         )
     if not data.strip():
         raise FormatError("found an empty file; expected TOML or JSON; check the path", where=where)
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FormatError("found UTF-16 text; expected UTF-8; save it as UTF-8", where=where)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -68,6 +70,8 @@ def parse_toml(text: str, *, source: str) -> dict[str, Any]:
         raise FormatError(f"found text that is not TOML: {reason}; correct that line", where=source) from None
     except RecursionError:
         raise FormatError("found values nested too deeply; expected a few levels", where=source) from None
+    except ValueError as error:  # a number of 5000 digits
+        raise _unreadable_number(error, source) from None
 
 
 def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
@@ -98,6 +102,15 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
         ) from None
     except RecursionError:
         raise FormatError("found values nested too deeply; expected a few levels", where=source) from None
+    except FormatError:
+        raise
+    except (ArithmeticError, ValueError) as error:
+        raise _unreadable_number(error, source) from None
     if not isinstance(data, dict):
         raise FormatError(f"found a JSON {type(data).__name__}; expected an object with fields", where=source)
     return data
+
+
+def _unreadable_number(error: Exception, source: str) -> FormatError:
+    reason = str(error).partition(";")[0]
+    return FormatError(f"found a number that cannot be read ({reason}); correct it", where=source)

@@ -21,7 +21,7 @@ from taccl.synthesis.routing import needed_moves
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.bounds import Bound
+    from taccl.analysis.certificate import Certificate
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.search import Search
@@ -39,7 +39,7 @@ class _Joint:
 
 
 def retime(
-    problem: Problem, halves: Sequence[Search], schedule: Schedule, bound: Bound, deadline: float
+    problem: Problem, halves: Sequence[Search], schedule: Schedule, bound: Certificate, deadline: float
 ) -> tuple[Schedule, list[Stage]]:
     """A schedule in which the halves overlap better, and the stage that tried; never a worse one.
 

@@ -119,6 +119,7 @@ class _Machine:
         count = len(orbits.places)
         self.claimed = [place.is_origin for place in orbits.places]
         self.here = list(self.claimed)
+        self.stays = [_stays(orbits, m) for m in range(len(orbits.moves))]
         self.left = [False] * count
         self.sources_missing = [len(move.srcs) for move in orbits.moves]
         self.missing = sum(p.is_destination and not p.is_origin for p in orbits.places)
@@ -181,7 +182,9 @@ class _Machine:
     def _useful(self, m: int) -> bool:
         move = self.orbits.moves[m]
         if self.orbits.single_path[move.chunk] and (
-            any(self.left[p] for p in move.srcs) or (move.tail_ticks < 0 and not self.detours)
+            self.stays[m]
+            or any(self.left[p] for p in move.srcs)
+            or (move.tail_ticks < 0 and not self.detours)
         ):
             return False
         return not all(self.claimed[p] for p in move.dsts)
@@ -306,6 +309,17 @@ class _Machine:
         self.under_way += 1
         heapq.heappush(self.events, (end, 3, link))
         self.sends.append(Send(link, tuple(chosen), time, end))
+
+
+def _stays(orbits: Orbits, m: int) -> bool:
+    """Whether the move would take a chunk away from its only destination, where it came to stay."""
+    move = orbits.moves[m]
+    if not orbits.single_path[move.chunk]:
+        return False
+    # A derived chunk shares its place with the one that it is made from, and goes on from there.
+    shared = bool(orbits.problem.collective.derivations)
+    ends = [orbits.places[p] for p in move.srcs if not shared or orbits.places[p].chunk == move.chunk]
+    return any(place.is_destination and not place.is_origin for place in ends)
 
 
 def unfold(orbits: Orbits, sends: Sequence[Send], *, producer: str) -> Schedule:

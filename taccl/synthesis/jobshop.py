@@ -209,6 +209,7 @@ class _Shop:
         self.finish = model.new_int_var(min(payload["lower"], upper), upper, "finish")
         self.arrival: dict[int, Any] = {}
         self.made: list[Any] = []
+        self.brings: dict[tuple[int, int], Any] = {}
         self.begin: dict[int, Any] = {}
         self.intervals: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
         self.held: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
@@ -257,7 +258,7 @@ class _Shop:
             for p in payload["srcs"][m]:
                 out[p].append(m)
         for p in range(len(payload["head"])):
-            entering = [self.made[m] for m in into[p]]
+            entering = [self._brings(m, p, into[p]) for m in into[p]]
             leaving = [self.made[m] for m in out[p]]
             single = any(payload["single"][m] for m in (*into[p], *out[p]))
             if payload["is_join"][p]:
@@ -279,6 +280,17 @@ class _Shop:
                     else:
                         model.add_bool_or([*entering, each.negated()])
 
+    def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:
+        """Whether the chunk is at a place thanks to this move: a multicast may bring what nobody asked for."""
+        payload = self.payload
+        plain = payload["is_join"][p] or payload["is_origin"][p]
+        if plain or all(len(payload["dsts"][k]) == 1 for k in into):
+            return self.made[m]
+        brings = self.brings[m, p] = self.model.new_bool_var("")
+        if self.made[m] is not True:
+            self.model.add_implication(brings, self.made[m])
+        return brings
+
     def only_if(self, constraint: Any, *literals: Any) -> None:
         """Enforce a constraint only where all literals that are not plainly true hold."""
         conditions = [literal for literal in literals if literal is not True]
@@ -295,7 +307,7 @@ class _Shop:
         for p in payload["srcs"][m]:
             self.only_if(model.add(start >= self.at(p)), made)
         for p in payload["dsts"][m]:
-            self.only_if(model.add(self.at(p) >= start + duration), made)
+            self.only_if(model.add(self.at(p) >= start + duration), self.brings.get((m, p), made))
         for resource, alpha, beta, receives in self.held[link]:
             length = alpha + units * beta
             offset = duration - length if receives else 0
@@ -311,13 +323,15 @@ class _Shop:
         model.add_hint(start, max(0, min(hinted, latest)))
 
     def _own_first(self, link: int, moves: Sequence[int]) -> None:
-        """Own chunks before relayed ones; of reductions (all last as long as they take), after them."""
+        """Own chunks a latency before relayed ones; of reductions they end a latency after them."""
         payload = self.payload
-        for own in (m for m in moves if payload["is_own"][m] and not payload["reduces"][m]):
-            for relayed in (m for m in moves if not payload["is_own"][m] and not payload["reduces"][m]):
-                gap = payload["duration"][own]
+        for own in (m for m in moves if payload["is_own"][m]):
+            reduces = payload["reduces"][own]
+            for relayed in (m for m in moves if not payload["is_own"][m] and payload["reduces"][m] == reduces):
+                first, second = (relayed, own) if reduces else (own, relayed)
+                gap = payload["duration"][first]
                 self.only_if(
-                    self.model.add(self.begin[relayed] >= self.begin[own] + gap),
+                    self.model.add(self.begin[second] >= self.begin[first] + gap),
                     self.made[own],
                     self.made[relayed],
                 )
@@ -391,7 +405,8 @@ class _Batches:
                 if not payload["is_origin"][p]:
                     model.add(self.starts[j] >= shop.at(p)).only_enforce_if(self.chosen[m][j])
             for p in payload["dsts"][m]:
-                model.add(shop.at(p) >= self.ends[j]).only_enforce_if(self.chosen[m][j])
+                arrives = model.add(shop.at(p) >= self.ends[j])
+                shop.only_if(arrives, self.chosen[m][j], shop.brings.get((m, p), True))
 
     def _hold(self) -> None:
         """Batches hold the link's resources one after another; those of others share by no-overlap."""
@@ -441,12 +456,22 @@ class _Batches:
                 for j, phase in enumerate(later):
                     goes_later = payload["is_own"][m] == reduces
                     model.add_implication(self.chosen[m][j], phase if goes_later else phase.negated())
-            first_units = [payload["units"][m] for m in moves if payload["is_own"][m] != reduces]
-            gap = self.alpha + self.beta * max(first_units, default=0)
-            times = self.ends if reduces else self.starts
-            for j in range(1, len(later)):
-                turn = [later[j], later[j - 1].negated(), self.used[j]]
-                model.add(times[j] >= times[j - 1] + gap).only_enforce_if(turn)
+            if len({payload["is_own"][m] for m in moves}) > 1:
+                self._latency_apart(moves, reduces=reduces)
+
+    def _latency_apart(self, moves: Sequence[int], *, reduces: bool) -> None:
+        """No relayed chunk starts within a latency of an own one; reduced, no own one ends so soon after it."""
+        payload, model = self.shop.payload, self.shop.model
+        turn = model.new_int_var(0, payload["upper"], "")
+        for m in moves:
+            own = bool(payload["is_own"][m])
+            latency = self.alpha + self.beta * payload["units"][m] if own else 0
+            for chosen, start, end in zip(self.chosen[m], self.starts, self.ends, strict=True):
+                if reduces:
+                    apart = model.add(end >= turn + latency) if own else model.add(turn >= end)
+                else:
+                    apart = model.add(turn >= start + latency) if own else model.add(start >= turn)
+                apart.only_enforce_if(chosen)
 
     def _hint(self, hinted: Sequence[int]) -> None:
         payload, model = self.shop.payload, self.shop.model

@@ -219,24 +219,22 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
     resource_number = {rep: i for i, rep in enumerate(sorted(set(resource_orbit)))}
     link_reps = sorted(set(link_orbit))
     link_number = {rep: i for i, rep in enumerate(link_reps)}
-    place_rep = _pair_orbits([(g.chunks, g.ranks) for g in group], collective.num_chunks, num_ranks)
-    move_rep = _pair_orbits([(g.chunks, g.links) for g in group], collective.num_chunks, num_links)
+    place_rep = _PairOrbits([(g.chunks, g.ranks) for g in group], num_ranks)
+    move_rep = _PairOrbits([(g.chunks, g.links) for g in group], num_links)
     nodes = [[topology.node_of_rank[g.ranks[ranks[0]]] for ranks in topology.ranks_of_node] for g in group]
-    entry_rep = _pair_orbits(
-        [(g.chunks, images) for g, images in zip(group, nodes, strict=True)],
-        collective.num_chunks,
-        topology.num_nodes,
+    entry_rep = _PairOrbits(
+        [(g.chunks, images) for g, images in zip(group, nodes, strict=True)], topology.num_nodes
     )
     alias = _derived_places(problem)
     distances = Distances(problem)
     durations = costs.link_alpha[None, :] + costs.chunk_units[:, None] * costs.link_beta[None, :]
     found: list[Move] = []
-    entries: dict[int, int] = {}
+    entries: dict[tuple[int, int], int] = {}
     places: dict[tuple[int, int], tuple[int, bool, bool]] = {}
 
     def place(c: int, r: int) -> tuple[int, int]:
         c, r = alias.get((c, r), (c, r))
-        c, r = divmod(int(place_rep[c, r]), num_ranks)
+        c, r = (c, place_rep.column(c, r))
         data = collective.chunks[c]
         head = _ticks(distances.heads(c)[r])
         places.setdefault((c, r), (head, r in data.origins, r in data.destinations))
@@ -250,7 +248,7 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
         origins = distances.origins(c)
         targets = set(collective.chunks[c].destinations) - set(origins)
         for e, tail, after in ways:
-            if int(move_rep[c, e]) != c * num_links + e:
+            if move_rep.column(c, e) != e:
                 continue
             ends = topology.links[e]
             turn = next(g for g in group if g.links[e] == link_orbit[e])
@@ -290,8 +288,10 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
                 move.enters,
             )
         )
+    # Where a link has several sources a chunk comes to it along several paths.
+    joined = any(len(topology.links[e].srcs) > 1 for e in problem.links_allowed)
     single = tuple(
-        len(set(data.destinations) - set(distances.origins(c))) <= 1
+        not joined and len(set(data.destinations) - set(distances.origins(c))) <= 1
         for c, data in enumerate(collective.chunks)
     )
     indexed = _indexed_holds(problem)
@@ -312,8 +312,8 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
 
 def _entry(
     problem: Problem,
-    entries: dict[int, int],
-    entry_rep: np.ndarray[tuple[int, int], np.dtype[np.int64]],
+    entries: dict[tuple[int, int], int],
+    entry_rep: _PairOrbits,
     c: int,
     e: int,
 ) -> int:
@@ -325,7 +325,7 @@ def _entry(
     into = node[topology.links[e].dst]
     if into in {node[r] for r in problem.collective.chunks[c].origins}:
         return -1
-    return entries.setdefault(int(entry_rep[c, into]), len(entries))
+    return entries.setdefault((c, entry_rep.column(c, into)), len(entries))
 
 
 def _rebuild(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
@@ -363,15 +363,23 @@ def _orbit_ids(permutations: Sequence[Sequence[int]], size: int) -> list[int]:
     return [int(i) for i in smallest]
 
 
-def _pair_orbits(
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], rows: int, columns: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """For every (row, column), the smallest ``row * columns + column`` in its orbit."""
-    smallest = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
-    for row_images, column_images in pairs:
-        image = np.asarray(row_images, dtype=np.int64)[:, None] * columns + np.asarray(column_images)[None, :]
-        smallest = np.minimum(smallest, image)
-    return smallest
+class _PairOrbits:
+    """Orbits of (row, column), for rows that are the smallest of their own orbit.
+
+    Among those a pair moves only with its row in place, so that an orbit is known by its smallest column.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], columns: int) -> None:
+        self._rows = np.array([rows for rows, _ in pairs], dtype=np.int64)
+        self._columns = np.array([images for _, images in pairs], dtype=np.int64).reshape(-1, columns)
+        self._known: dict[int, list[int]] = {}
+
+    def column(self, row: int, column: int) -> int:
+        """The smallest column that the pair's orbit has in this row."""
+        if row not in self._known:
+            staying = self._columns[self._rows[:, row] == row]
+            self._known[row] = staying.min(axis=0).tolist()
+        return self._known[row][column]
 
 
 def _fold_holds(

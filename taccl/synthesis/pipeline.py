@@ -8,10 +8,13 @@ contiguity on that solver alone.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
 import warnings
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +25,7 @@ from taccl.errors import (
     InfeasibleError,
     InputError,
     NoSolutionError,
+    SketchError,
     SolverUnavailableError,
 )
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
@@ -31,18 +35,23 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.combining import retime
+from taccl.synthesis.explain import explain
 from taccl.synthesis.result import Result, Stage
 from taccl.synthesis.search import Options, Search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taccl.analysis.bounds import Bound
+    from taccl.analysis.certificate import Certificate
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 __all__ = ["synthesize"]
 
+logger = logging.getLogger(__name__)
+
+#: The part of the time limit after which a bound is no longer improved.
+_BOUND_SHARE = 0.2
 #: Seconds kept back from the time limit for unfolding and verifying what the last stage found.
 _RESERVE_S = 0.2
 
@@ -98,46 +107,60 @@ def synthesize(
         If Ctrl-C came before there was a schedule.
     """
     began = time.monotonic()
-    if time_limit_s <= 0:
+    if not 0 < time_limit_s < math.inf:
         raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+    if threads is not None and threads < 1:
+        raise InputError(f"found {threads}; expected a whole number of at least 1", where="threads")
     if backend not in ("auto", "greedy"):
         require_known(backend, others=("auto", "greedy"), where="backend")
-    check_reachable(problem)
+    _check_feasible(problem, time_limit_s)
     options = Options(threads or _cores(), seed, memory_limit_mb, log, progress)
     if backend in ("auto", "cpsat"):
         warm_up("ortools")
-    bound = lower_bound(problem)
-    proof = Stage("bound", "taccl", "done", time.monotonic() - began, bound_us=bound.bound_us)
+    bound = lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s)
+    proof = Stage("bound", "taccl", "done", time.monotonic() - began, None, bound.bound_us, bound.kind)
     deadline = began + max(0.05, time_limit_s - _RESERVE_S)
     run = partial(_search, backend=backend, options=options, bound=bound)
     searches: list[Search] = []
     extra: list[Stage] = []
+    notes: tuple[str, ...] = ()
     collective = problem.collective
     if not collective.combining or collective.derivations:
         searches.append(run(problem, deadline=deadline))
         schedule = _best_of(searches[0])
     else:
-        halves = [("reduce: ", reduction_half(problem))]
+        halves = [("reduce: ", _copying(reduction_half(problem)))]
         if any(set(c.destinations) != {c.root} for c in collective.chunks):
-            halves.append(("spread: ", spreading_half(problem)))
+            halves.append(("spread: ", _copying(spreading_half(problem))))
         for i, (prefix, half) in enumerate(halves):
             # With two halves, a fifth of the time is left for making them overlap.
             share = (deadline - time.monotonic()) / (len(halves) - i) * (1 if len(halves) == 1 else 0.85)
             search = run(half, deadline=time.monotonic() + share, prefix=prefix)
             searches.append(search)
             if search.interrupted and i + 1 < len(halves):
-                run = partial(run, backend="greedy")
+                run = partial(run, hurry=True)
         parts = [_best_of(searches[0]), *(_best_of(s) for s in searches[1:])]
-        schedule = _combined(problem, parts)
-        if len(searches) == 2 and backend == "auto" and not any(s.interrupted for s in searches):
-            schedule, extra = retime(problem, searches, schedule, bound, deadline)
+        try:
+            schedule = _combined(problem, parts)
+            if len(searches) == 2 and backend == "auto" and not any(s.interrupted for s in searches):
+                schedule, extra = retime(problem, searches, schedule, bound, deadline)
+        except KeyboardInterrupt:
+            searches[0].interrupted = True
+            schedule = _combined(problem, parts)
     verify(schedule).raise_if_failed()
+    if schedule.finish < bound.bound:
+        logger.error("%r: the bound %r is above a verified schedule", problem, bound)
+        notes = (
+            "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it",
+        )
+        bound = replace(bound, bound=Fraction(0), kind="none", limits="nothing that is proven", witness=None)
     if any(search.interrupted for search in searches):
         stopped = "interrupted"
     elif schedule.finish <= bound.bound:
         stopped = "bound met"
     else:
-        stopped = "time limit" if time.monotonic() >= deadline else "nothing better found"
+        late = time.monotonic() >= deadline or any(search.ran_out for search in searches)
+        stopped = "time limit" if late else "nothing better found"
     return Result(
         schedule=schedule,
         bound=bound,
@@ -147,8 +170,35 @@ def synthesize(
         seed=seed,
         versions=package_versions(),
         stopped=stopped,
-        notes=_notes(problem, searches),
+        notes=(*notes, *_notes(problem, searches)),
     )
+
+
+def _check_feasible(problem: Problem, time_limit_s: float) -> None:
+    """Raise `InfeasibleError`, with the clauses that clash, where a sketch keeps a chunk from a destination.
+
+    Raises
+    ------
+    TopologyError
+        If the topology has no way even without the sketch.
+    """
+    try:
+        check_reachable(problem)
+    except SketchError as error:
+        found = explain(problem, time_limit_s=min(10.0, time_limit_s))
+        text = f"{found.reason}; {found.change}" if not found.feasible else str(error)
+        raise InfeasibleError(text, conflict=found.conflict) from None
+
+
+def _copying(half: Problem) -> Problem:
+    """A half without the links that would count a contribution twice.
+
+    A link of several sources adds up what they hold: copies must not go there; nor, in a reduction, which is
+    searched backwards, over what was a link of several destinations.
+    """
+    links = half.topology.links
+    fit = [e for e in half.links_allowed if len(links[e].srcs) == 1]
+    return half if len(fit) == len(half.links_allowed) else half.with_clauses(links_allowed=frozenset(fit))
 
 
 def _combined(problem: Problem, parts: list[Schedule]) -> Schedule:
@@ -165,17 +215,30 @@ def _search(
     *,
     backend: str,
     options: Options,
-    bound: Bound,
+    bound: Certificate,
     deadline: float,
     prefix: str = "",
+    hurry: bool = False,
 ) -> Search:
-    """Search one spreading problem with a backend."""
-    own = bound if not prefix else lower_bound(problem)
+    """Search one spreading problem with a backend; in a hurry, the first schedule will do."""
+    since = time.monotonic()
+    own = bound
+    if prefix and not hurry:
+        own = lower_bound(problem, budget_s=_BOUND_SHARE * max(0.0, deadline - since))
+    took_s = time.monotonic() - since
     ticks = -int(-own.bound * problem.costs.ticks_per_us // 1)
+    if hurry:
+        ticks = 0
     search = Search(problem, options, deadline, ticks, prefix)
+    if prefix and not hurry:
+        search.stages.insert(
+            0, Stage(prefix + "bound", "taccl", "done", took_s, None, own.bound_us, own.kind)
+        )
     limit_s = search.time_left_s()
     try:
-        if backend == "auto":
+        if hurry:
+            stages.greedy(search, budget_s=0.0, max_runs=1)
+        elif backend == "auto":
             _portfolio(search, limit_s)
         elif backend == "greedy":
             stages.greedy(search, budget_s=min(limit_s, max(2.0, 0.2 * limit_s)))
@@ -183,8 +246,11 @@ def _search(
             _one_solver(search, backend, limit_s)
     except KeyboardInterrupt:
         search.interrupted = True
+        search.best = search.best or search.first
     if search.best is None and search.interrupted:
         raise KeyboardInterrupt
+    met = search.best is not None and search.best.finish_ticks <= ticks
+    search.ran_out = search.time_left_s() <= 0 and not met
     return search
 
 
@@ -251,8 +317,9 @@ def _best_of(search: Search) -> Schedule:
     """The best schedule, or the error that says why there is none."""
     if search.best is not None:
         return search.best
-    if any(stage.status == "infeasible" for stage in search.stages):
-        raise InfeasibleError(f"{search.problem!r} has no schedule that obeys its sketch")
+    found = explain(search.problem)
+    if not found.feasible:
+        raise InfeasibleError(f"{found.reason}; {found.change}", conflict=found.conflict)
     raise NoSolutionError(
         f"{search.problem!r}: no schedule found; give more time or loosen the sketch",
         bound_us=search.ticks_to_us(search.bound_ticks),

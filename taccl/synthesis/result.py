@@ -10,7 +10,7 @@ from taccl.units import format_us
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taccl.analysis.bounds import Bound
+    from taccl.analysis.certificate import Certificate
     from taccl.schedule.schedule import Schedule
 
 __all__ = ["Result", "Stage"]
@@ -55,7 +55,7 @@ class Result:
     ----------
     schedule : Schedule
         Verified before it was returned.
-    bound : Bound
+    bound : Certificate
         A proven lower bound of the problem.
     backend : str
         What was asked for.
@@ -73,7 +73,7 @@ class Result:
     """
 
     schedule: Schedule
-    bound: Bound
+    bound: Certificate
     backend: str
     stages: tuple[Stage, ...]
     seconds: float
@@ -100,9 +100,7 @@ class Result:
     @property
     def gap(self) -> float:
         """(finish - bound) / bound; 0 is a proven optimum, infinite without a positive bound."""
-        if not self.bound.bound:
-            return 0.0 if not self.schedule.finish_ticks else float("inf")
-        return float((self.schedule.finish - self.bound.bound) / self.bound.bound)
+        return self.bound.gap(self.schedule.finish)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, as ``taccl synthesize --json`` prints them."""

@@ -53,6 +53,8 @@ class Search:
         The same on the timing fold.
     first : Schedule, optional
         The list scheduler's, kept aside while a named solver works alone.
+    ran_out : bool
+        Whether time was up before the search was.
     fallback : str
         Why `first` was used after all.
     """
@@ -69,6 +71,7 @@ class Search:
     interrupted: bool = False
     fallback: str = ""
     last_improved: float = 0.0
+    ran_out: bool = False
 
     def __post_init__(self) -> None:
         since = time.monotonic()

@@ -212,7 +212,7 @@ def improve(search: Search, *, patience_s: float) -> None:
     rounds, share, better = 0, 0.2, 0
     search.last_improved = time.monotonic()
     while not search.done and time.monotonic() - search.last_improved < patience_s:
-        entered = {p: m for send in current.sends for m in send.moves for p in orbits.moves[m].dsts}
+        entered = _entered(orbits, current)
         free = _freed(orbits, current, share, rng)
         required = {m for p, m in entered.items() if p not in free}
         optional = {m for p in free for m in orbits.places[p].moves_in} - required
@@ -237,11 +237,30 @@ def improve(search: Search, *, patience_s: float) -> None:
     search.record("improve", "cpsat", "done", since, finish_us=finish, message=message)
 
 
+def _entered(orbits: Orbits, current: ListSchedule) -> dict[int, int]:
+    """The move that enters each place, of those that lead to a destination."""
+    needed = routing.needed_moves(orbits, current)
+    return {
+        p: m
+        for send in reversed(current.sends)
+        for m in send.moves
+        if m in needed
+        for p in orbits.moves[m].dsts
+    }
+
+
 def _freed(orbits: Orbits, current: ListSchedule, share: float, rng: random.Random) -> set[int]:
     """Places whose routes are freed: a random share, or those that arrive about one time."""
     if rng.random() < 0.5:
         return {p for p in range(len(orbits.places)) if rng.random() < share}
-    arrival = {p: s.end_ticks for s in current.sends for m in s.moves for p in orbits.moves[m].dsts}
+    needed = routing.needed_moves(orbits, current)
+    arrival = {
+        p: send.end_ticks
+        for send in reversed(current.sends)
+        for m in send.moves
+        if m in needed
+        for p in orbits.moves[m].dsts
+    }
     middle = rng.random() * current.finish_ticks
     nearest = sorted(arrival, key=lambda p: (abs(arrival[p] - middle), p))
     return set(nearest[: max(1, int(share * len(nearest)))])

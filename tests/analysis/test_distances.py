@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from math import inf
 from typing import TYPE_CHECKING
 
-from synthesis.small_problems import custom, problem_of, ring
+import networkx as nx
+import pytest
+from synthesis.small_problems import custom, problem_of, random_problem, ring
 
 from taccl import collective as collectives
 from taccl.analysis.distances import Distances, shortest_times
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taccl.problem import Problem
 
 MB = 10**6
@@ -51,6 +56,26 @@ def test_a_multicast_reaches_all_its_ends() -> None:
     builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
     problem = problem_of(builder.build(), collectives.broadcast(3))
     assert shortest_times(problem, (0,), 1)[0].tolist() == [0, 2, 2]
+
+
+def test_of_several_sources_the_first_counts() -> None:
+    """A link that reduces from ranks 0 and 1 to rank 2 is taken to wait for neither: 2 us from each."""
+    builder = TopologyBuilder("reducing", [0] * 3)
+    builder.add_link((0, 1), 2, alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.reduce(3, root=2))
+    assert shortest_times(problem, (0,), 1)[:, 2].tolist() == [2, 2, 0]
+
+
+def test_a_link_that_is_left_out_leads_nowhere() -> None:
+    """Of the detour's links only 2 -> 1 is given."""
+    assert shortest_times(detour(), (2,), 1).tolist() == [[0, inf, inf], [inf, 0, inf], [inf, 2, 0]]
+
+
+def test_times_are_read_only() -> None:
+    """They are shared by all that ask for the same links and size."""
+    times = shortest_times(detour(), (0, 1, 2), 1)
+    with pytest.raises(ValueError, match="read-only"):
+        times[0, 1] = 0
 
 
 def test_only_allowed_links_carry() -> None:
@@ -96,3 +121,115 @@ def test_times_to_a_destination_depend_on_the_size() -> None:
     distances = Distances(problem)
     assert distances.to_go(0, 1).tolist() == [3, 0, 2]
     assert distances.to_go(1, 1).tolist() == [7, 0, 6]
+
+
+def test_crossing_straight_leaves_out_other_nodes() -> None:
+    """Nodes 0, 1, 2 in a row of 1 us links, and 0 -> 2 straight in 5: then the way by node 1 is closed."""
+    builder = TopologyBuilder("row", [0, 1, 2])
+    for src, dst, beta in ((0, 1, 1), (1, 2, 1), (0, 2, 5)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    problem = problem_of(builder.build(), custom(3, [([0], [2]), ([0], [1, 2])]))
+    assert Distances(problem).heads(0)[2] == 2
+    direct = Distances(problem.with_clauses(direct_crossing=True))
+    assert direct.heads(0).tolist() == [0, inf, 5]
+    assert direct.heads(1).tolist() == [0, 1, 5]
+
+
+def test_alike_chunks_share_a_set_of_links() -> None:
+    """Chunks of one origin may go over the same links; relays set another origin's chunks apart."""
+    problem = problem_of(
+        detour().topology,
+        custom(3, [([0], [1]), ([0], [2]), ([2], [1])]),
+        carries_from={0: frozenset({0}), 1: frozenset({0})},
+    )
+    distances = Distances(problem)
+    assert distances.carried(0) == distances.carried(1) != distances.carried(2)
+    assert distances.links(distances.carried(2)) == (2,)
+
+
+def test_times_of_a_numbered_set_are_kept() -> None:
+    """The same numbers give the same array, and other sizes another."""
+    distances = Distances(detour())
+    number = distances.carried(0)
+    assert distances.times(number, 1) is distances.times(number, 1)
+    assert distances.times(number, 1)[0, 1] == 3
+    assert distances.times(number, 3)[0, 1] == 7
+
+
+def test_a_chunk_that_is_never_made_comes_nowhere() -> None:
+    """Scan where rank 0 sends to nobody: prefix 1 is not made at rank 1, so it has no origin."""
+    topology = ring(3)
+    allowed = frozenset(e for e, link in enumerate(topology.links) if link.src != 0)
+    distances = Distances(problem_of(topology, collectives.scan(3), links_allowed=allowed))
+    assert distances.origins(1) == {}
+    assert distances.heads(1).tolist() == [inf] * 3
+
+
+def graph_of(problem: Problem, links: Iterable[int], units: int) -> nx.DiGraph:
+    """Ranks joined by the fastest of the links between them."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(problem.topology.num_ranks))
+    for e in links:
+        link, time = problem.topology.links[e], problem.costs.duration(e, units)
+        if not graph.has_edge(link.src, link.dst) or graph[link.src][link.dst]["time"] > time:
+            graph.add_edge(link.src, link.dst, time=time)
+    return graph
+
+
+def large_random_problem(seed: int) -> Problem:
+    """Up to 12 ranks in up to 3 nodes, links of any kind of cost, some closed to all or to some chunks."""
+    rng = random.Random(seed)
+    num_ranks = rng.randint(4, 12)
+    num_nodes = rng.choice((1, 2, 3))
+    builder = TopologyBuilder(f"random {seed}", [r * num_nodes // num_ranks for r in range(num_ranks)])
+    pairs = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
+    pairs = rng.choices(pairs, k=rng.randint(num_ranks, 4 * num_ranks))  # some of them twice, in parallel
+    for src, dst in pairs:
+        builder.add_link(src, dst, alpha_us=rng.randint(0, 9), beta_us_per_mb=rng.randint(1, 9))
+    ways = []
+    for _ in range(6):
+        origins = sorted(rng.sample(range(num_ranks), rng.choice((1, 1, 2))))
+        ways.append((origins, sorted(rng.sample(range(num_ranks), rng.randint(1, num_ranks)))))
+    links = range(len(pairs))
+    return problem_of(
+        builder.build(),
+        custom(num_ranks, ways),
+        chunk_bytes=[rng.choice((1, 2, 5)) * MB for _ in ways],
+        links_allowed=frozenset(e for e in links if rng.random() < 0.8),
+        carries_from={e: frozenset(rng.sample(range(num_ranks), 3)) for e in links if rng.random() < 0.2},
+        direct_crossing=rng.random() < 0.3,
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_times_agree_with_networkx(seed: int) -> None:
+    """Heads and times to go are networkx's shortest paths over the links that may carry each chunk."""
+    problem = large_random_problem(seed)
+    distances = Distances(problem)
+    for c, data in enumerate(problem.collective.chunks):
+        admitted = [e for e in range(len(problem.topology.links)) if problem.may_carry(e, c)]
+        assert distances.links(distances.carried(c)) == tuple(admitted)
+        graph = graph_of(problem, admitted, int(problem.costs.chunk_units[c]))
+        heads = nx.multi_source_dijkstra_path_length(graph, set(data.origins), weight="time")
+        expected = [heads.get(r, inf) for r in range(problem.topology.num_ranks)]
+        assert distances.heads(c).tolist() == expected
+        for destination in data.destinations:
+            to_go = nx.single_source_dijkstra_path_length(graph.reverse(), destination, weight="time")
+            expected = [to_go.get(r, inf) for r in range(problem.topology.num_ranks)]
+            assert distances.to_go(c, destination).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_links_of_sums_agree_with_the_clauses(seed: int) -> None:
+    """Reducing, spreading or either: the links that `Problem.may_carry` admits."""
+    problem = random_problem(seed, combining=True)
+    distances = Distances(problem)
+    for c in range(problem.collective.num_chunks):
+        admitted = {
+            mode: {e for e in range(len(problem.topology.links)) if problem.may_carry(e, c, reducing=mode)}
+            for mode in (False, True)
+        }
+        for mode, links in admitted.items():
+            assert set(distances.links(distances.carried(c, reducing=mode))) == links
+        either = admitted[False] | admitted[True]
+        assert set(distances.links(distances.carried(c, reducing=None))) == either

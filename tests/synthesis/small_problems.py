@@ -33,7 +33,9 @@ def problem_of(
     )
 
 
-def ring(num_ranks: int, *, betas: Sequence[int] = (0,), alpha: int = 1, meaning: str = "occupies") -> Topology:
+def ring(
+    num_ranks: int, *, betas: Sequence[int] = (0,), alpha: int = 1, meaning: str = "occupies"
+) -> Topology:
     """Neighbours joined both ways; link i takes ``alpha + 1 + betas[i mod len(betas)]`` us for 1 MB."""
     builder = TopologyBuilder(f"ring of {num_ranks}", [0] * num_ranks, alpha_meaning=meaning)  # type: ignore[arg-type]
     pairs = [(i, (i + d) % num_ranks) for i in range(num_ranks) for d in (1, -1)]
@@ -124,9 +126,7 @@ def random_problem(seed: int, *, combining: bool = False) -> Problem:
     rng = random.Random(seed)
     num_ranks = rng.choice((2, 3, 3, 4))
     nodes = [0] * num_ranks if rng.random() < 0.5 else [int(2 * r >= num_ranks) for r in range(num_ranks)]
-    builder = TopologyBuilder(
-        f"random {seed}", nodes, alpha_meaning=rng.choice(("occupies", "pipelined"))
-    )
+    builder = TopologyBuilder(f"random {seed}", nodes, alpha_meaning=rng.choice(("occupies", "pipelined")))
     pairs = [(r, (r + 1) % num_ranks) for r in range(num_ranks)]
     others = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b and (a, b) not in pairs]
     pairs += rng.sample(others, min(len(others), rng.choice((0, 1, 2, 3))))
@@ -148,7 +148,9 @@ def random_problem(seed: int, *, combining: bool = False) -> Problem:
     everyone = range(num_ranks)
     ways = []
     for _ in range(rng.choice((1, 2, 3) if combining else (2, 3, 4))):
-        origins = sorted(rng.sample(everyone, rng.randint(1, num_ranks) if combining else rng.choice((1, 1, 1, 2)) ))
+        origins = sorted(
+            rng.sample(everyone, rng.randint(1, num_ranks) if combining else rng.choice((1, 1, 1, 2)))
+        )
         ends = sorted(rng.sample(everyone, rng.randint(1, num_ranks)))
         ways.append((origins, ends[:1] if combining and rng.random() < 0.6 else ends))
     sizes = [MB] * len(ways) if rng.random() < 0.7 else [rng.choice((1, 2)) * MB for _ in ways]

@@ -24,6 +24,7 @@ from taccl.sketch.group import symmetry_group
 from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
 from taccl.synthesis.orbits import fold
 from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.routing import needed_moves
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
@@ -146,6 +147,14 @@ def dead_end() -> Problem:
 def test_a_chunk_with_one_destination_takes_no_dead_end() -> None:
     """A chunk that waits for its only link must not wander off and never come back."""
     assert synthesize(dead_end(), backend="greedy", time_limit_s=0.1).schedule.finish_ticks == 92
+
+
+def test_a_chunk_with_one_destination_stays_there() -> None:
+    """While the second of two chunks 0 -> 1 is on its way, the first does not go on from 1 to 2."""
+    orbits = orbits_of(problem_of(ring(3), custom(3, [([0], [1]), ([0], [1])])))
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    assert {m for send in found.sends for m in send.moves} == needed_moves(orbits, found)
 
 
 def apart(**clauses: object) -> Problem:

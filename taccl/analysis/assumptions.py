@@ -1,0 +1,187 @@
+"""A problem under other assumptions: another size, alpha meaning, profile, or the costs of another topology.
+
+Links, resources, who holds what, chunks and clauses stay; only bytes and costs change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import InputError
+from taccl.topology.registry import machine_names, parse
+from taccl.units import parse_size
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+    from taccl.topology.topology import Hold, Topology
+
+__all__ = ["assume"]
+
+
+def assume(
+    problem: Problem,
+    *,
+    size: int | float | str | None = None,
+    alpha: str | None = None,
+    profile: str | None = None,
+    topology: Topology | None = None,
+) -> Problem:
+    """The problem under other assumptions; see `taccl.analysis.simulate.simulate` for what each means.
+
+    Raises
+    ------
+    InputError
+        If an assumption is not one, or does not fit the problem.
+    """
+    if profile is not None and topology is not None:
+        raise InputError("found both; a topology has its own costs: leave one out", where="profile, topology")
+    assumed = problem.topology
+    if topology is not None:
+        _check_same_shape(assumed, topology)
+        assumed = topology
+    if profile is not None:
+        assumed = _with_profile(assumed, profile)
+    if alpha is not None:
+        assumed = _with_alpha(assumed, alpha)
+    if assumed is not problem.topology:
+        problem = replace(problem, topology=assumed)
+    return problem if size is None else _with_size(problem, parse_size(size))
+
+
+def _with_size(problem: Problem, size_bytes: int) -> Problem:
+    """Every chunk in proportion, rounded up to whole bytes as `make_problem` pads."""
+    if problem.size_bytes is None:
+        raise InputError(
+            "the schedule's own size is not known, so nothing can be scaled from it; leave the size out",
+            where="size",
+        )
+    size_chunks = problem.collective.size_chunks
+    whole = -(-problem.size_bytes // size_chunks) if size_chunks else 0
+    if set(problem.chunk_bytes) == {whole}:
+        chunk_bytes = (-(-size_bytes // size_chunks),) * len(problem.chunk_bytes)
+    else:
+        chunk_bytes = tuple(-(-each * size_bytes // problem.size_bytes) for each in problem.chunk_bytes)
+    return replace(problem, chunk_bytes=chunk_bytes, size_bytes=size_bytes)
+
+
+def _with_alpha(topology: Topology, alpha: str) -> Topology:
+    """Links' own holds with their alpha or without, and with them ports of switches held as long."""
+    if alpha not in ("occupies", "pipelined"):
+        raise InputError(f"found {alpha!r}; expected 'occupies' or 'pipelined'", where="alpha")
+    if alpha == topology.alpha_meaning:
+        return topology
+    num_holders: dict[int, int] = {}
+    for hold in topology.holds:
+        num_holders[hold.resource] = num_holders.get(hold.resource, 0) + 1
+    own: dict[int, Hold] = {}
+    for hold in topology.holds:
+        link = topology.links[hold.link]
+        if num_holders[hold.resource] == 1 and hold.beta_us_per_mb == link.beta_us_per_mb:
+            own.setdefault(hold.link, hold)
+    switched = {link for switch in topology.switches for link in switch.links}
+
+    def follows(hold: Hold) -> bool:
+        mine = own.get(hold.link)
+        if mine is None or mine is hold:
+            return mine is hold
+        as_long = (hold.alpha_us, hold.beta_us_per_mb) == (mine.alpha_us, mine.beta_us_per_mb)
+        return hold.link in switched and as_long
+
+    return replace(
+        topology,
+        alpha_meaning=alpha,  # type: ignore[arg-type]
+        holds=tuple(
+            replace(hold, alpha_us=topology.links[hold.link].alpha_us if alpha == "occupies" else Fraction(0))
+            if follows(hold)
+            else hold
+            for hold in topology.holds
+        ),
+    )
+
+
+def _with_profile(topology: Topology, profile: str) -> Topology:
+    """The costs that links of the same ends and name have in another profile of the machine."""
+    if topology.machine not in machine_names():
+        raise InputError(
+            f"found {profile!r}, but {topology.name} is not made from a machine model "
+            f"({', '.join(machine_names())}); give topology= with the costs that you mean",
+            where="profile",
+        )
+    models = [_model(topology, profile)]
+    if topology.machine in ("dgx-a100", "dgx-h100"):
+        models.append(_model(topology, profile, rails=False))
+    for model in models:
+        swapped = _with_costs_of(topology, model)
+        if swapped is not None:
+            return swapped
+    raise InputError(
+        f"found {profile!r}, but {topology.name} has links or resources that {models[0].name} does not have; "
+        "give topology= with the costs that you mean",
+        where="profile",
+    )
+
+
+def _model(topology: Topology, profile: str, **options: Any) -> Topology:
+    return parse(
+        topology.machine,
+        nodes=topology.num_nodes,
+        profile=profile,
+        alpha_meaning=topology.alpha_meaning,
+        **options,
+    )
+
+
+def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
+    """The topology with the model's costs; None if the model lacks a link or a hold of it."""
+    links = {(e.srcs, e.dsts, e.name): e for e in model.links}
+    holds = {(str(model.links[h.link]), model.resources[h.resource].name, h.side): h for h in model.holds}
+    new_links = [links.get((e.srcs, e.dsts, e.name)) for e in topology.links]
+    new_holds = [
+        holds.get((str(topology.links[h.link]), topology.resources[h.resource].name, h.side))
+        for h in topology.holds
+    ]
+    if None in new_links or None in new_holds:
+        return None
+    return replace(
+        topology,
+        profile=model.profile,
+        links=tuple(e for e in new_links if e is not None),
+        holds=tuple(
+            replace(old, alpha_us=new.alpha_us, beta_us_per_mb=new.beta_us_per_mb)
+            for old, new in zip(topology.holds, new_holds, strict=True)
+            if new is not None
+        ),
+    )
+
+
+def _check_same_shape(topology: Topology, other: Topology) -> None:
+    """Raise `InputError` unless ranks, links and who holds what are alike."""
+    for name, found, expected in (
+        ("ranks", other.num_ranks, topology.num_ranks),
+        ("links", len(other.links), len(topology.links)),
+        ("resources", len(other.resources), len(topology.resources)),
+        ("holds", len(other.holds), len(topology.holds)),
+    ):
+        if found != expected:
+            raise InputError(
+                f"{other.name} has {found} {name}, but the schedule's {topology.name} has {expected}; give "
+                "one with the same links and holds, and other costs",
+                where="topology",
+            )
+    for index, (mine, theirs) in enumerate(zip(topology.links, other.links, strict=True)):
+        if (mine.srcs, mine.dsts) != (theirs.srcs, theirs.dsts):
+            raise InputError(
+                f"link {index} of {other.name} is {theirs}, but the schedule's is {mine}; give one with the "
+                "same links and holds, and other costs",
+                where="topology",
+            )
+    for held, holds in zip(topology.holds, other.holds, strict=True):
+        if (held.link, held.resource, held.side) != (holds.link, holds.resource, holds.side):
+            raise InputError(
+                f"link {holds.link} of {other.name} holds {other.resources[holds.resource].name}, where the "
+                f"schedule's link {held.link} holds {topology.resources[held.resource].name}; give one "
+                "with the same links and holds, and other costs",
+                where="topology",
+            )

@@ -1,0 +1,206 @@
+"""Orbits of ranks, links, resources and chunks, for folding bounds, without listing a whole group.
+
+A bound is folded by every symmetry at hand, not only by those that a sketch declares: the declared ones, and
+the shifts inside blocks of ranks that machines, rings, meshes and tori have. A thousand ranks have a
+thousand of them, so only generators are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.sketch.group import Element
+from taccl.sketch.symmetry import chunk_permutation, link_permutation, resource_permutation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+
+__all__ = ["Symmetries", "find_symmetries"]
+
+
+@dataclass(frozen=True)
+class Symmetries:
+    """Generators of a group of symmetries of a problem, and the orbits of what they permute.
+
+    Each orbit array gives every index the smallest index of its orbit.
+    """
+
+    problem: Problem
+    generators: tuple[Element, ...]
+
+    @cached_property
+    def ranks(self) -> NDArray[np.int64]:
+        """(num_ranks,) orbits."""
+        return _orbits([g.ranks for g in self.generators], self.problem.topology.num_ranks)
+
+    @cached_property
+    def links(self) -> NDArray[np.int64]:
+        """(num_links,) orbits."""
+        return _orbits([g.links for g in self.generators], len(self.problem.topology.links))
+
+    @cached_property
+    def resources(self) -> NDArray[np.int64]:
+        """(num_resources,) orbits."""
+        return _orbits([g.resources for g in self.generators], len(self.problem.topology.resources))
+
+    @cached_property
+    def chunks(self) -> NDArray[np.int64]:
+        """(num_chunks,) orbits."""
+        return _orbits([g.chunks for g in self.generators], self.problem.collective.num_chunks)
+
+    def images(self, parts: tuple[frozenset[int], ...]) -> list[tuple[frozenset[int], ...]]:
+        """Where the symmetries take sets of ranks: every image once, each with its sets in order."""
+        first = _in_order(parts)
+        known, pending = {first}, [first]
+        while pending:
+            here = pending.pop()
+            for g in self.generators:
+                image = _in_order(frozenset(g.ranks[r] for r in part) for part in here)
+                if image not in known:
+                    known.add(image)
+                    pending.append(image)
+        return sorted(known, key=lambda each: [sorted(part) for part in each])
+
+
+def find_symmetries(problem: Problem) -> Symmetries:
+    """The symmetries that a sketch declares, and shifts inside blocks of ranks that the problem has."""
+    if "symmetries" not in problem.memo:
+        problem.memo["symmetries"] = _find(problem)
+    found: Symmetries = problem.memo["symmetries"]
+    return found
+
+
+def _find(problem: Problem) -> Symmetries:
+    if problem.collective.derivations:
+        return Symmetries(problem, ())
+    kept: list[Element] = []
+    merged: NDArray[np.int64] = np.arange(len(problem.topology.links))
+    looks = _Looks(problem)
+    for ranks in dict.fromkeys((*problem.clauses.symmetry, *_shifts(problem.topology.num_ranks))):
+        if not looks.fits(ranks):
+            continue
+        element = _element(problem, ranks, looks.moves(ranks))
+        if element is None:
+            continue
+        finer = _orbits([*(g.links for g in kept), element.links], len(merged))
+        if not np.array_equal(finer, merged) or not kept:
+            kept.append(element)
+            merged = finer
+    return Symmetries(problem, tuple(kept))
+
+
+def _shifts(num_ranks: int) -> Iterator[tuple[int, ...]]:
+    """Rank r to (r + step) mod block inside its block, for all steps and blocks that divide."""
+    sizes = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+    for block in sizes:
+        for step in sizes:
+            if step < block and block % step == 0:
+                yield tuple(r - r % block + (r % block + step) % block for r in range(num_ranks))
+
+
+class _Looks:
+    """A quick look at whether a rank permutation may be a symmetry: links keep their ends and costs."""
+
+    def __init__(self, problem: Problem) -> None:
+        topology, costs = problem.topology, problem.costs
+        self.single = all(len(e.srcs) == len(e.dsts) == 1 for e in topology.links)
+        self.num_ranks = topology.num_ranks
+        self.src = np.array([e.src for e in topology.links], dtype=np.int64)
+        self.dst = np.array([e.dst for e in topology.links], dtype=np.int64)
+        kinds = np.stack((costs.link_alpha, costs.link_beta), axis=1)
+        self.kind = np.unique(kinds, axis=0, return_inverse=True)[1].ravel() if len(kinds) else self.src
+        codes = self._codes(np.arange(self.num_ranks))
+        self.order = np.argsort(codes, kind="stable")
+        self.sorted = codes[self.order]
+        #: Where no two links are alike, links and then resources are found by their codes.
+        self.distinct = self.single and bool((np.diff(self.sorted) > 0).all())
+        holds = problem.topology.holds
+        self.hold_link = np.array([h.link for h in holds], dtype=np.int64)
+        self.hold_resource = np.array([h.resource for h in holds], dtype=np.int64)
+        cost = np.stack((costs.hold_alpha, costs.hold_beta, [h.side == "send" for h in holds]), axis=1)
+        self.hold_kind = np.unique(cost, axis=0, return_inverse=True)[1].ravel()
+        self.num_resources = len(problem.topology.resources)
+        self.by_holds: dict[bytes, int] = {}
+        if self.distinct:
+            self.by_holds = {key: r for r, key in enumerate(self._signatures(np.arange(len(self.src))))}
+
+    def _codes(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        return (self.kind * self.num_ranks + ranks[self.src]) * self.num_ranks + ranks[self.dst]
+
+    def _signatures(self, links: NDArray[np.int64]) -> list[bytes]:
+        """What every resource is known by: the links that hold it, and at what cost."""
+        code = links[self.hold_link] * (int(self.hold_kind.max(initial=0)) + 1) + self.hold_kind
+        order = np.lexsort((code, self.hold_resource))
+        cuts = np.searchsorted(self.hold_resource[order], np.arange(self.num_resources + 1))
+        code = code[order]
+        return [code[a:b].tobytes() for a, b in zip(cuts, cuts[1:], strict=False)]
+
+    def moves(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Where links and resources go under a permutation that fits; None where it takes a closer look."""
+        if not self.distinct or len(self.by_holds) < self.num_resources:
+            return None
+        links = self.order[np.searchsorted(self.sorted, self._codes(np.asarray(ranks)))]
+        resources = [self.by_holds.get(key) for key in self._signatures(links)]
+        if any(r is None for r in resources):
+            return None
+        return tuple(links.tolist()), tuple(r for r in resources if r is not None)
+
+    def fits(self, ranks: Sequence[int]) -> bool:
+        return not self.single or np.array_equal(np.sort(self._codes(np.asarray(ranks))), self.sorted)
+
+
+def _element(
+    problem: Problem, ranks: tuple[int, ...], moves: tuple[tuple[int, ...], tuple[int, ...]] | None
+) -> Element | None:
+    """The symmetry that a rank permutation is of topology, collective and clauses; None where it is none."""
+    chunks = chunk_permutation(problem, ranks)
+    if moves is not None:
+        links, resources = moves
+    else:
+        links = None if chunks is None else link_permutation(problem.topology, ranks)  # type: ignore[assignment]
+        resources = None if links is None else resource_permutation(problem.topology, links)  # type: ignore[assignment]
+    if chunks is None or links is None or resources is None:
+        return None
+    clauses, node = problem.clauses, problem.topology.node_of_rank
+    for chosen in (clauses.links_allowed, clauses.merging):
+        if chosen is not None and {links[e] for e in chosen} != set(chosen):
+            return None
+    for carried in (clauses.carries_from, clauses.carries_to):
+        moved = {links[e]: frozenset(ranks[r] for r in admitted) for e, admitted in carried.items()}
+        if moved != dict(carried):
+            return None
+    if clauses.direct_crossing or len(set(node)) > 1:
+        image: dict[int, int] = {}
+        for r, n in enumerate(node):
+            if image.setdefault(n, node[ranks[r]]) != node[ranks[r]]:
+                return None
+    return Element(ranks, chunks, links, resources)
+
+
+def _orbits(permutations: Sequence[Sequence[int]], size: int) -> NDArray[np.int64]:
+    """For every index, the smallest index in its orbit under the group that permutations generate."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    if not permutations or not size:
+        return np.arange(size)
+    rows = np.tile(np.arange(size), len(permutations))
+    columns = np.concatenate([np.asarray(p, dtype=np.int64) for p in permutations])
+    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(size, size))
+    count, label = connected_components(graph, directed=False)
+    smallest = np.full(count, size, dtype=np.int64)
+    np.minimum.at(smallest, label, np.arange(size))
+    orbits: NDArray[np.int64] = smallest[label]
+    return orbits
+
+
+def _in_order(parts: Iterable[frozenset[int]]) -> tuple[frozenset[int], ...]:
+    return tuple(sorted(parts, key=min))

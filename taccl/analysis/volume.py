@@ -1,0 +1,152 @@
+"""How much must cross each set of ranks, and how long each send holds what: data of throughput bounds.
+
+Where all chunks have one size a send counts as one, and pays alpha (on a merging link its share of one);
+otherwise, and where data may be cut at will, bytes count, and alpha is free.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+
+__all__ = ["Volume", "crossing_links"]
+
+
+class Volume:
+    """The chunks of a problem as matrices.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its chunks spread, or are summed for all.
+    divisible : bool
+        Whether data may be cut at will.
+    """
+
+    def __init__(self, problem: Problem, *, divisible: bool) -> None:
+        self.problem = problem
+        self.collective = problem.collective
+        units = problem.costs.chunk_units
+        self.spreads = not (self.collective.combining and not self.collective.derivations)
+        self.by_chunk = not divisible and len(np.unique(units)) == 1
+        self.weight = np.ones(len(units), dtype=np.int64) if self.by_chunk else units
+        self.total = int(self.weight.sum())
+        max_merge = problem.clauses.max_merge
+        #: Holds are multiplied by this, so that a merged send's share of alpha is whole.
+        self.ticks_scale = max_merge if self.by_chunk else 1
+
+    @cached_property
+    def held(self) -> list[dict[int, int]]:
+        """Per link: resource -> ticks times `ticks_scale` that a chunk (or a unit of data) holds it."""
+        costs, clauses = self.problem.costs, self.problem.clauses
+        unit = int(costs.chunk_units[0]) if self.by_chunk and len(costs.chunk_units) else 1
+        table: list[dict[int, int]] = [{} for _ in self.problem.topology.links]
+        alphas, betas = costs.hold_alpha.tolist(), costs.hold_beta.tolist()
+        for hold, alpha, beta in zip(self.problem.topology.holds, alphas, betas, strict=True):
+            ticks = beta
+            if self.by_chunk:
+                merges = clauses.max_merge > 1 and hold.link in clauses.merging
+                ticks = clauses.max_merge * beta * unit + (alpha if merges else clauses.max_merge * alpha)
+            table[hold.link][hold.resource] = ticks
+        return table
+
+    @cached_property
+    def single_ended(self) -> bool:
+        """Whether every link joins one rank to one rank."""
+        links = self.problem.topology.links
+        return all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.problem.links_allowed)
+
+    @cached_property
+    def shares_sums(self) -> bool:
+        """Whether there are sums that several of their contributors need."""
+        return not self.spreads and any(
+            len(set(c.origins) & set(c.destinations)) > 1 for c in self.collective.chunks
+        )
+
+    @cached_property
+    def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(num_links,) sources and destinations, of single-ended links."""
+        links = self.problem.topology.links
+        return np.array([e.src for e in links]), np.array([e.dst for e in links])
+
+    @cached_property
+    def _starts(self) -> _Members:
+        return _Members([chunk.origins for chunk in self.collective.chunks], self.collective.num_ranks)
+
+    @cached_property
+    def _targets(self) -> _Members:
+        return _Members([chunk.destinations for chunk in self.collective.chunks], self.collective.num_ranks)
+
+    def needed(self, parts: Sequence[frozenset[int]]) -> int:
+        """The least volume of the sends that enter a set, or that pass between the parts of a partition.
+
+        A chunk that spreads enters a set that needs it and lacks it. A sum enters a set that needs it and
+        does not make it alone; between k parts that share it, it takes 2(k - 1) sends.
+        """
+        if len(parts) > 1:
+            inside = np.stack([self._starts.any_in(p) & self._targets.any_in(p) for p in parts])
+            sharers = inside.sum(axis=0)
+            return int((self.weight * np.maximum(0, 2 * (sharers - 1))).sum())
+        ranks = parts[0]
+        wants = self._targets.any_in(ranks)
+        if self.spreads:
+            known = ~self._starts.none  # what a rank derives on the way starts nowhere
+            return int(self.weight[wants & known & ~self._starts.any_in(ranks)].sum())
+        rest = frozenset(range(self.collective.num_ranks)) - ranks
+        return int(self.weight[wants & self._starts.any_in(rest)].sum())
+
+    def wanted_by(self, rank: int) -> NDArray[np.int64]:
+        """(num_ranks,) volume that a rank lacks, by where it starts; what starts at several is left out."""
+        wants = self._targets.any_in(frozenset((rank,))) & ~self._starts.any_in(frozenset((rank,)))
+        supply = np.zeros(self.collective.num_ranks, dtype=np.int64)
+        for c in np.flatnonzero(wants & self._starts.one).tolist():
+            supply[self.collective.chunks[c].origins[0]] += self.weight[c]
+        return supply
+
+
+class _Members:
+    """For every chunk the ranks that have it, or need it."""
+
+    def __init__(self, members: Sequence[tuple[int, ...]], num_ranks: int) -> None:
+        counts = np.array([len(each) for each in members], dtype=np.int64)
+        self.none, self.one = counts == 0, counts == 1
+        kinds = {each: i for i, each in enumerate(dict.fromkeys(members))}
+        self.kind = np.array([kinds[each] for each in members], dtype=np.int64)
+        self.rank = np.array([r for each in kinds for r in each], dtype=np.int64)
+        self.kind_of_rank = np.repeat(np.arange(len(kinds)), [len(each) for each in kinds])
+        self.num_kinds, self.num_ranks = len(kinds), num_ranks
+
+    def any_in(self, ranks: frozenset[int]) -> NDArray[np.bool_]:
+        """(num_chunks,) whether any of them is in the set."""
+        chosen = np.zeros(self.num_ranks, dtype=bool)
+        chosen[list(ranks)] = True
+        kinds = np.zeros(self.num_kinds, dtype=bool)
+        kinds[self.kind_of_rank[chosen[self.rank]]] = True
+        return kinds[self.kind]
+
+
+def crossing_links(problem: Problem, parts: Sequence[frozenset[int]]) -> NDArray[np.int64]:
+    """The admitted links that enter a set of ranks, or that join two parts of a partition."""
+    topology = problem.topology
+    label = np.full(topology.num_ranks, -1)
+    for i, part in enumerate(parts):
+        label[list(part)] = i
+    found = []
+    for e in problem.links_allowed:
+        srcs, dsts = topology.links[e].srcs, topology.links[e].dsts
+        if len(parts) > 1:
+            crosses = label[dsts[0]] != label[srcs[0]] and label[dsts[0]] >= 0 and label[srcs[0]] >= 0
+        else:
+            crosses = any(label[r] == 0 for r in dsts) and any(label[r] != 0 for r in srcs)
+        if crosses:
+            found.append(e)
+    return np.array(found, dtype=np.int64)

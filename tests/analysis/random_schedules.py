@@ -1,0 +1,59 @@
+"""Small valid schedules by the thousand: random problems, by the list scheduler and in shuffled orders."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import TYPE_CHECKING
+
+from synthesis.small_problems import random_problem
+
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.pipeline import synthesize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.schedule.schedule import Schedule
+
+
+@cache
+def random_schedules() -> tuple[Schedule, ...]:
+    """Schedules of 80 random problems, of 80 that reduce, and of the former's routes in shuffled orders."""
+    return tuple(_schedules(range(80), shuffles=25))
+
+
+def few_schedules() -> tuple[Schedule, ...]:
+    """Some of them, of every kind."""
+    return random_schedules()[::16]
+
+
+def _schedules(seeds: range, *, shuffles: int) -> Iterator[Schedule]:
+    for seed in seeds:
+        for combining in (False, True):
+            problem = random_problem(seed, combining=combining)
+            schedule = synthesize(problem, backend="greedy", time_limit_s=0.05).schedule
+            yield schedule
+            for shuffle in range(shuffles if not combining and len(schedule) else 0):
+                yield _shuffled(schedule, random.Random(1000 * seed + shuffle))
+
+
+def _shuffled(schedule: Schedule, rng: random.Random) -> Schedule:
+    """The same routes and merges, with sends in any order in which each comes after what it waits for."""
+    problem = schedule.problem.with_clauses(own_first=frozenset())
+    sends: dict[int, list[int]] = {}
+    for transfer, group in enumerate(schedule.group.tolist()):
+        sends.setdefault(group, []).append(transfer)
+    chunk, link = schedule.chunk.tolist(), schedule.link.tolist()
+    held = {(c, rank) for c, data in enumerate(problem.collective.chunks) for rank in data.origins}
+    place = [0] * len(schedule)
+    for step in range(len(sends)):
+        ready = [
+            group
+            for group, members in sends.items()
+            if all((chunk[t], r) in held for t in members for r in problem.topology.links[link[t]].srcs)
+        ]
+        for transfer in sends.pop(rng.choice(ready)):
+            place[transfer] = step
+            held.update((chunk[transfer], rank) for rank in problem.topology.links[link[transfer]].dsts)
+    return exact_times(problem, chunk=chunk, link=link, sequence=place, group=schedule.group)

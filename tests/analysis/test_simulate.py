@@ -1,0 +1,463 @@
+"""`simulate`: what becomes of a schedule under other assumptions."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+
+import pytest
+from random_schedules import few_schedules, random_schedules
+from valid_schedules import (
+    MB,
+    SMALL,
+    Row,
+    build,
+    coarse_grid,
+    ingress_nic,
+    merged,
+    own_first,
+    own_last,
+    relay,
+    shared_nic,
+)
+
+from taccl import baselines, topologies
+from taccl import collective as collectives
+from taccl.analysis.assumptions import assume
+from taccl.analysis.simulate import simulate
+from taccl.analysis.verify import verify
+from taccl.errors import InputError
+from taccl.problem import Clauses, make_problem
+from taccl.schedule.schedule import make_schedule
+from taccl.topology.topology import TopologyBuilder
+from taccl.topology.transform import scale
+
+
+def machine_problem(topology, name="allgather"):
+    return make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+
+
+def two_sends():
+    """Chunks 0 and 1 over one link of 1 + 1 us, one after the other: 0 to 2 and 2 to 4."""
+    topology = TopologyBuilder("pair", [0, 0])
+    topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    problem = make_problem(topology.build(), collectives.broadcast(2, chunks_per_rank=2), chunk_bytes=MB)
+    return build(problem, [Row(0, 0, 0, 2), Row(1, 0, 2, 4)])
+
+
+def exchange():
+    """Partial sums over links of 4 + 1 us both ways, which share a bus for the 1: at 0 to 5 and 1 to 6."""
+    topology = TopologyBuilder("exchange", [0, 0])
+    bus = topology.add_resource("bus")
+    for src, dst in ((0, 1), (1, 0)):
+        link = topology.add_link(src, dst, alpha_us=4, beta_us_per_mb=1)
+        topology.add_hold(link, bus, alpha_us=0, beta_us_per_mb=1)
+    ends = {0: [0, 1]}
+    collective = collectives.custom(2, precondition=ends, postcondition=ends, combining=True)
+    problem = make_problem(topology.build(), collective, chunk_bytes=MB)
+    return build(problem, [Row(0, 0, 0, 5, reduce=True), Row(0, 1, 1, 6, reduce=True)])
+
+
+def waiting_for_own():
+    """Rank 1's own chunk leaves at 0 over 1 + 1 us, pipelined; chunk 0 comes at 1, and waits until 2."""
+    topology = TopologyBuilder("own first", [0, 1, 2], alpha_meaning="pipelined")
+    topology.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    topology.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
+    collective = collectives.custom(3, precondition={0: [0], 1: [1]}, postcondition={0: [2], 1: [2]})
+    clauses = Clauses(own_first=frozenset({1}))
+    problem = make_problem(topology.build(), collective, chunk_bytes=MB, clauses=clauses)
+    return build(problem, [Row(1, 1, 0, 2), Row(0, 0, 0, 1), Row(0, 1, 2, 4)])
+
+
+#: One send of `ingress_nic` starts 1 us after it could.
+EARLY = [each for each in SMALL if each is not ingress_nic] + [coarse_grid, exchange, waiting_for_own]
+
+
+# Under its own assumptions.
+
+
+@pytest.mark.parametrize("example", EARLY, ids=lambda each: each.__name__)
+@pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
+def test_schedule_as_early_as_possible_keeps_its_times(example):
+    """Schedules built by hand without slack start every send when the simulation does."""
+    schedule = example()
+    assert simulate(schedule).as_schedule() == schedule
+
+
+def test_thousands_of_random_schedules_keep_their_finish():
+    """The simulation at a schedule's own assumptions gives its times exactly."""
+    schedules = random_schedules()
+    assert len(schedules) > 2000
+    for schedule in schedules:
+        simulation = simulate(schedule)
+        assert simulation.finish == schedule.finish
+        starts = simulation.as_schedule()
+        assert (starts.start == schedule.start).all() and (starts.group == schedule.group).all()
+
+
+def test_later_turn_at_an_ingress_may_start_first():
+    """The 6 us send has the first turn at the ingress, until 6; the 12 us one holds it from 7 to 12."""
+    simulation = simulate(ingress_nic())
+    assert simulation.as_schedule().start.tolist() == [0, 0]
+    assert simulation.finish_us == 12
+
+
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "reduce"])
+@pytest.mark.parametrize("topology", ["ndv2", "dgx2", "torus:3x3"])
+def test_baselines_keep_their_finish(topology, name):
+    """The best baseline on real machines finishes here when it says."""
+    schedule = baselines.best(machine_problem(topologies.parse(topology), name))
+    assert simulate(schedule).finish == schedule.finish
+
+
+def test_slack_is_taken_out():
+    """A send that starts 4 us later than it could does not: 5.5 us, not 9.5."""
+    schedule = relay()  # a tick is half a microsecond
+    late = build(schedule.problem, [Row(0, 0, 2, 8), Row(0, 1, 14, 19)])
+    assert simulate(late).finish == Fraction("5.5")
+
+
+def test_overlapping_sends_finish_at_their_true_finish():
+    """Two sends of 2 us that a schedule lets overlap on one link take 4."""
+    schedule = build(two_sends().problem, [Row(0, 0, 0, 2), Row(1, 0, 1, 3)])
+    assert simulate(schedule).finish_us == 4
+
+
+def test_schedule_without_transfers_finishes_at_once():
+    """Nothing to send takes no time and has no path."""
+    schedule = make_schedule(two_sends().problem, chunk=[], link=[], start=[], end=[])
+    simulation = simulate(schedule)
+    assert (simulation.finish, simulation.critical_path, simulation.resources) == (0, (), ())
+    assert "finish 0.000 us" in repr(simulation)
+
+
+# Under other assumptions.
+
+
+def test_size_scales_chunks():
+    """2 + 2 us at alpha 1 and beta 1 for 1 MB each; ten times the size is 11 + 11."""
+    schedule = two_sends()
+    assert simulate(schedule, size="20MB").finish_us == 22
+
+
+def test_size_is_rounded_up_as_problems_are():
+    """A size that does not divide makes the chunks that `make_problem` makes."""
+    problem = machine_problem(topologies.ndv2())
+    assert assume(problem, size=1001) == make_problem(problem.topology, problem.collective, size_bytes=1001)
+
+
+def test_unequal_chunks_scale_in_proportion():
+    """Chunks of 2 and 3 MB at half the size are 1 and 1.5 MB."""
+    problem = make_problem(
+        two_sends().problem.topology, collectives.alltoall(2), chunk_bytes=[MB, 2 * MB, 3 * MB, MB]
+    )
+    assert problem.size_bytes == 4 * MB
+    assert assume(problem, size="2MB").chunk_bytes == (MB // 2, MB, 3 * MB // 2, MB // 2)
+
+
+def test_pipelined_alpha_frees_the_link():
+    """The second send starts when the first one's byte time is over, at 1, and ends at 3."""
+    assert simulate(two_sends(), alpha="pipelined").finish_us == 3
+
+
+@pytest.mark.parametrize("name", topologies.machine_names())
+@pytest.mark.parametrize("meaning", ["occupies", "pipelined"])
+def test_alpha_is_that_of_the_machine_model(name, meaning):
+    """A machine made with one meaning of alpha and turned to the other is the one made so."""
+    constants = {
+        "internode_alpha_us": 3,
+        f"{'nvlink' if name in ('ndv2', 'dgx1') else 'nvswitch'}_alpha_us": 1,
+    }
+    made = {
+        each: topologies.parse(name, nodes=2, alpha_meaning=each, constants=constants)
+        for each in ("occupies", "pipelined")
+    }
+    other = "occupies" if meaning == "pipelined" else "pipelined"
+    assert assume(machine_problem(made[other]), alpha=meaning).topology == made[meaning]
+
+
+@pytest.mark.parametrize("name", ["ndv2", "dgx1", "dgx2"])
+def test_profile_is_that_of_the_machine_model(name):
+    """A machine of one profile swapped for another is the one made with it."""
+    problem = machine_problem(topologies.parse(name, nodes=2, profile="taccl"))
+    expected = topologies.parse(name, nodes=2, profile="nominal")
+    assert assume(problem, profile="nominal").topology == expected
+
+
+def test_profile_of_a_machine_without_rails():
+    """A cluster cabled without rails keeps all its links."""
+    topology = topologies.dgx_a100(2, rails=False, constants={"internode_alpha_us": 5})
+    expected = topologies.dgx_a100(2, rails=False)
+    assert assume(machine_problem(topology), profile="nominal").topology == expected
+
+
+def test_topology_gives_the_costs():
+    """All costs doubled make twice the time."""
+    schedule = relay()
+    slower = scale(schedule.problem.topology, alpha=2, beta=2)
+    assert simulate(schedule, topology=slower).finish == 2 * schedule.finish
+
+
+def test_merges_are_kept():
+    """At ten times the size the two merged chunks still leave together, in one alpha: 11 + 5 + 200, + 105."""
+    schedule = merged()
+    replayed = simulate(schedule, size=10 * schedule.problem.size_bytes)
+    assert replayed.finish_us == 11 + 5 + 200 + 105
+
+
+@pytest.mark.parametrize(
+    "assumption", [{"size": "1KB"}, {"size": "1GB"}, {"alpha": "pipelined"}, {"alpha": "occupies"}]
+)
+def test_replays_are_valid_schedules(assumption):
+    """Whatever is assumed, the times found are those of a schedule that the verifier accepts."""
+    for schedule in few_schedules():
+        verify(simulate(schedule, **assumption).as_schedule()).raise_if_failed()
+
+
+@pytest.mark.parametrize("example", [own_first, own_last, waiting_for_own], ids=lambda each: each.__name__)
+def test_own_first_is_kept_at_another_size(example):
+    """The gap that a clause asks for follows the size."""
+    verify(simulate(example(), size="7MB").as_schedule()).raise_if_failed()
+
+
+# Tiles.
+
+
+def test_tiles_follow_on_every_resource():
+    """Tiles of 3 and 2.5 us on two links: the first link is never idle, so n tiles take 3 n + 2.5."""
+    simulation = simulate(relay(), tiles=4)
+    assert simulation.finish == Fraction("14.5")
+    assert simulation.finishes == tuple(Fraction(3 * n) + Fraction("2.5") for n in (1, 2, 3, 4))
+
+
+def test_bandwidth_counts_all_tiles():
+    """4 MB in 14.5 us are 275.9 GB/s."""
+    assert simulate(relay(), tiles=4).algbw_gb_per_s == pytest.approx(4000 / 14.5)
+
+
+def test_tile_waits_for_the_last_send_of_the_tile_before():
+    """Chunks leave a link in the order 0, 1, 0, 1: three tiles of two 2 us sends take 12."""
+    simulation = simulate(two_sends(), tiles=3)
+    assert [step.chunks for step in simulation.critical_path] == [(0,), (1,)] * 3
+    assert [step.tile for step in simulation.critical_path] == [0, 0, 1, 1, 2, 2]
+    assert simulation.finish_us == 12
+
+
+# Jitter.
+
+
+def test_jitter_is_reproducible():
+    """One seed gives one finish, another seed another."""
+    schedule = relay()
+    finishes = [simulate(schedule, jitter=0.2, seed=seed).finish for seed in (5, 5, 6)]
+    assert finishes[0] == finishes[1] != finishes[2]
+
+
+def test_jitter_stays_within_its_width():
+    """Sends that wait for one another last between 0.9 and 1.1 times as long."""
+    for seed in range(50):
+        assert Fraction("4.95") <= simulate(relay(), jitter=0.1, seed=seed).finish <= Fraction("6.05")
+
+
+def test_jitter_differs_from_tile_to_tile():
+    """Every send of every tile has a factor of its own."""
+    path = simulate(two_sends(), tiles=2, jitter=0.5).critical_path
+    assert len({step.end - step.start for step in path}) == 4
+
+
+def test_jittered_times_add_up():
+    """With jitter as without, time on a resource is busy or idle for one of the causes."""
+    simulation = simulate(shared_nic(), tiles=3, jitter=0.3)
+    for use in simulation.resources:
+        idle = use.idle_for_data + use.idle_for_clause + use.idle_for_resource + use.idle_at_end
+        assert use.busy + idle == simulation.finish
+
+
+# The critical path.
+
+
+def test_critical_path_names_chunk():
+    """The second hop of a relay waits for the chunk."""
+    first, second = simulate(relay()).critical_path
+    assert (first.waited_for, first.start, first.end) == ("nothing", 0, 3)
+    assert (second.waited_for, second.what, second.start_us, second.end_us) == ("data", "chunk 0", 3, 5.5)
+    assert (second.link, second.link_name, second.tile, second.group) == (1, "1->2", 0, 1)
+
+
+def test_critical_path_names_resource():
+    """The second send waits for the NIC."""
+    assert simulate(shared_nic()).critical_path[1].what == "NIC of node 0"
+
+
+def test_critical_path_names_clause():
+    """A relayed chunk that is there, on a link that is free, waits for the clause."""
+    last = simulate(waiting_for_own()).critical_path[-1]
+    assert (last.waited_for, last.what) == ("clause", "own_first")
+
+
+def test_critical_path_adds_up_to_the_finish():
+    """A path starts at 0, ends at the finish, and each step starts when what it waits for is over."""
+    for schedule in random_schedules():
+        simulation = simulate(schedule)
+        path = simulation.critical_path
+        assert not path or (path[0].start == 0 and path[-1].end == simulation.finish)
+        assert all(step.waited_for != "nothing" for step in path[1:])
+        for before, step in zip(path, path[1:], strict=False):
+            if step.waited_for == "data" and "first" not in step.what:
+                assert step.start == before.end
+            if step.waited_for == "resource" and step.what == f"link {step.link_name}":
+                held = [h for h in schedule.problem.topology.holds_of_link[step.link] if h.side == "send"][0]
+                size = sum(schedule.problem.chunk_bytes[c] for c in before.chunks)
+                assert step.start == before.start + held.alpha_us + held.beta_us_per_mb * size / MB
+
+
+# Resources.
+
+
+def test_resource_use_of_a_relay():
+    """The second link waits 3 us for data and is busy 2.5; the first is busy 3 and has nothing left for 2.5."""
+    first, second = simulate(relay()).resources
+    assert (first.name, first.busy, first.idle_at_end, first.num_sends) == (
+        "link 0->1",
+        3,
+        Fraction("2.5"),
+        1,
+    )
+    assert (second.busy, second.idle_for_data, second.idle_at_end) == (Fraction("2.5"), 3, 0)
+    assert second.utilisation == pytest.approx(2.5 / 5.5)
+
+
+def test_resource_idles_for_another():
+    """The second link could start at 0, but its send waits 9 us for the NIC."""
+    use = {each.name: each for each in simulate(shared_nic()).resources}
+    assert use["link 1->3"].idle_for_resource == 9
+    assert (use["NIC of node 0"].busy, use["NIC of node 0"].idle_at_end) == (18, 3)
+
+
+def test_resource_idles_for_a_clause():
+    """Of the 1 us for which a link is free before a relayed chunk, the chunk is there all the while."""
+    use = {each.name: each for each in simulate(waiting_for_own()).resources}["link 1->2"]
+    assert (use.busy, use.idle_for_clause, use.idle_for_data) == (2, 1, 0)
+
+
+def test_utilisation_is_at_most_one():
+    """Busy and idle times add up to the finish, and none is negative."""
+    for schedule in few_schedules():
+        simulation = simulate(schedule, tiles=3)
+        for use in simulation.resources:
+            parts = (use.busy, use.idle_for_data, use.idle_for_clause, use.idle_for_resource, use.idle_at_end)
+            assert min(parts) >= 0
+            assert sum(parts) == simulation.finish
+            assert 0 < use.utilisation <= 1
+
+
+def test_tables_have_a_row_each():
+    """A heading, a row per resource or step, and a word on what is left out."""
+    simulation = simulate(shared_nic())
+    assert len(simulation.table().splitlines()) == 1 + 3
+    assert simulation.table(limit=1).splitlines()[-1] == "... and 2 more"
+    assert simulation.path_table().splitlines()[-1].endswith("resource: NIC of node 0")
+
+
+def test_repr_says_what_was_assumed():
+    """Size, meaning of alpha, tiles, jitter, finish and bandwidth."""
+    text = repr(simulate(two_sends(), size="2MB", alpha="pipelined", tiles=2, jitter=0.1, seed=3))
+    assert "broadcast on pair, 2MB, alpha pipelined, 2 tiles, jitter 0.1, seed 3: finish" in text
+    assert text.endswith("GB/s)")
+
+
+# Speed.
+
+
+def test_large_schedule_is_fast():
+    """16,000 sends take a second or so."""
+    schedule = baselines.ring(machine_problem(topologies.parse("torus:8x16")))
+    start = time.perf_counter()
+    assert simulate(schedule).finish == schedule.finish
+    assert time.perf_counter() - start < 5
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"size": "much"}, "size"),
+        ({"alpha": "occupied"}, "alpha"),
+        ({"profile": "nominal"}, "profile"),
+        ({"tiles": 0}, "tiles"),
+        ({"tiles": 1.5}, "tiles"),
+        ({"jitter": 1.0}, "jitter"),
+        ({"jitter": -0.1}, "jitter"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_bad_assumption_is_refused(options, where):
+    """The argument at fault is named."""
+    with pytest.raises(InputError) as caught:
+        simulate(relay(), **options)
+    assert caught.value.where == where
+
+
+def test_profile_and_topology_clash():
+    """Both would set the costs."""
+    schedule = relay()
+    with pytest.raises(InputError, match="leave one out"):
+        simulate(schedule, profile="nominal", topology=schedule.problem.topology)
+
+
+def test_unknown_profile_names_the_known_ones():
+    """A machine's profiles are listed."""
+    schedule = baselines.ring(machine_problem(topologies.ndv2()))
+    with pytest.raises(InputError, match="taccl, nominal"):
+        simulate(schedule, profile="fast")
+
+
+def test_topology_of_another_shape_is_refused():
+    """The first difference is named."""
+    with pytest.raises(InputError, match="has 2 ranks, but the schedule's line has 3"):
+        simulate(relay(), topology=two_sends().problem.topology)
+
+
+def test_size_needs_a_known_size():
+    """Nothing can be scaled from chunks of unknown size."""
+    problem = two_sends().problem
+    unknown = type(problem)(problem.topology, problem.collective, problem.chunk_bytes)
+    schedule = make_schedule(unknown, chunk=[0], link=[0], start=[0], end=[2])
+    with pytest.raises(InputError, match="not known"):
+        simulate(schedule, size="1MB")
+
+
+def test_order_that_cannot_be_kept_is_refused():
+    """Without alpha, the first partial sum arrives before the other may leave: each must go before the other."""
+    schedule = exchange()
+    without_alpha = scale(schedule.problem.topology, alpha=0)
+    with pytest.raises(InputError, match="cannot be kept under these assumptions: sends of groups 0, 1"):
+        simulate(schedule, topology=without_alpha)
+
+
+def test_chunk_that_never_arrives_is_refused():
+    """A rank cannot send what it never holds."""
+    schedule = build(relay().problem, [Row(0, 1, 0, 5)])
+    with pytest.raises(InputError, match="rank 1 sends chunk 0, which it never holds"):
+        simulate(schedule)
+
+
+@pytest.mark.parametrize("row", [Row(7, 0, 0, 6), Row(0, 9, 0, 6)])
+def test_unknown_chunk_or_link_is_refused(row):
+    """Indices outside the problem are caught before anything is looked up."""
+    with pytest.raises(InputError, match="verify the schedule"):
+        simulate(build(relay().problem, [row]))
+
+
+def test_group_of_two_links_is_refused():
+    """A merged send goes over one link."""
+    with pytest.raises(InputError, match="differ in link"):
+        simulate(build(relay().problem, [Row(0, 0, 0, 6, 1), Row(0, 1, 6, 11, 1)]))
+
+
+def test_tiles_are_no_schedule():
+    """Only one tile without jitter can become a schedule."""
+    with pytest.raises(InputError, match="one tile"):
+        simulate(relay(), tiles=2).as_schedule()

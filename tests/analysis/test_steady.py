@@ -1,0 +1,209 @@
+"""`initiation_interval`: the smallest period of tiles, and the cycle that limits it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from random_schedules import few_schedules, random_schedules
+from valid_schedules import MB, Row, allreduce, build, ingress_nic, relay, shared_nic
+
+from taccl import baselines, topologies
+from taccl import collective as collectives
+from taccl.analysis.simulate import simulate
+from taccl.analysis.steady import initiation_interval
+from taccl.problem import make_problem
+from taccl.schedule.schedule import make_schedule
+from taccl.topology.topology import TopologyBuilder
+
+
+def there_and_back():
+    """Along 0 -> 1 -> 2 -> 3 in 2, 5 and 2 us, where the first and the last hop share a bus.
+
+    The bus is held for 4 us a tile, but its next tile's first hop has to wait for this one's last, which
+    waits for the 5 us between: 9 us a tile, with the bus in use for 4 of them.
+    """
+    topology = TopologyBuilder("bus", [0, 0, 0, 0])
+    bus = topology.add_resource("bus")
+    for (src, dst), beta in (((0, 1), 2), ((1, 2), 5), ((2, 3), 2)):
+        link = topology.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+        if beta == 2:
+            topology.add_hold(link, bus, alpha_us=0, beta_us_per_mb=2)
+    problem = make_problem(topology.build(), collectives.broadcast(4), chunk_bytes=MB)
+    return build(problem, [Row(0, 0, 0, 2), Row(0, 1, 2, 7), Row(0, 2, 7, 9)])
+
+
+def three_buses(starts):
+    """Three chunks of two hops, 3 us each: chunk 0 over buses A and B, 1 over B and C, 2 over C and A.
+
+    `starts` has the starts of the chunks' first hops; their last hops start 3 us later.
+    """
+    topology = TopologyBuilder("three buses", [0] * 9)
+    buses = [topology.add_resource(f"bus {name}") for name in "ABC"]
+    for i in range(3):
+        for hop in range(2):
+            link = topology.add_link(3 * i + hop, 3 * i + hop + 1, alpha_us=0, beta_us_per_mb=3)
+            topology.add_hold(link, buses[(i + hop) % 3], alpha_us=0, beta_us_per_mb=3)
+    collective = collectives.custom(
+        9, precondition={i: [3 * i] for i in range(3)}, postcondition={i: [3 * i + 2] for i in range(3)}
+    )
+    problem = make_problem(topology.build(), collective, chunk_bytes=MB)
+    rows = [
+        Row(i, 2 * i + hop, at + 3 * hop, at + 3 * hop + 3) for i, at in enumerate(starts) for hop in range(2)
+    ]
+    return build(problem, rows)
+
+
+def test_busiest_resource_limits_a_relay():
+    """Hops of 3 and 2.5 us: a tile every 3 us, though each takes 5.5."""
+    steady = initiation_interval(relay())
+    assert (steady.interval, steady.busiest_load, steady.busiest_resource) == (3, 3, "link 0->1")
+    assert steady.limits == "link 0->1 is never idle"
+
+
+def test_shared_resource_limits():
+    """Two sends hold a NIC for 9 us each."""
+    assert initiation_interval(shared_nic()).interval == 18
+
+
+def test_ingress_limits():
+    """Holds at the end of sends add up like others: twice 5 us; the first link alone is held for 12."""
+    assert initiation_interval(ingress_nic()).interval == 12
+
+
+def test_cycle_through_data_limits():
+    """The bus is held for 4 us a tile, but a tile takes 9."""
+    steady = initiation_interval(there_and_back())
+    assert (steady.interval, steady.busiest_load, steady.cycle_tiles) == (9, 5, 1)
+    assert [(step.link_name, step.after, step.waits_for) for step in steady.cycle] in (
+        [("0->1", 2, "resource"), ("1->2", 2, "data"), ("2->3", 5, "data")],
+        [("1->2", 2, "data"), ("2->3", 5, "data"), ("0->1", 2, "resource")],
+        [("2->3", 5, "data"), ("0->1", 2, "resource"), ("1->2", 2, "data")],
+    )
+
+
+def test_limits_say_what_the_cycle_is():
+    """Three sends of one tile, and how busy the busiest resource is: 5 of 9 us."""
+    limits = initiation_interval(there_and_back()).limits
+    assert limits == (
+        "3 sends wait for one another in a cycle over 1 tile; the busiest resource, link 1->2, is in use for "
+        "55.6% of the time"
+    )
+
+
+def test_every_bus_is_always_busy():
+    """All chunks start at 0: each bus serves one first hop and one last hop, 6 us, and idles never."""
+    steady = initiation_interval(three_buses([0, 0, 0]))
+    assert (steady.interval, steady.busiest_load) == (6, 6)
+
+
+def test_cycle_over_two_tiles_limits():
+    """Chunk 0 starts at 6, after chunk 2's last hop left bus A: 18 us for two tiles, with buses held for 6.
+
+    Bus A serves chunk 2's last hop and then chunk 0's first, bus B chunk 1's first and then chunk 0's last,
+    bus C chunk 2's first and then chunk 1's last. So, at 3 us a step: chunk 2 over C, chunk 2 over A, chunk 0
+    over A, chunk 0 over B, the next tile's chunk 1 over B, its chunk 1 over C, the next but one's chunk 2
+    over C.
+    """
+    steady = initiation_interval(three_buses([6, 0, 0]))
+    assert (steady.interval, steady.busiest_load, steady.cycle_tiles) == (9, 6, 2)
+    assert len(steady.cycle) == 6
+    assert {step.after for step in steady.cycle} == {3}
+    assert {step.tile for step in steady.cycle} <= {0, 1, 2}
+
+
+def test_tiles_overlap():
+    """A tile takes 12 us by itself, and the next one starts after 9."""
+    schedule = three_buses([6, 0, 0])
+    assert schedule.finish_us == 12
+    finishes = simulate(schedule, tiles=100).finishes
+    assert (finishes[99] - finishes[49]) / 50 == 9
+
+
+def test_reductions_have_a_steady_state():
+    """An allreduce in which every link is used twice, for 2 us each."""
+    assert initiation_interval(allreduce()).interval == 4
+
+
+def test_bandwidth_is_size_over_interval():
+    """1 MB every 3 us is 333.3 GB/s."""
+    steady = initiation_interval(relay())
+    assert steady.algbw_gb_per_s == pytest.approx(1000 / 3)
+    assert steady.busbw_gb_per_s == steady.algbw_gb_per_s
+
+
+def test_schedule_without_transfers_has_no_interval():
+    """Nothing waits for anything."""
+    steady = initiation_interval(make_schedule(relay().problem, chunk=[], link=[], start=[], end=[]))
+    assert (steady.interval, steady.cycle, steady.algbw_gb_per_s, steady.check()) == (0, (), None, True)
+    assert "no resource is held" in repr(steady)
+
+
+def test_other_assumptions_go_through_a_simulation():
+    """At ten times the size a relay's first hop takes 1 + 20 us."""
+    replayed = simulate(relay(), size="10MB").as_schedule()
+    assert initiation_interval(replayed).interval == 21
+
+
+def test_random_intervals_are_proven():
+    """Arithmetic confirms the cycle and the potentials of thousands of intervals, none below the busiest load."""
+    for schedule in random_schedules():
+        steady = initiation_interval(schedule)
+        assert steady.check()
+        assert steady.interval >= steady.busiest_load
+        assert sum(step.after for step in steady.cycle) == steady.cycle_tiles * steady.interval
+
+
+def test_random_intervals_agree_with_many_tiles():
+    """1,000 tiles of random schedules follow one another at the interval, to a thousandth."""
+    for schedule in few_schedules():
+        steady = initiation_interval(schedule)
+        finishes = simulate(schedule, tiles=1000).finishes
+        slope = (finishes[999] - finishes[499]) / 500
+        assert abs(slope - steady.interval) <= steady.interval / 1000
+
+
+@pytest.mark.parametrize("name", ["allgather", "allreduce"])
+@pytest.mark.parametrize("baseline", ["ring", "hierarchical"])
+def test_machine_intervals_agree_with_many_tiles(baseline, name):
+    """1,000 tiles on two NDv2 follow one another at the interval, to a thousandth."""
+    topology = topologies.ndv2(2)
+    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    schedule = baselines.baseline(baseline, problem)
+    finishes = simulate(schedule, tiles=1000).finishes
+    interval = initiation_interval(schedule).interval
+    assert abs((finishes[999] - finishes[499]) / 500 - interval) <= interval / 1000
+
+
+def test_some_cycle_reaches_over_several_tiles():
+    """Among random schedules are some that no cycle of one tile limits."""
+    assert any(initiation_interval(schedule).cycle_tiles > 1 for schedule in random_schedules())
+
+
+@pytest.mark.parametrize("wrong", [Fraction(8), Fraction(10)])
+def test_check_refuses_another_interval(wrong):
+    """One that is too short breaks the cycle, one that is too long is not the smallest."""
+    steady = initiation_interval(there_and_back())
+    assert steady.check()
+    assert not replace(steady, interval=wrong).check()
+
+
+def test_check_refuses_potentials_that_break_a_wait():
+    """Potentials of zero satisfy no wait for data."""
+    steady = initiation_interval(there_and_back())
+    assert not replace(steady, _potentials=(0, 0, 0)).check()
+
+
+def test_table_has_a_row_for_each_send():
+    """A heading and the three sends of the cycle."""
+    lines = initiation_interval(there_and_back()).table().splitlines()
+    assert len(lines) == 4
+    assert any(line.endswith("resource: bus") for line in lines)
+
+
+def test_repr_has_interval_and_bandwidth():
+    """What, where, how often, how fast, and what limits."""
+    assert repr(initiation_interval(relay())) == (
+        "SteadyState(broadcast on line: a tile every 3.000 us, 333.33 GB/s; link 0->1 is never idle)"
+    )

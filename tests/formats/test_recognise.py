@@ -1,0 +1,99 @@
+"""Formats by content: what a file is, whatever it is called."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from taccl.errors import FormatError, InputError
+from taccl.formats import recognise as module
+from taccl.formats.recognise import FORMATS, TACCL_SCHEDULE, UPSTREAM_ALGORITHM, recognise
+
+
+def _write(tmp_path, text):
+    path = tmp_path / "file.txt"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"format": "taccl-schedule", "version": 1}', TACCL_SCHEDULE),
+        ('\n {\n"format" :"taccl-schedule",\n"version": 1}', TACCL_SCHEDULE),
+        ('{"version": 1, "format": "taccl-schedule"}', TACCL_SCHEDULE),
+        ('{"sccl_type": "algorithm", "name": "x"}', UPSTREAM_ALGORITHM),
+        ('{"name": "x", "sccl_type": "algorithm"}', UPSTREAM_ALGORITHM),
+        ('{"sccl_type": "algorithm", "cut sh', UPSTREAM_ALGORITHM),
+    ],
+)
+def test_format_is_recognised_by_its_mark(tmp_path, text, name):
+    """The mark may stand anywhere at the top, and a file that is cut short after it is still its format's."""
+    assert recognise(_write(tmp_path, text)) == name
+
+
+def test_real_algorithms_are_recognised(shared_data):
+    """The four files that the published tool wrote."""
+    files = sorted((shared_data / "upstream-taccl" / "algorithm").glob("*.json"))
+    assert [recognise(path) for path in files] == [UPSTREAM_ALGORITHM] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"result": {"format": "taccl-schedule"}}', "JSON with fields 'result'"),
+        ('{"format": "other"}', "JSON with fields 'format'"),
+        ('{"sccl_type": "topology"}', "another object of the published TACCL tool"),
+        ('{"nnodes": 2}', "an upstream sketch"),
+        ('{"name": "NDv2", "gpus_per_node": 8}', "an upstream topology"),
+        ("{}", "an empty JSON object"),
+        ("<algo name='x'>", "XML"),
+        ("[1, 2]", "no JSON object"),
+        ("schema = 1", "no JSON object"),
+    ],
+)
+def test_other_files_are_refused_with_what_is_known(tmp_path, text, found):
+    """The message says what was found, and names every format that would do."""
+    path = _write(tmp_path, text)
+    with pytest.raises(FormatError) as caught:
+        recognise(path)
+    assert found in caught.value.message
+    assert all(each.name in caught.value.message for each in FORMATS)
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": ' + "[" * 100_000,
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": NaN}',
+        '{"a": 1e99999999999999999999}',
+        '{"a": 1, "a": 2}',
+        '{"a": ',
+        "",
+        "\0\0",
+    ],
+    ids=["nested", "long number", "NaN", "huge exponent", "key twice", "cut short", "empty", "binary"],
+)
+def test_hostile_files_are_refused(tmp_path, text):
+    """Files that no tool writes end in one sentence."""
+    with pytest.raises(FormatError):
+        recognise(_write(tmp_path, text))
+
+
+def test_missing_file_is_an_input_error(tmp_path):
+    """A path to nothing, and a folder, are named."""
+    for path in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(InputError, match=str(path)):
+            recognise(path)
+
+
+def test_large_file_is_not_parsed_for_its_format(tmp_path, monkeypatch):
+    """Beyond a size, the first field must say what a file is."""
+    monkeypatch.setattr(module, "_PARSED_CHARACTERS", 100)
+    rest = {"x": "y" * 200}
+    assert recognise(_write(tmp_path, json.dumps({"format": "taccl-schedule"} | rest))) == TACCL_SCHEDULE
+    with pytest.raises(FormatError, match="first field"):
+        recognise(_write(tmp_path, json.dumps(rest | {"format": "taccl-schedule"})))

@@ -1,0 +1,73 @@
+"""Every shipped sketch, and every file of the published tool, leads to a verified schedule."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from taccl.sketch.upstream import load_problem
+
+COLLECTIVES = ("allgather", "alltoall", "allreduce")
+#: File stems of the published tool's sketches; each fits every topology file of its machine.
+SKETCHES = {
+    "ndv2": (
+        "sk-ndv2-n1-cUp6", "sk1-ndv2-n1", "sk1-ndv2-n2", "sk1-ndv2-n4", "sk2-ndv2-n2", "sk2-ndv2-n4",
+        "sk3-ndv2-n2",
+    ),
+    "dgx2": ("sk-dgx2-n1", "sk1-dgx2-n1", "sk1-dgx2-n2", "sk2-dgx2-n2"),
+}  # fmt: skip
+TOPOLOGIES = {
+    "ndv2": ("topo-ndv2-1KB", "topo-ndv2-32KB", "topo-ndv2-1MB"),
+    "dgx2": ("topo-dgx2-1KB", "topo-dgx2-1MB"),
+}
+PAIRS = [(sketch, topology) for m in SKETCHES for sketch in SKETCHES[m] for topology in TOPOLOGIES[m]]
+
+
+def assert_sound(result):
+    """The schedule is the problem's, the verifier accepts it, and it is no better than the bound."""
+    taccl.verify(result.schedule).raise_if_failed()
+    assert 0 < result.bound_us <= result.finish_us
+    assert result.stages
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("name", taccl.shipped_sketches())
+def test_shipped_sketch(name, collective):
+    """A shipped sketch is synthesized by the portfolio in a second or so, on the machine that it names."""
+    sketch = taccl.load_sketch(name)
+    topology = sketch.topology()
+    chunks = taccl.collectives.make(collective, topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
+    result = taccl.synthesize(sketch.apply(topology, chunks), time_limit_s=1)
+    assert_sound(result)
+    assert result.schedule.problem.collective == chunks
+    assert result.notes == ()
+
+
+def test_every_upstream_file_is_here(shared_data):
+    """The pairs below leave out no file of the published tool."""
+    folder = shared_data / "upstream-taccl"
+    listed = {f"{stem}.json" for pair in PAIRS for stem in pair}
+    assert {path.name for kind in ("sketch", "topo") for path in (folder / kind).iterdir()} == listed
+
+
+# Of the topology file, `physical` keeps only the machine and the size: the largest will do.
+CASES = [
+    *(("upstream", *pair) for pair in PAIRS),
+    *(("physical", *pair) for pair in PAIRS if pair[1].endswith("1MB")),
+]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("cost_model", "sketch", "topology"), CASES)
+def test_upstream_pair(shared_data, sketch, topology, collective, cost_model):
+    """A sketch file on a topology file of its machine is scheduled however short the time."""
+    folder = shared_data / "upstream-taccl"
+    problem = load_problem(
+        folder / "sketch" / f"{sketch}.json",
+        folder / "topo" / f"{topology}.json",
+        collective=collective,
+        cost_model=cost_model,
+    )
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.1)
+    assert_sound(result)
+    assert result.schedule.problem.topology.cost_model == cost_model

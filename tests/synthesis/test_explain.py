@@ -1,0 +1,422 @@
+"""Why sketches cannot work, what would make them work, and what clauses cost."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from taccl import collective as collectives
+from taccl.analysis.bounds import lower_bound
+from taccl.analysis.verify import verify
+from taccl.errors import InputError, SketchError
+from taccl.problem import Clauses, make_problem
+from taccl.sketch import apply as apply_module
+from taccl.sketch.library import load_sketch
+from taccl.sketch.reachability import check_reachable
+from taccl.sketch.sketch import Sketch
+from taccl.solvers.registry import known_solvers, solver_infos
+from taccl.synthesis import clashes
+from taccl.synthesis.explain import explain
+from taccl.synthesis.loosening import Barriers, halves
+from taccl.synthesis.pipeline import synthesize
+from taccl.topology.fabrics import ring
+from taccl.topology.machines import ndv2
+from taccl.topology.topology import TopologyBuilder
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "infeasible"
+_INFOS = {info.name: info for info in solver_infos()}
+
+
+def line():
+    """Nodes 0 - 1 - 2 of one rank each."""
+    builder = TopologyBuilder("line", [0, 1, 2])
+    for src, dst in ((0, 1), (1, 0), (1, 2), (2, 1)):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1, name="cable")
+    return builder.build()
+
+
+def multicast():
+    """Four ranks; each sends to the three others at once, and to nobody alone."""
+    builder = TopologyBuilder("multicast", [0] * 4)
+    for src in range(4):
+        builder.add_link(src, tuple(r for r in range(4) if r != src), alpha_us=1, beta_us_per_mb=1)
+    return builder.build()
+
+
+def circle():
+    """Links 0,1 -> 8 with 8 -> 4 and 8 -> 5 behind it, and 3,4 -> 9 with 9 -> 1 and 9 -> 2 behind it.
+
+    Rank 6 also sends to 0 and 1, and rank 7 to 3 and 4.
+    """
+    builder = TopologyBuilder("circle", [0, 0, 0, 1, 1, 1, 0, 1, 1, 0])
+    plain = ((6, 0), (6, 1), (7, 3), (7, 4), (8, 4), (8, 5), (9, 1), (9, 2))
+    for srcs, dst in (*plain, ((0, 1), 8), ((3, 4), 9)):
+        builder.add_link(srcs, dst, alpha_us=1, beta_us_per_mb=1)
+    return builder.build()
+
+
+def two_chunks():
+    """Ranks 0 and 7 have the chunk for 1 and 5, ranks 3 and 6 the one for 2 and 4.
+
+    The first goes 7 -> 3 and 4 -> 9 -> 1, relayed by 3 and 4, and only then from 0 and 1, where it is own, to 8
+    and 5. The second goes the other way round: relayed by 0 and 1 before it is own at 3 and 4.
+    """
+    return collectives.custom(10, precondition={0: [0, 7], 1: [3, 6]}, postcondition={0: [1, 5], 1: [2, 4]})
+
+
+ALL_RELAYS = {"0": [0, 1, 2, 3, 4, 5, 6, 7]}
+#: Sketch -> topology or None for its own, collective, the fields at fault, and what to write instead.
+CASES = {
+    "relay-forgets-a-rank": (
+        None, "allreduce",
+        ("internode.connections", "internode.relays"), {"internode": {"relays": ALL_RELAYS}},
+    ),
+    "no-sender-for-a-rank": (
+        None, "allgather",
+        ("internode.connections", "internode.relays", "internode.relays"),
+        {"internode": {"relays": {"0": [0, 1, 2, 3, 7], "1": [4, 5, 6]}}},
+    ),
+    "no-connections": (
+        None, "allgather", ("internode.connections",), {"internode": {"connections": {"0": [0]}}},
+    ),
+    "no-links-inside": (None, "alltoall", ("intranode.links",), {"intranode": {"links": "all"}}),
+    "receiver-cannot-hand-on": (
+        None, "broadcast", ("internode.connections", "intranode.links"),
+        {"intranode": {"links": [[1, 0], [0, 1], [0, 2], [0, 3], [0, 4], [2, 6], [3, 7], [4, 5]]}},
+    ),
+    "sender-gets-nothing": (
+        None, "gather", ("internode.connections", "intranode.links"),
+        {"intranode": {"links": "all"}},
+    ),
+    "one-way-chain": (
+        lambda: ring(4), "reduce-scatter", ("intranode.links",),
+        {"intranode": {"links": [[0, 1], [1, 2], [2, 3], [3, 0]]}},
+    ),
+    "direct-crossing-of-a-line": (
+        line, "alltoall", ("internode.crossing",), {"internode": {"crossing": "any"}},
+    ),
+    "relays-of-a-line": (line, "allgather", ("internode.relays",), {"internode": {"relays": {}}}),
+    "multicast-without-a-pair": (
+        multicast, "allgather", ("intranode.links",),
+        {"intranode": {"links": [[s, d] for s in range(4) for d in range(4) if s != d]}},
+    ),
+    "own-chunks-in-a-circle": (
+        circle, two_chunks, ("internode.own_before_relayed",),
+        {"internode": {"own_before_relayed": False}},
+    ),
+    "symmetric-relays": (
+        None, "allgather",
+        ("internode.connections", "internode.relays", "internode.relays"),
+        {"internode": {"relays": {"0": [0, 1, 2, 3], "4": [4, 5, 6, 7]}}},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """Sketches that cannot work become problems all the same."""
+    monkeypatch.setattr(apply_module, "check_reachable", lambda problem: None)
+
+
+def problem_of(name: str, *, edits: dict | None = None):
+    """The problem of a sketch in the data folder, after some edits."""
+    topology, collective, _, _ = CASES[name]
+    content = tomllib.loads((DATA / f"{name}.toml").read_text())
+    for table, fields in (edits or {}).items():
+        content[table] = {**content.get(table, {}), **fields}
+    sketch = Sketch.from_dict(content, source=f"{name}.toml")
+    place = topology() if topology else sketch.topology()
+    ends = collectives.make(collective, place.num_ranks) if isinstance(collective, str) else collective()
+    return sketch.apply(place, ends)
+
+
+def sketched(text: str, *, nodes: int = 2, collective: str = "allgather", **options: object):
+    """The problem of a sketch on NDv2 nodes."""
+    sketch = Sketch.from_toml(f"schema = 1\n{text}", source="a.toml")
+    topology = ndv2(nodes)
+    return sketch.apply(
+        topology, collectives.make(collective, topology.num_ranks, **options), chunk_size="1MB"
+    )
+
+
+def works(problem) -> bool:
+    """Whether the list scheduler finds a schedule that the verifier accepts."""
+    result = synthesize(problem, backend="greedy", time_limit_s=0.3)
+    return verify(result.schedule).ok
+
+
+def test_there_are_twelve():
+    """Every sketch of the folder is a case, and they are twelve."""
+    assert {path.stem for path in DATA.glob("*.toml")} == set(CASES)
+    assert len(CASES) == 12
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fields_at_fault(name):
+    """Each sketch is explained with the fields that clash, named with its file."""
+    explanation = explain(problem_of(name))
+    assert not explanation.feasible
+    fields = tuple(f"{name}.toml: {field}" for field in CASES[name][2])
+    assert tuple(": ".join(clause.split(": ")[:2]) for clause in explanation.conflict) == fields
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_change_makes_it_feasible(name):
+    """After the proposed change the list scheduler finds a schedule, and the explanation has no conflict."""
+    explanation = explain(problem_of(name))
+    assert explanation.change.startswith(f"{name}.toml: ")
+    assert explanation.loosened is not None
+    assert works(explanation.loosened)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_to_write_instead(name):
+    """The sketch with the field at fault corrected by hand becomes a problem that is explained as feasible."""
+    explanation = explain(problem_of(name, edits=CASES[name][3]))
+    assert explanation.feasible
+    assert explanation.conflict == ()
+
+
+CHANGES = {
+    "relay-forgets-a-rank": "internode.relays: add 7 to the list of 0",
+    "no-sender-for-a-rank": "internode.relays: add 7 to the list of 0",
+    "no-connections": "internode.connections: allow 0 -> 0 (such as 0->8 (InfiniBand))",
+    "no-links-inside": "intranode.links: remove it, so that any link may be used",
+    "receiver-cannot-hand-on": "intranode.links: allow 1 -> 0 (such as 1->0 (NVLink x2))",
+    "one-way-chain": "intranode.links: allow 3 -> 0 (such as 3->0)",
+    "direct-crossing-of-a-line": 'internode.crossing: set it to "any"',
+    "relays-of-a-line": "internode.relays: remove the entry of local rank 0, so that it carries any chunk off "
+    "its node",
+    "multicast-without-a-pair": "intranode.links: allow 0 -> 1, 0 -> 2, 0 -> 3 (such as 0->1,2,3)",
+    "own-chunks-in-a-circle": "internode.own_before_relayed: set it to false",
+    "symmetric-relays": "internode.relays: add 3 to the list of 0, 7 to the list of 4",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_smallest_change(name):
+    """The change is told in the sketch's own words."""
+    explanation = explain(problem_of(name))
+    assert explanation.change == f"{name}.toml: {CHANGES[name]}"
+    assert explanation.proven
+
+
+@pytest.mark.parametrize("backend", known_solvers())
+def test_every_backend_finds_the_change(backend):
+    """Two nodes and two chains without a way on need a solver: the fewest edits are the same two for all.
+
+    Inside a node only 0 -> 1 and 2 -> 3 are left of a ring of four: 1 -> 2 and 3 -> 0 close it.
+    """
+    if not _INFOS[backend].available:
+        pytest.skip(f"{backend} is not here: {_INFOS[backend].why_not}")
+    sketch = Sketch.from_toml("schema = 1\n[intranode]\nlinks = [[0, 1], [2, 3]]", source="a.toml")
+    problem = sketch.apply(ring(4), collectives.allgather(4), chunk_size="1MB")
+    explanation = explain(problem, backend=backend)
+    assert explanation.change == "a.toml: intranode.links: allow 1 -> 2, 3 -> 0 (such as 1->2)"
+    assert works(explanation.loosened)
+
+
+@pytest.mark.parametrize("backend", known_solvers())
+def test_every_backend_finds_the_circle(backend):
+    """Only the routing model sees that own chunks wait for each other; each solver proves it."""
+    if not _INFOS[backend].available:
+        pytest.skip(f"{backend} is not here: {_INFOS[backend].why_not}")
+    explanation = explain(problem_of("own-chunks-in-a-circle"), backend=backend)
+    assert explanation.reason.endswith("wait for each other in a circle")
+    assert len(explanation.conflict) == 1
+
+
+def test_reason_names_chunk_and_ranks():
+    """Local rank 7's chunk never gets out of node 0, ranks 0-7 hold it at most."""
+    explanation = explain(problem_of("no-sender-for-a-rank"))
+    assert explanation.reason == (
+        "chunk 7 of allgather cannot get from rank 7 to rank 8; it reaches only ranks 0-7"
+    )
+
+
+def test_reason_of_a_reduction():
+    """Rank 8's contribution cannot get to the root 7 of chunk 7, to which only its own node's can."""
+    explanation = explain(problem_of("relay-forgets-a-rank"))
+    assert explanation.reason == (
+        "the contribution of rank 8 to chunk 7 of allreduce cannot get to rank 7; "
+        "only ranks 0-7 can send theirs there"
+    )
+
+
+def test_no_solver_where_graph_search_decides(monkeypatch):
+    """One smallest edit that does for every chunk is found without a solver."""
+    monkeypatch.setattr(clashes, "solve", None)
+    assert explain(problem_of("no-connections")).proven
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "own-chunks-in-a-circle"])
+def test_conflict_is_irreducible(name):
+    """Of the clauses that clash, any one may go, and the chunk that they hold up gets to its end."""
+    barriers = Barriers(problem_of(name))
+    missed = clashes.blocked([d for half in halves(barriers.problem) for d in clashes.demands(half)])
+    demand, clauses = clashes.clashing(barriers, missed)
+    blocking = [
+        barriers.blocking(demand.half, e, demand.chunk) for e in range(len(barriers.problem.topology.links))
+    ]
+    for left_out in clauses:
+        kept = set(clauses) - {left_out}
+        assert demand.ends[0] in clashes.reach(demand, lambda e, kept=kept: blocking[e].isdisjoint(kept))
+
+
+def random_sketch(rng: random.Random) -> tuple[dict, str, dict, int, int]:
+    """A sketch of two or three nodes of two or three ranks, and a collective for it."""
+    nodes, local = rng.choice((2, 3)), rng.choice((2, 3))
+    ranks = range(local)
+    senders = rng.sample(ranks, rng.randint(1, local))
+    content: dict = {"schema": 1, "chunks": {"size": "1MB"}}
+    content["internode"] = {"crossing": rng.choice(("any", "direct"))}
+    if rng.random() < 0.8:
+        content["internode"]["connections"] = {
+            str(s): rng.sample(ranks, rng.randint(1, local)) for s in senders
+        }
+    if rng.random() < 0.6:
+        content["internode"]["relays"] = {str(s): rng.sample(ranks, rng.randint(1, local)) for s in senders}
+    if rng.random() < 0.6:
+        pairs = [[s, d] for s in ranks for d in ranks if s != d and rng.random() < 0.5]
+        content["intranode"] = {"links": pairs}
+    name = rng.choice(("allgather", "allreduce", "alltoall", "reduce", "broadcast", "gather", "scan"))
+    rooted = name in ("reduce", "broadcast", "gather")
+    return content, name, {"root": rng.randrange(nodes * local)} if rooted else {}, nodes, local
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_sketches(seed):
+    """The check before synthesis and the explanation agree, and the change satisfies the check."""
+    rng = random.Random(seed)
+    for _ in range(25):
+        content, name, options, nodes, local = random_sketch(rng)
+        builder = TopologyBuilder("small", [r // local for r in range(nodes * local)])
+        for src, dst in permutations(range(nodes * local), 2):
+            builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+        topology = builder.build()
+        sketch = Sketch.from_dict(content, source="r.toml")
+        problem = sketch.apply(topology, collectives.make(name, topology.num_ranks, **options))
+        try:
+            check_reachable(problem)
+        except SketchError:
+            explanation = explain(problem)
+            assert not explanation.feasible
+            assert explanation.conflict
+            check_reachable(explanation.loosened)
+        else:
+            some = [demand for half in halves(problem) for demand in clashes.demands(half)]
+            assert clashes.blocked(some) == []
+
+
+def test_topology_at_fault():
+    """A rank that no link enters is nobody's clause: the cut is named."""
+    builder = TopologyBuilder("torn", [0, 0, 0])
+    for src, dst in ((0, 1), (1, 0), (2, 0)):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    explanation = explain(make_problem(builder.build(), collectives.allgather(3), chunk_bytes=10))
+    assert not explanation.feasible
+    assert explanation.conflict == ()
+    assert (
+        explanation.reason == "chunk 0 of allgather cannot get from rank 0 to rank 2: torn has no path for it"
+    )
+    assert explanation.change == "add a link to one of ranks 2 from one of ranks 0-1"
+
+
+def test_clauses_made_in_python():
+    """Clauses that no sketch could have said are told link by link."""
+    topology = ndv2(2)
+    across = {e for e in topology.internode_links if topology.links[e].src < 8}  # node 1 sends nothing back
+    inside = set(range(len(topology.links))) - set(topology.internode_links)
+    clauses = Clauses(name="by hand", links_allowed=frozenset(across | inside))
+    explanation = explain(make_problem(topology, collectives.allgather(16), chunk_bytes=10, clauses=clauses))
+    assert explanation.conflict == (
+        "by hand: internode.connections: not every link between nodes may be used",
+    )
+    assert explanation.change == "by hand: internode.connections: allow link 8->0 (InfiniBand)"
+    assert works(explanation.loosened)
+
+
+def test_symmetry_that_clashes_is_bad_input():
+    """A symmetry that connections lack is refused before there is a problem to explain."""
+    text = "[internode]\nconnections = {0=[0]}\n[[symmetry]]\noffset = 4\ngroup = 8"
+    sketch = Sketch.from_toml(f'schema = 1\nmachine = "dgx-a100"\nnodes = 2\n{text}', source="a.toml")
+    topology = sketch.topology()
+    with pytest.raises(SketchError, match=r"a\.toml: symmetry\[0\]"):
+        sketch.apply(topology, collectives.allgather(16), chunk_size="1MB")
+
+
+def test_scan_is_explained():
+    """Prefixes that a rank makes from what it received need a path, too."""
+    problem = sketched("[internode]\nconnections = {}", collective="scan")
+    explanation = explain(problem)
+    assert explanation.conflict == ("a.toml: internode.connections: no link between nodes",)
+    assert works(explanation.loosened)
+
+
+def test_dearest_clause():
+    """One connection where a broadcast could have eight, and two hops more: the bound says what that costs.
+
+    Without the connections, every way of 107.6 us is open; with them the last rank is 177.2 us away.
+    """
+    problem = sketched("[internode]\nconnections = {0=[1]}", collective="broadcast")
+    explanation = explain(problem)
+    assert explanation.feasible
+    assert explanation.bound_us == pytest.approx(lower_bound(problem).bound_us)
+    dearest = next(cost for cost in explanation.costs if cost.clause != "every clause")
+    assert dearest.clause == "a.toml: internode.connections"
+    assert dearest.bound_us == pytest.approx(lower_bound(make_problem(
+        ndv2(2), problem.collective, chunk_bytes=10**6)).bound_us)  # fmt: skip
+    assert dearest.difference_us == pytest.approx(explanation.bound_us - dearest.bound_us)
+    assert dearest.percent == pytest.approx(100 * dearest.difference_us / dearest.bound_us)
+    assert "costs at least" in repr(explanation)
+
+
+def test_no_clause_costs_less_than_nothing():
+    """Leaving a clause out never raises the bound, and leaving out all lowers it most."""
+    sketch = load_sketch("ndv2/sk1")
+    topology = sketch.topology()
+    explanation = explain(sketch.apply(topology, collectives.allreduce(topology.num_ranks)))
+    assert explanation.costs[0].clause == "every clause"
+    assert all(0 <= cost.difference_us <= explanation.costs[0].difference_us for cost in explanation.costs)
+
+
+def test_problem_without_clauses():
+    """There is nothing to leave out."""
+    explanation = explain(make_problem(ring(4), collectives.allgather(4), chunk_bytes=10))
+    assert explanation.feasible
+    assert explanation.costs == ()
+    assert "no clause to leave out" in repr(explanation)
+
+
+def test_repr_and_dict():
+    """A person reads the clauses and the change; a program gets the same as plain values."""
+    explanation = explain(problem_of("no-connections"))
+    text = repr(explanation)
+    assert "infeasible" in text
+    assert "no-connections.toml: internode.connections: no link between nodes" in text
+    assert f"the smallest change: {explanation.change}" in text
+    plain = explanation.to_dict()
+    assert plain["feasible"] is False
+    assert plain["conflict"] == list(explanation.conflict)
+    assert plain["costs"] == []
+
+
+def test_no_time_for_a_proof():
+    """Where time runs out the clauses in the way are given up, and the explanation says that less may do."""
+    explanation = explain(problem_of("no-links-inside"), time_limit_s=1e-9)
+    assert not explanation.proven
+    assert "smaller ones may do" in repr(explanation)
+    assert works(explanation.loosened)
+
+
+@pytest.mark.parametrize(
+    ("options", "where"), [({"backend": "glpk"}, "backend"), ({"time_limit_s": 0}, "time_limit_s")]
+)
+def test_bad_options(options, where):
+    """A wrong backend or time limit is refused with the argument's name."""
+    with pytest.raises(InputError, match=f"^{where}"):
+        explain(problem_of("no-connections"), **options)

@@ -1,0 +1,252 @@
+"""The exact paths against exhaustive search: on tiny problems the job shop finds, and proves, the least finish."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from synthesis.brute_force import TooLarge, optimal_ticks
+from synthesis.small_problems import (
+    MB,
+    custom,
+    full,
+    late_hold,
+    problem_of,
+    random_problem,
+    relayed,
+    ring,
+    star,
+    two_nodes,
+)
+
+from taccl import collective as collectives
+from taccl.analysis.bounds import lower_bound
+from taccl.analysis.verify import verify
+from taccl.schedule.combine import reduction_half, reverse
+from taccl.sketch.group import symmetry_group
+from taccl.synthesis import jobshop
+from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.orbits import fold, timing_group
+from taccl.synthesis.pipeline import synthesize
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+SEEDS = range(1, 160)
+QUARTER = tuple((r + 1) % 4 for r in range(4))
+
+
+def proven(problem: Problem, *, folded: bool = False) -> Schedule:
+    """What the job shop proves best with every move optional, the list scheduler's finish not given away."""
+    group = symmetry_group(problem)
+    orbits = fold(problem, timing_group(problem, group) if folded else group[:1])
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    answer = jobshop.solve(
+        orbits,
+        optional=range(len(orbits.moves)),
+        required=(),
+        upper_ticks=found.finish_ticks + 3,
+        time_limit_s=20,
+    )
+    assert answer.status == "optimal"
+    assert answer.schedule is not None
+    assert answer.bound_ticks == answer.schedule.finish_ticks
+    return unfold(orbits, answer.schedule.sends, producer="job shop")
+
+
+def multicast() -> Topology:
+    """Rank 0 sends to 1, 2 and 3 at once in 2 us; 0 -> 1 -> 2 -> 3 and 1 -> 3 take 1 us each."""
+    builder = TopologyBuilder("multicast", [0] * 4)
+    builder.add_link(0, (1, 2, 3), alpha_us=0, beta_us_per_mb=2)
+    for src, dst in ((0, 1), (1, 2), (2, 3), (1, 3)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    return builder.build()
+
+
+def multicasts() -> Topology:
+    """Rank 0 sends to 1 and 2, or to 2 and 3, at once in 1 us; 1 -> 3, 2 -> 0 and 3 -> 0 take 1 us each."""
+    builder = TopologyBuilder("multicasts", [0] * 4)
+    for src, dst in ((0, (1, 2)), (0, (2, 3)), (1, 3), (2, 0), (3, 0)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    return builder.build()
+
+
+def named() -> dict[str, Problem]:
+    """Small problems that between them use everything that a schedule must respect."""
+    nodes = collectives.allgather(4)
+    inter = {"merging": frozenset({4, 5, 6})}
+    uneven = ring(3, betas=(0, 1, 2))
+    return {
+        "ring": problem_of(ring(4, betas=(0, 1, 2)), nodes),
+        "pipelined ring": problem_of(ring(3, meaning="pipelined"), custom(3, [([0], [1])] * 4)),
+        "alltoall": problem_of(uneven, collectives.alltoall(3)),
+        "star": problem_of(star(3), collectives.broadcast(4)),
+        "gather on a star": problem_of(star(3), collectives.gather(4)),
+        "one port a rank": problem_of(full(3, port=True), collectives.allgather(3)),
+        "shared NIC": problem_of(two_nodes(), nodes),
+        "merging": problem_of(two_nodes(), nodes, **inter, max_merge=3),
+        "merging two": problem_of(two_nodes(), nodes, **inter, max_merge=2),
+        "pipelined NIC": problem_of(two_nodes(meaning="pipelined"), nodes, **inter, max_merge=2),
+        "sizes": problem_of(two_nodes(), custom(4, [([0], [3]), ([1], [2, 3])]), chunk_bytes=(MB, 2 * MB)),
+        "late hold": problem_of(late_hold(), custom(4, [([0], [2, 3]), ([1], [3])])),
+        "own first": relayed(),
+        "several origins": problem_of(uneven, custom(3, [([0, 2], [1]), ([1], [0, 2])])),
+        "multicast": problem_of(multicast(), custom(4, [([0], [1, 2, 3])] * 3)),
+        "multicasts that overlap": problem_of(multicasts(), collectives.broadcast(4)),
+        "multicasts to one": problem_of(multicasts(), custom(4, [([0], [1])] * 2 + [([0], [3])] * 2)),
+        "merging multicast": problem_of(
+            multicast(), custom(4, [([0], [2, 3])] * 3), merging=frozenset({0}), max_merge=2
+        ),
+    }
+
+
+@cache
+def least(seed: int) -> int | None:
+    """The optimum of a random problem; None where the search would take too long."""
+    try:
+        return optimal_ticks(random_problem(seed), max_states=3000)
+    except TooLarge:
+        return None
+
+
+@pytest.mark.parametrize("name", named())
+def test_the_job_shop_proves_the_optimum(name: str) -> None:
+    """Its schedule verifies, and takes as long as exhaustive search says."""
+    problem = named()[name]
+    schedule = proven(problem)
+    assert verify(schedule).ok
+    assert schedule.finish_ticks == optimal_ticks(problem)
+
+
+def test_the_job_shop_proves_the_optimum_of_random_problems() -> None:
+    """Shared resources on either side, merging, own-first, sizes, both meanings of alpha."""
+    compared = 0
+    for seed in SEEDS:
+        problem = random_problem(seed)
+        best = least(seed)
+        if best:
+            schedule = proven(problem)
+            assert verify(schedule).ok, seed
+            assert schedule.finish_ticks == best, seed
+            compared += 1
+    assert compared > 0.9 * len(SEEDS)
+
+
+def test_no_bound_is_above_the_optimum() -> None:
+    """On the same random problems."""
+    for seed in SEEDS:
+        problem, best = random_problem(seed), least(seed)
+        assert best is None or lower_bound(problem).bound * problem.costs.ticks_per_us <= best, seed
+
+
+def test_own_chunks_of_unlike_sizes() -> None:
+    """0 -> 1 (1 us a MB) sends its own chunks of 2 and 1 MB, then relays one that came from 2.
+
+    The large one has 8 us to go from 1 to 3, so it leaves first, at 0, and alone: there at 10. The small one
+    follows at 2, the relayed one a latency of the small one later, at 3; at 1 at 4, at 4 at 10.
+    """
+    builder = TopologyBuilder("sizes", [0] * 5)
+    for src, dst, beta in ((2, 0, 1), (0, 1, 1), (1, 3, 4), (1, 4, 6)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    problem = problem_of(
+        builder.build(),
+        custom(5, [([0], [3]), ([0], [1]), ([2], [4])]),
+        chunk_bytes=(2 * MB, MB, MB),
+        merging=frozenset({1}),
+        max_merge=2,
+        own_first=frozenset({1}),
+    )
+    assert optimal_ticks(problem) == 10
+    assert proven(problem).finish_ticks == 10
+
+
+def test_folding_costs_nothing_where_the_best_has_the_symmetry() -> None:
+    """Allgather on a ring: the best schedule that turns with it is as short as the best of all."""
+    problem = problem_of(ring(4), collectives.allgather(4), symmetry=(QUARTER,))
+    assert proven(problem, folded=True).finish_ticks == optimal_ticks(problem)
+
+
+def test_folding_has_a_price_where_the_best_lacks_the_symmetry() -> None:
+    """Alltoall on a ring of 4, 2 us a hop: chunks for the rank opposite all go round the same way.
+
+    So each link of that way carries a neighbour's chunk and two hops of others, 6 us. If half of them go the
+    other way, the 8 + 8 hops load each of the 8 links with two, 4 us.
+    """
+    problem = problem_of(ring(4), collectives.alltoall(4), symmetry=(QUARTER,))
+    assert proven(problem, folded=True).finish_ticks == 6
+    assert proven(problem).finish_ticks == 4
+
+
+def rooted() -> dict[str, Problem]:
+    """Problems in which only roots need sums, so that they are spreadings with time turned round."""
+    return {
+        "reduce": problem_of(ring(3, betas=(0, 1, 2)), collectives.reduce(3)),
+        "reduce on a star": problem_of(star(3), collectives.reduce(4, root=1)),
+        "reduce-scatter": problem_of(ring(3), collectives.reduce_scatter(3)),
+        "port": problem_of(full(3, port=True), collectives.reduce_scatter(3)),
+        "NIC": problem_of(two_nodes(), custom(4, [([0, 1], [2]), ([0, 1], [3])], combining=True)),
+        "merging": problem_of(
+            two_nodes(),
+            custom(4, [([0, 1], [2])] * 2, combining=True),
+            merging=frozenset({4, 5}),
+            max_merge=2,
+        ),
+        "pipelined": problem_of(
+            two_nodes(meaning="pipelined"), custom(4, [([0, 1, 3], [2]), ([2, 3], [0])], combining=True)
+        ),
+    }
+
+
+def reduced(problem: Problem) -> Schedule:
+    """The job shop's best spreading from the roots over reversed links, turned round."""
+    return reverse(proven(reduction_half(problem)), problem)
+
+
+@pytest.mark.parametrize("name", rooted())
+def test_the_job_shop_proves_the_optimum_of_reductions(name: str) -> None:
+    """Every contribution is counted once, as soon as it can be."""
+    problem = rooted()[name]
+    schedule = reduced(problem)
+    assert verify(schedule).ok
+    assert schedule.finish_ticks == optimal_ticks(problem)
+
+
+def test_the_job_shop_proves_the_optimum_of_random_reductions() -> None:
+    """Of the random problems with sums, those in which only roots need them."""
+    compared = 0
+    for seed in SEEDS:
+        problem = random_problem(seed, combining=True)
+        chunks = problem.collective.chunks
+        if any(data.destinations != (data.root,) for data in chunks):
+            continue
+        if all(data.origins == (data.root,) for data in chunks):
+            continue
+        try:
+            best = optimal_ticks(problem, max_states=3000)
+        except TooLarge:
+            continue
+        schedule = reduced(problem)
+        assert verify(schedule).ok, seed
+        assert schedule.finish_ticks == best, seed
+        compared += 1
+    assert compared >= 20
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("reduce", rooted()["reduce"]),
+        ("own first", named()["own first"]),
+        ("merging", named()["merging"]),
+        ("allreduce", problem_of(ring(2, betas=(0, 1)), collectives.allreduce(2))),
+    ],
+)  # fmt: skip
+def test_the_portfolio_finds_the_optimum(name: str, problem: Problem) -> None:
+    """``backend="auto"`` on problems that are small enough for exhaustive search."""
+    schedule = synthesize(problem, backend="auto", time_limit_s=3.0).schedule
+    assert schedule.finish_ticks == optimal_ticks(problem), name

@@ -1,0 +1,217 @@
+"""The fold: how much symmetry saves, what may not be folded in time, and which ways are kept."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+from synthesis.small_problems import custom, full, problem_of, ring
+
+from taccl import collective as collectives
+from taccl.analysis.verify import verify
+from taccl.sketch.group import symmetry_group
+from taccl.sketch.library import load_sketch
+from taccl.sketch.upstream import load_problem
+from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.orbits import fold, timing_group
+from taccl.topology import machines
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from taccl.problem import Problem
+    from taccl.synthesis.orbits import Orbits
+
+ROTATION = tuple((r + 1) % 4 for r in range(4))
+
+
+def folded(problem: Problem) -> Orbits:
+    """Folded as far as times allow."""
+    return fold(problem, timing_group(problem, symmetry_group(problem)))
+
+
+def test_without_symmetry_every_chunk_and_link_is_a_move() -> None:
+    """Full(3), allgather: each chunk over the 4 links that do not lead home; 9 places."""
+    orbits = folded(problem_of(full(3), collectives.allgather(3)))
+    assert len(orbits.group) == 1
+    assert len(orbits.moves) == 3 * 4
+    assert len(orbits.places) == 3 * 3
+    assert (orbits.num_resources, len(orbits.link_rep)) == (6, 6)
+
+
+def test_a_rotation_folds_all_chunks_into_one() -> None:
+    """Ring of 4 turned by one: a chunk over the 6 of 8 links that do not lead home, 4 places, 2 links."""
+    orbits = folded(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
+    assert len(orbits.group) == 4
+    assert (len(orbits.moves), len(orbits.places), len(orbits.link_rep)) == (6, 4, 2)
+    assert all(len(orbits.members(m)) == 4 for m in range(6))
+
+
+def test_moves_over_one_orbit_of_links_share_its_representative() -> None:
+    """So that they can merge."""
+    orbits = folded(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
+    assert {move.link for move in orbits.moves} == set(orbits.link_rep)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "topology", "size", "moves"),
+    [
+        ("sk1-ndv2-n1", "topo-ndv2-1MB", 1, 224), ("sk1-ndv2-n2", "topo-ndv2-1MB", 2, 488),
+        ("sk1-dgx2-n1", "topo-dgx2-1MB", 8, 450), ("sk1-dgx2-n2", "topo-dgx2-1MB", 16, 1864),
+        ("sk2-dgx2-n2", "topo-dgx2-1KB", 16, 932),
+    ],
+)  # fmt: skip
+def test_published_sketches_fold(
+    shared_data: Path, sketch: str, topology: str, size: int, moves: int
+) -> None:
+    """All the symmetry that the sketches name is used in time: so many elements, so many moves."""
+    folder = shared_data / "upstream-taccl"
+    problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
+    orbits = folded(problem)
+    assert (len(orbits.group), len(orbits.moves)) == (size, moves)
+
+
+def test_the_shipped_dgx2_sketch_folds_sixteenfold() -> None:
+    """DGX-2 x2, allgather of two chunks a rank, ranks alike modulo 2: 64 chunks in orbits of 16.
+
+    A chunk spreads over the 16 * 15 links of its node's switch but the 15 that lead home, crosses over the one
+    connection of its relay (direct crossing), and spreads over all 16 * 15 of the other node: 466 moves.
+    """
+    topology, collective = machines.dgx2(nodes=2), collectives.allgather(32, chunks_per_rank=2)
+    orbits = folded(load_sketch("dgx2/sk1").apply(topology, collective, chunk_size="1MB"))
+    assert len(orbits.group) == 16
+    assert len(orbits.moves) == 64 // 16 * (225 + 1 + 240) == 1864
+
+
+def test_an_unfolded_schedule_verifies() -> None:
+    """What is scheduled on the fold is a schedule of the whole, with the fold's finish."""
+    problem = problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,))
+    orbits = folded(problem)
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    whole = unfold(orbits, found.sends, producer="test")
+    assert verify(whole).ok
+    assert whole.finish_ticks == found.finish_ticks == 4
+    assert len(whole) == 12
+
+
+def shared(*, half_duplex: bool = False) -> Problem:
+    """Rank 0 to 2 and 1 to 3 behind one NIC (or: 0 to 1 and back over one wire), mirrored."""
+    if half_duplex:
+        builder = TopologyBuilder("wire", [0, 0])
+        pairs, mirror = ((0, 1), (1, 0)), (1, 0)
+    else:
+        builder = TopologyBuilder("NIC", [0, 0, 1, 1])
+        pairs, mirror = ((0, 2), (1, 3)), (1, 0, 3, 2)
+    resource = builder.add_resource("shared")
+    for src, dst in pairs:
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+        builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=1)
+    ways = [([src], [dst]) for src, dst in pairs]
+    return problem_of(builder.build(), custom(len(mirror), ways), symmetry=(mirror,))
+
+
+@pytest.mark.parametrize("half_duplex", [False, True], ids=["NIC", "wire"])
+def test_a_fixed_resource_is_not_folded_in_time(half_duplex: bool) -> None:
+    """The mirror keeps the shared resource where it is: two sends take turns, 2 us."""
+    problem = shared(half_duplex=half_duplex)
+    group = symmetry_group(problem)
+    assert len(group) == 2
+    assert len(timing_group(problem, group)) == 1
+    assert len(fold(problem, group).moves) == 1
+    orbits = folded(problem)
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    assert found.finish_ticks == 2
+
+
+def test_a_fixed_resource_that_nobody_may_use_does_not_matter() -> None:
+    """Without the links that hold the NIC, the mirror folds."""
+    builder = TopologyBuilder("idle NIC", [0, 0, 1, 1])
+    nic = builder.add_resource("NIC")
+    for src, dst in ((0, 1), (1, 0), (0, 2), (1, 3)):
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+        if dst > 1:
+            builder.add_hold(link, nic, alpha_us=0, beta_us_per_mb=1)
+    collective = custom(4, [([0], [1]), ([1], [0])])
+    problem = problem_of(builder.build(), collective, symmetry=((1, 0, 3, 2),))
+    group = symmetry_group(problem)
+    assert (len(group), len(timing_group(problem, group))) == (2, 1)
+    inside = problem.with_clauses(links_allowed=frozenset({0, 1}))
+    assert len(timing_group(inside, symmetry_group(inside))) == 2
+
+
+def test_only_the_part_that_acts_freely_is_folded() -> None:
+    """Four ranks in a ring with a port that ranks 0 and 2 share, 1 and 3 likewise: a half turn fixes both.
+
+    A turn by one swaps the ports, but its square is the half turn: nothing is left to fold with.
+    """
+    builder = TopologyBuilder("ports", [0] * 4)
+    ports = [builder.add_resource("even"), builder.add_resource("odd")]
+    for r in range(4):
+        link = builder.add_link(r, (r + 1) % 4, alpha_us=0, beta_us_per_mb=1)
+        builder.add_hold(link, ports[r % 2], alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.allgather(4), symmetry=(ROTATION,))
+    group = symmetry_group(problem)
+    assert (len(group), len(timing_group(problem, group))) == (4, 1)
+
+
+def test_one_destination_makes_a_single_path() -> None:
+    """A destination that has the chunk from the start does not count."""
+    ways = [([0], [2]), ([0], [0, 2]), ([0], [1, 2])]
+    assert folded(problem_of(ring(3), custom(3, ways))).single_path == (True, True, False)
+
+
+def near_tie(slack: Fraction) -> Orbits:
+    """0 -> 1 in 46 us, or by rank 2 in 23.3 + 23.3."""
+    builder = TopologyBuilder("near tie", [0] * 3)
+    for src, dst, time in ((0, 1, 46), (0, 2, "23.3"), (2, 1, "23.3")):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=time)
+    return folded(problem_of(builder.build(), custom(3, [([0], [1])]), routing_slack=slack))
+
+
+@pytest.mark.parametrize(
+    ("slack", "links"), [(Fraction(0), {0}), (Fraction(1, 100), {0}), (Fraction(1, 10), {0, 1, 2})]
+)
+def test_slack_keeps_near_ties(slack: Fraction, links: set[int]) -> None:
+    """46.6 is 1.3 % above 46: a slack of 1 % keeps one way, one of 10 % both."""
+    assert {move.link for move in near_tie(slack).moves} == links
+
+
+def test_exact_ties_need_no_slack() -> None:
+    """Both ways round a ring of 4 to the rank opposite."""
+    orbits = folded(problem_of(ring(4), custom(4, [([0], [2])]), routing_slack=Fraction(0)))
+    assert len(orbits.moves) == 4
+
+
+def test_moves_know_how_far_it_still_is() -> None:
+    """On a ring of 5 with 2 us a hop, the first hop of a broadcast has one more hop of 2 us behind it."""
+    topology = ring(5)
+    orbits = folded(problem_of(topology, collectives.broadcast(5), routing_slack=Fraction(0)))
+    tails = {(topology.links[m.link].src, topology.links[m.link].dst): m.tail_ticks for m in orbits.moves}
+    assert (tails[0, 1], tails[1, 2]) == (2, 0)
+
+
+def test_restricting_keeps_only_the_given_moves() -> None:
+    """Places stay; moves are renumbered, and places know only those."""
+    orbits = folded(problem_of(full(3), collectives.broadcast(3)))
+    part = orbits.restrict([(0, 0)])
+    assert [(m.chunk, m.link) for m in part.moves] == [(0, 0)]
+    assert len(part.places) == len(orbits.places)
+    assert sum(len(p.moves_in) for p in part.places) == 1
+
+
+def test_derived_chunks_share_the_place_of_their_source() -> None:
+    """Scan on 3 ranks: prefix 0 at rank 1 is where prefix 1 starts; the last prefix is nowhere sent."""
+    orbits = folded(problem_of(ring(3), collectives.scan(3), routing_slack=Fraction(0)))
+    sources = {move.chunk: orbits.places[move.srcs[0]] for move in orbits.moves}
+    assert (sources[1].chunk, sources[1].rank) == (0, 1)
+    assert not sources[1].is_origin
+
+
+def test_a_sketch_link_is_no_move() -> None:
+    """Links that the sketch forbids carry nothing."""
+    orbits = folded(problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4})))
+    assert {move.link for move in orbits.moves} == {0, 1, 2, 4}

@@ -1,0 +1,611 @@
+"""`synthesize` end to end: every backend, limits, seeds, fallbacks, Ctrl-C, and solvers that die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from small_problems import full, problem_of, ring, star, two_nodes
+
+import taccl
+from taccl import collective as collectives
+from taccl.errors import FallbackWarning, InputError, SolverUnavailableError
+from taccl.solvers import solver as solver_module
+from taccl.synthesis import jobshop, pipeline
+from taccl.topology.topology import TopologyBuilder
+
+BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:HiGHS", "pulp:PULP_CBC_CMD")
+MILP = tuple(name for name in BACKENDS if name not in ("auto", "greedy", "cpsat"))
+
+
+def small(collective="alltoall"):
+    """Five ranks in a ring of links of 2, 3 and 4 us."""
+    return problem_of(ring(5, betas=(0, 1, 2)), collectives.make(collective, 5))
+
+
+def large():
+    """432 moves and more rows than Gurobi's bundled licence admits: a ring of 12, no symmetry declared."""
+    return problem_of(ring(12), collectives.alltoall(12))
+
+
+def stage_names(result):
+    return [stage.name for stage in result.stages]
+
+
+def stage(result, name):
+    return next(stage for stage in result.stages if stage.name == name)
+
+
+def assert_sound(result, problem):
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.schedule.problem.digest() == problem.digest()
+    assert 0 < result.bound_us <= result.finish_us
+
+
+@pytest.fixture
+def loose_bound(monkeypatch):
+    """Half the bound, so that no schedule meets it and every stage has something to look for."""
+    proven = pipeline.lower_bound
+
+    def half(problem):
+        bound = proven(problem)
+        return replace(bound, bound=bound.bound / 2)
+
+    monkeypatch.setattr(pipeline, "lower_bound", half)
+
+
+@pytest.fixture
+def drilled(monkeypatch):
+    """A function that makes every task of a solver run a drill that goes wrong."""
+
+    def install(solver, drill):
+        function = f"taccl.solvers.drills:{drill}"
+        if solver == "cpsat":
+            run = jobshop.run_task
+            monkeypatch.setattr(
+                jobshop,
+                "run_task",
+                lambda family, _, *rest, **options: run(family, function, *rest, **options),
+            )
+        normal = solver_module.solver_function
+        monkeypatch.setattr(
+            solver_module, "solver_function", lambda name: function if name == solver else normal(name)
+        )
+
+    return install
+
+
+class TestBackends:
+    """What ``backend=`` chooses."""
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_verified_schedule(self, backend, loose_bound):
+        """Each backend's schedule passes the verifier, without a fallback."""
+        problem = small()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = taccl.synthesize(problem, backend=backend, time_limit_s=1.5)
+        assert_sound(result, problem)
+        assert (result.backend, result.notes) == (backend, ())
+
+    @pytest.mark.parametrize("backend", MILP)
+    def test_stages_of_a_solver(self, backend):
+        """A named solver does routing and contiguity; its routing is proven on so small a problem."""
+        result = taccl.synthesize(small("allgather"), backend=backend, time_limit_s=5)
+        assert stage_names(result)[-4:] == ["greedy", "routing", "ordering", "contiguity"]
+        assert {stage(result, name).solver for name in ("routing", "contiguity")} == {backend}
+        assert stage(result, "routing").status == "optimal"
+        assert stage(result, "contiguity").finish_us >= result.finish_us
+
+    def test_stages_of_cpsat(self):
+        """CP-SAT routes, then does ordering and contiguity as one job shop."""
+        result = taccl.synthesize(small("allgather"), backend="cpsat", time_limit_s=5)
+        assert stage_names(result)[-3:] == ["greedy", "routing", "job shop"]
+        assert stage(result, "job shop").solver == stage(result, "routing").solver == "cpsat"
+
+    def test_stages_of_greedy(self, loose_bound):
+        """The list scheduler works alone, without any solver."""
+        result = taccl.synthesize(small(), backend="greedy", time_limit_s=0.3)
+        assert {each.solver for each in result.stages} == {"taccl"}
+        assert stage_names(result)[-1] == "greedy"
+
+    def test_stages_of_auto(self, loose_bound):
+        """While the bound is not met, the portfolio goes through every stage, to the end of its time."""
+        result = taccl.synthesize(small(), time_limit_s=1)
+        assert stage_names(result)[-5:] == ["greedy", "joint", "routing", "job shop", "improve"]
+        assert result.stopped == "time limit"
+        assert 0.5 < result.seconds < 5
+
+    def test_auto_stops_at_the_bound(self):
+        """On a ring of 4, allgather takes 3 sends a rank over 2 links of 2 us: 4 us, and no solver."""
+        result = taccl.synthesize(problem_of(ring(4), collectives.allgather(4)), time_limit_s=60)
+        assert (result.finish_us, result.stopped) == (4, "bound met")
+        assert stage_names(result)[-1] == "greedy"
+        assert result.seconds < 10
+
+    def test_one_after_another_in_one_process(self):
+        """Libraries that do not load into one process take turns, and each still works the second time."""
+        problem = problem_of(two_nodes(), collectives.allgather(4))
+        for backend in (*BACKENDS, *reversed(BACKENDS)):
+            result = taccl.synthesize(problem, backend=backend, time_limit_s=5)
+            assert result.finish_us == 7, backend
+            assert {each.status for each in result.stages} <= {"done", "optimal"}
+
+    @pytest.mark.parametrize("backend", ["higs", "", "GREEDY", "pulp:", "cplex"])
+    def test_unknown(self, backend):
+        """An unknown name is refused with all that are known."""
+        with pytest.raises(InputError) as caught:
+            taccl.synthesize(small(), backend=backend)
+        for name in ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:NAME"):
+            assert name in str(caught.value)
+
+    def test_nearest_name(self):
+        """A slip of the keyboard is told from what was meant."""
+        with pytest.raises(InputError, match="did you mean 'gurobi'"):
+            taccl.synthesize(small(), backend="gurobbi")
+
+    def test_unknown_to_pulp(self):
+        """A solver that PuLP does not know is refused with those it knows."""
+        with pytest.raises(InputError, match="pulp:HiGHS"):
+            taccl.synthesize(small(), backend="pulp:NOPE", time_limit_s=5)
+
+    def test_known_and_absent(self):
+        """A solver that PuLP knows and the machine lacks is unavailable, not a bad name."""
+        with pytest.raises(SolverUnavailableError, match="pulp:MIPCL_CMD cannot run here"):
+            taccl.synthesize(small(), backend="pulp:MIPCL_CMD", time_limit_s=5)
+
+    @pytest.mark.parametrize("limit", [0, -1.0])
+    def test_time_limit_must_be_positive(self, limit):
+        """No time is no search."""
+        with pytest.raises(InputError, match="time_limit_s"):
+            taccl.synthesize(small(), time_limit_s=limit)
+
+    @pytest.mark.parametrize("backend", ["auto", "greedy", "highs"])
+    def test_unreachable(self, backend):
+        """A destination that no link leads to is told, with the ranks, before any solver runs."""
+        builder = TopologyBuilder("one way", [0, 0])
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+        problem = problem_of(builder.build(), collectives.allgather(2))
+        with pytest.raises(InputError, match="from rank 1 to rank 0"):
+            taccl.synthesize(problem, backend=backend)
+
+
+#: Synthesize with 1 MB for each solver, in a new process, where no worker has memory to spare yet.
+WITHOUT_MEMORY = """
+import taccl, warnings
+warnings.simplefilter("ignore")
+problem = taccl.make_problem(taccl.topologies.ring(12), taccl.collectives.alltoall(12), chunk_bytes=1000)
+result = taccl.synthesize(problem, backend={backend!r}, time_limit_s=1, memory_limit_mb=1)
+taccl.verify(result.schedule).raise_if_failed()
+print("verified", *(stage.status for stage in result.stages if stage.name == "routing"))
+"""
+
+
+class TestLimits:
+    """Time, memory, threads, seed, progress."""
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("collective", ["alltoall", "allreduce"])
+    def test_twentieth_of_a_second(self, backend, collective):
+        """However short the time, there is a verified schedule; a fallback says so."""
+        problem = small(collective)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            result = taccl.synthesize(problem, backend=backend, time_limit_s=0.05)
+        assert_sound(result, problem)
+        assert result.seconds < 5
+
+    @pytest.mark.parametrize("backend", ["auto", "highs", "cpsat"])
+    def test_too_short_for_a_real_sketch(self, backend):
+        """Two DGX-2 nodes cannot be routed in so little time, and are scheduled all the same."""
+        problem = _two_dgx2()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            result = taccl.synthesize(problem, backend=backend, time_limit_s=0.05)
+        assert_sound(result, problem)
+        assert result.seconds < 10
+
+    @pytest.mark.parametrize("backend", ["auto", "greedy", "highs", "cpsat"])
+    @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
+    def test_same_seed(self, backend, collective, loose_bound):
+        """The same problem, options and seed give the same schedule, transfer by transfer."""
+        problem = problem_of(full(3, port=True), collectives.make(collective, 3))
+        run = partial(taccl.synthesize, problem, backend=backend, time_limit_s=0.8, threads=1, seed=7)
+        first, second = run(), run()
+        assert first.schedule.digest() == second.schedule.digest()
+        assert list(first.schedule) == list(second.schedule)
+        assert first.seed == 7
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+    @pytest.mark.parametrize(
+        "backend",
+        [
+            "auto",
+            "highs",
+            "gurobi",
+            "cpsat",
+            pytest.param(
+                "scip",
+                marks=pytest.mark.xfail(
+                    strict=True,
+                    raises=subprocess.CalledProcessError,
+                    reason="a library that does not load within the memory limit counts as not installed",
+                ),
+            ),
+        ],
+    )
+    def test_memory_limit(self, backend):
+        """Solvers without memory are statuses of their stages, and there is a schedule all the same."""
+        script = WITHOUT_MEMORY.format(backend=backend)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        verified, *statuses = done.stdout.split()
+        assert verified == "verified"
+        assert set(statuses) <= {"out-of-memory", "crashed"}
+
+    def test_one_solver_never_passes_the_list_schedulers(self):
+        """With a floor of the list scheduler's finish, a named solver's schedule is no later."""
+        problem = small()
+        first = taccl.synthesize(problem, backend="greedy", time_limit_s=0.05)
+        found = taccl.synthesize(problem, backend="highs", time_limit_s=5)
+        assert found.finish_us <= first.finish_us
+
+    @pytest.mark.parametrize("collective", ["alltoall", "allreduce"])
+    def test_progress(self, collective, loose_bound):
+        """The caller hears of every stage, with a finish that only falls and a bound below it."""
+        heard: list[tuple[str, float | None, float | None]] = []
+        result = taccl.synthesize(
+            small(collective), time_limit_s=0.8, progress=lambda *news: heard.append(news)
+        )
+        doing = [what for what, _, _ in heard]
+        prefixes = ("reduce: ", "spread: ") if collective == "allreduce" else ("",)
+        assert doing[0] == f"{prefixes[0]}greedy"
+        for prefix in prefixes:
+            own = [news for news in heard if news[0].startswith(prefix)]
+            finishes = [finish for _, finish, _ in own if finish is not None]
+            assert own[0][1] is None
+            assert finishes == sorted(finishes, reverse=True)
+            assert {bound for _, _, bound in own} == {own[0][2]}
+            assert 0 < own[0][2] <= finishes[-1]
+        if collective == "alltoall":
+            assert (finishes[-1], own[0][2]) == (result.finish_us, result.bound_us)
+            assert any("on cpsat" in what for what in doing)
+            assert any("on highs" in what for what in doing)
+
+    def test_error_in_progress_reaches_the_caller(self, loose_bound):
+        """What `progress` raises ends the synthesis, and the next one works."""
+
+        def refuse(doing, finish_us, bound_us):
+            if "joint" in doing:
+                raise LookupError("from the caller")
+
+        with pytest.raises(LookupError, match="from the caller"):
+            taccl.synthesize(small(), time_limit_s=5, progress=refuse)
+        assert taccl.synthesize(small(), time_limit_s=0.5).finish_us == 12
+
+
+class TestFallbacks:
+    """A solver that is not licensed, dies, or finds nothing."""
+
+    @pytest.fixture
+    def size_limited(self):
+        """Skip where Gurobi is absent, or has a licence for models of any size."""
+        row = next(row for row in taccl.backends() if row.name == "gurobi")
+        if not row.available or not row.licence.startswith("size-limited"):
+            pytest.skip(f"needs Gurobi with its bundled licence; here: {row.why_not or row.licence}")
+
+    def test_gurobi_beyond_its_licence(self, size_limited):
+        """Too large a model falls through to HiGHS, with a warning that gives both sizes."""
+        problem = large()
+        with pytest.warns(FallbackWarning, match="gurobi has no licence for this model") as caught:
+            result = taccl.synthesize(problem, backend="gurobi", time_limit_s=4)
+        assert_sound(result, problem)
+        tried = [(each.solver, each.status) for each in result.stages if each.name == "routing"]
+        assert tried[0] == ("gurobi", "unlicensed")
+        assert tried[1][0] == "highs"
+        assert result.notes == (str(caught[0].message),)
+        assert "2000 variables" in result.notes[0]
+
+    def test_said_once(self, size_limited):
+        """Both halves of an allreduce fall through for one reason, which is warned of and noted once."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            problem = problem_of(ring(8), collectives.allreduce(8, chunks_per_rank=8))
+            result = taccl.synthesize(problem, backend="gurobi", time_limit_s=3)
+        assert_sound(result, problem)
+        tried = [each for each in result.stages if each.solver == "gurobi"]
+        assert [each.status for each in tried] == ["unlicensed", "unlicensed"]
+        assert len(result.notes) == 1
+        assert [each.category for each in caught] == [FallbackWarning]
+
+    @pytest.mark.parametrize("solver", ["highs", "cpsat", "cbc"])
+    @pytest.mark.parametrize(("drill", "word"), [("abort", "SIGABRT"), ("fail", "this drill always fails")])
+    def test_solver_dies(self, drilled, solver, drill, word):
+        """A named solver that dies leaves a "crashed" stage, and the list scheduler's schedule."""
+        drilled(solver, drill)
+        problem = small()
+        with pytest.warns(FallbackWarning, match=f"{solver} found no schedule"):
+            result = taccl.synthesize(problem, backend=solver, time_limit_s=5)
+        assert_sound(result, problem)
+        assert stage(result, "routing").status == "crashed"
+        assert word in stage(result, "routing").message
+        assert word in result.notes[0]
+
+    def test_highs_dies_under_auto(self, drilled, loose_bound):
+        """The portfolio goes on without the routing."""
+        drilled("highs", "abort")
+        problem = small()
+        result = taccl.synthesize(problem, time_limit_s=1)
+        assert_sound(result, problem)
+        assert stage(result, "routing").status == "crashed"
+        assert "improve" in stage_names(result)
+
+    def test_cpsat_dies_under_auto(self, drilled, loose_bound):
+        """Without CP-SAT, what the list scheduler found is returned within the time limit."""
+        drilled("cpsat", "abort")
+        problem = small()
+        result = taccl.synthesize(problem, time_limit_s=1.5)
+        assert_sound(result, problem)
+        assert stage(result, "joint").status == "crashed"
+        assert result.seconds < 10
+
+    def test_overlap_dies(self, drilled):
+        """An allreduce whose overlap crashes is one half after the other: 9 + 9 us on the star of 3."""
+        drilled("cpsat", "abort")
+        problem = problem_of(star(3), collectives.allreduce(4))
+        result = taccl.synthesize(problem, time_limit_s=3)
+        assert_sound(result, problem)
+        assert stage(result, "overlap").status == "crashed"
+        assert result.finish_us == 18
+
+    @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds worker processes in /proc")
+    def test_workers_killed_from_outside(self, loose_bound):
+        """Killed workers, as by the system when memory runs out, are statuses; later stages get new ones."""
+        killed = threading.Event()
+
+        def kill_once(doing, finish_us, bound_us):
+            if "joint on cpsat" in doing and not killed.is_set():
+                killed.set()
+                threading.Timer(0.05, _kill_workers).start()
+
+        problem = problem_of(
+            ring(6, betas=(0, 1, 2)), collectives.alltoall(6)
+        )  # large enough to keep CP-SAT busy
+        result = taccl.synthesize(problem, time_limit_s=3, progress=kill_once)
+        assert killed.is_set()
+        assert_sound(result, problem)
+        assert stage(result, "joint").status in ("crashed", "out-of-memory")
+        assert "SIGKILL" in stage(result, "joint").message
+        assert stage(result, "routing").status in ("optimal", "feasible")
+
+
+def _kill_workers():
+    """Send SIGKILL to every child of this process."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # the thread, or the child, has just ended
+            children = Path(f"/proc/self/task/{thread}/children").read_text()
+            for pid in children.split():
+                os.kill(int(pid), signal.SIGKILL)
+
+
+#: A search that lasts: the alltoall of one NDv2 node, whose proven bound is made half of what it is.
+LONG = ("synthesize", "ndv2/sk1-n1", "--collective", "alltoall", "--time-limit", "300", "--log")
+LOOSE = """
+import dataclasses, os, signal, sys, taccl
+from taccl import cli
+from taccl.synthesis import pipeline
+
+proven = pipeline.lower_bound
+
+def half(problem):
+    bound = proven(problem)
+    return dataclasses.replace(bound, bound=bound.bound / 2)
+
+pipeline.lower_bound = half
+"""
+LIBRARY = f"""{LOOSE}
+sketch = taccl.load_sketch("ndv2/sk1-n1")
+problem = sketch.apply(sketch.topology(), taccl.collectives.alltoall(8))
+
+def progress(doing, finish_us, bound_us):
+    print("now:", doing, flush=True)
+
+result = taccl.synthesize(problem, time_limit_s=300, progress=progress)
+taccl.verify(result.schedule).raise_if_failed()
+print("returned", result.stopped, result.interrupted)
+"""
+COMMAND = f"{LOOSE}sys.exit(cli.main(sys.argv[1:]))"
+#: The command line, which gets SIGINT as soon as it computes the bound: before any schedule.
+EARLY = f"""{LOOSE}
+def interrupted(problem):
+    os.kill(os.getpid(), signal.SIGINT)
+    return half(problem)
+
+pipeline.lower_bound = interrupted
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def synthesized(problem, **options):
+    """The result; a KeyboardInterrupt, which would end the test run, becomes a failure."""
+    try:
+        return taccl.synthesize(problem, **options)
+    except KeyboardInterrupt:
+        pytest.fail("KeyboardInterrupt, though there is a schedule")
+
+
+def interrupt_once(stage, *, time=1):
+    """A `progress` that presses Ctrl-C when it hears of a stage for the first, or another, time."""
+    heard = []
+
+    def progress(doing, finish_us, bound_us):
+        if doing.startswith(stage):
+            heard.append(doing)
+            if len(heard) == time:
+                signal.raise_signal(signal.SIGINT)
+
+    return progress
+
+
+def _two_ndv2():
+    sketch = taccl.load_sketch("ndv2/sk2")
+    return sketch.apply(sketch.topology(), collectives.allreduce(16))
+
+
+def _two_dgx2():
+    sketch = taccl.load_sketch("dgx2/sk1")
+    return sketch.apply(sketch.topology(), collectives.allgather(32, chunks_per_rank=2))
+
+
+def interrupted(command, *, word, stream, whole_group=False):
+    """(exit code, stdout, stderr, seconds) of a command that gets SIGINT once it has said a word."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    lines = []
+    while word not in (line := getattr(process, stream).readline()):
+        assert line, f"ended before {word!r}: {lines}"
+        lines.append(line)
+    since = time.monotonic()
+    if whole_group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    watchdog.cancel()
+    return process.returncode, out, err, time.monotonic() - since
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
+class TestCtrlC:
+    """Ctrl-C returns the best so far."""
+
+    @pytest.mark.parametrize("stage", ["joint on cpsat", "routing on highs", "job shop on cpsat", "improve"])
+    def test_stage_of_auto(self, stage, loose_bound):
+        """At whatever stage, the portfolio returns a verified result that says it was interrupted."""
+        problem = small()
+        result = synthesized(problem, time_limit_s=8, progress=interrupt_once(stage))
+        assert_sound(result, problem)
+        assert (result.stopped, result.interrupted) == ("interrupted", True)
+        assert result.finish_us == 12
+
+    def test_nothing_found(self, loose_bound):
+        """Before the list scheduler's first schedule there is nothing to return."""
+        with pytest.raises(KeyboardInterrupt):
+            taccl.synthesize(small(), progress=interrupt_once("greedy"))
+
+    @pytest.mark.xfail(
+        strict=True,
+        raises=pytest.fail.Exception,
+        reason="the list scheduler's schedule is set aside, and forgotten unless the solver's task is under way",
+    )
+    @pytest.mark.parametrize("backend", ["highs", "cpsat"])
+    def test_named_solver_is_prepared(self, backend):
+        """Before a named solver begins, the list scheduler's schedule is there, and is returned."""
+        problem = small()
+        result = synthesized(problem, backend=backend, progress=interrupt_once(f"routing on {backend}"))
+        assert_sound(result, problem)
+        assert result.interrupted
+
+    @pytest.mark.parametrize("backend", ["highs", "cpsat"])
+    def test_named_solver_runs(self, backend):
+        """While a named solver runs, the list scheduler's schedule is there, and is returned."""
+        problem = _two_dgx2()
+        progress = interrupt_once(f"routing on {backend}", time=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)  # unless the solver has an incumbent already
+            result = synthesized(problem, backend=backend, time_limit_s=30, progress=progress)
+        assert_sound(result, problem)
+        assert result.interrupted
+        assert stage(result, "routing").status == "interrupted"
+        assert result.seconds < 15
+
+    def test_second_half(self, loose_bound):
+        """Interrupted while the sums spread, an allreduce is whole."""
+        problem = problem_of(full(3, port=True), collectives.allreduce(3))
+        result = synthesized(problem, time_limit_s=5, progress=interrupt_once("spread: joint"))
+        assert_sound(result, problem)
+        assert result.interrupted
+        assert result.seconds < 10
+
+    def test_first_half(self, loose_bound):
+        """Interrupted while the sums are made, an allreduce is whole, the rest by the list scheduler."""
+        problem = _two_ndv2()
+        result = synthesized(problem, time_limit_s=3, progress=interrupt_once("reduce: improve"))
+        assert_sound(result, problem)
+        assert result.interrupted
+        assert {each.solver for each in result.stages if each.name.startswith("spread")} == {"taccl"}
+
+    @pytest.mark.xfail(
+        strict=True, reason="the list scheduler takes its share of the time limit, as if nobody waited"
+    )
+    def test_first_half_soon(self, loose_bound):
+        """Interrupted while the sums are made, an allreduce does not take a fifth of what time was left."""
+        result = synthesized(_two_ndv2(), time_limit_s=30, progress=interrupt_once("reduce: routing"))
+        assert stage(result, "spread: greedy").seconds < 3
+
+    @pytest.mark.xfail(
+        strict=True,
+        raises=pytest.fail.Exception,
+        reason="both halves are there, but only the overlap's own task is watched",
+    )
+    def test_overlap(self, monkeypatch):
+        """While the overlap is prepared, one half after the other is there, and is returned."""
+        monkeypatch.setattr(jobshop, "_payload", lambda *_: signal.raise_signal(signal.SIGINT))
+        problem = problem_of(star(3), collectives.allreduce(4))
+        result = synthesized(problem, time_limit_s=5)
+        assert_sound(result, problem)
+        assert result.interrupted
+
+    def test_library(self):
+        """A script that calls `synthesize` goes on after Ctrl-C, with the result."""
+        code, out, err, seconds = interrupted(["-c", LIBRARY], word="now: improve", stream="stdout")
+        assert (code, err) == (0, "")
+        assert out.splitlines()[-1] == "returned interrupted True"
+        assert seconds < 20
+
+    @pytest.mark.parametrize("whole_group", [False, True], ids=["process", "terminal"])
+    def test_command_line(self, whole_group, tmp_path):
+        """The command exits 0 with a word on stderr; its figures are printed, and the schedule is written."""
+        path = tmp_path / "best.json"
+        command = ["-c", COMMAND, *LONG, "--json", "-o", str(path)]
+        code, out, err, seconds = interrupted(
+            command, word="Starting CP-SAT", stream="stderr", whole_group=whole_group
+        )
+        values = json.loads(out)
+        assert code == 0
+        assert "stopped by Ctrl-C; this is the best schedule so far" in err
+        assert "Traceback" not in err
+        assert (values["interrupted"], values["stopped"], values["verified"]) == (True, "interrupted", True)
+        assert taccl.verify(taccl.load(path)).ok
+        assert seconds < 20
+
+    def test_before_anything_is_found(self, tmp_path):
+        """With nothing in hand the code is 130, and nothing is written."""
+        path = tmp_path / "none.json"
+        done = subprocess.run(
+            [sys.executable, "-c", EARLY, *LONG, "-o", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stdout) == (130, "")
+        assert "interrupted before there was a schedule" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not path.exists()

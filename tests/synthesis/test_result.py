@@ -1,0 +1,237 @@
+"""What a synthesis returns: its figures, how it prints, and what ``--json`` gives."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from small_problems import problem_of, ring, star
+
+import taccl
+from taccl import collective as collectives
+from taccl.cli import main
+from taccl.sketch.upstream import load_problem
+from taccl.synthesis import pipeline
+from taccl.synthesis.result import Result, Stage
+
+FIGURES = {
+    "finish_us", "bound_us", "bound_limits", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified",
+    "collective", "topology", "sketch", "cost_model", "size_bytes", "num_ranks", "num_chunks",
+    "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
+    "versions", "notes", "digest",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result():
+    """Allgather of 1 MB chunks on a ring of 4: 3 chunks into each rank over 2 links of 2 us, so 4 us."""
+    problem = problem_of(ring(4), collectives.allgather(4))
+    return taccl.synthesize(problem, backend="greedy", seed=3, time_limit_s=5)
+
+
+def with_bound(result, factor):
+    """The result as if the proven bound were a multiple of the finish."""
+    return replace(result, bound=replace(result.bound, bound=result.schedule.finish * Fraction(factor)))
+
+
+class TestFigures:
+    """Finish, bound, gap."""
+
+    def test_finish_and_bound(self, result):
+        """Both are in microseconds, and met here."""
+        assert (result.finish_us, result.bound_us, result.gap) == (4.0, 4.0, 0.0)
+        assert result.stopped == "bound met"
+
+    @pytest.mark.parametrize(("factor", "gap"), [("1", 0.0), ("1/2", 1.0), ("4/5", 0.25)])
+    def test_gap(self, result, factor, gap):
+        """(finish - bound) / bound."""
+        assert with_bound(result, factor).gap == gap
+
+    def test_no_bound(self, result):
+        """Without a positive bound the gap is infinite, and null in JSON, which knows no infinity."""
+        unbounded = with_bound(result, 0)
+        assert unbounded.gap == math.inf
+        assert unbounded.to_dict()["gap"] is None
+        assert "inf" in repr(unbounded)
+
+    def test_nothing_to_do(self):
+        """Where every rank has what it needs, finish, bound and gap are 0."""
+        collective = collectives.custom(2, precondition={0: [0, 1]}, postcondition={0: [0, 1]})
+        done = taccl.synthesize(problem_of(ring(2), collective), time_limit_s=1)
+        assert (done.finish_us, done.bound_us, done.gap, done.schedule.num_transfers) == (0, 0, 0, 0)
+        assert done.stopped == "bound met"
+
+    @pytest.mark.parametrize(
+        ("stopped", "interrupted"), [("interrupted", True), ("time limit", False), ("bound met", False)]
+    )
+    def test_interrupted(self, result, stopped, interrupted):
+        """Ctrl-C is told from the other reasons to stop."""
+        assert replace(result, stopped=stopped).interrupted is interrupted
+        assert replace(result, stopped=stopped).to_dict()["interrupted"] is interrupted
+
+    def test_frozen(self, result):
+        """A result is a value."""
+        with pytest.raises(AttributeError):
+            result.seconds = 0.0
+
+
+class TestStopped:
+    """Why the search ended."""
+
+    def test_time_limit(self, monkeypatch):
+        """The portfolio that still had something to try stops at its limit."""
+        halve_bound(monkeypatch)
+        problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.alltoall(5))
+        assert taccl.synthesize(problem, time_limit_s=0.8).stopped == "time limit"
+
+    def test_nothing_better_found(self, monkeypatch):
+        """A solver that went through its stages in time found nothing better."""
+        halve_bound(monkeypatch)
+        problem = problem_of(ring(4), collectives.allgather(4))
+        assert taccl.synthesize(problem, backend="highs", time_limit_s=20).stopped == "nothing better found"
+
+    @pytest.mark.xfail(
+        strict=True, reason="only the overlap's deadline is looked at, not those of the halves"
+    )
+    def test_time_limit_of_a_half(self, monkeypatch):
+        """An allreduce whose halves were both cut short was stopped by the time limit."""
+        halve_bound(monkeypatch)
+        problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.allreduce(5))
+        assert taccl.synthesize(problem, time_limit_s=1).stopped == "time limit"
+
+
+def halve_bound(monkeypatch):
+    """Make the bound one that no schedule meets."""
+    proven = pipeline.lower_bound
+
+    def half(problem):
+        bound = proven(problem)
+        return replace(bound, bound=bound.bound / 2)
+
+    monkeypatch.setattr(pipeline, "lower_bound", half)
+
+
+class TestRepr:
+    """What a person reads."""
+
+    def test_first_line(self, result):
+        """4 MB in 4 us are 1000 GB/s of algorithm bandwidth."""
+        first = repr(result).splitlines()[0]
+        assert first == "allgather on ring of 4: finish 4 us, bound 4 us, gap 0.00%, 1000 GB/s"
+
+    def test_second_line(self, result):
+        """Twelve transfers, one chunk each, and who found them."""
+        second = repr(result).splitlines()[1]
+        assert second.startswith("  12 transfers in 12 sends, verified; found by greedy in ")
+
+    def test_every_stage_has_a_line(self, result):
+        """Name, solver, status, seconds, finish and message, in the order they ended."""
+        stages = (
+            Stage("routing", "highs", "crashed", 1.25, message="the worker died of SIGABRT"),
+            Stage("greedy", "taccl", "done", 0.5, finish_us=4.0),
+        )
+        lines = repr(replace(result, stages=stages)).splitlines()[-2:]
+        assert lines[0].split(maxsplit=5)[:5] == ["routing", "highs", "crashed", "1.25", "s"]
+        assert lines[0].endswith("the worker died of SIGABRT")
+        assert lines[1].endswith("finish 4 us")
+
+    def test_notes_come_last(self, result):
+        """Each note has a line."""
+        text = repr(replace(result, notes=("first", "second")))
+        assert text.splitlines()[-2:] == ["  note: first", "  note: second"]
+
+    def test_unknown_size(self, shared_data):
+        """Where the size is not known, no bandwidth is claimed."""
+        folder = shared_data / "upstream-taccl"
+        problem = load_problem(folder / "sketch" / "sk1-ndv2-n1.json", folder / "topo" / "topo-ndv2-1MB.json")
+        found = taccl.synthesize(problem, backend="greedy", time_limit_s=0.3)
+        assert "GB/s" not in repr(found)
+        assert found.to_dict()["algbw_gb_per_s"] is None
+
+
+class TestToDict:
+    """The figures as plain values."""
+
+    def test_fields(self, result):
+        """Every figure is there, under its unit's name."""
+        assert set(result.to_dict()) == FIGURES
+
+    def test_plain_values(self, result):
+        """JSON holds them as they are."""
+        values = result.to_dict()
+        assert json.loads(json.dumps(values, allow_nan=False)) == values
+
+    def test_counts(self, result):
+        """Four ranks, four chunks of 1 MB, each sent three times."""
+        values = result.to_dict()
+        assert (values["num_ranks"], values["num_chunks"], values["num_transfers"]) == (4, 4, 12)
+        assert values["size_bytes"] == 4 * 10**6
+        assert (values["algbw_gb_per_s"], values["busbw_gb_per_s"]) == (1000.0, 750.0)
+
+    def test_how_it_was_found(self, result):
+        """Backend, seed, versions, and the digest that finds the schedule again."""
+        values = result.to_dict()
+        assert (values["backend"], values["seed"], values["verified"]) == ("greedy", 3, True)
+        assert values["digest"] == result.schedule.digest()
+        assert values["versions"]["taccl"] == taccl.__version__
+
+    def test_stages(self, result):
+        """A stage has its name, solver, status, seconds, finish, bound and message."""
+        stages = result.to_dict()["stages"]
+        assert [stage["name"] for stage in stages] == [stage.name for stage in result.stages]
+        for stage in stages:
+            assert set(stage) == {"name", "solver", "status", "seconds", "finish_us", "bound", "message"}
+            assert 0 <= stage["seconds"] <= result.seconds
+
+    def test_notes_of_the_problem(self):
+        """What the sketch had to say is passed on: a root has no symmetry."""
+        sketch = taccl.load_sketch("ndv2/sk1")
+        problem = sketch.apply(sketch.topology(), collectives.broadcast(16))
+        found = taccl.synthesize(problem, backend="greedy", time_limit_s=0.3)
+        assert problem.notes
+        assert found.to_dict()["notes"] == list(problem.notes)
+
+
+class TestCommandLine:
+    """``taccl synthesize --json``."""
+
+    @pytest.fixture
+    def values(self, capsys):
+        """The one object that the command prints."""
+        words = "synthesize ndv2/sk1 --collective allreduce --time-limit 1 --seed 5 --backend auto --json"
+        assert main(words.split()) == 0
+        return json.loads(capsys.readouterr().out)
+
+    def test_object(self, values):
+        """It is the result's own dictionary."""
+        assert set(values) == FIGURES
+
+    def test_figures(self, values):
+        """They agree with one another: gap from finish and bound, bandwidth from size and finish."""
+        finish, bound = values["finish_us"], values["bound_us"]
+        assert values["gap"] == pytest.approx((finish - bound) / bound)
+        assert values["algbw_gb_per_s"] == pytest.approx(values["size_bytes"] / finish / 1000)
+        assert values["busbw_gb_per_s"] == pytest.approx(values["algbw_gb_per_s"] * 2 * 15 / 16)
+        assert (values["seed"], values["verified"], values["num_ranks"]) == (5, True, 16)
+
+    def test_halves_are_told_apart(self, values):
+        """The stages of an allreduce say which half they were of."""
+        names = [stage["name"] for stage in values["stages"]]
+        assert {"reduce: greedy", "spread: greedy"} <= set(names)
+
+
+def test_result_of_a_schedule_made_elsewhere():
+    """A result needs no stages: a baseline's has its schedule, its bound and its seconds."""
+    schedule = taccl.baselines.baseline("ring", problem_of(ring(4), collectives.allgather(4)))
+    found = Result(schedule, taccl.lower_bound(schedule.problem), "baseline ring", (), 0.25)
+    assert found.to_dict()["stages"] == []
+    assert "0.25 s" in repr(found)
+
+
+def test_slow_links_count():
+    """On a star of 2 leaves (1 and 2 us a chunk) the hub's last chunks leave it after 2 * 2 us."""
+    found = taccl.synthesize(problem_of(star(2), collectives.broadcast(3, chunks_per_rank=2)), time_limit_s=1)
+    assert (found.finish_us, found.bound_us) == (4.0, 4.0)

@@ -1,0 +1,215 @@
+"""The routing MILP: every solver proves one objective, and each block of rows does what its tag says."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+from synthesis.brute_force import optimal_ticks
+from synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
+
+from taccl import collective as collectives
+from taccl.problem import SwitchPolicy
+from taccl.sketch.group import symmetry_group
+from taccl.solvers.solver import solve
+from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.orbits import fold
+from taccl.synthesis.routing import build_routing, needed_moves, routing_hint, routing_of
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+    from taccl.solvers.solver import Solution
+    from taccl.synthesis.greedy import ListSchedule
+    from taccl.synthesis.orbits import Orbits
+    from taccl.synthesis.routing import RoutingModel
+
+SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
+
+
+def built(problem: Problem) -> tuple[Orbits, RoutingModel, ListSchedule]:
+    """The fold, its model, and the schedule that bounds it."""
+    orbits = fold(problem, symmetry_group(problem))
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    return orbits, build_routing(orbits, upper_ticks=found.finish_ticks), found
+
+
+def solved(problem: Problem, solver: str = "highs") -> tuple[list[tuple[int, int]], Solution]:
+    """The (chunk, link) pairs, and the solution."""
+    orbits, model, _ = built(problem)
+    answer = solve(model.model, solver, time_limit_s=20)
+    assert answer.status == "optimal"
+    assert answer.values is not None
+    return routing_of(orbits, model, answer.values), answer
+
+
+def cases() -> dict[str, Problem]:
+    """Small problems that use every clause."""
+    quarter = tuple((r + 1) % 4 for r in range(4))
+    heavy = ring(4, betas=(0, 1, 2))
+    use = {"objective_weight": Fraction(1, 10)}
+    return {
+        "ring": problem_of(heavy, collectives.allgather(4)),
+        "symmetric ring": problem_of(ring(4), collectives.allgather(4), symmetry=(quarter,)),
+        "alltoall": problem_of(heavy, collectives.alltoall(4)),
+        "star": problem_of(star(3), collectives.scatter(4)),
+        "two nodes": problem_of(
+            two_nodes(), collectives.allgather(4), merging=frozenset({4, 5, 6}), max_merge=2
+        ),
+        "own first": relayed(),
+        "few connections": problem_of(
+            full(4), collectives.allgather(4), switch_policies=(SwitchPolicy("s", "min-connections", tuple(range(12))),), **use
+        ),
+        "many connections": problem_of(
+            full(4), collectives.broadcast(4), switch_policies=(SwitchPolicy("s", "max-connections", tuple(range(12))),), **use
+        ),
+        "light links": problem_of(full(4, port=True), collectives.broadcast(4), link_use="min-max", **use),
+        "used links": problem_of(full(3, port=True), collectives.alltoall(3), link_use="max-min", **use),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", cases())
+def test_all_solvers_prove_one_objective(name: str) -> None:
+    """HiGHS, SCIP, CBC, Gurobi and CP-SAT on the same model."""
+    _, model, _ = built(cases()[name])
+    answers = {solver: solve(model.model, solver, time_limit_s=20) for solver in SOLVERS}
+    assert {solver: answer.status for solver, answer in answers.items()} == dict.fromkeys(SOLVERS, "optimal")
+    expected = answers["highs"].objective
+    assert {solver: answer.objective for solver, answer in answers.items()} == pytest.approx(
+        dict.fromkeys(SOLVERS, expected), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["ring", "symmetric ring", "star", "two nodes", "own first"])
+def test_the_objective_is_a_relaxation(name: str) -> None:
+    """With T alone as objective, over all ways, no schedule finishes before it."""
+    problem = cases()[name]
+    _, answer = solved(problem)
+    assert answer.objective is not None
+    assert answer.objective <= optimal_ticks(problem) / problem.costs.ticks_per_us + 1e-6
+
+
+def test_every_chunk_gets_a_way() -> None:
+    """Broadcast on the star: the center sends to each leaf, in 3 us for the farthest."""
+    pairs, answer = solved(problem_of(star(3), collectives.broadcast(4)))
+    assert [pair[1] for pair in pairs] == [0, 2, 4]
+    assert answer.objective == pytest.approx(3)
+
+
+def test_load_sends_chunks_round_the_other_way() -> None:
+    """Four chunks 0 -> 1 in 2 us, or by rank 2 in 4: all straight would load the link for 8.
+
+    Two and two load every link for 4, which is also when the first that goes round can be there. (That the
+    second one waits for it is for the ordering to find.)
+    """
+    problem = problem_of(ring(3), custom(3, [([0], [1])] * 4))
+    pairs, answer = solved(problem)
+    assert answer.objective == pytest.approx(4)
+    assert len(pairs) == 2 + 2 * 2
+
+
+def test_several_origins_need_not_all_send() -> None:
+    """A chunk that ranks 0 and 2 hold comes to rank 1 from one of them: links 0 -> 1 or 2 -> 1 alone."""
+    pairs, answer = solved(problem_of(ring(3), custom(3, [([0, 2], [1])])))
+    assert len(pairs) == 1
+    assert answer.objective == pytest.approx(2)
+
+
+def test_own_chunks_delay_relayed_ones() -> None:
+    """0's own chunk arrives at rank 2 at 2 and takes 2, so rank 1's, over the same link, at 4."""
+    problem = relayed()
+    _, answer = solved(problem)
+    assert answer.objective == pytest.approx(4)
+    _, free = solved(problem.with_clauses(own_first=frozenset()))
+    assert free.objective is not None
+    assert free.objective <= 3 + 1e-6
+
+
+def behind_a_port(**clauses: object) -> Problem:
+    """Four chunks over two links of 1 us behind a port that passes one at a time: 4 us in any case."""
+    builder = TopologyBuilder("port", [0] * 2)
+    port = builder.add_resource("port")
+    for _ in range(2):
+        link = builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=1)
+    collective = custom(2, [([0], [1])] * 4)
+    return problem_of(builder.build(), collective, objective_weight=Fraction(1, 10), **clauses)
+
+
+def uses(pairs: list[tuple[int, int]]) -> list[int]:
+    """How many chunks the two links of `behind_a_port` carry, fewest first."""
+    return sorted(sum(e == link for _, e in pairs) for link in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("policy", "used", "objective"), [("min-connections", 1, 4.1), ("max-connections", 2, 3.8)]
+)
+def test_switch_policies_count_connections(policy: str, used: int, objective: float) -> None:
+    """4 us, and 0.1 for or against every link in use."""
+    pairs, answer = solved(behind_a_port(switch_policies=(SwitchPolicy("s", policy, (0, 1)),)))
+    assert sum(count > 0 for count in uses(pairs)) == used
+    assert answer.objective == pytest.approx(objective)
+
+
+def test_few_connections_are_not_bought_with_time() -> None:
+    """Six chunks over six links of 1 us side by side: 0.01 a connection does not outweigh a microsecond."""
+    builder = TopologyBuilder("parallel", [0] * 2)
+    for _ in range(6):
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(
+        builder.build(),
+        custom(2, [([0], [1])] * 6),
+        switch_policies=(SwitchPolicy("s", "min-connections", tuple(range(6))),),
+    )
+    pairs, answer = solved(problem)
+    assert {e for _, e in pairs} == set(range(6))
+    assert answer.objective == pytest.approx(1 + 0.01 * 6)
+
+
+@pytest.mark.parametrize(("link_use", "objective"), [("min-max", 4.2), ("max-min", 3.8)])
+def test_link_use_spreads_the_load(link_use: str, objective: float) -> None:
+    """Two chunks on each of the two links: the busiest is as light, the idlest as used as can be."""
+    pairs, answer = solved(behind_a_port(link_use=link_use))
+    assert uses(pairs) == [2, 2]
+    assert answer.objective == pytest.approx(objective)
+
+
+def test_without_link_use_only_time_counts() -> None:
+    """4 us however the chunks are spread."""
+    assert solved(behind_a_port(link_use="free"))[1].objective == pytest.approx(4)
+
+
+def test_a_hint_is_a_point_of_the_model() -> None:
+    """What the list scheduler made breaks no row, and costs its finish."""
+    for name in ("ring", "symmetric ring", "two nodes", "own first", "star"):
+        orbits, model, found = built(cases()[name])
+        hint = routing_hint(orbits, model, found)
+        assert hint is not None, name
+        arrays = model.model.arrays()
+        assert not arrays.violations(hint, 1e-6), name
+
+
+def test_needed_moves_leave_out_what_leads_nowhere() -> None:
+    """A broadcast needs one move into each of the other ranks."""
+    problem = problem_of(full(4), collectives.broadcast(4))
+    orbits, _, found = built(problem)
+    assert len(needed_moves(orbits, found)) == 3
+
+
+def test_a_symmetric_routing_names_all_members() -> None:
+    """Twelve (chunk, link) pairs on a ring of four, three a chunk."""
+    pairs, _ = solved(cases()["symmetric ring"])
+    assert len(pairs) == 12
+    assert {sum(c == chunk for c, _ in pairs) for chunk in range(4)} == {3}
+
+
+def test_a_solved_routing_can_be_scheduled() -> None:
+    """Its moves alone suffice."""
+    problem = cases()["alltoall"]
+    pairs, _ = solved(problem)
+    orbits = fold(problem, symmetry_group(problem)).restrict(pairs)
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    assert unfold(orbits, found.sends, producer="test").finish_ticks == found.finish_ticks

@@ -1,0 +1,95 @@
+"""The pages hold what the code has: a heading for each block of rows, which some model has, and the layers."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
+from test_architecture import LINES
+
+from taccl import collective as collectives
+from taccl.problem import SwitchPolicy
+from taccl.sketch.group import symmetry_group
+from taccl.synthesis import contiguity, routing
+from taccl.synthesis.greedy import critical_priorities, list_schedule
+from taccl.synthesis.orbits import fold
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+
+FORMULATION = Path(__file__).resolve().parents[1] / "docs" / "formulation.md"
+TAGS = (*routing.TAGS, *contiguity.TAGS)
+
+
+def problems() -> dict[str, Problem]:
+    """Small problems that between them have every block of rows."""
+    policy = SwitchPolicy("switch", "min-connections", tuple(range(12)))
+    return {
+        "links between nodes": problem_of(two_nodes(), collectives.allgather(4)),
+        "four chunks over a link that merges two": problem_of(
+            ring(2), custom(2, [([0], [1])] * 4), merging=frozenset({0}), max_merge=2
+        ),
+        "one way for each chunk": problem_of(star(3), collectives.alltoall(4)),
+        "copies through one port": problem_of(full(4, port=True), collectives.broadcast(4)),
+        "own chunks first": relayed(),
+        "a switch with few connections": problem_of(
+            full(4), collectives.allgather(4), switch_policies=(policy,)
+        ),
+        "light links": problem_of(full(4), collectives.broadcast(4), link_use="min-max"),
+    }
+
+
+@cache
+def rows(name: str) -> dict[str, int]:
+    """How many rows of each tag the routing and the contiguity model of a problem have."""
+    problem = problems()[name]
+    orbits = fold(problem, symmetry_group(problem))
+    schedule = list_schedule(orbits, critical_priorities(orbits))
+    assert schedule is not None
+    model = routing.build_routing(orbits, upper_ticks=schedule.finish_ticks).model
+    return model.tags | contiguity.build_contiguity(orbits, schedule).model.tags
+
+
+def headings() -> list[str]:
+    """The tags that the formulation has a heading for, in its order."""
+    return re.findall(r"^### `([^`]+)`$", FORMULATION.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_tag_has_a_heading() -> None:
+    """Whoever adds a block of rows says in the formulation what it means."""
+    assert not set(TAGS) - set(headings())
+
+
+def test_every_heading_is_a_tag() -> None:
+    """The formulation tells of no block of rows that the code does not have."""
+    assert not set(headings()) - set(TAGS)
+
+
+def test_headings_follow_the_code() -> None:
+    """Each tag has one heading, and they come in the order in which the code lists them."""
+    assert headings() == list(TAGS)
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_every_tag_is_in_a_model(tag: str) -> None:
+    """Some problem has rows of it."""
+    assert any(rows(name).get(tag, 0) for name in problems())
+
+
+@pytest.mark.parametrize("name", problems())
+def test_every_row_has_a_listed_tag(name: str) -> None:
+    """A model has no rows but those of the lists."""
+    assert set(rows(name)) <= set(TAGS)
+
+
+def test_layers_are_those_of_the_test() -> None:
+    """The table of layers in the architecture names the same parts, line by line, as the test of imports."""
+    page = (FORMULATION.parent / "architecture.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## Which way imports point")
+    table = section.split("```")[1].removeprefix("text\n")
+    lines = [tuple(sorted(line.split())) for line in table.splitlines() if line.strip()]
+    assert lines[::-1] == [tuple(sorted(line)) for line in LINES]
