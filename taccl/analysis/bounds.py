@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificate import Witness
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.sketch.group import Element
 
 __all__ = ["Prices", "lower_bound", "prices"]
 
@@ -164,7 +163,8 @@ def _ratio(bound: Fraction, other: Fraction) -> float:
 def _pairs(demand: Demand) -> int:
     """How many crossings of a chunk into a rank would be timed."""
     pairs = sum(len(data.destinations) + len(data.origins) for data, _ in demand.classes)
-    return pairs // len(demand.group)
+    same = len(demand.symmetries.ranks) // max(1, len(set(demand.symmetries.ranks.tolist())))
+    return pairs // same
 
 
 def _throughput(volume: Volume, *, in_network: bool, budget_s: float) -> Iterator[_Claim]:
@@ -236,7 +236,10 @@ def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
         yield from _gossip(demand)
     for name, sets in demand.families:
         for entering in (True, False):
-            for border in demand.borders(sets, entering=entering):
+            for ranks in demand.different(sets):
+                border = demand.border(ranks, entering=entering)
+                if border is None:
+                    continue
                 jobs = border.jobs
                 cover = _cover(demand, {e for job in jobs for e in job.links})
                 early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
@@ -328,37 +331,33 @@ def _one_machine(demand: Demand) -> Iterator[_Claim]:
     Sets of ranks are disjoint, so jobs of different sets are different sends, unless a link multicasts or
     reduces: then each set counts by itself.
     """
-    smallest = np.arange(len(demand.topology.resources))
-    for g in demand.group:
-        smallest = np.minimum(smallest, np.asarray(g.resources))
-    for name, sets in demand.families:
-        for entering in (True, False):
-            by_resource: dict[int, list[Job]] = defaultdict(list)
-            for border in demand.borders(sets, entering=entering):
-                mine: dict[int, list[Job]] = defaultdict(list)
-                for job in border.jobs:
-                    for resource in set.intersection(*(set(demand.held[e]) for e in job.links)):
-                        mine[resource].append(job)
-                for g in border.images:
-                    for resource, some in mine.items():
-                        image = g.resources[resource]
-                        if smallest[image] != image:
-                            continue
-                        moved = [_moved(job, g) for job in some]
-                        if demand.single_ended:
-                            by_resource[image].extend(moved)
-                        elif len(moved) > len(by_resource[image]):
-                            by_resource[image] = moved
-            for resource, jobs in sorted(by_resource.items()):
-                what = demand.topology.resources[resource].name
-                verb = "entering" if entering else "leaving"
-                limits = f"{len(jobs)} chunks {verb} a {name} must pass {what}"
-                witness = Machine(resource, name, entering)
-                yield _Claim(machine_ticks(demand, resource, jobs), limits, "one machine", witness)
-
-
-def _moved(job: Job, g: Element) -> Job:
-    """The job over the images of its links."""
-    moved = frozenset(g.links[e] for e in job.links)
-    onward = frozenset((g.resources[resource], ticks) for resource, ticks in job.onward)
-    return Job(moved, job.units, job.release, job.tail, onward)
+    links_of: dict[int, list[int]] = defaultdict(list)
+    for e in demand.problem.links_allowed:
+        for resource in demand.held[e]:
+            links_of[resource].append(e)
+    ends = demand.topology.links
+    for resource in sorted(set(demand.symmetries.resources[sorted(links_of)].tolist())):
+        name = demand.topology.resources[resource].name
+        for family, sets in demand.families:
+            set_of = {r: ranks for ranks in sets for r in ranks}
+            for entering in (True, False):
+                near = {
+                    set_of[r]
+                    for e in links_of[resource]
+                    for r in (ends[e].dsts if entering else ends[e].srcs)
+                }
+                jobs: list[Job] = []
+                for ranks in sorted(near, key=min):
+                    border = demand.border(ranks, entering=entering)
+                    mine = [
+                        job
+                        for job in (border.jobs if border is not None else ())
+                        if all(resource in demand.held[e] for e in job.links)
+                    ]
+                    jobs = [*jobs, *mine] if demand.single_ended else max(jobs, mine, key=len)
+                if jobs:
+                    verb = "entering" if entering else "leaving"
+                    chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
+                    limits = f"{chunks} {verb} a {family} must pass {name}"
+                    witness = Machine(resource, family, entering)
+                    yield _Claim(machine_ticks(demand, resource, jobs), limits, "one machine", witness)

@@ -87,7 +87,8 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
     everyone = frozenset(range(topology.num_ranks))
     families = [[frozenset((r,)) for r in sorted(set(symmetries.ranks.tolist()))]]
     if topology.num_nodes > 1:
-        families.append([frozenset(ranks) for ranks in topology.ranks_of_node if ranks])
+        nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
+        families.append([nodes[i] for i in sorted(set(symmetries.sets(nodes).tolist()))])
     sets: list[Parts] = []
     for family in families:
         for ranks in family:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.distances import Distances
+from taccl.analysis.symmetries import Symmetries, find_symmetries
+from taccl.analysis.volume import crossing_links
 from taccl.schedule.combine import reduction_half
-from taccl.sketch.group import symmetry_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taccl.collective import Chunk
     from taccl.problem import Problem
-    from taccl.sketch.group import Element
 
 __all__ = ["Border", "Demand", "Job", "as_spreading"]
 
@@ -44,15 +44,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """The jobs at the border of one set of ranks; `images` are the symmetries that take it to others.
-
-    Every other set that the problem's symmetry takes this one to has the same jobs, over the images of
-    their links.
-    """
+    """The jobs at the border of one set of ranks."""
 
     ranks: frozenset[int]
     jobs: tuple[Job, ...]
-    images: tuple[Element, ...]
 
 
 def as_spreading(problem: Problem) -> Problem:
@@ -90,12 +85,13 @@ class Demand:
         self.example: dict[tuple[Chunk, int], int] = {}
         for c, key in enumerate(zip(problem.collective.chunks, units, strict=True)):
             self.example.setdefault(key, c)
+        self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
         self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
 
     @cached_property
-    def group(self) -> tuple[Element, ...]:
-        """The problem's symmetries."""
-        return symmetry_group(self.problem)
+    def symmetries(self) -> Symmetries:
+        """The problem's symmetries: sets of ranks that they join have the same jobs, over images of links."""
+        return find_symmetries(self.problem)
 
     @cached_property
     def single_ended(self) -> bool:
@@ -120,30 +116,23 @@ class Demand:
         nodes = [frozenset(each) for each in self.topology.ranks_of_node]
         return [("rank", ranks)] + ([("node", nodes)] if len(nodes) > 1 else [])
 
-    def borders(self, sets: list[frozenset[int]], *, entering: bool) -> list[Border]:
-        """The jobs that must enter (or leave) each set, one border per orbit of sets that has any."""
-        links = self.topology.links
-        borders: list[Border] = []
-        seen: set[frozenset[int]] = set()
-        for ranks in sets:
-            if ranks in seen:
-                continue
-            images = {frozenset(g.ranks[r] for r in ranks): g for g in reversed(self.group)}
-            seen.update(images)
-            at = set()
-            for e in self.problem.links_allowed:
-                outer, inner = links[e].srcs, links[e].dsts
-                if not entering:
-                    outer, inner = inner, outer
-                if any(r in ranks for r in inner) and not all(r in ranks for r in outer):
-                    at.add(e)
-            jobs: list[Job] = []
-            for key, count in self.classes.items():
-                for job in self._jobs_of_chunk(self.example[key], key[1], ranks, at, entering):
-                    jobs.extend([job] * count)
-            if jobs:
-                borders.append(Border(ranks, tuple(jobs), tuple(images.values())))
-        return borders
+    def different(self, sets: list[frozenset[int]]) -> list[frozenset[int]]:
+        """The sets of a family that no symmetry takes to an earlier one."""
+        return [sets[i] for i in sorted(set(self.symmetries.sets(sets).tolist()))]
+
+    def border(self, ranks: frozenset[int], *, entering: bool) -> Border | None:
+        """The jobs that must enter (or leave) a set; None where there are none."""
+        if (ranks, entering) not in self._borders:
+            self._borders[ranks, entering] = self._find_border(ranks, entering)
+        return self._borders[ranks, entering]
+
+    def _find_border(self, ranks: frozenset[int], entering: bool) -> Border | None:
+        at = set(crossing_links(self.problem, (ranks,), entering=entering).tolist())
+        jobs: list[Job] = []
+        for key, count in self.classes.items():
+            for job in self._jobs_of_chunk(self.example[key], key[1], ranks, at, entering):
+                jobs.extend([job] * count)
+        return Border(ranks, tuple(jobs)) if jobs else None
 
     def _jobs_of_chunk(
         self, c: int, units: int, ranks: frozenset[int], at: set[int], entering: bool
@@ -200,10 +189,13 @@ class Demand:
         from_sources, to_targets = times[sorted(sources)], times[:, sorted(targets)]
         ends = [self.topology.links[e] for e in crossing]
         # A link of several sources is taken to wait for its first: a sum, or its reverse, may.
-        before = np.array([from_sources[:, list(e.srcs)].min(axis=1) for e in ends])  # link x source
-        after = np.array([to_targets[list(e.dsts)].min(axis=0) for e in ends])  # link x target
-        before[~np.isfinite(before)] = 0
-        after[~np.isfinite(after)] = 0
+        if self.single_ended:
+            before = from_sources[:, [e.src for e in ends]].T  # link x source
+            after = to_targets[[e.dst for e in ends]]  # link x target
+        else:
+            before = np.array([from_sources[:, list(e.srcs)].min(axis=1) for e in ends])
+            after = np.array([to_targets[list(e.dsts)].min(axis=0) for e in ends])
+        before, after = np.where(np.isfinite(before), before, 0), np.where(np.isfinite(after), after, 0)
         tails = after[:, after.min(axis=0).argmax()]
         releases = before[:, before.min(axis=0).argmax()] if self.sums_for_all else before.min(axis=1)
         onward: frozenset[tuple[int, int]] = frozenset()

@@ -94,6 +94,9 @@ class Distances:
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
         """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
         problem, data = self.problem, self.problem.collective.chunks[c]
+        clauses = problem.clauses
+        if not (clauses.carries_from or clauses.carries_to or clauses.direct_crossing):
+            return self._number(problem.links_allowed)
         node = problem.topology.node_of_rank
         home = data.origins or tuple(self._derived.get(c, ())[1:])
         key = (home, data.root, frozenset(node[r] for r in data.destinations), reducing)
@@ -104,8 +107,11 @@ class Distances:
                 for e in problem.links_allowed
                 if any(problem.may_carry(e, c, reducing=mode) for mode in modes)
             )
-            if links not in self._numbers:
-                self._numbers[links] = len(self._link_sets)
-                self._link_sets.append(links)
-            self._carried[key] = self._numbers[links]
+            self._carried[key] = self._number(links)
         return self._carried[key]
+
+    def _number(self, links: tuple[int, ...]) -> int:
+        if links not in self._numbers:
+            self._numbers[links] = len(self._link_sets)
+            self._link_sets.append(links)
+        return self._numbers[links]

@@ -56,6 +56,12 @@ class Symmetries:
         """(num_chunks,) orbits."""
         return _orbits([g.chunks for g in self.generators], self.problem.collective.num_chunks)
 
+    def sets(self, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
+        """(num_sets,) orbits of disjoint sets of ranks that symmetries take to one another."""
+        of_rank = {r: i for i, ranks in enumerate(sets) for r in ranks}
+        first = [min(ranks) for ranks in sets]
+        return _orbits([[of_rank[g.ranks[r]] for r in first] for g in self.generators], len(sets))
+
     def images(self, parts: tuple[frozenset[int], ...]) -> list[tuple[frozenset[int], ...]]:
         """Where the symmetries take sets of ranks: every image once, each with its sets in order."""
         first = _in_order(parts)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from taccl.errors import VerificationError
+from taccl.units import format_count
 
 __all__ = ["KINDS", "Verification", "Violation"]
 
@@ -103,7 +104,7 @@ class Verification:
         count = len(self.violations)
         kinds = Counter(each.kind for each in self.violations)
         tally = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kinds[kind])
-        lines = [f"the schedule breaks {count} rule{'s' if count > 1 else ''} ({tally}):"]
+        lines = [f"the schedule breaks {format_count(count, 'rule')} ({tally}):"]
         lines += [f"  {each}" for each in self.violations[:_NUM_IN_MESSAGE]]
         if count > _NUM_IN_MESSAGE:
             lines.append(f"  ... and {count - _NUM_IN_MESSAGE} more")
@@ -111,8 +112,8 @@ class Verification:
 
     def __repr__(self) -> str:
         verdict = "ok" if self.ok else self._text()
-        extra = f", {self.num_redundant} redundant arrivals" if self.num_redundant else ""
+        extra = f", {format_count(self.num_redundant, 'redundant arrival')}" if self.num_redundant else ""
         return (
-            f"Verification({self.num_transfers} transfers in {self.num_sends} sends, "
-            f"finish {self.finish_us:.3f} us{extra}: {verdict})"
+            f"Verification({format_count(self.num_transfers, 'transfer')} in "
+            f"{format_count(self.num_sends, 'send')}, finish {self.finish_us:.3f} us{extra}: {verdict})"
         )

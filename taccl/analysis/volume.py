@@ -134,15 +134,25 @@ class _Members:
         return kinds[self.kind]
 
 
-def crossing_links(problem: Problem, parts: Sequence[frozenset[int]]) -> NDArray[np.int64]:
-    """The admitted links that enter a set of ranks, or that join two parts of a partition."""
+def crossing_links(
+    problem: Problem, parts: Sequence[frozenset[int]], *, entering: bool = True
+) -> NDArray[np.int64]:
+    """The admitted links that enter (or leave) a set of ranks, or that join two parts of a partition."""
     topology = problem.topology
     label = np.full(topology.num_ranks, -1)
     for i, part in enumerate(parts):
         label[list(part)] = i
+    allowed, src, dst = _link_ends(problem)
+    if src is not None and dst is not None:
+        a, b = (label[src], label[dst]) if entering else (label[dst], label[src])
+        crossing = (a != b) & (a >= 0) & (b >= 0) if len(parts) > 1 else (b == 0) & (a != 0)
+        inside: NDArray[np.int64] = allowed[crossing]
+        return inside
     found = []
-    for e in problem.links_allowed:
+    for e in allowed.tolist():
         srcs, dsts = topology.links[e].srcs, topology.links[e].dsts
+        if not entering:
+            srcs, dsts = dsts, srcs
         if len(parts) > 1:
             crosses = label[dsts[0]] != label[srcs[0]] and label[dsts[0]] >= 0 and label[srcs[0]] >= 0
         else:
@@ -150,3 +160,18 @@ def crossing_links(problem: Problem, parts: Sequence[frozenset[int]]) -> NDArray
         if crosses:
             found.append(e)
     return np.array(found, dtype=np.int64)
+
+
+def _link_ends(
+    problem: Problem,
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    """The admitted links, and their sources and destinations where each has one of both."""
+    if "link ends" not in problem.memo:
+        links = [problem.topology.links[e] for e in problem.links_allowed]
+        ends: tuple[NDArray[np.int64] | None, NDArray[np.int64] | None] = (None, None)
+        if all(len(e.srcs) == len(e.dsts) == 1 for e in links):
+            ends = (np.array([e.src for e in links], np.int64), np.array([e.dst for e in links], np.int64))
+        problem.memo["link ends"] = (np.array(problem.links_allowed, dtype=np.int64), *ends)
+    found: tuple[NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.int64] | None]
+    found = problem.memo["link ends"]
+    return found

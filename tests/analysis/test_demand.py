@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,8 +44,8 @@ def held(*resource_and_ticks: int) -> frozenset[tuple[int, int]]:
 
 def jobs_at(problem: Problem, *ranks: int, entering: bool = True) -> tuple[Job, ...]:
     """The jobs at the border of one set of ranks."""
-    borders = Demand(problem).borders([frozenset(ranks)], entering=entering)
-    return borders[0].jobs if borders else ()
+    border = Demand(problem).border(frozenset(ranks), entering=entering)
+    return border.jobs if border else ()
 
 
 def test_ranks_and_nodes_are_looked_at() -> None:
@@ -166,29 +167,28 @@ def test_contributions_that_cross_straight_enter_one_by_one() -> None:
 
 
 def test_symmetry_skips_alike_sets() -> None:
-    """On a ring of 4 with its rotation one rank stands for all: one border, with four images."""
-    quarter = tuple((r + 1) % 4 for r in range(4))
-    problem = problem_of(ring(4), collectives.allgather(4), symmetry=(quarter,))
-    sets = [frozenset((r,)) for r in range(4)]
-    (border,) = Demand(problem).borders(sets, entering=True)
-    assert {frozenset(g.ranks[r] for r in border.ranks) for g in border.images} == set(sets)
-    assert len(border.jobs) == 3
+    """On a ring of 4 one rank stands for all, and on a chain none does."""
+    ranks = [frozenset((r,)) for r in range(4)]
+    assert Demand(problem_of(ring(4), collectives.allgather(4))).different(ranks) == ranks[:1]
+    assert Demand(chain(collectives.allgather(4))).different(ranks) == ranks
 
 
-def test_images_have_the_jobs_of_the_sets_they_stand_for() -> None:
-    """The jobs of every image, over the images of the links, are those found without symmetry."""
-    quarter = tuple((r + 1) % 4 for r in range(4))
-    plain = problem_of(ring(4, betas=(0, 1)), collectives.alltoall(4))
-    sets = [frozenset((r,)) for r in range(4)]
-    expected = {border.ranks: set(border.jobs) for border in Demand(plain).borders(sets, entering=True)}
-    found = {}
-    for border in Demand(plain.with_clauses(symmetry=(quarter,))).borders(sets, entering=True):
-        for g in border.images:
-            found[frozenset(g.ranks[r] for r in border.ranks)] = {
-                Job(frozenset(g.links[e] for e in j.links), j.units, j.release, j.tail, frozenset((g.resources[r], t) for r, t in j.onward))
-                for j in border.jobs
-            }
-    assert found == expected
+def test_alike_sets_have_the_jobs_of_the_first() -> None:
+    """The jobs of each rank are those of rank 0, over the images of the links and resources."""
+    demand = Demand(problem_of(ring(4, betas=(0, 1)), collectives.alltoall(4)))
+    (turn,) = demand.symmetries.generators
+    moved = [
+        Job(
+            frozenset(turn.links[e] for e in j.links),
+            j.units,
+            j.release,
+            j.tail,
+            frozenset((turn.resources[r], t) for r, t in j.onward),
+        )
+        for j in jobs_at(demand.problem, 0)
+    ]
+    assert len(moved) == 3
+    assert Counter(moved) == Counter(jobs_at(demand.problem, turn.ranks[0]))
 
 
 def test_holds_by_link() -> None:
@@ -253,7 +253,8 @@ def test_every_schedule_does_the_jobs(seed: int) -> None:
     demand = Demand(problem)
     for _, sets in demand.families:
         for entering in (True, False):
-            for border in demand.borders(sets, entering=entering):
+            found = (demand.border(ranks, entering=entering) for ranks in sets)
+            for border in (each for each in found if each is not None):
                 chunks = must_cross(problem, border.ranks, entering=entering)
                 assert len(border.jobs) == len(chunks)
                 links = {e for job in border.jobs for e in job.links}
