@@ -87,7 +87,9 @@ def dragonfly(groups: int = 9, ranks: int = 8) -> Topology:
         for a in range(ranks):
             for b in range(ranks):
                 if a != b:
-                    builder.add_link(group * ranks + a, group * ranks + b, alpha_us=ALPHA_US, beta_us_per_mb=10)
+                    builder.add_link(
+                        group * ranks + a, group * ranks + b, alpha_us=ALPHA_US, beta_us_per_mb=10
+                    )
     for group in range(groups):
         for step in range(1, groups):
             other = (group + step) % groups
@@ -186,9 +188,7 @@ def run_case(case: Case, *, seed: int = 0) -> dict[str, Any]:
     warm_up()
     began = time.process_time()
     topology = case.topology()
-    problem = make_problem(
-        topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=MB
-    )
+    problem = make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=MB)
     problem.costs  # noqa: B018  worked out once, when first asked for
     built = time.process_time()
     fabric, demand = problem_arrays(problem)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from taccl.formats.native import save as save
     from taccl.problem import Problem as Problem
     from taccl.problem import make_problem as make_problem
+    from taccl.schedule.compact import CompactSchedule as CompactSchedule
     from taccl.schedule.schedule import Schedule as Schedule
     from taccl.sketch.library import load_sketch as load_sketch
     from taccl.sketch.library import shipped_sketches as shipped_sketches
@@ -83,6 +84,7 @@ _NAMES_OF_MODULE = {
     ),
     "taccl.formats.native": ("load", "save"),
     "taccl.problem": ("Problem", "make_problem"),
+    "taccl.schedule.compact": ("CompactSchedule",),
     "taccl.schedule.schedule": ("Schedule",),
     "taccl.sketch.library": ("load_sketch", "shipped_sketches"),
     "taccl.sketch.sketch": ("Sketch",),

@@ -3,11 +3,14 @@
 A chunk is the unit of data that moves whole. In a collective that does not combine, a chunk starts at its
 `origins` (any of them will do) and must reach its `destinations`. In a combining collective every origin
 holds its own contribution to the chunk, and every destination must end with the sum of all of them.
+
+A *process group* is some ranks of a larger topology: `Collective.among` puts a collective on them, and
+`together` joins the collectives of several groups, so that they are scheduled as one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "COLLECTIVES", "Chunk", "Collective", "Derivation", "allgather", "allreduce", "alltoall", "broadcast",
-    "custom", "gather", "make", "multi_root_broadcast", "multi_root_gather", "multi_root_scatter", "reduce",
-    "reduce_scatter", "scan", "scatter",
+    "COLLECTIVES", "Chunk", "Collective", "Derivation", "ProcessGroup", "allgather", "allreduce", "alltoall",
+    "broadcast", "custom", "gather", "make", "multi_root_broadcast", "multi_root_gather",
+    "multi_root_scatter", "reduce", "reduce_scatter", "scan", "scatter", "together",
 ]  # fmt: skip
 
 
@@ -51,6 +54,25 @@ class Derivation:
     chunk: int
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Ranks that do a collective of their own.
+
+    Parameters
+    ----------
+    name : str
+        Of their collective, e.g. ``"allgather"``.
+    ranks : tuple of int
+        Its members: the i-th is rank i of their collective.
+    num_chunks : int
+        How many chunks are theirs. Groups have consecutive chunks, in order.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    num_chunks: int
+
+
 @dataclass(frozen=True)
 class Collective:
     """A named collective over `num_ranks` ranks.
@@ -64,6 +86,8 @@ class Collective:
         How many pieces a rank's own part of the data is cut into.
     derivations : tuple of Derivation
         Chunks that a rank makes from one it received (scan: prefix r from prefix r - 1).
+    groups : tuple of ProcessGroup
+        Whose collectives it joins. None: one, of all ranks that start, root or need a chunk.
     """
 
     name: str
@@ -72,6 +96,7 @@ class Collective:
     combining: bool = False
     chunks_per_rank: int = 1
     derivations: tuple[Derivation, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
 
     def __post_init__(self) -> None:
         for index, chunk in enumerate(self.chunks):
@@ -101,10 +126,53 @@ class Collective:
         for index, chunk in enumerate(self.chunks):
             if not chunk.origins and index not in derived:
                 raise CollectiveError(f"chunk {index} starts nowhere; give it an origin", where=self.name)
+        if self.groups:
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Raise `CollectiveError` unless groups have known ranks, and each chunk is among one's."""
+        for index, group in enumerate(self.groups):
+            _check_members(group.ranks, self.num_ranks, where=f"{self.name}: group {index}")
+        counted = sum(group.num_chunks for group in self.groups)
+        if counted != self.num_chunks or min(group.num_chunks for group in self.groups) < 0:
+            raise CollectiveError(
+                f"found groups of {[group.num_chunks for group in self.groups]} chunks; expected "
+                f"{self.num_chunks} in all",
+                where=self.name,
+            )
+        for index, (group, chunks) in enumerate(zip(self.groups, self.chunks_of_group, strict=True)):
+            strangers = _ranks_of(self.chunks[chunks.start : chunks.stop]).difference(group.ranks)
+            if strangers:
+                raise CollectiveError(
+                    f"chunks {chunks.start}-{chunks.stop - 1} concern ranks {sorted(strangers)}, which are "
+                    f"not in group {index}",
+                    where=self.name,
+                )
 
     @property
     def num_chunks(self) -> int:
         return len(self.chunks)
+
+    @cached_property
+    def process_groups(self) -> tuple[ProcessGroup, ...]:
+        """The groups; where none are named, one of all ranks that start, root or need a chunk."""
+        if self.groups or not self.chunks:
+            return self.groups
+        named = _ranks_of(self.chunks).union(d.rank for d in self.derivations)
+        return (ProcessGroup(self.name, tuple(sorted(named)), self.num_chunks),)
+
+    @cached_property
+    def chunks_of_group(self) -> tuple[range, ...]:
+        """The chunks of every process group."""
+        ends = [0]
+        for group in self.process_groups:
+            ends.append(ends[-1] + group.num_chunks)
+        return tuple(range(begin, end) for begin, end in zip(ends, ends[1:], strict=False))
+
+    @cached_property
+    def group_of_chunk(self) -> tuple[int, ...]:
+        """The process group of every chunk."""
+        return tuple(g for g, chunks in enumerate(self.chunks_of_group) for _ in chunks)
 
     @cached_property
     def size_chunks(self) -> int:
@@ -122,20 +190,53 @@ class Collective:
     @property
     def busbw_factor(self) -> float:
         """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
-        n = self.num_ranks
-        if self.name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
-            return (n - 1) / n
-        return 2 * (n - 1) / n if self.name == "allreduce" else 1.0
+        kinds = {(group.name, len(group.ranks)) for group in self.groups} or {(self.name, self.num_ranks)}
+        factors = {_busbw_factor(name, num_ranks) for name, num_ranks in kinds}
+        return factors.pop() if len(factors) == 1 else 1.0
+
+    def among(self, ranks: Sequence[int], *, num_ranks: int) -> Collective:
+        """The same collective by a process group: some ranks of a larger topology.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The members; the i-th takes the part of rank i.
+        num_ranks : int
+            Ranks of the topology. Those that are no members may relay, unless the clause `relays` of the
+            problem says otherwise.
+
+        Raises
+        ------
+        CollectiveError
+            If a rank is named twice or does not exist, or there are not as many as the collective has.
+        """
+        where = f"{self.name}: group"
+        members = tuple(ranks)
+        _check_members(members, num_ranks, where=where)
+        if len(members) != self.num_ranks:
+            raise CollectiveError(
+                f"found {len(members)} members; the collective is over {self.num_ranks} ranks", where=where
+            )
+        placed = self._placed(members, num_ranks)
+        return (
+            placed
+            if self.groups
+            else replace(placed, groups=(ProcessGroup(self.name, members, self.num_chunks),))
+        )
 
     def relabelled(self, permutation: Sequence[int]) -> Collective:
         """The collective with rank r renamed ``permutation[r]``; chunks keep their index."""
+        return self._placed(permutation, self.num_ranks)
+
+    def _placed(self, permutation: Sequence[int], num_ranks: int) -> Collective:
+        """The collective with rank r renamed ``permutation[r]``, over `num_ranks` ranks."""
 
         def renamed(ranks: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(sorted(permutation[r] for r in ranks))
 
         return Collective(
             self.name,
-            self.num_ranks,
+            num_ranks,
             tuple(
                 Chunk(
                     renamed(c.origins),
@@ -147,10 +248,12 @@ class Collective:
             self.combining,
             self.chunks_per_rank,
             tuple(Derivation(d.source, permutation[d.rank], d.chunk) for d in self.derivations),
+            tuple(replace(g, ranks=tuple(permutation[r] for r in g.ranks)) for g in self.groups),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The collective as plain values."""
+        """The collective as plain values; groups only where there are any."""
+        groups = {"groups": [[g.name, list(g.ranks), g.num_chunks] for g in self.groups]}
         return {
             "name": self.name,
             "num_ranks": self.num_ranks,
@@ -158,6 +261,7 @@ class Collective:
             "chunks_per_rank": self.chunks_per_rank,
             "chunks": [[list(c.origins), list(c.destinations), c.root] for c in self.chunks],
             "derivations": [[d.source, d.rank, d.chunk] for d in self.derivations],
+            **(groups if self.groups else {}),
         }
 
     @classmethod
@@ -170,6 +274,7 @@ class Collective:
             chunks_per_rank=data["chunks_per_rank"],
             chunks=tuple(Chunk(tuple(o), tuple(d), root) for o, d, root in data["chunks"]),
             derivations=tuple(Derivation(*each) for each in data["derivations"]),
+            groups=tuple(ProcessGroup(name, tuple(ranks), n) for name, ranks, n in data.get("groups", ())),
         )
 
     def __repr__(self) -> str:
@@ -331,6 +436,55 @@ def custom(
     return Collective(name, num_ranks, tuple(chunks), combining)
 
 
+def together(collectives: Sequence[Collective]) -> Collective:
+    """The collectives of several process groups as one, to be scheduled so that they do not collide.
+
+    Chunks are numbered through: first those of the first collective. `Collective.groups` and
+    `Collective.group_of_chunk` tell whose each is. A rank may be in several groups. Beside a collective that
+    combines, a chunk of one that does not is a sum of one contribution.
+
+    Raises
+    ------
+    CollectiveError
+        If there are none, they differ in the number of ranks of their topology, or some combine and others
+        have chunks that derive from one another, or that start at several ranks.
+    """
+    if not collectives:
+        raise CollectiveError("found no collectives; give at least one", where="together")
+    num_ranks = collectives[0].num_ranks
+    for index, each in enumerate(collectives):
+        if each.num_ranks != num_ranks:
+            raise CollectiveError(
+                f"collective {index}, {each.name}, is over {each.num_ranks} ranks, and the first over "
+                f"{num_ranks}; put each on its ranks of one topology with among()",
+                where="together",
+            )
+    sums = any(each.combining and not each.derivations for each in collectives)
+    chunks: list[Chunk] = []
+    derivations: list[Derivation] = []
+    for index, each in enumerate(collectives):
+        first = len(chunks)
+        derivations.extend(Derivation(d.source + first, d.rank, d.chunk + first) for d in each.derivations)
+        chunks.extend(_as_sums(each, index) if sums and not each.combining else each.chunks)
+    if sums and derivations:
+        raise CollectiveError(
+            "some collectives reduce on the way, and others derive chunks from one another; schedule them "
+            "apart",
+            where="together",
+        )
+    names = list(dict.fromkeys(each.name for each in collectives))
+    alike = len(names) == 1 < len(collectives)
+    return Collective(
+        f"{names[0]} x{len(collectives)}" if alike else " + ".join(names),
+        num_ranks,
+        tuple(chunks),
+        any(each.combining for each in collectives),
+        max(each.chunks_per_rank for each in collectives),
+        tuple(derivations),
+        tuple(group for each in collectives for group in each.process_groups),
+    )
+
+
 #: Every collective that needs no more than a number of ranks, a root or roots, and a chunk partitioning.
 COLLECTIVES = {
     "broadcast": broadcast, "scatter": scatter, "gather": gather, "allgather": allgather,
@@ -391,3 +545,43 @@ def _known_roots(name: str, roots: Sequence[int], num_ranks: int) -> None:
         raise CollectiveError(f"found roots {list(roots)}; expected distinct ranks, at least one", where=name)
     for root in roots:
         _known_root(name, root, num_ranks)
+
+
+def _busbw_factor(name: str, num_ranks: int) -> float:
+    if name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
+        return (num_ranks - 1) / num_ranks
+    return 2 * (num_ranks - 1) / num_ranks if name == "allreduce" else 1.0
+
+
+def _ranks_of(chunks: Sequence[Chunk]) -> set[int]:
+    """Ranks that start, root or need one of the chunks."""
+    # Chunks share their tuples of ranks: each is looked at once.
+    distinct = {id(ranks): ranks for chunk in chunks for ranks in (chunk.origins, chunk.destinations)}
+    roots = {chunk.root for chunk in chunks if chunk.root is not None}
+    return roots.union(*distinct.values())
+
+
+def _as_sums(collective: Collective, index: int) -> list[Chunk]:
+    """Chunks that are not reduced as sums of one contribution."""
+    for c, chunk in enumerate(collective.chunks):
+        if len(chunk.origins) > 1:
+            raise CollectiveError(
+                f"collective {index}, {collective.name}: chunk {c} starts at {len(chunk.origins)} ranks; "
+                "beside a collective that combines, a chunk that is not reduced starts at one",
+                where="together",
+            )
+    return [replace(chunk, root=chunk.origins[0]) for chunk in collective.chunks]
+
+
+def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:
+    """Raise `CollectiveError` unless there are members, all known and each named once."""
+    if not ranks:
+        raise CollectiveError("found no members; expected at least one", where=where)
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_ranks:
+            raise CollectiveError(
+                f"rank {rank} does not exist; there are ranks 0-{num_ranks - 1}", where=where
+            )
+    if len(set(ranks)) < len(ranks):
+        twice = sorted({rank for rank in ranks if list(ranks).count(rank) > 1})
+        raise CollectiveError(f"ranks {twice} are named twice; name each member once", where=where)

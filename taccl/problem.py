@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.collective import Collective
-from taccl.errors import CollectiveError, NumericsWarning, TopologyError
+from taccl.errors import CollectiveError, NumericsWarning, SketchError, TopologyError
 from taccl.topology.topology import Topology
 from taccl.units import BYTES_PER_MB, format_size
 
@@ -60,6 +60,9 @@ class Clauses:
     direct_crossing : bool
         A chunk crosses between nodes only straight from a node where it starts to a node that needs it
         (while it is reduced: straight to its root's node).
+    relays : frozenset of int, optional
+        Ranks that may pass on chunks of process groups that they are not in; None for all. Members of a
+        chunk's own group always may.
     own_first : frozenset of int
         On these links, chunks that start at the sender go before those it relays, at least one latency
         apart. (While chunks are reduced, time runs backwards: chunks whose root is the receiver go last.)
@@ -94,9 +97,11 @@ class Clauses:
     objective_weight: Fraction = Fraction(1, 100)
     routing_slack: Fraction = Fraction(1, 10)
     where: Mapping[str, str] = field(default_factory=dict)
+    relays: frozenset[int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The clauses as plain values."""
+        """The clauses as plain values; `relays` only where they are limited."""
+        relays = {} if self.relays is None else {"relays": sorted(self.relays)}
         return {
             "name": self.name,
             "links_allowed": None if self.links_allowed is None else sorted(self.links_allowed),
@@ -112,6 +117,7 @@ class Clauses:
             "objective_weight": str(self.objective_weight),
             "routing_slack": str(self.routing_slack),
             "where": dict(sorted(self.where.items())),
+            **relays,
         }
 
     @classmethod
@@ -135,6 +141,7 @@ class Clauses:
             objective_weight=Fraction(data["objective_weight"]),
             routing_slack=Fraction(data["routing_slack"]),
             where=data["where"],
+            relays=frozenset(data["relays"]) if data.get("relays") is not None else None,
         )
 
 
@@ -204,6 +211,12 @@ class Problem:
                 f"expected {self.collective.num_chunks}, all positive",
                 where="chunk_bytes",
             )
+        unknown = sorted(r for r in self.clauses.relays or () if not 0 <= r < self.topology.num_ranks)
+        if unknown:
+            raise SketchError(
+                f"ranks {unknown} do not exist; the topology has ranks 0-{self.topology.num_ranks - 1}",
+                where="clauses.relays",
+            )
 
     @cached_property
     def costs(self) -> Costs:
@@ -227,11 +240,28 @@ class Problem:
         """The rank that makes each derived chunk."""
         return {d.chunk: (d.rank,) for d in self.collective.derivations}
 
+    @cached_property
+    def _ranks_of_group(self) -> tuple[frozenset[int], ...]:
+        """Ranks that may ever hold chunks of each process group: its members, and the relays."""
+        relays = self.clauses.relays or frozenset()
+        return tuple(relays.union(group.ranks) for group in self.collective.process_groups)
+
+    def holders(self, chunk: int) -> frozenset[int] | None:
+        """Ranks that may ever hold a chunk; None for all."""
+        if self.clauses.relays is None:
+            return None
+        return self._ranks_of_group[self.collective.group_of_chunk[chunk]]
+
     def may_carry(self, link: int, chunk: int, *, reducing: bool = False) -> bool:
         """Whether the clauses admit a chunk on a link, while it spreads or while it is reduced."""
         clauses, topology = self.clauses, self.topology
         if clauses.links_allowed is not None and link not in clauses.links_allowed:
             return False
+        holders = self.holders(chunk)
+        if holders is not None:
+            ends = topology.links[link]
+            if not holders.issuperset(ends.srcs) or not holders.issuperset(ends.dsts):
+                return False
         data = self.collective.chunks[chunk]
         origins = data.origins or self._derived_at[chunk]
         if reducing:

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from taccl.errors import InputError
 
-__all__ = ["BYTES_PER_MB", "exact", "format_size", "format_us", "parse_size", "parse_time_us"]
+__all__ = ["BYTES_PER_MB", "exact", "format_count", "format_size", "format_us", "parse_size", "parse_time_us"]
 
 BYTES_PER_MB = 10**6
 
@@ -28,6 +28,7 @@ _MAX_DIGITS = 400
 _TIME_UNITS_US = {
     "": Fraction(1), "NS": Fraction(1, 1000), "US": Fraction(1), "MS": Fraction(1000), "S": Fraction(10**6),
 }  # fmt: skip
+_EXPONENT = re.compile(r"[eE]([+-]?[0-9_]+)\s*$")
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*$")
 
 
@@ -41,6 +42,8 @@ def parse_size(size: int | float | str, *, where: str = "size") -> int:
     """
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise InputError(f"found {size!r}; expected a size such as '1MB' or a number of bytes", where=where)
+    if isinstance(size, int) and size >= _MAX_BYTES:
+        raise InputError("found a number of 2**62 bytes or more; expected less", where=where)
     text = str(size) if not isinstance(size, float) else format(size, "f")
     match = _QUANTITY.match(text)
     unit = match.group(2).upper() if match else ""
@@ -73,8 +76,8 @@ def parse_time_us(time: int | float | str, *, where: str = "time") -> Fraction:
         match = _QUANTITY.match(time)
         unit = match.group(2).upper() if match else ""
         if match is None or unit not in _TIME_UNITS_US:
-            raise InputError(f"found {time!r}; expected a time such as '2.6us' or '1ms'", where=where)
-        return Fraction(match.group(1)) * _TIME_UNITS_US[unit]
+            raise InputError(f"found {_short(time)}; expected a time such as '2.6us' or '1ms'", where=where)
+        return exact(match.group(1), where=where) * _TIME_UNITS_US[unit]
     return exact(time, where=where)
 
 
@@ -89,12 +92,27 @@ def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fra
     if isinstance(number, bool):
         raise InputError(f"found {number!r}; expected a number", where=where)
     try:
-        value = number if isinstance(number, Fraction) else Fraction(str(number))
+        text = "" if isinstance(number, Fraction) else str(number)
+        long = len(text) > _MAX_DIGITS or _exponent(text) > _MAX_DIGITS
+        value = Fraction(0) if long else Fraction(text or number)
     except (ValueError, ZeroDivisionError):
-        raise InputError(f"found {number!r}; expected a finite number", where=where) from None
+        raise InputError(f"found {_short(number)}; expected a finite number", where=where) from None
+    if long:
+        raise InputError(f"found {_short(number)}; expected at most {_MAX_DIGITS} digits", where=where)
     if value < 0:
-        raise InputError(f"found {number}; expected a number that is not negative", where=where)
+        raise InputError(f"found {_short(number)}; expected a number that is not negative", where=where)
     return value
+
+
+def _exponent(text: str) -> int:
+    """The size of the power of ten in a number's text; the number itself could fill all memory."""
+    found = _EXPONENT.search(text)
+    return abs(int(found.group(1))) if found else 0
+
+
+def format_count(number: int, noun: str) -> str:
+    """A number of things: ``"1 chunk"``, ``"2 chunks"``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def format_size(num_bytes: int) -> str:
@@ -117,5 +135,8 @@ def format_us(time_us: Fraction | float) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = str(value) if isinstance(value, (int, float, Fraction)) else repr(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from taccl.errors import InputError
-from taccl.units import exact, format_size, format_us, parse_size, parse_time_us
+from taccl.units import exact, format_count, format_size, format_us, parse_size, parse_time_us
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,44 @@ def test_sizes_are_whole_bytes(text: object, expected: int) -> None:
     assert parse_size(text) == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["0", "-1MB", "1.5", "1.0001KB", "1 mega", "", "MB", True, None, "1e6", "nan"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1MB", "1.5", "1.0001KB", "1 mega", "", "MB", True, None, "1e6", "nan"]
+)
 def test_other_sizes_are_refused(text: object) -> None:
     """Nothing, parts of bytes, unknown units, signs and truth values."""
     with pytest.raises(InputError, match="size"):
         parse_size(text)  # type: ignore[arg-type]
+
+
+def test_units_are_listed() -> None:
+    """A unit that is none: the message has those that are."""
+    with pytest.raises(
+        InputError, match=r"found '1ZB'.*units are B, KB, MB, GB, TB .*and KiB, MiB, GiB, TiB"
+    ):
+        parse_size("1ZB")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("0", "0"), ("0MB", "0"), ("1.5", "1.5"), ("0.0001KB", "0.1")]
+)
+def test_what_it_comes_to_is_shown(text: str, num_bytes: str) -> None:
+    """Whole numbers are shown as such."""
+    with pytest.raises(InputError, match=f"found '{text}', which is {num_bytes} bytes;"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("size", ["5000000TB", "9" * 5000, 2**62, 10**400, 1e300, "0." + "1" * 5000])
+def test_sizes_beyond_64_bits_are_refused(size: object) -> None:
+    """No schedule could be timed, and the message stays short."""
+    with pytest.raises(InputError, match="expected less") as caught:
+        parse_size(size)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 chunks"), (1, "1 chunk"), (2, "2 chunks")])
+def test_counts_have_plurals(number: int, text: str) -> None:
+    """One chunk, and several chunks."""
+    assert format_count(number, "chunk") == text
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan"), -1.0])
@@ -38,7 +71,13 @@ def test_odd_floats_are_no_sizes(number: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("2.6us", Fraction(13, 5)), ("1ms", 1000), ("700 ns", Fraction(7, 10)), ("2s", 2 * 10**6), (0.3, Fraction(3, 10))],
+    [
+        ("2.6us", Fraction(13, 5)),
+        ("1ms", 1000),
+        ("700 ns", Fraction(7, 10)),
+        ("2s", 2 * 10**6),
+        (0.3, Fraction(3, 10)),
+    ],
 )
 def test_times_are_exact_microseconds(text: object, expected: Fraction) -> None:
     """Decimal text is read as the fraction a person means."""
@@ -73,7 +112,23 @@ def test_sizes_are_written_as_a_person_would(size: int, expected: str) -> None:
     assert format_size(size) == expected
 
 
-@pytest.mark.parametrize(("time", "expected"), [(Fraction(2539, 5), "507.8 us"), (69, "69 us"), (0.0004, "0 us")])
+@pytest.mark.parametrize(
+    ("time", "expected"), [(Fraction(2539, 5), "507.8 us"), (69, "69 us"), (0.0004, "0 us")]
+)
 def test_times_are_written_without_trailing_zeros(time: Fraction, expected: str) -> None:
     """At most three decimals."""
     assert format_us(time) == expected
+
+
+@pytest.mark.parametrize("number", ["1e99999999", "1E-99999999", 10**400, "9" * 5000, 10**5000], ids=range(5))
+def test_endless_numbers_are_refused_at_once(number: object) -> None:
+    """Before a whole number of so many digits is made, and with a short message."""
+    with pytest.raises(InputError) as caught:
+        exact(number)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+
+
+def test_endless_times_are_refused() -> None:
+    """Digits that Python would not read."""
+    with pytest.raises(InputError, match="at most 400 digits"):
+        parse_time_us("9" * 5000 + "us")

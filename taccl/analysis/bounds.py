@@ -25,7 +25,7 @@ from taccl.analysis.distances import Distances
 from taccl.analysis.flows import multicommodity
 from taccl.analysis.one_machine import machine_ticks
 from taccl.analysis.symmetries import find_symmetries
-from taccl.analysis.volume import Volume
+from taccl.analysis.volume import Volume, crossing_links
 from taccl.problem import Clauses
 from taccl.sketch.reachability import check_reachable
 
@@ -81,7 +81,9 @@ def lower_bound(
     claims = [_latency(demand, divisible=divisible)]
     finders = [partial(_throughput, volume, in_network=granted, budget_s=budget_s)]
     if not divisible and _pairs(demand) <= _MAX_TIMED:
-        finders = [partial(_counting, demand, in_network=granted), partial(_one_machine, demand), *finders]
+        finders += [partial(_counting, demand, in_network=granted), partial(_one_machine, demand)]
+    elif not divisible:
+        finders.append(partial(_counted, demand, volume))
     since = time.monotonic()
     for find in finders:
         if time.monotonic() - since < budget_s:
@@ -248,8 +250,26 @@ def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
                     demand.topology.node_of_rank[min(border.ranks)] if name == "node" else min(border.ranks)
                 )
                 verb = "enter" if entering else "leave"
-                what = f"{len(jobs)} chunks must {verb} {name} {which} through {_number(cover)}"
+                chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
+                what = f"{chunks} must {verb} {name} {which} through {_number(cover)}"
                 yield _Claim(ticks, what, "counting", Border(border.ranks, entering))
+
+
+def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
+    """`_counting` without times: whole chunks that must enter each rank and node, for very many of them."""
+    if not (volume.by_chunk and volume.spreads and demand.single_ended):
+        return
+    size = int(demand.problem.costs.chunk_units[0])
+    job = Job(frozenset(), size, 0, 0, frozenset())
+    for name, sets in demand.families:
+        for ranks in demand.different(sets):
+            needed = volume.needed((ranks,))
+            if needed:
+                cover = _cover(demand, set(crossing_links(demand.problem, (ranks,)).tolist()))
+                number = demand.topology.node_of_rank[min(ranks)] if name == "node" else min(ranks)
+                what = f"{needed} chunks must enter {name} {number} through {_number(cover)}"
+                ticks = _window(demand, [job] * needed, cover)
+                yield _Claim(ticks, what, "counting", Border(ranks, True))
 
 
 def _gossip(demand: Demand) -> Iterator[_Claim]:

@@ -66,6 +66,8 @@ class _Facts:
             len(self.topology.links[e].srcs) + len(self.topology.links[e].dsts) > 2 for e in self.allowed
         )
         self._admitted: dict[tuple[object, ...], list[int]] = {}
+        self._out: dict[tuple[int, int, bool], dict[int, list[tuple[int, int]]]] = {}
+        self._times: dict[tuple[object, ...], dict[int, int]] = {}
 
     # ---- ways
 
@@ -75,7 +77,8 @@ class _Facts:
         node = self.topology.node_of_rank
         derived = self.made_at[c].rank if c in self.made_at else -1
         ends = frozenset(node[r] for r in data.destinations)
-        key = (data.origins, derived, data.root, ends, frozenset(node[r] for r in data.origins), reducing)
+        starts, holders = frozenset(node[r] for r in data.origins), self.problem.holders(c)
+        key = (data.origins, derived, data.root, ends, starts, holders, reducing)
         if key not in self._admitted:
             modes = (False, True) if reducing is None else (reducing,)
             may = self.problem.may_carry
@@ -85,14 +88,30 @@ class _Facts:
     def times(
         self, links: Sequence[int], units: int, starts: dict[int, int], *, backwards: bool = False
     ) -> dict[int, int]:
-        """Earliest times at ranks (backwards: times left to the starts); a link waits for one source."""
-        out: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for e in links:
-            length = self.alpha[e] + units * self.beta[e]
-            for src in self.topology.links[e].srcs:
-                for dst in self.topology.links[e].dsts:
-                    a, b = (dst, src) if backwards else (src, dst)
-                    out[a].append((b, length))
+        """Earliest times at ranks (backwards: times left to the starts); a link waits for one source.
+
+        `links` is a list that `admitted` returned: what was found for it is kept.
+        """
+        key = (id(links), units, frozenset(starts.items()), backwards)
+        if key not in self._times:
+            self._times[key] = self._shortest(self._arcs(links, units, backwards), starts)
+        return self._times[key]
+
+    def _arcs(self, links: Sequence[int], units: int, backwards: bool) -> dict[int, list[tuple[int, int]]]:
+        """Per rank: (the rank at the other end, the time of a send) of every link."""
+        key = (id(links), units, backwards)
+        if key not in self._out:
+            out = self._out[key] = defaultdict(list)
+            for e in links:
+                length = self.alpha[e] + units * self.beta[e]
+                for src in self.topology.links[e].srcs:
+                    for dst in self.topology.links[e].dsts:
+                        a, b = (dst, src) if backwards else (src, dst)
+                        out[a].append((b, length))
+        return self._out[key]
+
+    @staticmethod
+    def _shortest(out: dict[int, list[tuple[int, int]]], starts: dict[int, int]) -> dict[int, int]:
         best: dict[int, int] = {}
         queue = [(time, rank) for rank, time in starts.items()]
         heapq.heapify(queue)
@@ -101,7 +120,7 @@ class _Facts:
             if rank in best:
                 continue
             best[rank] = time
-            for other, length in out[rank]:
+            for other, length in out.get(rank, ()):
                 if other not in best:
                     heapq.heappush(queue, (time + length, other))
         return best
@@ -280,11 +299,14 @@ class _Facts:
         sets = [frozenset((r,)) for r in range(self.topology.num_ranks)]
         if machine.family == "node":
             sets = [frozenset(ranks) for ranks in self.topology.ranks_of_node]
+        ends = [self.topology.links[e] for e in self.allowed if machine.resource in self.holds[e]]
+        near = {r for link in ends for r in (link.dsts if machine.entering else link.srcs)}
+        sets = [ranks for ranks in sets if ranks & near]
         found: list[list[Job]] = []
         for ranks in sets:
             jobs = self.jobs(ranks, entering=machine.entering)
             found.append([job for job in jobs if all(machine.resource in self.holds[e] for e in job.links)])
-        passing = max(found, key=len) if self.multi else [job for jobs in found for job in jobs]
+        passing = max(found, key=len, default=[]) if self.multi else [job for jobs in found for job in jobs]
         return machine_ticks(Demand(self.problem), machine.resource, passing) if passing else 0
 
     # ---- prices

@@ -21,6 +21,8 @@ from taccl.schedule.combine import reduction_half
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from taccl.collective import Chunk
     from taccl.problem import Problem
 
@@ -48,6 +50,16 @@ class Border:
 
     ranks: frozenset[int]
     jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """Links at a border, with the least times from each rank to one of them, and from there to each rank."""
+
+    links: frozenset[int]
+    to_border: NDArray[np.float64]
+    from_border: NDArray[np.float64]
+    enters: frozenset[int]
 
 
 def as_spreading(problem: Problem) -> Problem:
@@ -86,6 +98,8 @@ class Demand:
         for c, key in enumerate(zip(problem.collective.chunks, units, strict=True)):
             self.example.setdefault(key, c)
         self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
+        self._links_of: dict[tuple[int, bool | None], int] = {}
+        self._crossings: dict[tuple[int, int, frozenset[int], int], _Crossing | None] = {}
         self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
 
     @cached_property
@@ -127,7 +141,7 @@ class Demand:
         return self._borders[ranks, entering]
 
     def _find_border(self, ranks: frozenset[int], entering: bool) -> Border | None:
-        at = set(crossing_links(self.problem, (ranks,), entering=entering).tolist())
+        at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
         jobs: list[Job] = []
         for key, count in self.classes.items():
             for job in self._jobs_of_chunk(self.example[key], key[1], ranks, at, entering):
@@ -135,7 +149,7 @@ class Demand:
         return Border(ranks, tuple(jobs)) if jobs else None
 
     def _jobs_of_chunk(
-        self, c: int, units: int, ranks: frozenset[int], at: set[int], entering: bool
+        self, c: int, units: int, ranks: frozenset[int], at: frozenset[int], entering: bool
     ) -> Iterator[Job]:
         """The sends of one chunk that must enter (or leave) a set of ranks over the links at its border.
 
@@ -155,53 +169,72 @@ class Demand:
                 if not origins <= ranks or destinations <= ranks:
                     return
                 targets = destinations - ranks
-            links = self.distances.carried(c)
+            links = self._carried(c, reducing=False)
             yield from self._job(links, links, at, units, origins, targets)
             return
         sources = origins - ranks if entering else origins & ranks
         targets = destinations & ranks if entering else destinations - ranks
         if not sources or not targets:
             return
-        every = self.distances.carried(c, reducing=None)
+        every = self._carried(c, reducing=None)
         direct = self.problem.clauses.direct_crossing and len(ranks) > 1
         if not (direct and entering and data.root in ranks):
             yield from self._job(every, every, at, units, sources, targets)
             return
         node = self.topology.node_of_rank
-        reducing = self.distances.carried(c, reducing=True)
+        reducing = self._carried(c, reducing=True)
         for other in sorted({node[r] for r in sources}):
             theirs = {r for r in sources if node[r] == other}
-            border = {e for e in at if any(node[r] == other for r in self.topology.links[e].srcs)}
+            starts = self.topology.links
+            border = frozenset(e for e in at if any(node[r] == other for r in starts[e].srcs))
             yield from self._job(reducing, every, border, units, theirs, destinations - theirs)
 
+    def _carried(self, c: int, *, reducing: bool | None) -> int:
+        if (c, reducing) not in self._links_of:
+            self._links_of[c, reducing] = self.distances.carried(c, reducing=reducing)
+        return self._links_of[c, reducing]
+
     def _job(
-        self, over: int, links: int, at: set[int], units: int, sources: set[int], targets: set[int]
+        self, over: int, links: int, at: frozenset[int], units: int, sources: set[int], targets: set[int]
     ) -> Iterator[Job]:
         """The job of crossing a border over one of a set of links, after the sources, before the targets.
 
         Several crossings may share the work, so the job is the one that serves the farthest target; of a
         sum, the one that brings the farthest contribution. Of a copy, any source will do.
         """
-        crossing = [e for e in self.distances.links(over) if e in at]
-        if not crossing:
+        crossing = self._crossing(over, links, at, units)
+        if crossing is None:
             return
+        reached = crossing.to_border[sorted(sources)]
+        tail = int(crossing.from_border[sorted(targets)].max())
+        onward = self.onward(links, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
+        release = int(reached.max() if self.sums_for_all else reached.min())
+        yield Job(crossing.links, units, release, tail, onward)
+
+    def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
+        """The links of a border that belong to a set, with the times to and from them; None if none does."""
+        key = (over, links, at, units)
+        if key not in self._crossings:
+            crossing = sorted(at & self.distances.link_set(over))
+            self._crossings[key] = self._timed(crossing, links, units) if crossing else None
+        return self._crossings[key]
+
+    def _timed(self, crossing: list[int], links: int, units: int) -> _Crossing:
         times = self.distances.times(links, units)
-        from_sources, to_targets = times[sorted(sources)], times[:, sorted(targets)]
         ends = [self.topology.links[e] for e in crossing]
         # A link of several sources is taken to wait for its first: a sum, or its reverse, may.
         if self.single_ended:
-            before = from_sources[:, [e.src for e in ends]].T  # link x source
-            after = to_targets[[e.dst for e in ends]]  # link x target
+            before = times[:, [e.src for e in ends]].T  # link x rank
+            after = times[[e.dst for e in ends]]
         else:
-            before = np.array([from_sources[:, list(e.srcs)].min(axis=1) for e in ends])
-            after = np.array([to_targets[list(e.dsts)].min(axis=0) for e in ends])
-        before, after = np.where(np.isfinite(before), before, 0), np.where(np.isfinite(after), after, 0)
-        tails = after[:, after.min(axis=0).argmax()]
-        releases = before[:, before.min(axis=0).argmax()] if self.sums_for_all else before.min(axis=1)
-        onward: frozenset[tuple[int, int]] = frozenset()
-        if tails.all():
-            onward = self.onward(links, units, frozenset(d for e in ends for d in e.dsts))
-        yield Job(frozenset(crossing), units, int(releases.min()), int(tails.min()), onward)
+            before = np.array([times[:, list(e.srcs)].min(axis=1) for e in ends])
+            after = np.array([times[list(e.dsts)].min(axis=0) for e in ends])
+        return _Crossing(
+            frozenset(crossing),
+            np.where(np.isfinite(before), before, 0).min(axis=0),
+            np.where(np.isfinite(after), after, 0).min(axis=0),
+            frozenset(d for e in ends for d in e.dsts),
+        )
 
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
         """(resource, ticks) of what a chunk must hold, whichever of the ranks it leaves over any link.
@@ -212,9 +245,13 @@ class Demand:
         if key not in self._onward:
             ends, clauses = self.topology.links, self.problem.clauses
             ways = [e for e in self.distances.links(links) if not ranks.isdisjoint(ends[e].srcs)]
-            # At the receiving end it may be held late, so that it says nothing about when a chunk leaves.
-            leaving = [{r for r, (_, _, receives) in self.held[e].items() if not receives} for e in ways]
-            common = set.intersection(*leaving) if ways else set()
+            common: set[int] | None = None
+            for e in ways:
+                # At the receiving end it may be held late, so that it says nothing about when a chunk leaves.
+                leaving = {r for r, (_, _, receives) in self.held[e].items() if not receives}
+                common = leaving if common is None else common & leaving
+                if not common:
+                    break
             merges = {e for e in ways if clauses.max_merge > 1 and e in clauses.merging}
             self._onward[key] = frozenset(
                 (
@@ -223,6 +260,6 @@ class Demand:
                         (0 if e in merges else self.held[e][r][0]) + units * self.held[e][r][1] for e in ways
                     ),
                 )
-                for r in common
+                for r in common or ()
             )
         return self._onward[key]

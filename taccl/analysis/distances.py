@@ -48,6 +48,7 @@ class Distances:
         self._derived = {d.chunk: (d.source, d.rank) for d in problem.collective.derivations}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._link_sets: list[tuple[int, ...]] = []
+        self._as_sets: dict[int, frozenset[int]] = {}
         self._carried: dict[tuple[object, ...], int] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
@@ -91,15 +92,22 @@ class Distances:
         """The links of a numbered set."""
         return self._link_sets[number]
 
+    def link_set(self, number: int) -> frozenset[int]:
+        """The same as a set."""
+        if number not in self._as_sets:
+            self._as_sets[number] = frozenset(self._link_sets[number])
+        return self._as_sets[number]
+
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
         """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
         problem, data = self.problem, self.problem.collective.chunks[c]
         clauses = problem.clauses
-        if not (clauses.carries_from or clauses.carries_to or clauses.direct_crossing):
+        holders = problem.holders(c)
+        if not (clauses.carries_from or clauses.carries_to or clauses.direct_crossing or holders):
             return self._number(problem.links_allowed)
         node = problem.topology.node_of_rank
         home = data.origins or tuple(self._derived.get(c, ())[1:])
-        key = (home, data.root, frozenset(node[r] for r in data.destinations), reducing)
+        key = (home, data.root, frozenset(node[r] for r in data.destinations), holders, reducing)
         if key not in self._carried:
             modes = (False, True) if reducing is None else (reducing,)
             links = tuple(

@@ -33,6 +33,13 @@ def _broken_clauses(replay: Replay, link: int, chunk: int, reducing: bool) -> It
     clauses, data = replay.clauses, replay.collective.chunks[chunk]
     if clauses.links_allowed is not None and link not in clauses.links_allowed:
         yield "link-not-allowed", "links_allowed", "the link may not be used"
+    if clauses.relays is not None:
+        group = replay.collective.process_groups[replay.collective.group_of_chunk[chunk]]
+        ends = replay.topology.links[link]
+        strangers = {*ends.srcs, *ends.dsts}.difference(group.ranks, clauses.relays)
+        if strangers:
+            text = f"ranks {_list(strangers)} are not in the chunk's process group, and may not relay"
+            yield "link-not-allowed", "relays", text
     if reducing:
         if link in clauses.carries_to and data.root not in clauses.carries_to[link]:
             roots = sorted(clauses.carries_to[link])

@@ -33,7 +33,9 @@ import numpy as np
 from taccl.analysis.contents import check_copies, check_sums
 from taccl.analysis.obedience import check_clauses, check_own_first
 from taccl.analysis.replay import Replay
+from taccl.analysis.verify_compact import verify_compact
 from taccl.analysis.violation import KINDS, Verification, Violation
+from taccl.schedule.compact import CompactSchedule
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Verification", "Violation", "verify"]
 
 
-def verify(schedule: Schedule) -> Verification:
-    """Every rule that a schedule breaks; see the module's docstring for what is replayed."""
+def verify(schedule: Schedule | CompactSchedule) -> Verification:
+    """Every rule that a schedule breaks; of a compact schedule, the first (`verify_compact`)."""
+    if isinstance(schedule, CompactSchedule):
+        return verify_compact(schedule)
     replay = Replay(schedule)
     _check_indices(replay)
     _check_merging(replay)

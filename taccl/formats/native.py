@@ -3,21 +3,25 @@
 =============== =====================================================================================
 field           content
 =============== =====================================================================================
-format, version ``"taccl-schedule"``, 1
+format, version ``"taccl-schedule"``, 2
 producer        what made the schedule
 finish_us       its last arrival, for readers that want no more
 ticks_per_us    how many of the ticks in `start` and `end` make a microsecond
 digest          `Schedule.digest`; a file whose content no longer matches it is refused
+file_digest     of every other field, as a guard against edits by hand; not in files of version 1
 notes           ``{"problem": [...], "topology": [...]}``: what a person should know
 problem         `Problem.to_dict`
 transfers       the columns ``chunk link start end group reduce``, one entry per transfer
-result          optional, any object: how the schedule was found
+result          optional, any object: how the schedule was found. Its ``bound_us`` and ``gap`` are numbers.
 =============== =====================================================================================
+
+Files of version 1 are read too. Nothing in them guards `producer` and `result`, so these are left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,10 +36,13 @@ from taccl.schedule.schedule import Schedule
 if TYPE_CHECKING:
     import os
 
-__all__ = ["FORMAT", "VERSION", "dump_schedule", "load", "load_schedule", "read_document", "save"]
+    from pydantic_core import ErrorDetails
+
+__all__ = ["FORMAT", "VERSION", "dump_schedule", "found_by", "load", "load_schedule", "read_document", "save"]
 
 FORMAT = "taccl-schedule"
-VERSION = 1
+VERSION = 2
+_OLD_VERSION = 1
 _LIMIT_BYTES = 10**9
 _COLUMNS = {"chunk": np.int32, "link": np.int32, "start": np.int64, "end": np.int64, "group": np.int32}
 
@@ -55,8 +62,8 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
         "transfers": {name: getattr(schedule, name).tolist() for name in (*_COLUMNS, "reduce")},
     }
     if extra is not None:
-        document["result"] = extra
-    return document
+        document["result"] = json.loads(_compact(extra))  # as a reader of the file will find it
+    return document | {"file_digest": _file_digest(document)}
 
 
 def load_schedule(document: dict[str, Any], *, where: str = "schedule") -> Schedule:
@@ -91,18 +98,21 @@ def load_schedule(document: dict[str, Any], *, where: str = "schedule") -> Sched
     for column in columns.values():
         column.setflags(write=False)
     problem = _problem(document["problem"], fields, where)
-    schedule = Schedule(problem, producer=fields.producer, **columns)
-    found = {
+    producer = fields.producer if fields.version == VERSION else ""
+    schedule = Schedule(problem, producer=producer, **columns)
+    found: dict[str, Any] = {
         "digest": schedule.digest(),
         "ticks_per_us": problem.costs.ticks_per_us,
         "finish_us": schedule.finish_us,
     }
+    if fields.version == VERSION:
+        found["file_digest"] = _file_digest(document)
     for name, value in found.items():
         stated = getattr(fields, name)
         if stated != value:
             raise FormatError(
-                f"found {stated}, but the content makes it {value}: the file was changed after it was saved; "
-                "save the schedule anew instead of editing its file",
+                f"found {stated or 'nothing'}, but the content makes it {value}: the file was changed after "
+                "it was saved; save the schedule anew instead of editing its file",
                 where=f"{where}: {name}",
             )
     return schedule
@@ -156,13 +166,30 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
             "cut short or not a schedule, save it anew",
             where=where,
         ) from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise FormatError("found values nested too deeply; expected a few levels", where=where) from None
+    except ValueError as error:
         raise FormatError(
-            f"found JSON that cannot be read ({error}); save the file anew", where=where
+            f"found a number that cannot be read ({error}); save the file anew", where=where
         ) from None
     _check_version(document, where)
     checked: dict[str, Any] = document
     return checked
+
+
+def found_by(document: dict[str, Any]) -> dict[str, Any]:
+    """How the schedule of a checked document was found; empty where nothing guards what the file says."""
+    return document.get("result") or {} if document["version"] == VERSION else {}
+
+
+def _file_digest(document: dict[str, Any]) -> str:
+    """A hash of every field but itself, however the file is laid out."""
+    content = {name: value for name, value in document.items() if name != "file_digest"}
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # a number such as 1e999, which no file of ours has
+        return "none: found a number that is not finite"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_version(document: object, where: str) -> None:
@@ -173,9 +200,9 @@ def _check_version(document: object, where: str) -> None:
             where=f"{where}: format",
         )
     version = document.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if version not in (VERSION, _OLD_VERSION) or isinstance(version, (bool, float)):
         raise FormatError(
-            f"found version {_short(version)}; this taccl reads version {VERSION}: "
+            f"found version {_short(version)}; this taccl reads versions {_OLD_VERSION} and {VERSION}: "
             "use the taccl that wrote it",
             where=f"{where}: version",
         )
@@ -199,12 +226,20 @@ def _first_error(error: ValidationError, where: str) -> FormatError:
     """One sentence for the first of pydantic's errors."""
     first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"] if part not in ("int", "list[int]"))
-    text = "is missing" if first["type"] == "missing" else f"found {_short(first['input'])}; {first['msg']}"
+    text = (
+        "is missing" if first["type"] == "missing" else f"found {_short(first['input'])}; {_expected(first)}"
+    )
     more = error.error_count() - 1
     others = f" (and {more} more such errors)" if more else ""
     return FormatError(
         f"{text}{others}; save the schedule anew instead of editing its file", where=f"{where}: {name}"
     )
+
+
+def _expected(error: ErrorDetails) -> str:
+    """What pydantic expected, in our words."""
+    message = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+    return "an unknown field" if error["type"] == "extra_forbidden" else f"expected {message}"
 
 
 def _short(value: object) -> str:
@@ -229,6 +264,7 @@ _Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 _Ticks = Annotated[int, Field(ge=-(2**62), le=2**62)]
 _Bytes = Annotated[int, Field(gt=0, lt=2**62)]
 _Cost = Annotated[str, Field(pattern=r"^[0-9]+(/[0-9]*[1-9][0-9]*)?$", max_length=4000)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 _LinkText = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Hold = tuple[_Index, _Index, _Cost, _Cost, Literal["send", "receive"]]
 _Chunk = tuple[list[_Index], list[_Index], _Index | None]
@@ -311,6 +347,13 @@ class _Notes(_Strict):
     topology: list[str]
 
 
+class _Result(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    bound_us: _Finite | None = None
+    gap: _Finite | None = None
+
+
 class _Document(_Strict):
     format: str
     version: int
@@ -318,7 +361,8 @@ class _Document(_Strict):
     finish_us: float
     ticks_per_us: _Index
     digest: str
+    file_digest: str = ""
     notes: _Notes
     problem: _Problem
     transfers: _Transfers
-    result: dict[str, Any] | None = None
+    result: _Result | None = None

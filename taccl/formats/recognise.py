@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.errors import FormatError
 from taccl.formats.files import read_limited
-from taccl.formats.json_text import parse_object
+from taccl.sketch.reading import parse_json
 
 if TYPE_CHECKING:
     import os
@@ -71,7 +71,7 @@ def recognise(path: str | os.PathLike[str]) -> str:
         raise _unknown("XML" if text.startswith("<") else "text that is no JSON object", where)
     if len(text) > _PARSED_CHARACTERS:
         raise _unknown(f"{len(text)} characters of JSON whose first field does not say what they are", where)
-    data = parse_object(text, where=where)
+    data = parse_json(text, source=where, exact=True)
     for each in FORMATS:
         if data.get(each.field) == each.value:
             return each.name

@@ -49,6 +49,7 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
         collective.num_ranks,
         tuple(chunks),
         chunks_per_rank=collective.chunks_per_rank,
+        groups=collective.process_groups,
     )
 
 

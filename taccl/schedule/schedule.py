@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from taccl.errors import InputError
+from taccl.units import format_count
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from fractions import Fraction
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
 
 __all__ = ["Schedule", "Transfer", "make_schedule"]
+
+_INT32 = (-(2**31), 2**31 - 1)
+#: Ticks have two bits to spare, so that a time and a duration can be added.
+_TICKS = (-(2**62), 2**62)
+_RANGES = {"chunk": _INT32, "link": _INT32, "start": _TICKS, "end": _TICKS, "group": _INT32}
 
 
 class Transfer(NamedTuple):
@@ -45,6 +53,12 @@ class Schedule:
         Whether the chunk is added to what the destination holds, rather than put in its place.
     producer : str
         What made the schedule.
+
+    Raises
+    ------
+    InputError
+        If a column is no array of one dimension and of its type, or columns differ in length. What the
+        columns say is for `taccl.verify` to judge.
     """
 
     problem: Problem
@@ -55,6 +69,17 @@ class Schedule:
     group: NDArray[np.int32]
     reduce: NDArray[np.bool_]
     producer: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (*_RANGES, "reduce"):
+            column = getattr(self, name)
+            if not isinstance(column, np.ndarray):
+                raise InputError(
+                    f"found a {type(column).__name__}; expected an array; make_schedule makes one",
+                    where=f"schedule.{name}",
+                )
+            _check_column(name, column)
+        _check_lengths({name: len(getattr(self, name)) for name in (*_RANGES, "reduce")})
 
     @property
     def num_transfers(self) -> int:
@@ -136,7 +161,8 @@ class Schedule:
     def __repr__(self) -> str:
         return (
             f"Schedule({self.problem.collective.name} on {self.problem.topology.name}: "
-            f"{self.num_transfers} transfers in {self.num_sends} sends, finish {self.finish_us:.3f} us)"
+            f"{format_count(self.num_transfers, 'transfer')} in {format_count(self.num_sends, 'send')}, "
+            f"finish {self.finish_us:.3f} us)"
         )
 
 
@@ -162,21 +188,18 @@ def make_schedule(
 
     Raises
     ------
-    ValueError
-        If the columns differ in length.
+    InputError
+        If a column holds anything but whole numbers in its range (`reduce`: truth values), or the columns
+        differ in length.
     """
-    columns: dict[str, NDArray[Any]] = {
-        "chunk": np.asarray(chunk, dtype=np.int32),
-        "link": np.asarray(link, dtype=np.int32),
-        "start": np.asarray(start, dtype=np.int64),
-        "end": np.asarray(end, dtype=np.int64),
-    }
+    given: dict[str, ArrayLike | None] = {
+        "chunk": chunk, "link": link, "start": start, "end": end, "group": group, "reduce": reduce,
+    }  # fmt: skip
+    columns = {name: _column(name, values) for name, values in given.items() if values is not None}
     count = len(columns["chunk"])
-    columns["group"] = np.arange(count) if group is None else np.asarray(group, dtype=np.int64)
-    columns["reduce"] = np.zeros(count, bool) if reduce is None else np.asarray(reduce, dtype=bool)
-    lengths = {name: len(column) for name, column in columns.items()}
-    if set(lengths.values()) != {count}:
-        raise ValueError(f"columns differ in length: {lengths}")
+    columns.setdefault("group", np.arange(count))
+    columns.setdefault("reduce", np.zeros(count, dtype=bool))
+    _check_lengths({name: len(column) for name, column in columns.items()})
     order = np.lexsort((columns["chunk"], columns["group"], columns["link"], columns["start"]))
     columns = {name: column[order] for name, column in columns.items()}
     _, first, inverse = np.unique(columns["group"], return_index=True, return_inverse=True)
@@ -186,3 +209,53 @@ def make_schedule(
     for column in columns.values():
         column.setflags(write=False)
     return Schedule(problem, producer=producer, **columns)
+
+
+def _column(name: str, values: ArrayLike) -> NDArray[Any]:
+    """One column with its own type, once every value is known to fit; groups still bear any number."""
+    try:
+        column = np.asarray(values)
+    except (OverflowError, TypeError, ValueError) as error:  # rows of different lengths
+        raise InputError(f"found values that make no column ({error})", where=f"schedule.{name}") from None
+    if not column.size and column.ndim == 1:
+        column = column.astype(bool if name == "reduce" else np.int64)
+    if name == "group" and column.dtype.kind in "iu":
+        _check_dimension(name, column)
+        return column
+    _check_column(name, column)
+    return column.astype({"reduce": bool, "start": np.int64, "end": np.int64}.get(name, np.int32))
+
+
+def _check_column(name: str, column: NDArray[Any]) -> None:
+    """Raise `InputError` unless a column has one dimension, and values of its type and range."""
+    _check_dimension(name, column)
+    if name == "reduce":
+        if column.dtype.kind != "b":
+            raise InputError(f"found {column.dtype} values; expected bool", where="schedule.reduce")
+        return
+    if column.dtype.kind not in "iu":
+        example = f" such as {column[0]!r}" if len(column) else ""
+        raise InputError(
+            f"found {column.dtype} values{example}; expected whole numbers of 64 bits at most; times are in "
+            "ticks, of which problem.costs.ticks_per_us make a microsecond",
+            where=f"schedule.{name}",
+        )
+    least, most = _RANGES[name]
+    if len(column) and not (least <= int(column.min()) and int(column.max()) <= most):
+        outside = int(column.max()) if int(column.max()) > most else int(column.min())
+        raise InputError(f"found {outside}; expected {least} to {most}", where=f"schedule.{name}")
+
+
+def _check_dimension(name: str, column: NDArray[Any]) -> None:
+    if column.ndim != 1:
+        raise InputError(
+            f"found {column.ndim} dimensions; expected one, with a value per transfer",
+            where=f"schedule.{name}",
+        )
+
+
+def _check_lengths(lengths: dict[str, int]) -> None:
+    if len(set(lengths.values())) > 1:
+        raise InputError(
+            f"columns differ in length: {lengths}; give each a value per transfer", where="schedule"
+        )

@@ -69,14 +69,21 @@ class _Search:
         return (*self._problem.collective.chunks[index].origins, *self._derived.get(index, ()))
 
     def joins_everything(self) -> bool:
-        """Whether every rank reaches every rank, whatever the chunk."""
-        clauses = self._problem.clauses
+        """Whether in each process group every rank reaches every rank, whatever the chunk.
+
+        False where a link has several sources.
+        """
+        clauses, links = self._problem.clauses, self._problem.topology.links
+        collective = self._problem.collective
+        if any(len(links[e].srcs) > 1 for e in self._problem.links_allowed):
+            return False
         if clauses.carries_from or clauses.carries_to or clauses.direct_crossing:
             return False
-        if not self._problem.collective.chunks:
-            return True
-        everyone = self._problem.topology.num_ranks
-        return all(len(self._search(0, (0,), reducing)) == everyone for reducing in (False, True))
+        for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True):
+            for reducing in (False, True) if chunks else ():
+                if not self._search(chunks[0], group.ranks[:1], reducing).issuperset(group.ranks):
+                    return False
+        return True
 
     def missing(self, index: int) -> Iterator[tuple[int, int, bool]]:
         """Pairs of ranks that a chunk must get between but cannot, and whether it is being reduced."""
@@ -103,20 +110,28 @@ class _Search:
         kind = (
             starts, chunk.origins if not reducing and chunk.root is None else None, reducing,
             self._nodes_of[chunk.origins], self._nodes_of[chunk.destinations],
+            self._problem.holders(index),
         )  # fmt: skip
         if kind not in self._reached:
             self._reached[kind] = self._search(index, starts, reducing)
         return self._reached[kind]
 
     def _search(self, index: int, starts: Iterable[int], reducing: bool) -> frozenset[int]:
+        """What `_reach` returns.
+
+        A copy goes over a link once all the link's sources have it; a contribution from any of them.
+        """
         problem, topology = self._problem, self._problem.topology
         incident = topology.links_to if reducing else topology.links_from
         seen = set(starts)
         queue = list(seen)
         for rank in queue:
             for link in incident[rank]:
-                ends = topology.links[link].srcs if reducing else topology.links[link].dsts
-                if seen.issuperset(ends) or not problem.may_carry(link, index, reducing=reducing):
+                srcs, dsts = topology.links[link].srcs, topology.links[link].dsts
+                ends = srcs if reducing else dsts
+                if seen.issuperset(ends) or not (reducing or seen.issuperset(srcs)):
+                    continue
+                if not problem.may_carry(link, index, reducing=reducing):
                     continue
                 fresh = set(ends) - seen
                 seen |= fresh
@@ -164,5 +179,7 @@ def _loosened(problem: Problem) -> Iterator[tuple[str, Clauses]]:
         ):  # fmt: skip
             if not links <= clauses.links_allowed:
                 yield field, replace(clauses, links_allowed=clauses.links_allowed | links)
+    if clauses.relays is not None:
+        yield "relays", replace(clauses, relays=None)
     if clauses.direct_crossing:
         yield "internode.crossing", replace(clauses, direct_crossing=False)

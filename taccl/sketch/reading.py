@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import FormatError
@@ -15,6 +16,7 @@ __all__ = ["MAX_FILE_BYTES", "parse_json", "parse_toml", "read_text"]
 
 #: A sketch or a topology file is kilobytes; anything this large is some other file.
 MAX_FILE_BYTES = 16 * 10**6
+_SHOWN = 60  # characters of a key
 
 
 def read_text(path: Path) -> str:
@@ -75,25 +77,31 @@ def parse_toml(text: str, *, source: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
-    """The object in a JSON text; with `exact`, numbers with a point come as `decimal.Decimal`.
+    """The object in a JSON text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`.
 
     Raises
     ------
     FormatError
-        If it is not JSON, its top is no object, or an object has one key twice.
+        If it is not JSON (as NaN is not), its top is no object, an object has one key twice, or a number is
+        too long to be read.
     """
     from decimal import Decimal
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise FormatError(f"found key {twice!r} twice in one object; remove one", where=source)
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            shown = repr(twice) if len(twice) <= _SHOWN else f"{twice[:_SHOWN]!r}..."
+            raise FormatError(f"found key {shown} twice in one object; remove one", where=source)
         return table
 
     try:
-        data = json.loads(text, object_pairs_hook=without_repeats, parse_float=Decimal if exact else float)
+        data = json.loads(
+            text,
+            object_pairs_hook=without_repeats,
+            parse_float=Decimal if exact else float,
+            parse_constant=_refuse_constant,
+        )
     except json.JSONDecodeError as error:
         raise FormatError(
             f"found text that is not JSON: {error.msg} (at line {error.lineno}, column {error.colno}); "
@@ -109,6 +117,10 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
     if not isinstance(data, dict):
         raise FormatError(f"found a JSON {type(data).__name__}; expected an object with fields", where=source)
     return data
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _unreadable_number(error: Exception, source: str) -> FormatError:

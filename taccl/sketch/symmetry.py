@@ -187,7 +187,15 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
     derivations = {(d.source, d.rank, d.chunk) for d in problem.collective.derivations}
     if {(result[s], ranks[r], result[c]) for s, r, c in derivations} != derivations:
         return None
+    if problem.clauses.relays is not None and not _keeps_holders(problem, ranks, result):
+        return None
     return tuple(result)
+
+
+def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]) -> bool:
+    """Whether ranks that may hold a chunk go to those that may hold its image."""
+    pairs = {(problem.holders(c), problem.holders(image)) for c, image in enumerate(chunks)}
+    return all(frozenset(ranks[r] for r in mine or ()) == theirs for mine, theirs in pairs)
 
 
 def check_topology(topology: Topology, ranks: Sequence[int], *, label: str, where: str) -> Permutation:

@@ -85,9 +85,11 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
     elif kind == "tuple_type":
         expected = "a list"
     elif kind in ("too_short", "too_long"):
-        least, most = context.get("min_length"), context.get("max_length")
-        number = most if least is None else least
-        expected = f"at {'most' if least is None else 'least'} {number} item{'' if number == 1 else 's'}"
+        number = context.get("min_length", context.get("max_length"))
+        bound = (
+            "" if context.get("field_type") == "Tuple" else "at least " if kind == "too_short" else "at most "
+        )
+        expected = f"{bound}{number} item{'' if number == 1 else 's'}"
     elif expected.startswith(("greater", "less")):
         expected = f"a number {expected}"
     return path, f"found {found}; expected {expected}; correct the value"

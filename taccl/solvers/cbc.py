@@ -24,7 +24,10 @@ from taccl.solvers.model import LinearModel
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["availability", "run"]
+__all__ = ["LIBRARIES", "availability", "run"]
+
+#: Loaded before a memory limit is set; see `taccl.solvers.child`.
+LIBRARIES = ("pulp",)
 
 _STOP_TICK_S = 0.05
 _STOP_GRACE_S = 1.0  # after an interrupt, before CBC is killed
@@ -54,7 +57,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `message` and `version`."""
     try:
         path = _executable()
-    except Exception as error:
+    except FileNotFoundError as error:
         return {"status": "unavailable", "message": f"CBC does not run: {error}"}
     model = LinearModel.from_message(payload["model"])
     with tempfile.TemporaryDirectory(prefix="cbc-") as folder_name:
@@ -102,12 +105,16 @@ def _executable() -> str:
     FileNotFoundError
         If neither PuLP nor the PATH has one.
     """
-    with contextlib.suppress(Exception):
+    try:
         import pulp
 
         path = pulp.PULP_CBC_CMD(msg=False).path
-        if path and os.access(path, os.X_OK):
-            return str(path)
+    except MemoryError:
+        raise
+    except Exception:
+        path = None
+    if path and os.access(path, os.X_OK):
+        return str(path)
     path = shutil.which("cbc")
     if path is None:
         raise FileNotFoundError("PuLP bundles none for this platform, and there is no 'cbc' on the PATH")

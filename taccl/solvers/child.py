@@ -20,15 +20,15 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from taccl.solvers.memory import limited_memory, tells_of_memory
 from taccl.solvers.wire import FrameReader, encode_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["Control", "main"]
 
-# Imported before the first task, so that a warm worker answers at once; a package that is missing or broken
-# is the task's to report.
+# Loaded before the first task, so that a warm worker answers at once.
 _PRELOAD = {
     "highs": ("highspy",),
     "ortools": ("ortools.sat.python.cp_model",),
@@ -119,14 +119,22 @@ class _Worker:
             self.send(answer)
 
     def _run(self, message: dict[str, Any], control: Control) -> dict[str, Any]:
+        limit_mb = message["memory_limit_mb"]
         try:
-            with _native_output(message["log"], self._quiet), _memory_limit(message["memory_limit_mb"]):
-                result = _find_function(message["function"])(message["payload"], control)
+            with _native_output(message["log"], self._quiet):
+                function = _load_function(message["function"])
+                with limited_memory(limit_mb):
+                    result = function(message["payload"], control)
             encode_message({"result": result})
             return {"kind": "done", "result": result}
-        except MemoryError as error:
-            return {"kind": "out-of-memory", "message": str(error) or "out of memory", "traceback": ""}
         except BaseException as error:
+            if tells_of_memory(error, bounded=limit_mb is not None):
+                limit = f" under a memory limit of {limit_mb} MB" if limit_mb is not None else ""
+                return {
+                    "kind": "out-of-memory",
+                    "message": f"the worker ran out of memory{limit}",
+                    "traceback": traceback.format_exc(),
+                }
             return {
                 "kind": "crashed",
                 "message": f"{type(error).__name__}: {error}",
@@ -142,9 +150,7 @@ def main() -> None:
     os.dup2(2, 1)
     worker = _Worker(channel, quiet)
     threading.Thread(target=worker.read_commands, name="taccl-commands", daemon=True).start()
-    for module in _PRELOAD.get(sys.argv[1], ()):
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+    _load(_PRELOAD.get(sys.argv[1], ()))
     worker.run_tasks()
 
 
@@ -156,12 +162,23 @@ def _end_process_group() -> None:
     os._exit(1)
 
 
-def _find_function(function: str) -> Callable[[dict[str, Any], Control], dict[str, Any]]:
-    module, _, name = function.partition(":")
-    found: Callable[[dict[str, Any], Control], dict[str, Any]] = getattr(
-        importlib.import_module(module), name
-    )
+def _load_function(function: str) -> Callable[[dict[str, Any], Control], dict[str, Any]]:
+    """The function behind a name, with the libraries that its module lists in LIBRARIES loaded.
+
+    A library that is loaded under a memory limit may fail half-way, and then looks like one that is missing,
+    as long as the process lives. One that is missing or broken is the task's to report.
+    """
+    module_name, _, name = function.partition(":")
+    module = importlib.import_module(module_name)
+    _load(getattr(module, "LIBRARIES", ()))
+    found: Callable[[dict[str, Any], Control], dict[str, Any]] = getattr(module, name)
     return found
+
+
+def _load(libraries: Iterable[str]) -> None:
+    for library in libraries:
+        with contextlib.suppress(Exception):
+            importlib.import_module(library)
 
 
 @contextlib.contextmanager
@@ -180,40 +197,6 @@ def _native_output(log: bool, quiet: int) -> Iterator[None]:
                 stream.flush()
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-
-
-@contextlib.contextmanager
-def _memory_limit(memory_limit_mb: int | None) -> Iterator[None]:
-    """Bound the address space to what is mapped now and `memory_limit_mb` (10**6 bytes) on top.
-
-    Where the platform cannot bound it (macOS ignores RLIMIT_AS), the task runs unbounded.
-    """
-    if memory_limit_mb is None:
-        yield
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _mapped_bytes() + memory_limit_mb * 10**6
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    except (ValueError, OSError):
-        yield
-        return
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _mapped_bytes() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from taccl.solvers.scaling import HORIZON, NotScalableError, WholeModel, to_whol
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["availability", "run"]
+__all__ = ["LIBRARIES", "availability", "run"]
+
+#: Loaded before a memory limit is set; see `taccl.solvers.child`.
+LIBRARIES = ("ortools.sat.python.cp_model",)
 
 _STOP_TICK_S = 0.05
 _INT64 = 2**63 - 1

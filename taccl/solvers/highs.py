@@ -11,7 +11,10 @@ from taccl.solvers.model import LinearModel
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["availability", "run"]
+__all__ = ["LIBRARIES", "availability", "run"]
+
+#: Loaded before a memory limit is set; see `taccl.solvers.child`.
+LIBRARIES = ("highspy",)
 
 _BOUND_NEWS_S = 0.5  # how often the bound is reported between solutions
 

@@ -21,6 +21,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from taccl.solvers.memory import MEMORY_WORDS
 from taccl.solvers.wire import FrameReader, encode_message
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _TICK_S = 0.25
 _MAX_IDLE = 2  # workers kept per family
 _READ_BYTES = 1 << 20
 _TAIL_BYTES = 4096
-_MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
+_FAILED = ("crashed", "out-of-memory", "unavailable")
 
 
 class Process:
@@ -143,14 +144,17 @@ class Process:
         kind = message["kind"]
         if kind == "started":
             self._deadline_s = time.monotonic() + task.time_limit_s + _GRACE_S
+            task.note_running()
         elif kind == "progress":
             task.add_news(message["progress"])
         else:
             with self._lock:
                 self._task = None
                 self._deadline_s = None
-            if kind == "out-of-memory":
-                self.kill()  # what it holds is not known any more
+            status = (message.get("result") or {}).get("status") if kind == "done" else kind
+            bounded = task.memory_limit_mb is not None
+            if kind == "out-of-memory" or (bounded and status in _FAILED):
+                self.kill()  # what it holds, and which parts of a library, is not known any more
             else:
                 self._workers.release(self)
             if message.get("traceback"):
@@ -273,7 +277,7 @@ def _diagnose(code: int, tail: str, memory_limit_mb: int | None) -> tuple[Status
     limit = f" under a memory limit of {memory_limit_mb} MB" if memory_limit_mb is not None else ""
     lines = tail.strip().splitlines()
     said = f"; its last words: {lines[-1].strip()}" if lines else ""
-    if any(word in tail for word in _MEMORY_WORDS):
+    if any(word in tail for word in MEMORY_WORDS):
         return "out-of-memory", f"the worker ran out of memory{limit}"
     if code == -signal.SIGKILL:
         return "out-of-memory", "the worker was killed by SIGKILL, as the system does when memory runs out"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.solvers.memory import tells_of_memory
 from taccl.solvers.model import LinearModel
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
     from taccl.solvers.child import Control
 
-__all__ = ["availability", "run"]
+__all__ = ["LIBRARIES", "availability", "known", "run"]
+
+#: Loaded before a memory limit is set; see `taccl.solvers.child`.
+LIBRARIES = ("pulp",)
 
 _PREFIX = "pulp:"
 
@@ -34,6 +38,15 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     return {"solvers": [{"name": f"{_PREFIX}{name}", "version": version} for name in names]}
 
 
+def known(payload: dict[str, Any], control: Control) -> dict[str, Any]:
+    """``{"names": [...]}``: every solver that PuLP knows, here or not; None if there is no PuLP."""
+    try:
+        import pulp
+    except Exception:
+        return {"names": None}
+    return {"names": sorted(pulp.listSolvers())}
+
+
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `message` and `version`."""
     try:
@@ -41,10 +54,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     except Exception as error:
         return {"status": "unavailable", "message": f"PuLP does not load: {error}"}
     name = payload["solver"].removeprefix(_PREFIX)
-    known = {known.lower(): known for known in pulp.listSolvers()}
-    if name.lower() not in known:
-        return {"status": "unknown-solver", "known": sorted(known.values())}
-    name = known[name.lower()]
+    name = {each.lower(): each for each in pulp.listSolvers()}[name.lower()]  # as `require_known` saw to
     version = f"PuLP {pulp.__version__}"
     model = LinearModel.from_message(payload["model"])
     with _scratch_folder():
@@ -62,9 +72,9 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             }
         try:
             problem.solve(solver)
-        except MemoryError:
-            raise
         except Exception as error:  # each library behind PuLP has exceptions of its own
+            if tells_of_memory(error, bounded=True):
+                raise
             status = "unlicensed" if "licen" in str(error).lower() else "crashed"
             return {"status": status, "version": version, "message": f"{name}: {error}"}
     result = _read(pulp, name, problem, variables)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError
-from taccl.solvers.worker import start_task
+from taccl.solvers.worker import run_task, start_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,10 @@ def known_solvers() -> tuple[str, ...]:
 
 
 def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver") -> None:
-    """Raise InputError, with the nearest name, unless `name` is known or begins with ``pulp:``.
+    """Raise InputError, with the nearest name, unless `name` is known, here or not.
+
+    What comes after ``pulp:`` is looked up in PuLP's own list, which a worker reads once. Without PuLP any
+    name passes: the solver is then unavailable.
 
     Parameters
     ----------
@@ -68,7 +72,14 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
     where : str
         The argument that the name came from.
     """
-    if name in _SOLVERS or (name.startswith(PULP_PREFIX) and len(name) > len(PULP_PREFIX)):
+    if name in _SOLVERS:
+        return
+    if name.startswith(PULP_PREFIX) and len(name) > len(PULP_PREFIX):
+        known = _names_of_pulp()
+        if known and name.lower() not in {each.lower() for each in known}:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"found {name!r}; PuLP knows {', '.join(known)}{hint}", where=where)
         return
     names = (*others, *_SOLVERS)
     near = difflib.get_close_matches(name.lower(), names, n=1)
@@ -79,21 +90,23 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
     )
 
 
-def solver_family(name: str) -> str:
-    """The worker family that runs a solver.
+@functools.cache
+def _names_of_pulp() -> tuple[str, ...]:
+    """Every ``pulp:NAME``; none if PuLP is not installed."""
+    outcome = run_task("pulp", "taccl.solvers.pulp_solver:known", {}, time_limit_s=_INFO_TIME_S)
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    names = (outcome.result or {}).get("names")
+    return tuple(f"{PULP_PREFIX}{name}" for name in names or ())
 
-    Raises
-    ------
-    InputError
-        If the solver is unknown.
-    """
-    require_known(name)
+
+def solver_family(name: str) -> str:
+    """The worker family that runs a solver of a known name."""
     return "pulp" if name.startswith(PULP_PREFIX) else _SOLVERS[name][0]
 
 
 def solver_function(name: str) -> str:
-    """The function that a worker calls to run a solver, as ``"module:name"``."""
-    require_known(name)
+    """The function that a worker calls to run a solver of a known name, as ``"module:name"``."""
     module = "pulp_solver" if name.startswith(PULP_PREFIX) else _SOLVERS[name][1]
     return f"taccl.solvers.{module}:run"
 

@@ -18,9 +18,17 @@ from taccl.solvers.model import LinearModel
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["availability", "run"]
+__all__ = ["LIBRARIES", "availability", "run"]
+
+#: Loaded before a memory limit is set; see `taccl.solvers.child`.
+LIBRARIES = (
+    "ortools.math_opt.python.mathopt",
+    "ortools.util.python.solve_interrupter",
+    "ortools.linear_solver.pywraplp",
+)
 
 _STOP_TICK_S = 0.05
+_NO_MEMORY = "SCIP error code -1 "  # SCIP_NOMEMORY
 _LOG_PRECISION = 1e-6  # the log shows seven digits; a bound read from it is loosened by this much
 
 
@@ -70,6 +78,11 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             msg_cb=_log_reader(control, log=payload["log"]),
             interrupter=interrupter,
         )
+    except Exception as error:
+        # ortools 9.15 fails (with an AttributeError) to make an exception of SCIP's status.
+        if _NO_MEMORY in f"{error} {error.__context__}":
+            raise MemoryError("SCIP ran out of memory") from error
+        raise
     finally:
         finished.set()
         watcher.join()

@@ -103,6 +103,10 @@ def solve(
     ----------
     solver : str
         One of `taccl.solvers.registry.known_solvers`, or ``pulp:NAME``.
+    time_limit_s : float
+        Without time, which is zero or less, the answer is "no-solution".
+    threads : int
+        At least 1.
     relative_gap : float
         Stop once (objective - bound) / objective is no larger.
     hint : (V,) float64, optional
@@ -117,9 +121,10 @@ def solve(
     Raises
     ------
     InputError
-        If the solver is unknown, or the hint does not fit the model.
+        If the solver is unknown, the hint does not fit the model, or a number makes no sense.
     """
     require_known(solver)
+    _check_options(time_limit_s, threads, relative_gap)
     arrays = model.arrays() if isinstance(model, MilpModel) else model
     if hint is not None:
         hint = np.asarray(hint, dtype=np.float64)
@@ -135,6 +140,15 @@ def solve(
     }
     call = _Call(arrays, options, float(time_limit_s), memory_limit_mb, on_progress)
     return call.solution()
+
+
+def _check_options(time_limit_s: float, threads: int, relative_gap: float) -> None:
+    if not math.isfinite(time_limit_s):
+        raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
+    if not threads >= 1:
+        raise InputError(f"found {threads}; expected a whole number of at least 1", where="threads")
+    if not 0 <= relative_gap < math.inf:
+        raise InputError(f"found {relative_gap}; expected a number of at least 0", where="relative_gap")
 
 
 class _Call:
@@ -220,9 +234,6 @@ class _Call:
         result = outcome.result
         if result is None:
             return self._read_dead(outcome)
-        if result["status"] == "unknown-solver":
-            names = ", ".join(f"pulp:{name}" for name in result["known"])
-            raise InputError(f"found {self.solver!r}; PuLP knows {names}", where="solver")
         status, message = result["status"], result.get("message", "")
         values = result.get("values")
         if outcome.status == "interrupted":

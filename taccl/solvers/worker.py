@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import re
 import threading
@@ -31,6 +32,9 @@ __all__ = ["FAMILIES", "Outcome", "Task", "run_task", "start_task", "warm_up"]
 _FUNCTION = re.compile(r"taccl(\.[A-Za-z_]\w*)+:[A-Za-z_]\w*")
 _TASK_NUMBERS = itertools.count()
 _INTERRUPT_S = 2.0  # after Ctrl-C, before a task is killed
+# HiGHS 1.15 hears no interrupt within the first relaxation of a MILP. It has reported its best point by then.
+_INTERRUPT_HIGHS_S = 0.5
+_KILLED_S = 2.0  # until a killed process is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Task:
         self._last_progress: dict[str, Any] | None = None
         self._outcome: Outcome | None = None
         self._process: Process | None = None
+        self._running = False
         self._start_s = time.monotonic()
         self._owner_pid = os.getpid()
 
@@ -99,6 +104,10 @@ class Task:
     def has_begun(self) -> bool:
         """Whether a worker has been given the task."""
         return self._process is not None
+
+    def is_running(self) -> bool:
+        """Whether the worker has read the task, so that it can be asked to stop."""
+        return self._running
 
     def wait_quietly(self, timeout_s: float) -> Outcome | None:
         """As `wait`, but keeps news to itself."""
@@ -132,6 +141,10 @@ class Task:
         """Note who runs the task; the frame to send there."""
         self._process = process
         return self._frame
+
+    def note_running(self) -> None:
+        """Note that the worker is at it."""
+        self._running = True
 
     def add_news(self, news: dict[str, Any]) -> None:
         """Note progress."""
@@ -185,7 +198,7 @@ def start_task(
     Raises
     ------
     InputError
-        If the family is unknown or the function lies outside taccl.
+        If the family is unknown, the function lies outside taccl, or a limit makes no sense.
     TypeError
         If the payload cannot be sent.
     """
@@ -206,8 +219,9 @@ def run_task(
 ) -> Outcome:
     """The outcome of a task, however long it takes; parameters as for `start_task`.
 
-    On Ctrl-C the task is asked to stop and killed if it has not within two seconds; the outcome is then
-    "interrupted", with its result or last progress, and the KeyboardInterrupt is not raised again.
+    On Ctrl-C the task is asked to stop and killed if it has not within two seconds (half a second for HiGHS;
+    at once, if its worker is still loading); the outcome is then "interrupted", with its result or last
+    progress, and the KeyboardInterrupt is not raised again.
     """
     start_s = time.monotonic()
     task = None
@@ -220,7 +234,7 @@ def run_task(
     except KeyboardInterrupt:
         if task is None:
             return Outcome("interrupted", None, None, "stopped by Ctrl-C", time.monotonic() - start_s)
-        return _interrupt(task)
+        return _interrupt(task, _INTERRUPT_HIGHS_S if family == "highs" else _INTERRUPT_S)
     except BaseException:
         if task is not None:
             task.kill()
@@ -254,6 +268,10 @@ def _make_task(
         raise InputError(
             f"found {function!r}; expected a function of taccl, as 'taccl.package.module:name'", where="task"
         )
+    if memory_limit_mb is not None and not memory_limit_mb >= 1:
+        raise InputError(f"found {memory_limit_mb}; expected MB, at least 1", where="memory_limit_mb")
+    if not math.isfinite(time_limit_s):
+        raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
     request = {
         "function": function,
         "payload": payload,
@@ -276,16 +294,17 @@ def _begin(task: Task, family: str) -> None:
     task.finish("crashed", None, "worker processes end before they take a task")
 
 
-def _interrupt(task: Task) -> Outcome:
+def _interrupt(task: Task, patience_s: float) -> Outcome:
     outcome = None
     if not task.has_begun():
         return Outcome("interrupted", None, None, "stopped by Ctrl-C", 0.0)
-    with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
-        task.stop()
-        outcome = task.wait_quietly(_INTERRUPT_S)
+    if task.is_running():
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
+            task.stop()
+            outcome = task.wait_quietly(patience_s)
     if outcome is None:
         task.kill()
-        outcome = task.wait_quietly(_INTERRUPT_S)
+        outcome = task.wait_quietly(_KILLED_S)
     if outcome is None:
         return Outcome("interrupted", None, None, "stopped by Ctrl-C", 0.0)
     return replace(outcome, status="interrupted", message="stopped by Ctrl-C")

@@ -122,7 +122,7 @@ def _kind(demand: Demand) -> Hashable:
     problem = demand.half.problem
     data, node = problem.collective.chunks[demand.chunk], problem.topology.node_of_rank
     nodes = frozenset(node[r] for r in data.destinations) if problem.clauses.direct_crossing else None
-    return demand.half.reducing, demand.starts, data.origins, data.root, nodes
+    return demand.half.reducing, demand.starts, data.origins, data.root, nodes, problem.holders(demand.chunk)
 
 
 def clashing(barriers: Barriers, missed: Sequence[Demand]) -> tuple[Demand, tuple[str, ...]]:

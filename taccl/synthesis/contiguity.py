@@ -2,11 +2,12 @@
 
 A MILP of linear size: sends keep their order, and a binary per send of a merging link says whether it
 starts a batch. Merging saves alpha, but makes a batch's first chunks wait for its last. Every block of rows
-carries a tag (`TAGS`), and the rows are exact: the optimum is that of all ways to merge. Source: Shah et al., "TACCL", NSDI 2023, section 5.3; the rows here are those of a
-cumulative completion time, so that no product of binaries is needed.
+carries a tag (`TAGS`), and the rows are exact: the optimum is that of all ways to merge. Source: Shah et al.,
+"TACCL", NSDI 2023, section 5.3; the rows here are those of a cumulative completion time, so that no product
+of binaries is needed.
 """
 
-# S start, C completion so far, H end of a hold so far, R units to go, F arrival, u starts a batch; times in us
+# S start, C completion so far, H end of a hold so far, R units to go, F arrival, u starts a batch, in us
 
 from __future__ import annotations
 
@@ -229,19 +230,21 @@ def _resources(lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
     """Neighbours in a resource's order hold it one after the other, unless they are of one batch."""
     queues: dict[int, list[tuple[int, int, int, Held]]] = defaultdict(list)
     for number, send in enumerate(schedule.sends):
-        lane = lanes.get(send.link)
-        for held in lane.holds if lane else ():
-            units = sum(lane.orbits.moves[m].units for m in send.moves)
+        if send.link not in lanes:
+            continue
+        lane = lanes[send.link]
+        units = sum(lane.orbits.moves[m].units for m in send.moves)
+        for held in lane.holds:
             length = held.alpha + units * held.beta
             begin = send.end_ticks - length if held.receives else send.start_ticks
             queues[held.resource] += [(begin, number, m, held) for m in send.moves if m in lane.units]
     for _, queue in sorted(queues.items()):
         queue.sort(key=lambda each: each[:2])
-        for (_, one, a, ends), (_, other, b, starts) in zip(queue, queue[1:], strict=False):
+        for (_, one, a, held_by_a), (_, other, b, held_by_b) in zip(queue, queue[1:], strict=False):
             first, second = (lanes[schedule.sends[i].link] for i in (one, other))
-            begin, begin_us = second.hold_begin(b, starts)
-            end, end_us = first.hold_end(a, ends)
-            row, least = [*begin, *((-each, variable) for each, variable in end)], end_us - begin_us
+            end, end_us = first.hold_end(a, held_by_a)
+            begins, begin_us = second.hold_begin(b, held_by_b)
+            row, least = [*begins, *((-factor, variable) for factor, variable in end)], end_us - begin_us
             if first is second and first.merges:
                 row.append((-first.upper, first.contiguity.begins[b]))
                 least -= first.upper

@@ -29,6 +29,7 @@ from taccl.synthesis.loosening import (
     INSIDE,
     OWN_FIRST,
     RELAYS,
+    STRANGERS,
     SWITCH,
     Barriers,
     Edit,
@@ -270,6 +271,8 @@ def _said(barriers: Barriers, clause: str) -> str:
         return "a chunk crosses only straight from a node where it starts to one that needs it"
     if clause == OWN_FIRST:
         return "a sender's own chunks go before those it relays"
+    if clause == STRANGERS:
+        return "only some ranks pass on chunks of process groups that they are not in"
     return "only some of the parallel links may be used"
 
 
@@ -287,6 +290,8 @@ def _edit(barriers: Barriers, clause: str, verb: str, items: Sequence[tuple[int,
         return 'set it to "any"'
     if clause == OWN_FIRST:
         return "set it to false"
+    if clause == STRANGERS:
+        return "remove it, so that any rank may relay"
     if verb == "remove":
         return "remove it, so that " + (
             "links carry any chunk" if clause == RELAYS else "any link may be used"
@@ -344,7 +349,7 @@ def _each_without(barriers: Barriers) -> Iterator[tuple[str, Problem]]:
     """Every clause that binds a schedule, and the problem without it; last, the one without all."""
     problem, clauses = barriers.problem, barriers.clauses
     fields = []
-    for clause in (CONNECTIONS, INSIDE, SWITCH, RELAYS, CROSSING, OWN_FIRST):
+    for clause in (CONNECTIONS, INSIDE, SWITCH, RELAYS, STRANGERS, CROSSING, OWN_FIRST):
         without = barriers.without([clause])
         if without.clauses != clauses:
             fields.append(clause)

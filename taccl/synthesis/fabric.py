@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taccl.problem import Costs, Problem
     from taccl.topology.topology import Topology
 
-__all__ = ["Demand", "Fabric", "make_demand", "make_fabric", "pack_bits"]
+__all__ = ["Demand", "Fabric", "make_demand", "make_fabric", "pack_bits", "problem_arrays"]
 
 #: A link belongs to the next slower class when a send takes this many times that of the class's fastest.
 _CLASS_RATIO = 1.3
@@ -115,6 +115,8 @@ class Demand:
     wanted : (num_ranks, ceil(num_chunks / 8)) uint8, optional
         Bit ``c & 7`` of byte ``c >> 3`` says that a rank is to receive chunk c. None: every rank, every
         chunk.
+    needed : like `wanted`, optional
+        The same without relays, where there are any: what does not lead there is left out in the end.
     reach : (num_chunks,) int64, optional
         How far each chunk has to go. A rank sends its own in this order, farthest first.
     """
@@ -123,11 +125,24 @@ class Demand:
     origin_of: NDArray[np.int64]
     origin: NDArray[np.int32]
     wanted: NDArray[np.uint8] | None = None
+    needed: NDArray[np.uint8] | None = None
     reach: NDArray[np.int64] | None = None
 
     @property
     def num_chunks(self) -> int:
         return len(self.units)
+
+
+def problem_arrays(problem: Problem) -> tuple[Fabric, Demand]:
+    """The arrays of a problem, links that its sketch rules out left out."""
+    units = problem.costs.chunk_units
+    fabric = make_fabric(
+        problem.topology,
+        problem.costs,
+        links=None if problem.clauses.links_allowed is None else problem.links_allowed,
+        units=int(np.median(units)) if len(units) else 1,
+    )
+    return fabric, make_demand(problem.collective, problem.costs)
 
 
 def make_fabric(
@@ -170,6 +185,7 @@ def make_fabric(
     src, dst, speed = srcs[link], dsts[link], speed[link]
     out_slot = np.argsort(src, kind="stable").astype(np.int32)
     holds = _holds(topology, costs, slot_of_link, len(link))
+    wakes = _wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units)
     component = _components(src, dst, speed, topology.num_ranks)
     return Fabric(
         num_ranks=topology.num_ranks,
@@ -190,8 +206,14 @@ def make_fabric(
         hold_alpha=holds.alpha,
         hold_beta=holds.beta,
         hold_receives=holds.receives,
+        hold_lead=wakes.hold_lead,
         num_resources=holds.num_resources,
-        **_wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units),
+        wake_of=wakes.wake_of,
+        wake_group=wakes.wake_group,
+        wake_hold=wakes.wake_hold,
+        group_of=wakes.group_of,
+        group_slot=wakes.group_slot,
+        group_lead=wakes.group_lead,
         component=component,
         fast_rate=_fast_rates(holds, src, dst, speed, duration[link], units, component),
     )
@@ -248,7 +270,8 @@ def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int32], nu
     receives = np.fromiter((h.side == "receive" for h in topology.holds), bool, count)
     alpha, beta = costs.hold_alpha, costs.hold_beta
     usable = slot >= 0
-    slot, resource, receives, alpha, beta = (a[usable] for a in (slot, resource, receives, alpha, beta))
+    slot, resource, receives = slot[usable], resource[usable], receives[usable]
+    alpha, beta = alpha[usable], beta[usable]
     holders = np.bincount(resource, minlength=1)
     private = (holders[resource] == 1) & ~receives
     # A link is never free sooner than all it holds lets it be: consecutive sends are as far apart.
@@ -271,9 +294,22 @@ def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int32], nu
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Wakes:
+    """The fields of `Fabric` that say what to look at again when a resource is let go."""
+
+    hold_lead: NDArray[np.int64]
+    wake_of: NDArray[np.int64]
+    wake_group: NDArray[np.int32]
+    wake_hold: NDArray[np.int64]
+    group_of: NDArray[np.int64]
+    group_slot: NDArray[np.int32]
+    group_lead: NDArray[np.int64]
+
+
 def _wakes(
     holds: _Holds, alpha: NDArray[np.int64], beta: NDArray[np.int64], units: NDArray[np.int64]
-) -> dict[str, NDArray[np.int64] | NDArray[np.int32]]:
+) -> _Wakes:
     """Groups of slots by resource and lead, and for every slot the groups that its holds concern.
 
     Of leads that depend on the chunk the shortest counts: a group is looked at late rather than never.
@@ -289,15 +325,15 @@ def _wakes(
     hold = np.repeat(np.arange(len(holds.slot)), each)
     first = np.repeat(np.cumsum(each) - each, each)
     wake_group = groups_of_resource[holds.resource[hold]] + np.arange(len(hold)) - first
-    return {
-        "hold_lead": lead,
-        "wake_of": _starts(holds.slot[hold], len(alpha)),
-        "wake_group": wake_group.astype(np.int32),
-        "wake_hold": hold.astype(np.int64),
-        "group_of": _starts(group, keys.shape[1]),
-        "group_slot": holds.slot[np.argsort(group, kind="stable")],
-        "group_lead": keys[1].astype(np.int64),
-    }
+    return _Wakes(
+        hold_lead=lead,
+        wake_of=_starts(holds.slot[hold], len(alpha)),
+        wake_group=wake_group.astype(np.int32),
+        wake_hold=hold.astype(np.int64),
+        group_of=_starts(group, keys.shape[1]),
+        group_slot=holds.slot[np.argsort(group, kind="stable")],
+        group_lead=keys[1].astype(np.int64),
+    )
 
 
 def _speed_classes(duration: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -361,15 +397,3 @@ def _fast_rates(
 def _starts(sorted_or_not: NDArray[np.int32] | NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Where each number's rows begin once sorted by number; one more entry for the end."""
     return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)
-
-
-def problem_arrays(problem: Problem) -> tuple[Fabric, Demand]:
-    """The arrays of a problem, links that its sketch rules out left out."""
-    units = problem.costs.chunk_units
-    fabric = make_fabric(
-        problem.topology,
-        problem.costs,
-        links=None if problem.clauses.links_allowed is None else problem.links_allowed,
-        units=int(np.median(units)) if len(units) else 1,
-    )
-    return fabric, make_demand(problem.collective, problem.costs)

@@ -3,9 +3,9 @@
 Time jumps from event to event: a chunk arrives, a link or a shared resource is free again. After each jump
 the ranks concerned look for links into them that can start a send. What makes it fast:
 
-- every rank keeps a log of its chunks in order of arrival, and every link a place in its source's log, which
-  only moves on: what the destination has or expects by then, it will not need later;
-- events of one delay are in order by themselves: a queue a delay (a *lane*), and no heap, unless sizes differ;
+- every rank keeps a log of its chunks in order of arrival, and every link a place in its source's log,
+  which only moves on: what the destination has or expects by then, it will not need later;
+- events of one delay are in order by themselves: a queue a delay (a *lane*), no heap unless sizes differ;
 - only links whose source, link or resource changed are looked at.
 
 A chunk is in a log only once it is there, so a send never starts before its chunk has arrived.
@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numba
-import numpy as np
+import numpy as np  # noqa: TC002  numba resolves annotations of the tuples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,8 @@ def _compiled(function: _Function) -> _Function:
 
     So it must not make an array.
     """
-    compiled: _Function = numba.njit(cache=True, nogil=True, _nrt=False)(function)
+    options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+    compiled: _Function = numba.njit(**options)(function)
     return compiled
 
 
@@ -200,10 +201,7 @@ def spread_chunks(
                         end += 1
                     if sweep == 1 and k == 0:
                         continue
-                    if forced or k == 0:
-                        what = _ANYTHING
-                    else:
-                        what = _FRESH if sweep == 0 else _BEHIND
+                    what = _BEHIND if sweep == 1 else _FRESH if k > 0 and not forced else _ANYTHING
                     asked = _ask(fabric, s, begin, end, order, time, forced or sweep == 1)
                     for j in range(asked):
                         e = s.queue[j]
@@ -232,7 +230,7 @@ def spread_chunks(
         time = later
         forced = False
         _let_happen(fabric, s, events, time)
-    return s.scalar[_FINISH]
+    return int(s.scalar[_FINISH])
 
 
 @_compiled
@@ -249,6 +247,7 @@ def add_ways(
     cost: NDArray[np.int64],
     way: NDArray[np.int64],
     is_done: NDArray[np.bool_],
+    is_on_way: NDArray[np.bool_],
     heap_time: NDArray[np.int64],
     heap_what: NDArray[np.int64],
     reach: NDArray[np.int64],
@@ -264,7 +263,7 @@ def add_ways(
         Up to so many neighbouring chunks with the same origins share one search.
     load, resource_load
         Ticks for which links and resources are taken so far; zeros to begin with.
-    cost, way, is_done, heap_time, heap_what
+    cost, way, is_done, is_on_way, heap_time, heap_what
         Room for the search.
     reach : (num_chunks,) int64
         Set to the cost of the longest way of every chunk.
@@ -302,7 +301,9 @@ def add_ways(
                 took = fabric.alpha[e] + units[begin] * fabric.beta[e]
                 # A rank that does not want the chunk is a detour; the most loaded link counts double.
                 is_wanted = wanted[d, begin >> 3] >> (begin & 7) & 1
-                price = int(took * (1.0 + busy / most) * (1.0 if is_wanted else _RELAY_PRICE)) + 1
+                price = (
+                    int(took * (1.0 + 4.0 * (busy / most) ** 2) * (1.0 if is_wanted else _RELAY_PRICE)) + 1
+                )
                 if not is_done[d] and cost[r] + price < cost[d]:
                     cost[d] = cost[r] + price
                     way[d] = e
@@ -311,6 +312,7 @@ def add_ways(
         for c in range(begin, end):
             for d in range(num_ranks):
                 is_done[d] = wanted[d, c >> 3] >> (c & 7) & 1
+                is_on_way[d] = False
             for d in range(num_ranks):
                 if not is_done[d]:
                     continue
@@ -318,11 +320,9 @@ def add_ways(
                     return c
                 reach[c] = max(reach[c], cost[d])
                 r = d
-                while way[r] >= 0:
+                while way[r] >= 0 and not is_on_way[r]:
                     e = way[r]
-                    if r != d and is_done[r]:
-                        break
-                    is_done[r] = True
+                    is_on_way[r] = True
                     wanted[r, c >> 3] |= 1 << (c & 7)
                     load[e] += fabric.own_alpha[e] + units[c] * fabric.own_beta[e]
                     most = max(most, load[e])
@@ -494,9 +494,7 @@ def _is_free(fabric: Fabric, s: State, e: int, size: int, time: int) -> bool:
 
 
 @_compiled
-def _start(
-    fabric: Fabric, s: State, events: Events, e: int, d: int, c: int, size: int, time: int
-) -> None:
+def _start(fabric: Fabric, s: State, events: Events, e: int, d: int, c: int, size: int, time: int) -> None:
     """Start a send: claim the chunk, hold the resources, and post what will happen."""
     s.claimed[d, c >> 3] |= 1 << (c & 7)
     s.missing[d] -= 1
@@ -522,7 +520,7 @@ def _start(
         s.resource_free[fabric.hold_resource[h]] = time + held
     for w in range(fabric.wake_of[e], fabric.wake_of[e + 1]):
         h = fabric.wake_hold[w]
-        g = fabric.wake_group[w]
+        g = int(fabric.wake_group[w])
         held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
         at = time + max(0, held - fabric.group_lead[g])
         _post(events, s.wake_lane[w], at, (len(s.armed) + g) << _CHUNK_BITS)

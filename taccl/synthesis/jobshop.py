@@ -281,7 +281,7 @@ class _Shop:
                         model.add_bool_or([*entering, each.negated()])
 
     def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:
-        """Whether the chunk is at a place thanks to this move: a multicast may bring what nobody asked for."""
+        """Whether the chunk is at a place by this move: a multicast may also bring what nobody needs."""
         payload = self.payload
         plain = payload["is_join"][p] or payload["is_origin"][p]
         if plain or all(len(payload["dsts"][k]) == 1 for k in into):
@@ -327,7 +327,9 @@ class _Shop:
         payload = self.payload
         for own in (m for m in moves if payload["is_own"][m]):
             reduces = payload["reduces"][own]
-            for relayed in (m for m in moves if not payload["is_own"][m] and payload["reduces"][m] == reduces):
+            for relayed in (
+                m for m in moves if not payload["is_own"][m] and payload["reduces"][m] == reduces
+            ):
                 first, second = (relayed, own) if reduces else (own, relayed)
                 gap = payload["duration"][first]
                 self.only_if(
@@ -460,7 +462,7 @@ class _Batches:
                 self._latency_apart(moves, reduces=reduces)
 
     def _latency_apart(self, moves: Sequence[int], *, reduces: bool) -> None:
-        """No relayed chunk starts within a latency of an own one; reduced, no own one ends so soon after it."""
+        """Relayed chunks start a latency after own ones; of reductions, own ones end one after them."""
         payload, model = self.shop.payload, self.shop.model
         turn = model.new_int_var(0, payload["upper"], "")
         for m in moves:

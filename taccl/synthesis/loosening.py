@@ -25,6 +25,7 @@ __all__ = ["Barriers", "Edit", "Half", "halves"]
 
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"
+STRANGERS = "relays"
 
 #: What an edit counts: naming one more pair or rank is the smallest change, giving up a clause the largest.
 _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
@@ -94,6 +95,8 @@ class Barriers:
             half, link, chunk))  # fmt: skip
         if self._crosses(half, link, chunk):
             found.add(CROSSING)
+        if self._is_strange(half, link, chunk):
+            found.add(STRANGERS)
         return frozenset(found)
 
     def openings(self, half: Half, link: int, chunk: int) -> list[frozenset[Edit]]:
@@ -105,6 +108,8 @@ class Barriers:
             barriers.append(self._relay_edits(half, link, chunk, sender))
         if self._crosses(half, link, chunk):
             barriers.append([frozenset([Edit(CROSSING, "set", (), _SET)])])
+        if self._is_strange(half, link, chunk):
+            barriers.append([frozenset([Edit(STRANGERS, "remove", (), _REMOVE_CLAUSE)])])
         return list(dict.fromkeys(frozenset().union(*choice) for choice in product(*barriers)))
 
     def without(self, clauses: Collection[str]) -> Problem:
@@ -121,6 +126,8 @@ class Barriers:
             kept = replace(kept, direct_crossing=False)
         if OWN_FIRST in clauses:
             kept = replace(kept, own_first=frozenset())
+        if STRANGERS in clauses:
+            kept = replace(kept, relays=None)
         return replace(self.problem, clauses=kept)
 
     def loosened(self, edits: Collection[Edit]) -> Problem:
@@ -149,6 +156,7 @@ class Barriers:
             carries_to=carries_to,
             direct_crossing=self.clauses.direct_crossing and not any(e.clause == CROSSING for e in chosen),
             own_first=self._own_first(chosen, allowed),
+            relays=None if any(e.clause == STRANGERS for e in chosen) else self.clauses.relays,
         )
 
     @cached_property
@@ -288,6 +296,11 @@ class Barriers:
         if half.reducing not in self._crossing:
             self._crossing[half.reducing] = replace(half.problem, clauses=Clauses(direct_crossing=True))
         return not self._crossing[half.reducing].may_carry(link, chunk)
+
+    def _is_strange(self, half: Half, link: int, chunk: int) -> bool:
+        """Whether an end of a link is not in the chunk's process group, and may not relay."""
+        holders, ends = half.problem.holders(chunk), self.problem.topology.links[link]
+        return holders is not None and not holders.issuperset((*ends.srcs, *ends.dsts))
 
     def _own_first(self, chosen: Collection[Edit], allowed: Collection[int]) -> frozenset[int]:
         """Where own chunks go first: with a sketch, on every link between nodes that is allowed."""

@@ -29,6 +29,7 @@ from taccl.errors import (
     SolverUnavailableError,
 )
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
+from taccl.sketch.group import symmetry_group
 from taccl.sketch.reachability import check_reachable
 from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
@@ -36,8 +37,10 @@ from taccl.synthesis import stages
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.combining import retime
 from taccl.synthesis.explain import explain
+from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.result import Result, Stage
 from taccl.synthesis.search import Options, Search
+from taccl.synthesis.twins import Twin, find_twin, hand_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +53,10 @@ __all__ = ["synthesize"]
 
 logger = logging.getLogger(__name__)
 
+#: Problems with more moves than this, once folded, are left to the compiled list scheduler.
+_MOST_MOVES = 200_000
+#: Schedules with more transfers than this stay compact.
+_MOST_EXPANDED = 300_000
 #: The part of the time limit after which a bound is no longer improved.
 _BOUND_SHARE = 0.2
 #: Seconds kept back from the time limit for unfolding and verifying what the last stage found.
@@ -115,12 +122,14 @@ def synthesize(
         require_known(backend, others=("auto", "greedy"), where="backend")
     _check_feasible(problem, time_limit_s)
     options = Options(threads or _cores(), seed, memory_limit_mb, log, progress)
-    if backend in ("auto", "cpsat"):
+    if backend in ("auto", "cpsat") and not _is_large(problem):
         warm_up("ortools")
     bound = lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s)
     proof = Stage("bound", "taccl", "done", time.monotonic() - began, None, bound.bound_us, bound.kind)
     deadline = began + max(0.05, time_limit_s - _RESERVE_S)
     run = partial(_search, backend=backend, options=options, bound=bound)
+    if backend in ("auto", "greedy") and _is_large(problem):
+        return _large(problem, backend, options, bound, proof, began, deadline)
     searches: list[Search] = []
     extra: list[Stage] = []
     notes: tuple[str, ...] = ()
@@ -132,12 +141,15 @@ def synthesize(
         halves = [("reduce: ", _copying(reduction_half(problem)))]
         if any(set(c.destinations) != {c.root} for c in collective.chunks):
             halves.append(("spread: ", _copying(spreading_half(problem))))
-        for i, (prefix, half) in enumerate(halves):
-            # With two halves, a fifth of the time is left for making them overlap.
-            share = (deadline - time.monotonic()) / (len(halves) - i) * (1 if len(halves) == 1 else 0.85)
-            search = run(half, deadline=time.monotonic() + share, prefix=prefix)
+        twin = find_twin(halves[0][1], halves[1][1]) if len(halves) == 2 else None
+        # With two halves, a fifth of the time is left for making them overlap.
+        shares = (1.0,) if len(halves) == 1 else (0.4, 0.67) if twin is None else (0.8, 0.67)
+        for (prefix, half), share in zip(halves, shares, strict=True):
+            until = time.monotonic() + share * (deadline - time.monotonic())
+            known = (searches[0], twin) if searches and twin is not None else None
+            search = run(half, deadline=until, prefix=prefix, known=known)
             searches.append(search)
-            if search.interrupted and i + 1 < len(halves):
+            if search.interrupted:
                 run = partial(run, hurry=True)
         parts = [_best_of(searches[0]), *(_best_of(s) for s in searches[1:])]
         try:
@@ -201,6 +213,52 @@ def _copying(half: Problem) -> Problem:
     return half if len(fit) == len(half.links_allowed) else half.with_clauses(links_allowed=frozenset(fit))
 
 
+def _is_large(problem: Problem) -> bool:
+    """Whether only the compiled list scheduler would end in time: too many moves even when folded."""
+    if not suits(problem) or effort(problem) <= _MOST_MOVES:
+        return False
+    return effort(problem) > _MOST_MOVES * len(symmetry_group(problem))
+
+
+def _large(
+    problem: Problem,
+    backend: str,
+    options: Options,
+    bound: Certificate,
+    proof: Stage,
+    began: float,
+    deadline: float,
+) -> Result:
+    """The compiled list scheduler alone."""
+    since = time.monotonic()
+    if options.progress is not None:
+        options.progress("greedy (compiled)", None, bound.bound_us)
+    found = schedule_large(
+        problem,
+        target_ticks=-int(-bound.bound * problem.costs.ticks_per_us // 1),
+        time_limit_s=max(0.0, deadline - since),
+        memory_limit_mb=options.memory_limit_mb,
+        seed=options.seed,
+    )
+    size = f"about {effort(problem):.2g} moves, more than models and the uncompiled list scheduler reach"
+    stage = Stage("greedy", "compiled", "done", time.monotonic() - since, found.finish_us, None, size)
+    verify(found).raise_if_failed()
+    schedule = found.expand() if found.num_transfers <= _MOST_EXPANDED else found
+    met = schedule.finish <= bound.bound
+    late = time.monotonic() >= deadline
+    return Result(
+        schedule=schedule,
+        bound=bound,
+        backend=backend,
+        stages=(proof, stage),
+        seconds=time.monotonic() - began,
+        seed=options.seed,
+        versions=package_versions(),
+        stopped="bound met" if met else "time limit" if late else "nothing better found",
+        notes=problem.notes,
+    )
+
+
 def _combined(problem: Problem, parts: list[Schedule]) -> Schedule:
     """The reduction turned the right way round, then the spreading, re-timed together."""
     reduction = reverse(parts[0], problem)
@@ -219,24 +277,33 @@ def _search(
     deadline: float,
     prefix: str = "",
     hurry: bool = False,
+    known: tuple[Search, Twin] | None = None,
 ) -> Search:
-    """Search one spreading problem with a backend; in a hurry, the first schedule will do."""
+    """Search one spreading problem with a backend; in a hurry, the first schedule will do.
+
+    `known` is a search of the same problem under other names, and these: what it found will do, too.
+    """
     since = time.monotonic()
     own = bound
-    if prefix and not hurry:
+    if prefix and not hurry and known is None:
         own = lower_bound(problem, budget_s=_BOUND_SHARE * max(0.0, deadline - since))
     took_s = time.monotonic() - since
     ticks = -int(-own.bound * problem.costs.ticks_per_us // 1)
     if hurry:
         ticks = 0
+    elif known is not None:
+        ticks = known[0].bound_ticks
     search = Search(problem, options, deadline, ticks, prefix)
-    if prefix and not hurry:
+    if prefix and not hurry and known is None:
         search.stages.insert(
             0, Stage(prefix + "bound", "taccl", "done", took_s, None, own.bound_us, own.kind)
         )
     limit_s = search.time_left_s()
     try:
-        if hurry:
+        if known is not None and hand_over(known[0], search, known[1]):
+            finish = search.best.finish_us if search.best is not None else None
+            search.record("renamed", "taccl", "done", since, finish_us=finish, message="the other half's")
+        elif hurry:
             stages.greedy(search, budget_s=0.0, max_runs=1)
         elif backend == "auto":
             _portfolio(search, limit_s)
@@ -266,7 +333,8 @@ def _portfolio(search: Search, limit_s: float) -> None:
         if pairs is not None and not search.done:
             stages.schedule_routing(search, pairs, budget_s=min(4.0, 0.15 * limit_s))
     if not search.done:
-        stages.improve(search, patience_s=max(3.0, 0.25 * limit_s))
+        patience = 0.5 if search.prefix else 0.25  # the half of a sum has its share of the time only
+        stages.improve(search, patience_s=max(3.0, patience * limit_s))
 
 
 #: Up to so many moves, routing, ordering and contiguity are solved as one job shop from the start.

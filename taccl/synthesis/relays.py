@@ -1,7 +1,8 @@
 """Which ranks carry a chunk on its way to ranks that want it, when they do not want it themselves.
 
-Chunk by chunk, shortest ways from where it starts to where it is wanted, on costs that rise with the load that
-earlier chunks put on a link and on the resources it shares. Only ranks are kept: the kernel chooses links.
+Chunk by chunk, shortest ways from where it starts to where it is wanted, on costs that rise with the load
+that earlier chunks put on a link and on the resources it shares. Only ranks are kept: the kernel chooses
+links.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
         demand.origin,
         wanted,
         allowed,
-        max(1, num_chunks // _MOST_SEARCHES),
+        # Chunks that share a search share its relays, so all ranks must do.
+        max(1, num_chunks // _MOST_SEARCHES) if allowed.all() else 1,
         np.zeros(fabric.num_slots),
         np.zeros(fabric.num_resources),
         np.zeros(num_ranks, np.int64),
         np.zeros(num_ranks, np.int64),
+        np.zeros(num_ranks, bool),
         np.zeros(num_ranks, bool),
         np.empty(fabric.num_slots + num_ranks, np.int64),
         np.empty(fabric.num_slots + num_ranks, np.int64),
@@ -66,4 +69,4 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
             "links, or ranks that relay",
             where="destinations",
         )
-    return replace(demand, wanted=wanted, reach=reach)
+    return replace(demand, wanted=wanted, needed=demand.wanted, reach=reach)

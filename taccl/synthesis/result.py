@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taccl.analysis.certificate import Certificate
+    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
 __all__ = ["Result", "Stage"]
@@ -53,8 +54,8 @@ class Result:
 
     Parameters
     ----------
-    schedule : Schedule
-        Verified before it was returned.
+    schedule : Schedule or CompactSchedule
+        Verified before it was returned; compact where it has very many transfers.
     bound : Certificate
         A proven lower bound of the problem.
     backend : str
@@ -72,7 +73,7 @@ class Result:
         What a person should know: fallbacks, narrowed symmetry, padding.
     """
 
-    schedule: Schedule
+    schedule: Schedule | CompactSchedule
     bound: Certificate
     backend: str
     stages: tuple[Stage, ...]

@@ -6,7 +6,8 @@ Source: Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Commun
 section 5.1, with symmetry by substitution and tight big-M as measured there.
 """
 
-# m move, p place, x is made, s arrival, T finish, h head (earliest arrival), UB upper bound, all times in us
+# m move, p place, x is made, y brings a chunk to a place
+# s arrival, T finish, h head (earliest arrival), UB upper bound, all times in us
 
 from __future__ import annotations
 
@@ -48,6 +49,9 @@ class RoutingModel:
     Parameters
     ----------
     made : dict of move to variable
+    taken : dict of (move, place) to variable
+        Whether the place has its chunk from the move: of a move to one place, the variable of `made`. (A
+        multicast may also lead to where the chunk is already.)
     arrival : dict of place to variable
     finish : int
         The variable T.
@@ -55,6 +59,7 @@ class RoutingModel:
 
     model: MilpModel
     made: dict[int, int]
+    taken: dict[tuple[int, int], int]
     arrival: dict[int, int]
     finish: int
 
@@ -85,7 +90,14 @@ def build_routing(orbits: Orbits, *, upper_ticks: int, lower_ticks: int = 0) -> 
         for p, place in enumerate(orbits.places)
         if not place.is_origin
     }
-    routing = RoutingModel(model, made, arrival, finish)
+    taken = {}
+    for m, x in made.items():
+        move = orbits.moves[m]
+        for p in move.dsts:
+            name = f"y[{move.chunk},{move.link},{orbits.places[p].rank}]"
+            alone = len(move.dsts) == 1
+            taken[m, p] = x if alone else model.add_variable(0, 1, integer=True, name=name)
+    routing = RoutingModel(model, made, taken, arrival, finish)
     _flow(orbits, routing)
     _arrivals(orbits, routing, upper_ticks)
     _resources(orbits, routing)
@@ -110,31 +122,33 @@ def routing_hint(orbits: Orbits, routing: RoutingModel, schedule: ListSchedule) 
     per_us = orbits.problem.costs.ticks_per_us
     values = np.zeros(routing.model.num_variables)
     for p, s in routing.arrival.items():
-        values[s] = orbits.places[p].head_ticks / per_us
-    needed = needed_moves(orbits, schedule)
-    for send in schedule.sends:
-        for m in send.moves:
-            if m not in needed:
-                continue
-            if m not in routing.made:
-                return None
-            values[routing.made[m]] = 1.0
-            for p in orbits.moves[m].dsts:
-                values[routing.arrival[p]] = send.end_ticks / per_us
+        values[s] = min(orbits.places[p].head_ticks, schedule.finish_ticks) / per_us
+    end_ticks = {m: send.end_ticks for send in reversed(schedule.sends) for m in send.moves}
+    for p, m in _needed_entries(orbits, schedule).items():
+        if m not in routing.made:
+            return None
+        values[routing.made[m]] = 1.0
+        values[routing.taken[m, p]] = 1.0
+        values[routing.arrival[p]] = end_ticks[m] / per_us
     values[routing.finish] = schedule.finish_ticks / per_us
     return values
 
 
 def needed_moves(orbits: Orbits, schedule: ListSchedule) -> set[int]:
     """The moves of a schedule that lead to a destination."""
-    entered = {p: m for send in reversed(schedule.sends) for m in send.moves for p in orbits.moves[m].dsts}
-    needed: set[int] = set()
+    return set(_needed_entries(orbits, schedule).values())
+
+
+def _needed_entries(orbits: Orbits, schedule: ListSchedule) -> dict[int, int]:
+    """The move that first brings the chunk to each place from which it is needed somewhere, or where."""
+    first = {p: m for send in reversed(schedule.sends) for m in send.moves for p in orbits.moves[m].dsts}
+    needed: dict[int, int] = {}
     pending = [p for p, place in enumerate(orbits.places) if place.is_destination]
     while pending:
-        m = entered.get(pending.pop())
-        if m is not None and m not in needed:
-            needed.add(m)
-            pending.extend(orbits.moves[m].srcs)
+        p = pending.pop()
+        if p in first and p not in needed:
+            needed[p] = first[p]
+            pending.extend(orbits.moves[first[p]].srcs)
     return needed
 
 
@@ -145,53 +159,57 @@ def _in_time(orbits: Orbits, m: int, upper_ticks: int) -> bool:
 
 
 def _flow(orbits: Orbits, routing: RoutingModel) -> None:
-    """Each destination is entered once; a chunk leaves only where it has come."""
+    """Each destination takes its chunk from one move; a chunk leaves only where it has come."""
     model, made = routing.model, routing.made
     for p, place in enumerate(orbits.places):
-        entering = [(1.0, made[m]) for m in place.moves_in if m in made]
+        entering = [(1.0, routing.taken[m, p]) for m in place.moves_in if m in made]
         leaving = [m for m in place.moves_out if m in made]
         single = orbits.single_path[place.chunk]
-        multicast = any(len(orbits.moves[m].dsts) > 1 for m in place.moves_in)
         if place.is_origin:
             if single and leaving and not place.is_destination:
                 row = [(1.0, made[m]) for m in leaving]
                 model.add_row(row, -float("inf"), 1, tag="routing.destination")
             continue
-        most = len(entering) if multicast else 1
         if place.is_destination:
-            model.add_row(entering, 1, most, tag="routing.destination")
+            model.add_row(entering, 1, 1, tag="routing.destination")
         elif single:
             model.add_row(entering + [(-1.0, made[m]) for m in leaving], 0, 0, tag="routing.transit")
         else:
-            model.add_row(entering, -float("inf"), most, tag="routing.transit")
+            model.add_row(entering, -float("inf"), 1, tag="routing.transit")
             for m in leaving:
                 model.add_row([*entering, (-1.0, made[m])], 0, tag="routing.transit")
+    for m, x in made.items():
+        dsts = orbits.moves[m].dsts
+        if len(dsts) > 1:
+            taken = [routing.taken[m, p] for p in dsts]
+            model.add_row([*((1.0, y) for y in taken), (-1.0, x)], 0, tag="routing.transit")
+            for y in taken:
+                model.add_row([(1.0, x), (-1.0, y)], 0, tag="routing.transit")
 
 
 def _arrivals(orbits: Orbits, routing: RoutingModel, upper_ticks: int) -> None:
-    """s_r >= h_r + sum (h_a + l - h_r) x, and s_r >= s_a + l - M (1 - x) with M = UB + l - h_r."""
-    model, made, arrival = routing.model, routing.made, routing.arrival
+    """s_r >= h_r + sum (h_a + l - h_r) y, and s_r >= s_a + l - M (1 - y) with M = UB + l - h_r."""
+    model, taken, arrival = routing.model, routing.taken, routing.arrival
     per_us = orbits.problem.costs.ticks_per_us
     for p, place in enumerate(orbits.places):
         if place.is_origin:
             continue
         head = min(place.head_ticks, upper_ticks)
-        if all(len(orbits.moves[m].dsts) == 1 for m in place.moves_in):
-            lifted = [(1.0, arrival[p])]
-            for m in place.moves_in:
-                if m in made:
-                    move = orbits.moves[m]
-                    start = max(orbits.places[a].head_ticks for a in move.srcs)
-                    lifted.append(((head - start - move.duration) / per_us, made[m]))
-            model.add_row(lifted, head / per_us, tag="routing.arrival")
+        lifted = [(1.0, arrival[p])]
         for m in place.moves_in:
-            if m not in made:
+            if (m, p) in taken:
+                move = orbits.moves[m]
+                start = max(orbits.places[a].head_ticks for a in move.srcs)
+                lifted.append(((head - start - move.duration) / per_us, taken[m, p]))
+        model.add_row(lifted, head / per_us, tag="routing.arrival")
+        for m in place.moves_in:
+            if (m, p) not in taken:
                 continue
             length = orbits.moves[m].duration
             big = upper_ticks + length - head
             for a in orbits.moves[m].srcs:
                 before = [] if orbits.places[a].is_origin else [(-1.0, arrival[a])]
-                row = [(1.0, arrival[p]), *before, (-big / per_us, made[m])]
+                row = [(1.0, arrival[p]), *before, (-big / per_us, taken[m, p])]
                 model.add_row(row, (length - big) / per_us, tag="routing.order")
         if place.is_destination:
             model.add_row([(1.0, routing.finish), (-1.0, arrival[p])], 0, tag="routing.finish")
@@ -286,22 +304,21 @@ def _crossings(orbits: Orbits, routing: RoutingModel) -> None:
 
 def _own_first(orbits: Orbits, routing: RoutingModel, upper_ticks: int) -> None:
     """Where own chunks go first: s_relayed >= s_own + alpha + beta, where both use the link."""
-    model, per_us = routing.model, orbits.problem.costs.ticks_per_us
+    model, taken, per_us = routing.model, routing.taken, orbits.problem.costs.ticks_per_us
     for link, rep in enumerate(orbits.link_rep):
         if rep not in orbits.problem.clauses.own_first:
             continue
-        here = [m for m in orbits.moves_of_link[link] if m in routing.made]
-        for a in (m for m in here if orbits.moves[m].is_own):
-            for b in (m for m in here if not orbits.moves[m].is_own):
-                length = orbits.moves[a].duration
-                own, relayed = orbits.moves[a].dsts[0], orbits.moves[b].dsts[0]
-                big = upper_ticks + length - orbits.places[relayed].head_ticks
+        ends = [(m, p) for m in orbits.moves_of_link[link] if m in routing.made for p in orbits.moves[m].dsts]
+        for own in (each for each in ends if orbits.moves[each[0]].is_own):
+            for relayed in (each for each in ends if not orbits.moves[each[0]].is_own):
+                length = orbits.moves[own[0]].duration
+                big = upper_ticks + length - orbits.places[relayed[1]].head_ticks
                 model.add_row(
                     [
-                        (1.0, routing.arrival[relayed]),
-                        (-1.0, routing.arrival[own]),
-                        (-big / per_us, routing.made[a]),
-                        (-big / per_us, routing.made[b]),
+                        (1.0, routing.arrival[relayed[1]]),
+                        (-1.0, routing.arrival[own[1]]),
+                        (-big / per_us, taken[own]),
+                        (-big / per_us, taken[relayed]),
                     ],
                     (length - 2 * big) / per_us,
                     tag="routing.own-first",

@@ -6,7 +6,9 @@ every send and no Python object for any: `Spread.schedule` turns them into a `Sc
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +22,11 @@ from taccl.synthesis.greedy_kernel import (
     IN_TURN,
     OVER_LIMIT,
     SHUFFLED,
+    SIGNAL,
     STUCK,
     Events,
     State,
+    mark_needed,
     spread_chunks,
 )
 from taccl.units import format_size
@@ -50,7 +54,7 @@ class Rule:
     Parameters
     ----------
     order : {"fewest-first", "in-turn", "shuffled"}
-        Which link into a rank may choose first: that with the fewest chunks to offer, each in its turn, or any.
+        Which link into a rank chooses first: that with the fewest chunks to offer, each in its turn, or any.
     theta : float
         How many slow sends' time a rank must be behind its fast component before a slow link repeats for
         it what the component has already. Negative: links are all the same.
@@ -126,7 +130,7 @@ def spread(
     target_ticks : int
         A finish that is good enough, such as a lower bound: the search stops there.
     time_limit_s : float, optional
-        No further run is begun after so many seconds.
+        After so many seconds no further run is begun, and one under way is given up, but for the first.
     memory_limit_bytes : int, optional
         Refuse what needs more.
 
@@ -140,8 +144,8 @@ def spread(
     needed = memory_needed(fabric, demand)
     if memory_limit_bytes is not None and needed > memory_limit_bytes:
         raise InputError(
-            f"{fabric.num_ranks} ranks and {demand.num_chunks} chunks need {format_size(needed)}, more than the "
-            f"{format_size(memory_limit_bytes)} allowed; raise the limit, or take fewer ranks or chunks",
+            f"{fabric.num_ranks} ranks and {demand.num_chunks} chunks need {format_size(needed)}, more than "
+            f"the {format_size(memory_limit_bytes)} allowed; raise the limit, or take fewer ranks or chunks",
             where="memory_limit",
         )
     rules = tuple(rules or default_rules(fabric))
@@ -150,12 +154,14 @@ def spread(
     runs = 0
     lanes = _make_lanes(fabric, demand)
     for rule, run_seed in _runs(rules, num_runs or len(rules), seed):
-        late = time_limit_s is not None and time.monotonic() - began > time_limit_s
-        if best is not None and (late or best.finish_ticks <= target_ticks):
-            break
+        seconds, limit = None, 2**62
+        if best is not None:
+            seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+            if best.finish_ticks <= target_ticks or (seconds is not None and seconds <= 0):
+                break
+            limit = best.finish_ticks - 1
         runs += 1
-        limit = 2**62 if best is None else best.finish_ticks - 1
-        found = _run(fabric, demand, lanes, rule, run_seed, limit)
+        found = _run(fabric, demand, lanes, rule, run_seed, limit, seconds)
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found
     if best is None:
@@ -201,35 +207,39 @@ def _make_lanes(fabric: Fabric, demand: Demand) -> _Lanes:
     until = np.where(fabric.hold_receives[hold], took[slot], length)
     wake = np.maximum(until - fabric.group_lead[fabric.wake_group], 0)
     delays, lane = np.unique(np.concatenate((took, own, wake)), return_inverse=True)
-    lane = lane.reshape(-1).astype(np.int32)
+    lane = lane.reshape(-1)
     cuts = [fabric.num_slots, 2 * fabric.num_slots]
     if len(delays) > _MAX_LANES or (len(units) and int(units.min()) != int(units.max())):
         nowhere = np.full(len(lane), -1, np.int32)
-        return _Lanes(*np.split(nowhere, cuts), np.zeros(1, np.int64))
+        arrival, freed, wakes = np.split(nowhere, cuts)
+        return _Lanes(arrival, freed, wakes, np.zeros(1, np.int64))
     # A slot starts a send every `own` ticks at most: so many of its events can be under way.
     spacing = np.concatenate((own, own, own[slot]))
     room = np.bincount(lane, weights=-(-delays[lane] // spacing) + 1, minlength=len(delays))
     starts = np.concatenate(([0], np.cumsum(room))).astype(np.int64)
-    return _Lanes(*np.split(lane, cuts), starts)
+    arrival, freed, wakes = (part.astype(np.int32) for part in np.split(lane, cuts))
+    return _Lanes(arrival, freed, wakes, starts)
 
 
 def _run(
-    fabric: Fabric, demand: Demand, lanes: _Lanes, rule: Rule, seed: int, limit: int
+    fabric: Fabric, demand: Demand, lanes: _Lanes, rule: Rule, seed: int, limit: int, seconds: float | None
 ) -> Spread | None:
-    """One run of the kernel; None if it passes the limit."""
+    """One run of the kernel; None if it passes the limit, or takes longer."""
     start_type: type[np.int32] | type[np.int64] = np.int32
     heap_room = 0
     if (lanes.arrival < 0).any():
         heap_room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
+    units = np.array(demand.units, dtype=np.int64)
     while True:
         state = _make_state(fabric, demand, lanes, tiered=rule.theta >= 0, start=start_type)
         events = _make_events(lanes, heap_room)
         most = int(np.iinfo(start_type).max)
-        finish = int(
-            spread_chunks(
-                fabric, state, events, demand.units, _ORDERS[rule.order], rule.theta, seed, min(limit, most)
+        with _stopping(state, seconds):
+            finish = int(
+                spread_chunks(
+                    fabric, state, events, units, _ORDERS[rule.order], rule.theta, seed, min(limit, most)
+                )
             )
-        )
         if finish == OVER_LIMIT and limit > most:
             start_type = np.int64
         elif finish == HEAP_FULL:
@@ -244,7 +254,44 @@ def _run(
         )
     if finish < 0:
         return None
-    return Spread(state.sent_chunk, state.sent_link, state.sent_start, finish, rule, seed, 1)
+    columns = (state.sent_chunk, state.sent_link, state.sent_start)
+    if demand.needed is not None:
+        columns, finish = _pruned(fabric, demand, *columns)
+    return Spread(*columns, finish, rule, seed, 1)
+
+
+@contextmanager
+def _stopping(state: State, seconds: float | None) -> Iterator[None]:
+    """Have the kernel stop after so many seconds."""
+    if seconds is None:
+        yield
+        return
+
+    def stop() -> None:
+        state.scalar[SIGNAL] = 1
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _pruned(
+    fabric: Fabric, demand: Demand, chunk: NDArray[Any], link: NDArray[np.int32], start: NDArray[Any]
+) -> tuple[tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]], int]:
+    """The sends that lead to ranks that need the chunk, and the last arrival."""
+    assert demand.needed is not None
+    slot_of_link = np.zeros(fabric.num_links, np.int32)
+    slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
+    slot = slot_of_link[link]
+    keep = np.zeros(len(chunk), bool)
+    mark_needed(chunk, fabric.src[slot], fabric.dst[slot], demand.needed.copy(), keep)
+    chunk, link, start, slot = chunk[keep], link[keep], start[keep], slot[keep]
+    end = start + fabric.alpha[slot] + demand.units[chunk] * fabric.beta[slot]
+    return (chunk, link, start), int(end.max(initial=0))
 
 
 def _make_state(

@@ -44,6 +44,9 @@ def _first_error(error: ValidationError, where: str) -> TopologyError:
         message = "is missing; add it"
     elif kind == "value_error":
         message = str(first["ctx"]["error"])
+    elif kind == "too_short":
+        least = first["ctx"]["min_length"]
+        message = f"found {found}; expected at least {least} item{'' if least == 1 else 's'}"
     else:
         expected = first["msg"].removeprefix("Input should be ")
         message = f"found {found}; expected {expected[0].lower()}{expected[1:]}"

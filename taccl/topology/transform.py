@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 from taccl.errors import TopologyError
@@ -11,11 +13,10 @@ from taccl.topology.topology import Resource, Topology, TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-    from fractions import Fraction
 
     from taccl.topology.topology import Link
 
-__all__ = ["from_networkx", "relabel", "scale", "subset", "to_networkx", "without"]
+__all__ = ["degraded", "from_networkx", "relabel", "scale", "subset", "to_networkx", "without"]
 
 
 def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:
@@ -68,9 +69,13 @@ def subset(topology: Topology, ranks: Collection[int]) -> Topology:
 
 
 def without(
-    topology: Topology, *, links: Iterable[int | tuple[int, int]] = (), ranks: Collection[int] = ()
+    topology: Topology,
+    *,
+    links: Iterable[int | tuple[int, int]] = (),
+    ranks: Collection[int] = (),
+    resources: Iterable[str] = (),
 ) -> Topology:
-    """What is left of a topology when some links or ranks have failed.
+    """What is left of a topology when some links, ranks or resources have failed.
 
     Parameters
     ----------
@@ -79,18 +84,69 @@ def without(
     ranks : collection of int
         Ranks that failed. The others are renumbered from 0 without gaps, in their old order, for ranks
         have no gaps; use `links` to keep the numbers and cut a rank off.
+    resources : iterable of str
+        Resources that failed, by name, such as ``"NIC 0 of node 1 egress"``: links that hold them are lost.
 
     Raises
     ------
     TopologyError
-        If a link or a rank does not exist, or no rank is left.
+        If a link, a rank or a resource does not exist, or no rank is left.
     """
     _check_ranks(topology, ranks)
     gone: set[int] = set()
     for link in links:
         gone.update(_links_meant(topology, link))
+    for name in resources:
+        gone.update(_links_of_resource(topology, name))
     left = _with_links(topology, [index for index in range(len(topology.links)) if index not in gone])
     return subset(left, set(range(topology.num_ranks)) - set(ranks)) if ranks else left
+
+
+def degraded(
+    topology: Topology, links: Mapping[int | tuple[int, int] | str, int | float | str | Fraction]
+) -> Topology:
+    """The topology with some links slower than they were.
+
+    Parameters
+    ----------
+    links : mapping of int, (int, int) or str to number
+        Links, by index or as (source, destination), and the part of their bandwidth that is left: above 0,
+        at most 1. What several links share keeps its rate. A resource's name, such as
+        ``"NIC 0 of node 1 egress"``, stands for what all its links share: every send holds it for longer, and
+        none is faster than it.
+
+    Raises
+    ------
+    TopologyError
+        If a link or a resource does not exist, or what is left is not above 0 and at most 1.
+    """
+    by_link: dict[int, Fraction] = {}
+    by_resource: dict[str, Fraction] = {}
+    for what, left in links.items():
+        part = exact_cost(left, where=f"{topology.name}: {what}")
+        if not 0 < part <= 1:
+            raise TopologyError(
+                f"found {left}; expected the part of the bandwidth that is left, above 0 and at most 1",
+                where=f"{topology.name}: {what}",
+            )
+        if isinstance(what, str):
+            _links_of_resource(topology, what)
+            by_resource[what] = part
+        else:
+            by_link.update(dict.fromkeys(_links_meant(topology, what), part))
+    held_by = Counter(hold.resource for hold in topology.holds)
+    beta = [link.beta_us_per_mb / by_link.get(e, 1) for e, link in enumerate(topology.links)]
+    holds = []
+    for hold in topology.holds:
+        part = by_resource.get(topology.resources[hold.resource].name, Fraction(1))
+        if held_by[hold.resource] == 1:
+            part *= by_link.get(hold.link, 1)
+        holds.append(replace(hold, beta_us_per_mb=hold.beta_us_per_mb / part))
+        beta[hold.link] = max(beta[hold.link], holds[-1].beta_us_per_mb)
+    slower = tuple(
+        replace(link, beta_us_per_mb=each) for link, each in zip(topology.links, beta, strict=True)
+    )
+    return replace(topology, links=slower, holds=tuple(holds))
 
 
 def scale(
@@ -218,6 +274,18 @@ def _check_ranks(topology: Topology, ranks: Iterable[int]) -> None:
                 f"rank {rank} does not exist; the topology has ranks 0-{topology.num_ranks - 1}",
                 where=f"{topology.name}: ranks",
             )
+
+
+def _links_of_resource(topology: Topology, name: str) -> set[int]:
+    """The links that hold a resource."""
+    found = {hold.link for hold in topology.holds if topology.resources[hold.resource].name == name}
+    if not found:
+        raise TopologyError(
+            f"there is no resource {name!r}; resources are named like "
+            f"{', '.join(repr(r.name) for r in topology.resources[-2:])}",
+            where=f"{topology.name}: resources",
+        )
+    return found
 
 
 def _links_meant(topology: Topology, link: int | tuple[int, int]) -> tuple[int, ...]:

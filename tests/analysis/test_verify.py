@@ -29,7 +29,7 @@ from valid_schedules import (
 from taccl import collective as collectives
 from taccl.analysis.verify import verify
 from taccl.errors import NumericsWarning, VerificationError
-from taccl.problem import Problem, make_problem
+from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
 
@@ -294,3 +294,74 @@ def test_hundred_thousand_transfers_take_some_seconds():
     began = time.process_time()
     assert verify(schedule).ok
     assert time.process_time() - began < 10
+
+
+def test_merged_send_is_reduced_or_copied_as_a_whole():
+    """Two chunks travel from rank 1 to rank 0 in one send, one added there and one put in its place."""
+    topology = TopologyBuilder("pair", [0, 0])
+    topology.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
+    collective = collectives.custom(
+        2, precondition={0: [0, 1], 1: [1]}, postcondition={0: [0], 1: [0]}, combining=True
+    )
+    clauses = Clauses(merging=frozenset({0}), max_merge=2)
+    problem = make_problem(topology.build(), collective, chunk_bytes=MB, clauses=clauses)
+    both = build(problem, [Row(0, 0, 0, 3, 0, reduce=True), Row(1, 0, 0, 3, 0, reduce=True)])
+    assert verify(both).ok
+    mixed = build(problem, [Row(0, 0, 0, 3, 0, reduce=True), Row(1, 0, 0, 3, 0)])
+    assert [v.kind for v in verify(mixed).violations] == ["merge"]
+
+
+class TestPhaseOfASum:
+    """Which clause binds a send of a sum is decided by what is sent, not by what the send says of itself."""
+
+    @staticmethod
+    def kinds(links, precondition, postcondition, rows, **clauses):
+        """Kinds of violation of rows (link, operation) that follow one another; a send takes 2 us."""
+        topology = TopologyBuilder("links", [0] * (1 + max(map(max, links))))
+        for src, dst in links:
+            topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+        collective = collectives.custom(
+            1 + max(map(max, links)),
+            precondition={0: precondition}, postcondition={0: postcondition}, combining=True,
+        )  # fmt: skip
+        problem = make_problem(topology.build(), collective, chunk_bytes=MB, clauses=Clauses(**clauses))
+        schedule = build(
+            problem,
+            [Row(0, link, 2 * i, 2 * i + 2, reduce=what == "reduce") for i, (link, what) in enumerate(rows)],
+        )
+        return [v.kind for v in verify(schedule).violations]
+
+    @pytest.mark.parametrize(("carries", "kinds"), [({0}, ["carries-to"]), ({2}, [])])
+    def test_copy_of_part_of_a_sum(self, carries, kinds):
+        """Rank 1 copies {0, 1} back to rank 0 on the way to root 2: that link must carry to root 2."""
+        found = self.kinds(
+            [(0, 1), (1, 0), (0, 2)], [0, 1, 2], [2], [(0, "reduce"), (1, "copy"), (2, "reduce")],
+            carries_to={1: frozenset(carries)},
+        )  # fmt: skip
+        assert found == kinds
+
+    @pytest.mark.parametrize("what", ["copy", "reduce"])
+    @pytest.mark.parametrize(("carries", "kinds"), [({1}, ["carries-from"]), ({0}, [])])
+    def test_whole_sum_added_to_nothing(self, what, carries, kinds):
+        """Root 0 sends the sum on to rank 2, which has none of it: adding it there is a copy."""
+        found = self.kinds(
+            [(1, 0), (0, 2)], [0, 1], [0, 2], [(0, "reduce"), (1, what)], carries_from={1: frozenset(carries)}
+        )  # fmt: skip
+        assert found == kinds
+
+    @pytest.mark.parametrize(("carries", "kinds"), [({0}, ["carries-to"]), ({2}, [])])
+    @pytest.mark.parametrize("first", [[0, 1], [1]], ids=["sum of two", "one contributor"])
+    def test_whole_sum_on_its_way_to_a_root_without_a_part(self, first, carries, kinds):
+        """Rank 1 has the whole sum, but root 2, which spreads it, has not seen it yet."""
+        rows = [(1, "reduce"), (2, "copy")]
+        found = self.kinds(
+            [(0, 1), (1, 2), (2, 3)], first, [2, 3], [(0, "reduce"), *rows] if len(first) > 1 else rows,
+            carries_to={1: frozenset(carries)}, carries_from={1: frozenset({1}), 2: frozenset({2})},
+        )  # fmt: skip
+        assert found == kinds
+
+    @pytest.mark.parametrize("what", ["copy", "reduce"])
+    def test_one_contributor_at_the_root(self, what):
+        """A sum of one is whole from the start, and its root 0 spreads it."""
+        found = self.kinds([(0, 1)], [0], [0, 1], [(0, what)], carries_from={0: frozenset({1})})
+        assert found == ["carries-from"]

@@ -75,20 +75,45 @@ def _home(schedule, chunk: int) -> set[int]:
     return made | set(collective.chunks[chunk].origins)
 
 
+def _is_reduced(schedule, t) -> bool:
+    """Whether a send brings a chunk to its root: part of a sum, or all of one that the root has yet to see."""
+    collective = schedule.problem.collective
+    data = collective.chunks[t.chunk]
+    if not collective.combining or collective.derivations:
+        return False
+    whole = set(data.origins)
+    if any(_parts(schedule, r, t) != whole for r in schedule.problem.topology.links[t.link].srcs):
+        return True
+    return data.root is not None and data.root not in whole and _parts(schedule, data.root, t) != whole
+
+
+def _parts(schedule, rank: int, t) -> set[int]:
+    """Whose contributions to the chunk of `t` a rank holds when `t` starts."""
+    links = schedule.problem.topology.links
+    held = {rank} & set(schedule.problem.collective.chunks[t.chunk].origins)
+    before = [a for a in schedule if a.chunk == t.chunk and a.end_ticks <= t.start_ticks]
+    for a in sorted(before, key=lambda a: (a.end_ticks, not a.reduce)):
+        if rank in links[a.link].dsts and a.start_ticks < a.end_ticks:
+            brought = set().union(*(_parts(schedule, src, a) for src in links[a.link].srcs))
+            held = held | brought if a.reduce else (brought or held)
+    return held
+
+
 def _is_admitted(schedule, t) -> bool:
     problem = schedule.problem
     clauses, topology, data = problem.clauses, problem.topology, problem.collective.chunks[t.chunk]
     if clauses.links_allowed is not None and t.link not in clauses.links_allowed:
         return False
-    limits = clauses.carries_to if t.reduce else clauses.carries_from
-    wanted = {data.root} if t.reduce else _home(schedule, t.chunk)
+    is_reduced = _is_reduced(schedule, t)
+    limits = clauses.carries_to if is_reduced else clauses.carries_from
+    wanted = {data.root} if is_reduced else _home(schedule, t.chunk)
     if t.link in limits and not wanted & limits[t.link]:
         return False
     if clauses.direct_crossing and not problem.collective.derivations:
         for src, dst in itertools.product(topology.links[t.link].srcs, topology.links[t.link].dsts):
             a, b = topology.node_of_rank[src], topology.node_of_rank[dst]
-            sources = set(data.origins) if t.reduce else _home(schedule, t.chunk)
-            targets = {data.root} if t.reduce and data.root is not None else set(data.destinations)
+            sources = set(data.origins) if is_reduced else _home(schedule, t.chunk)
+            targets = {data.root} if is_reduced and data.root is not None else set(data.destinations)
             if a != b and (
                 a not in {topology.node_of_rank[r] for r in sources}
                 or b not in {topology.node_of_rank[r] for r in targets}
@@ -102,10 +127,11 @@ def _own_chunks_lead(schedule, transfers) -> bool:
     for first, second in itertools.permutations(transfers, 2):
         if first.link != second.link or first.link not in problem.clauses.own_first:
             continue
-        if first.reduce != second.reduce:
+        is_reduced = _is_reduced(schedule, first)
+        if is_reduced != _is_reduced(schedule, second):
             continue
         ends = problem.topology.links[first.link]
-        if first.reduce:
+        if is_reduced:
             roots = problem.collective.chunks
             is_pair = roots[first.chunk].root in ends.dsts and roots[second.chunk].root not in ends.dsts
             gap = first.end_ticks - second.end_ticks

@@ -7,88 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
+from words import SKETCH, SMALL, in_process
 
 import taccl
 from taccl import errors
-from taccl.cli import main
+from taccl.cli.verbs import VERBS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-#: A ring of 4 ranks, on which 4 chunks of 1000 bytes take 0.52 us a hop.
-SMALL = ("--topology", "ring:4", "--collective", "allgather", "--size", "4KB")
+RING = ("--topology", "ring:4")
 KEYS = {
     "finish_us", "bound_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified", "num_ranks",
     "num_chunks", "num_transfers", "stages", "seconds",
 }  # fmt: skip
-
-SKETCH = """
-schema = 1
-name = "test sketch"
-machine = "ndv2"
-nodes = 2
-[chunks]
-size = "1MB"
-[internode]
-connections = { 0 = [1] }
-[[symmetry]]
-offset = 8
-group = 16
-"""
-
-
-@pytest.fixture
-def run(capsys):
-    """Run one command; gives the exit code, stdout and stderr."""
-
-    def command(*words: object) -> tuple[int, str, str]:
-        code = main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return command
-
-
-@pytest.fixture
-def run_json(run):
-    """Run one command with ``--json``; gives the exit code and the one object on stdout."""
-
-    def command(*words: object) -> tuple[int, dict]:
-        code, out, _ = run(*words, "--json")
-        assert out.count("\n") == 1
-        return code, json.loads(out)
-
-    return command
-
-
-@pytest.fixture
-def saved(tmp_path, run) -> Path:
-    """A schedule file."""
-    path = tmp_path / "schedule.json"
-    assert run("baseline", "ring", *SMALL, "-o", path)[0] == 0
-    return path
-
-
-@pytest.fixture
-def sketch_file(tmp_path) -> Path:
-    """A sketch file for two NDv2 nodes."""
-    path = tmp_path / "sketch.toml"
-    path.write_text(SKETCH)
-    return path
-
-
-@pytest.fixture
-def upstream(shared_data) -> Path:
-    """The folder of upstream files."""
-    return shared_data / "upstream-taccl"
-
-
-def in_process(*words: str, **options) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "taccl", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
 class TestSynthesize:
@@ -172,6 +103,36 @@ class TestSynthesize:
         assert (code, saved.read_bytes()) == (2, before)
         assert "exists; pass --overwrite" in err
 
+    @pytest.mark.parametrize("name", ["x" * 300, "", "/proc/x.json", "."], ids=["long", "", "/proc", "."])
+    def test_unwritable_output_is_refused_first(self, run, monkeypatch, tmp_path, name):
+        """So is whatever else cannot be written, found out by trying."""
+        monkeypatch.setattr(taccl, "synthesize", lambda *_, **__: pytest.fail("the work began"))
+        monkeypatch.chdir(tmp_path)
+        code, _, err = run("synthesize", *SMALL, "-o", name)
+        assert (code, err.count("\n")) == (2, 1)
+        assert not list(tmp_path.iterdir())
+
+    def test_result_of_a_file_that_failed(self, run, run_json, tmp_path, monkeypatch):
+        """If the file fails after all, the result is shown nevertheless, and the code is 2."""
+
+        def full(*_, **__):
+            raise errors.InputError("the disk is full", where="out.json")
+
+        monkeypatch.setattr(taccl, "save", full)
+        words = ("synthesize", *SMALL, "--backend", "greedy", "-o", tmp_path / "out.json")
+        code, out, err = run(*words)
+        assert (code, err) == (2, "taccl: error: out.json: the disk is full\n")
+        assert "finish" in out
+        code, values = run_json(*words)
+        assert (code, values["error"], values["exit_code"]) == (2, "the disk is full", 2)
+        assert set(values) >= KEYS
+
+    @pytest.mark.parametrize("seed", ["x", "-1", "1.5"])
+    def test_seed(self, run, seed):
+        """A seed is a whole number of at least 0."""
+        err = run("synthesize", *SMALL, "--seed", seed)[2]
+        assert f"--seed: found {seed!r}; expected a whole number of at least 0" in err
+
     def test_missing_folder_is_refused_first(self, run, tmp_path):
         """A file in a folder that does not exist is refused."""
         code, _, err = run("synthesize", *SMALL, "-o", tmp_path / "none" / "out.json")
@@ -230,10 +191,29 @@ class TestVerify:
         assert code == 2
         assert "digest" in err
 
+    def test_options_of_other_files(self, run, saved):
+        """A file of taccl's own says its topology and sizes itself."""
+        err = run("verify", saved, "--chunk-size", "1KB")[2]
+        assert "--chunk-size: found a schedule of taccl's own" in err
+
+    def test_upstream_algorithms(self, run_json, upstream):
+        """What the published tool writes is judged too."""
+        path = min((upstream / "algorithm").rglob("*.json"), key=lambda each: each.stat().st_size)
+        code, values = run_json("verify", path)
+        assert code == (0 if values["ok"] else 1)
+        assert values["num_transfers"] > 0
+
     @pytest.mark.parametrize(
         ("content", "word"),
-        [(b"", "empty"), (b"\0\1\2", "binary"), (b"{", "JSON"), (b'{"a": 1}', "format")],
-        ids=["empty", "binary", "cut", "other"],
+        [
+            (b"", "the file is empty; save it anew, or check the path"),
+            (b"\0\1\2", "binary"),
+            (b"{", "JSON"),
+            (b'{"a": 1}', "format"),
+            (b"\xff\xfe{\0", "save it as UTF-8"),
+            (b'{"a":' * 5000, "nested too deeply"),
+        ],
+        ids=["empty", "binary", "cut", "other", "UTF-16", "deep"],
     )
     def test_other_files(self, run, tmp_path, content, word):
         """What is no schedule is refused in one sentence."""
@@ -301,10 +281,34 @@ class TestShow:
 
     @pytest.mark.parametrize("thing", ["nosuch", "ndv2/nosuch", "nosuch.toml"])
     def test_unknown(self, run, thing):
-        """What is no file and no known name is bad input."""
+        """What is no file and no known name is bad input; it might have been meant as a file."""
         code, out, err = run("show", thing)
         assert (code, out) == (2, "")
         assert thing in err
+        assert "no such file" in err
+
+    @pytest.mark.parametrize("name", ["thing.json", "thing.toml"])
+    def test_number_of_5000_digits(self, run, tmp_path, name):
+        """A number that Python does not read is a fault of the file."""
+        path = tmp_path / name
+        path.write_text('{"nnodes": %s}' % ("9" * 5000) if name == "thing.json" else "schema = " + "9" * 5000)
+        code, _, err = run("show", path)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "found a number that cannot be read" in err
+
+    def test_edited_figures(self, run, saved):
+        """A gap that somebody wrote into the file is not shown as a fact."""
+        document = json.loads(saved.read_text())
+        document["result"]["gap"] = 0.5
+        saved.write_text(json.dumps(document))
+        code, out, err = run("show", saved)
+        assert (code, out) == (2, "")
+        assert "was changed after it was saved" in err
+
+    def test_rows_are_a_number(self, run, saved):
+        """Rows are counted, or -1 for all."""
+        assert "expected a number of rows" in run("show", saved, "--transfers", "x")[2]
+        assert "... and" not in run("show", saved, "--transfers", "-1")[1]
 
 
 class TestBaseline:
@@ -330,7 +334,13 @@ class TestBaseline:
     def test_list(self, run, run_json):
         """``--list`` names every baseline."""
         assert list(run_json("baseline", "--list")[1]["baselines"]) == list(taccl.baselines.BASELINES)
-        assert run("baseline", "--list")[0] == 0
+        rows = run("baseline", "--list")[1].splitlines()
+        assert all(row.split(maxsplit=1)[1].startswith("A schedule ") for row in rows)
+
+    def test_spelling(self, run, run_json):
+        """Case does not matter, and the nearest name is offered for a typing error."""
+        assert run_json("baseline", "Ring", *SMALL)[0] == 0
+        assert "did you mean 'ring'?" in run("baseline", "rnig", *SMALL)[2]
 
     @pytest.mark.parametrize(
         "words", [(), ("ring",), ("nosuch", *SMALL)], ids=["no name", "no collective", "unknown"]
@@ -346,16 +356,6 @@ class TestBaseline:
         )
         assert code == 2
         assert "pairwise" in err
-
-
-class TestBound:
-    """``taccl bound``."""
-
-    def test_json(self, run_json):
-        """The bound comes with what limits."""
-        code, values = run_json("bound", *SMALL)
-        assert (code, values["bound_us"]) == (0, 1.04)
-        assert values["bound_limits"]
 
 
 class TestBackends:
@@ -387,11 +387,17 @@ class TestProblem:
             ((*SMALL, "--cost-model", "upstream"), "needs an upstream topology file"),
             ((*SMALL, "--time-unit-us", "2"), "needs an upstream topology file"),
             ((*SMALL, "--profile", "nominal"), "a fabric has no profiles"),
-            ((*SMALL, "--root", "1"), "allgather has no root"),
-            ((*SMALL, "--nodes", "0"), "expected a positive whole number"),
+            ((*SMALL, "--root", "1"), "--root: allgather has no root"),
+            ((*SMALL, "--root", "x"), "--root: found 'x'; expected a whole number of at least 0"),
+            ((*SMALL, "--nodes", "0"), "--nodes: found '0'; expected a positive whole number"),
+            ((*SMALL, "--nodes", "9" * 5000), "expected a positive whole number"),
             ((*SMALL, "--roots", "x"), "expected ranks such as 0,4"),
-            (("--topology", "ring:4", "--collective", "allgathr", "--size", "4"), "found 'allgathr'"),
-            (("--topology", "ring:4", "--collective", "allgather", "--size", "4XB"), "found '4XB'"),
+            ((*RING, "--collective", "allgathr", "--size", "4"), "did you mean 'allgather'?"),
+            ((*RING, "--collective", "allgather", "--size", "4XB"), "units are B, KB, MB, GB, TB"),
+            ((*RING, "--collective", "allgather", "--size", "0"), "--size: found '0', which is 0 bytes"),
+            ((*RING, "--collective", "allgather", "--size", "1.5"), "which is 1.5 bytes"),
+            ((*RING, "--collective", "allgather", "--size", "9" * 30), "less than 2**62 bytes"),
+            ((*SMALL, "--chunks-per-rank", "999999999"), "into 3999999996 chunks; expected at most"),
             (("nosuch.toml", "--collective", "allgather"), "no such file"),
         ],
     )  # fmt: skip
@@ -401,6 +407,21 @@ class TestProblem:
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert err.startswith("taccl: error: ")
         assert message in err
+
+    @pytest.mark.parametrize("name", ["all_gather", "All-Gather", "ALLGATHER", "all gather"])
+    def test_spelling_of_a_collective(self, run_json, name):
+        """Case, dashes and underscores do not matter."""
+        code, values = run_json("bound", *RING, "--size", "4KB", "--collective", name)
+        assert (code, values["collective"]) == (0, "allgather")
+
+    @pytest.mark.parametrize("name", taccl.collectives.COLLECTIVES)
+    def test_chunks_are_counted_before_they_are_made(self, name):
+        """So many pieces of each rank's part make so many times the chunks, whatever the collective."""
+        roots = (0, 1) if name.startswith("multi-root") else None
+        one, five = (
+            taccl.collectives.make(name, 3, roots=roots, chunks_per_rank=k).num_chunks for k in (1, 5)
+        )
+        assert five == 5 * one
 
     def test_files_in_each_others_place(self, run, saved, sketch_file):
         """A sketch is no topology, a schedule no sketch; both are named as what they are."""
@@ -466,14 +487,15 @@ class TestErrors:
         def fail(_):
             raise error
 
-        monkeypatch.setattr(taccl, "lower_bound", fail)
+        monkeypatch.setattr(taccl, "prices", fail)
         found, out, err = run("bound", *SMALL)
         assert (found, out, err.count("\n")) == (code, "", 1)
         assert err.startswith("taccl: error: ")
         found, values = run_json("bound", *SMALL)
         assert found == code
         assert set(values) == {"error", "where", "exit_code"}
-        assert (values["exit_code"], values["where"]) == (code, getattr(error, "where", None))
+        where = "--root" if hasattr(error, "where") else None  # parameters are named as their options
+        assert (values["exit_code"], values["where"]) == (code, where)
 
     def test_traceback_on_demand(self, run, monkeypatch):
         """With TACCL_TRACEBACK=1 an error shows where it is from, and keeps its code."""
@@ -507,8 +529,21 @@ class TestErrors:
         """``--help`` names every verb."""
         code, out, _ = run("--help")
         assert code == 0
-        for verb in ("synthesize", "verify", "show", "baseline", "bound", "backends"):
-            assert verb in out
+        for verb in VERBS:
+            assert verb in out.split()
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_help_of_verbs(self, run, verb):
+        """Every verb has a help of its own, and ``--json``."""
+        code, out, _ = run(verb, "--help")
+        assert code == 0
+        assert out.startswith(f"usage: taccl {verb}")
+        assert "--json" in out
+
+    def test_help_under_json(self, run):
+        """Help and version are objects too."""
+        assert "usage" in json.loads(run("--help", "--json")[1])["help"]
+        assert json.loads(run("--version", "--json")[1]) == {"version": taccl.__version__}
 
 
 class TestProcess:

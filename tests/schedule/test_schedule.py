@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 from synthesis.small_problems import custom, problem_of
 
 from taccl import collective as collectives
+from taccl.errors import InputError
 from taccl.problem import make_problem
 from taccl.schedule.schedule import Transfer, make_schedule
 from taccl.topology.topology import TopologyBuilder
@@ -36,7 +40,12 @@ def relay(**options: object):  # noqa: ANN201
 
 def test_transfers_are_ordered_by_start_and_link() -> None:
     """Start first, then link."""
-    assert [(t.start_ticks, t.link, t.chunk) for t in relay()] == [(0, 0, 0), (5, 0, 1), (5, 1, 0), (10, 1, 1)]
+    assert [(t.start_ticks, t.link, t.chunk) for t in relay()] == [
+        (0, 0, 0),
+        (5, 0, 1),
+        (5, 1, 0),
+        (10, 1, 1),
+    ]
 
 
 def test_groups_are_numbered_in_order_of_start() -> None:
@@ -108,6 +117,62 @@ def test_columns_of_different_length_are_refused() -> None:
     """The message says which."""
     with pytest.raises(ValueError, match="differ in length"):
         relay(start=[0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "found"),
+    [
+        ("chunk", [0, 1, 0, 1.7], "float64 values"),
+        ("start", [0.9, 0, 5, 5], "float64 values"),
+        ("end", [5.0, 5.0, 10.0, 10.0], "float64 values"),
+        ("end", [float("nan"), 5, 10, 10], "float64 values"),
+        ("link", ["0", "0", "1", "1"], "U1 values"),
+        ("link", [None, 0, 1, 1], "object values"),
+        ("chunk", np.array([2**32 + 1, 1, 0, 1]), "4294967297; expected"),
+        ("start", np.array([2**63, 0, 5, 5], dtype=np.uint64), "9223372036854775808; expected"),
+        ("start", [-(2**62) - 1, 0, 5, 5], "-4611686018427387905; expected"),
+        ("end", [2**70, 5, 10, 10], "object values"),
+        ("start", [[0, 0], [5, 5]], "2 dimensions"),
+        ("start", [[0], [0, 1], 5, 5], "make no column"),
+        ("start", 3, "0 dimensions"),
+        ("group", [0.5, 1, 2, 3], "float64 values"),
+        ("reduce", [0, 1, 0, 1], "int64 values"),
+        ("reduce", [True, False], "differ in length"),
+        ("group", [1, 2, 3, 4, 5], "differ in length"),
+    ],
+)  # fmt: skip
+def test_nothing_that_was_given_is_changed(column, values, found) -> None:  # noqa: ANN001
+    """What a column cannot hold as it is, is refused rather than cut, rounded or wrapped around."""
+    with pytest.raises(InputError, match=found) as caught:
+        relay(**{column: values})
+    assert str(caught.value.where).startswith("schedule")
+
+
+def test_groups_may_bear_any_numbers() -> None:
+    """They are numbered anew, so 64 bits of them are no fault."""
+    assert relay(group=[2**40, 1, 2, 3]).num_sends == 4
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "found"),
+    [
+        ("start", np.array([np.nan, 0, 5, 5]), "float64 values"),
+        ("end", np.array([np.inf, 5, 10, 10]), "float64 values"),
+        ("link", np.array(["0", "0", "1", "1"]), "U1 values"),
+        ("chunk", [0, 1, 0, 1], "found a list"),
+        ("chunk", np.zeros((2, 2), dtype=np.int32), "2 dimensions"),
+        ("end", np.array([2**63, 5, 10, 10], dtype=np.uint64), "9223372036854775808"),
+        ("group", np.arange(3, dtype=np.int32), "differ in length"),
+        ("group", np.arange(5, dtype=np.int32), "differ in length"),
+        ("end", np.arange(9), "differ in length"),
+        ("reduce", np.zeros(5, dtype=bool), "differ in length"),
+        ("reduce", np.zeros(4), "expected bool"),
+    ],
+)  # fmt: skip
+def test_columns_built_by_hand_are_checked(column, values, found) -> None:  # noqa: ANN001
+    """A schedule made without `make_schedule` has columns of the right kind, or is refused at once."""
+    with pytest.raises(InputError, match=found):
+        dataclasses.replace(relay(), **{column: values})
 
 
 def test_the_table_shows_times_in_us_and_what_it_hides() -> None:

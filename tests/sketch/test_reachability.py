@@ -112,6 +112,41 @@ def test_scan_starts_where_prefixes_are_made():
     Sketch().apply(builder.build(), collectives.scan(3), chunk_size=1)
 
 
+def joined(*more: tuple[int, int]):
+    """Ranks 0 and 1 into rank 2 over one link that waits for both, and other links."""
+    builder = TopologyBuilder("joined", [0, 0, 0])
+    for srcs, dst in (((0, 1), 2), *more):
+        builder.add_link(srcs, dst, alpha_us=1, beta_us_per_mb=1)
+    return builder.build()
+
+
+def test_a_link_of_several_sources_waits_for_all():
+    """Rank 0's chunk goes over it only once rank 1 has it too."""
+    collective = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
+    with pytest.raises(TopologyError, match="chunk 0 of custom cannot get from rank 0 to rank 2"):
+        check_reachable(make_problem(joined(), collective, chunk_bytes=1))
+    check_reachable(make_problem(joined((0, 1)), collective, chunk_bytes=1))
+
+
+def test_several_origins_can_be_all_sources():
+    """A chunk that ranks 0 and 1 hold goes at once."""
+    collective = collectives.custom(3, precondition={0: [0, 1]}, postcondition={0: [2]})
+    check_reachable(make_problem(joined(), collective, chunk_bytes=1))
+
+
+def test_strongly_connected_only_if_one_source_would_do():
+    """Rank 1 has links to everyone, rank 0 only the one that waits for rank 1 too."""
+    topology = joined((1, 0), (2, 1))
+    check_reachable(make_problem(topology, collectives.broadcast(3, root=1), chunk_bytes=1))
+    with pytest.raises(TopologyError, match="from rank 0 to rank 1"):
+        check_reachable(make_problem(topology, collectives.broadcast(3), chunk_bytes=1))
+
+
+def test_contributions_come_from_any_source():
+    """A link of two sources adds up what they hold: enough for a reduce."""
+    check_reachable(make_problem(joined(), collectives.reduce(3, root=2), chunk_bytes=1))
+
+
 def test_many_chunks_are_checked_fast():
     """2,048 chunks on 32 ranks take far less than half a second."""
     collective = collectives.alltoall(32, chunks_per_rank=2)

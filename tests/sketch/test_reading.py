@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from decimal import Decimal
 
 import pytest
@@ -31,12 +32,22 @@ def test_empty_file(tmp_path, content):
         read_text(path)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00a", b"schema\x00"])
+@pytest.mark.parametrize("content", [b"\xff\xfd\x00a", b"schema\x00"])
 def test_binary_file(tmp_path, content):
     """Bytes that are no text are refused."""
     path = tmp_path / "binary.toml"
     path.write_bytes(content)
     with pytest.raises(FormatError, match="binary data"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
+def test_utf_16_file(tmp_path, coding):
+    """Text as some editors save it: the message says how to save it instead."""
+    path = tmp_path / "wide.toml"
+    mark = b"\xfe\xff" if coding == "utf-16-be" else b""
+    path.write_bytes(mark + "schema = 1".encode(coding))
+    with pytest.raises(FormatError, match="save it as UTF-8"):
         read_text(path)
 
 
@@ -77,3 +88,20 @@ def test_json_repeated_key():
 def test_json_exact_decimals():
     """Decimals keep the digits that were written."""
     assert parse_json('{"a": 0.1}', source="a.json", exact=True)["a"] == Decimal("0.1")
+
+
+def test_json_repeated_key_among_many():
+    """Two hundred thousand keys are gone through once."""
+    keys = ", ".join(f'"{key}": 0' for key in range(200_000))
+    start = time.perf_counter()
+    with pytest.raises(FormatError, match="'last' twice"):
+        parse_json(f'{{{keys}, "last": 1, "last": 2}}', source="a.json")
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "NaN", "-Infinity"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_json_number_that_cannot_be_read(number, exact):
+    """Digits without end, and what JSON does not know."""
+    with pytest.raises(FormatError, match="number that cannot be read"):
+        parse_json(f'{{"a": {number}}}', source="a.json", exact=exact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from solver_models import SOLVERS, assignment, knapsack, market_split, odd_sum, 
 
 from taccl.errors import InputError
 from taccl.solvers.model import MilpModel
-from taccl.solvers.registry import known_solvers, solver_family, solver_infos
+from taccl.solvers.registry import known_solvers, require_known, solver_family, solver_infos
 from taccl.solvers.solver import STATUSES, _Call, solve
 
 
@@ -166,6 +167,82 @@ def test_unknown_pulp_solver_is_refused():
     """PuLP's own list is shown."""
     with pytest.raises(InputError, match="pulp:GLPK_CMD"):
         solve(knapsack(), "pulp:nonsense")
+
+
+def test_unknown_pulp_solver_is_refused_where_it_was_named():
+    """As any other unknown name, with the nearest one."""
+    with pytest.raises(InputError, match="did you mean 'pulp:HiGHS'") as caught:
+        require_known("pulp:HiGS", where="backend")
+    assert caught.value.where == "backend"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("threads", -1), ("threads", 0), ("time_limit_s", float("nan")), ("time_limit_s", float("inf")),
+     ("relative_gap", -0.1), ("relative_gap", float("nan")), ("memory_limit_mb", 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("solver", ["highs", "cpsat"])
+def test_options_that_make_no_sense_are_refused(solver, option, value):
+    """Before a solver takes them for something else."""
+    with pytest.raises(InputError) as caught:
+        solve(knapsack(), solver, **{option: value})
+    assert caught.value.where == option
+
+
+SHORT_OF_MEMORY = """
+import sys
+sys.path.insert(0, %r)
+from solver_models import knapsack, market_split
+from taccl.solvers.solver import solve
+for limit_mb in (1, 5):
+    print(solve(market_split(soft=True), %r, time_limit_s=1, memory_limit_mb=limit_mb).status)
+    print(solve(knapsack(), %r).status)
+print(solve(knapsack(), "pulp:HiGHS").status)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+@pytest.mark.parametrize("solver", [*SOLVERS, "pulp:PULP_CBC_CMD"])
+def test_without_memory_a_solver_is_not_missing(solver, request):
+    """Its library is loaded before the limit is set; and what failed for lack of memory is not used again."""
+    text = SHORT_OF_MEMORY % (str(request.path.parent), solver, solver)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=90, check=True
+    )
+    *pairs, other = done.stdout.split()
+    assert set(pairs[::2]) <= {"out-of-memory", "crashed", "feasible", "no-solution"}
+    assert set(pairs[1::2]) == {"optimal"}
+    assert other == "optimal"
+
+
+def test_scip_without_memory():
+    """SCIP's code for it is told from its status, of which ortools fails to make an exception."""
+    text = """
+from ortools.math_opt.python import mathopt
+from solver_models import knapsack
+from taccl.solvers import scip
+from taccl.solvers.child import Control
+def fail(*positional, **named):
+    try:
+        raise RuntimeError("SCIP error code -1 (file 'gscip.cc', line 1) on 'SCIPsolve(scip_)'")
+    except RuntimeError:
+        raise AttributeError("no attribute 'canonical_code'") from None
+mathopt.solve = fail
+payload = {"model": knapsack().arrays().to_message(), "seed": 0, "relative_gap": 0.0, "hint": None, "log": False}
+try:
+    scip.run(payload, Control(print, 5.0))
+except MemoryError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+        cwd=Path(__file__).parent,
+    )
+    assert done.stdout == "SCIP ran out of memory\n"
 
 
 def test_missing_pulp_solver_is_unavailable():

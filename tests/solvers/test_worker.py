@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from taccl.errors import InputError
+from taccl.solvers.memory import tells_of_memory
 from taccl.solvers.worker import run_task, start_task, warm_up
 
 DRILLS = "taccl.solvers.drills:"
@@ -95,6 +97,38 @@ def test_memory_limit_ends_with_its_task():
     """A worker that lived under a limit has none for the next task."""
     assert drill("echo", memory_limit_mb=50).status == "done"
     assert drill("exhaust_memory", {"megabytes": 200}).status == "done"
+
+
+def test_worker_that_failed_under_a_memory_limit_is_not_used_again():
+    """Half a library may have been loaded; one that did its task is kept."""
+    pid = drill("echo", memory_limit_mb=500).result["pid"]
+    assert drill("fail", memory_limit_mb=500).status == "crashed"
+    assert drill("echo").result["pid"] != pid
+    pid = drill("echo", memory_limit_mb=500).result["pid"]
+    assert drill("echo").result["pid"] == pid
+
+
+@pytest.mark.parametrize(
+    ("error", "bounded", "expected"),
+    [
+        (MemoryError(), False, True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), False, True),
+        (RuntimeError("can't start new thread"), True, True),
+        (RuntimeError("can't start new thread"), False, False),
+        (ImportError("x.so: failed to map segment from shared object"), True, True),
+        (ImportError("No module named 'x'"), True, False),
+    ],
+)
+def test_errors_that_tell_of_memory(error, bounded, expected):
+    """Threads and shared objects need address space too, but lack of it is known only where it is bounded."""
+    assert tells_of_memory(error, bounded=bounded) is expected
+
+
+@pytest.mark.parametrize("memory_limit_mb", [0, -5])
+def test_memory_limit_of_nothing_is_refused(memory_limit_mb):
+    """A limit is at least 1 MB."""
+    with pytest.raises(InputError, match="memory_limit_mb"):
+        drill("echo", memory_limit_mb=memory_limit_mb)
 
 
 def test_task_that_ignores_its_limit_is_killed():
@@ -195,6 +229,33 @@ def test_interrupt_kills_a_task_that_does_not_listen():
     """If the task does not stop, its last progress comes back."""
     printed = run_script(INTERRUPTED % "overrun", interrupt_after_word="going")
     assert printed.splitlines()[-2:] == ["interrupted False True", "done"]
+
+
+INTERRUPTED_SOON = f"""
+import os, signal, threading, time
+import numpy as np
+from taccl.solvers.worker import run_task
+def interrupt(*_):
+    since.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+since = []
+%s
+outcome = run_task(%r, "{DRILLS}overrun", {{"array": np.zeros(%d)}}, time_limit_s=30, on_progress=interrupt)
+print(outcome.status, time.monotonic() - since[0] < 1.5)
+print(run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30).status)
+"""
+
+
+def test_interrupt_of_a_worker_that_loads():
+    """A worker that has not read its task yet (here 80 MB) has nothing to lose: it is killed at once."""
+    printed = run_script(INTERRUPTED_SOON % ("threading.Timer(0.15, interrupt).start()", "pulp", 10**7))
+    assert printed.splitlines() == ["interrupted True", "done"]
+
+
+def test_interrupt_of_highs():
+    """HiGHS may be deaf for long, and has told its best: it is killed after half a second."""
+    printed = run_script(INTERRUPTED_SOON % ("", "highs", 1))
+    assert printed.splitlines() == ["interrupted True", "done"]
 
 
 def test_forked_child_has_workers_of_its_own():

@@ -213,7 +213,9 @@ def two_kinds(*, meaning: str = "occupies", **clauses: object) -> Problem:
     builder.add_link(1, 0, alpha_us=0, beta_us_per_mb=1)
     builder.add_link(0, 2, alpha_us=4, beta_us_per_mb=1)
     ways = [([0], [2]), ([0], [2]), ([1], [2])]
-    return problem_of(builder.build(), custom(3, ways), **{"merging": frozenset({1}), "max_merge": 3, **clauses})
+    return problem_of(
+        builder.build(), custom(3, ways), **{"merging": frozenset({1}), "max_merge": 3, **clauses}
+    )
 
 
 def test_own_and_relayed_chunks_never_share_a_send() -> None:

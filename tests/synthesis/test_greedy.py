@@ -21,6 +21,7 @@ from taccl import collective as collectives
 from taccl.analysis.verify import verify
 from taccl.problem import make_problem
 from taccl.sketch.group import symmetry_group
+from taccl.synthesis import jobshop
 from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
 from taccl.synthesis.orbits import fold
 from taccl.synthesis.pipeline import synthesize
@@ -155,6 +156,37 @@ def test_a_chunk_with_one_destination_stays_there() -> None:
     found = list_schedule(orbits, critical_priorities(orbits))
     assert found is not None
     assert {m for send in found.sends for m in send.moves} == needed_moves(orbits, found)
+
+
+@pytest.mark.parametrize(("chunks_per_rank", "finish"), [(1, 49), (2, 68)])
+def test_a_multicast_may_bring_a_rank_what_it_made_itself(chunks_per_rank: int, finish: int) -> None:
+    """Of scan: rank 1 makes prefix 1 and sends it on, long before 0's multicast brings it there on its way to 3.
+
+    One chunk: 2 us from 0 to 1, where prefix 1 is made; 11 + 2 + 2 + 2 on to 2 by 4, 0 and 3, where prefix 2
+    is made at 19; 1 + 11 + 2 + 2 on to 3, prefix 3 at 35; 2 + 1 + 11 on to 4.
+    """
+    builder = TopologyBuilder("scan", [0] * 5)
+    for src, dst, alpha, beta in ((4, 0, 1, 1), (2, 1, 0, 1), (1, 4, 10, 1), (3, 2, 0, 2), (0, (1, 3), 1, 1)):
+        builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+    problem = problem_of(builder.build(), collectives.scan(5, chunks_per_rank=chunks_per_rank))
+    orbits = orbits_of(problem)
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    schedule = unfold(orbits, found.sends, producer="test")
+    assert verify(schedule).ok
+    assert schedule.finish_ticks == finish
+
+
+def test_what_stays_is_not_sent_on_by_the_job_shop_either() -> None:
+    """Alltoall on a ring on which any way is allowed: what the list scheduler does can be asked for."""
+    orbits = orbits_of(problem_of(ring(8, betas=(0, 1, 2)), collectives.alltoall(8)))
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    made = {m for send in found.sends for m in send.moves}
+    answer = jobshop.solve(
+        orbits, optional=(), required=made, upper_ticks=found.finish_ticks, hint=found, time_limit_s=5.0
+    )
+    assert answer.status in ("feasible", "optimal")
 
 
 def apart(**clauses: object) -> Problem:

@@ -107,7 +107,7 @@ def test_a_lower_bound_above_the_upper_one_is_cut() -> None:
 
 def heavy() -> tuple[Orbits, ListSchedule]:
     """Far too much for a tenth of a second: alltoall on a ring of 8, not folded."""
-    orbits = orbits_of(problem_of(ring(8, betas=(0, 1, 2)), collectives.alltoall(8)))
+    orbits = orbits_of(problem_of(ring(8, betas=(0, 1, 3, 2)), collectives.alltoall(8)))
     return orbits, listed(orbits)
 
 
@@ -273,15 +273,16 @@ def test_own_first_orders_reductions_among_themselves_alone() -> None:
     assert shared_lane(own_first=True).bound_ticks == 6
 
 
+@pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
 @pytest.mark.parametrize(("reducing", "first"), [(False, 0), (True, 1)], ids=["copies", "reductions"])
-def test_own_chunks_of_reductions_go_last(reducing: bool, first: int) -> None:
+def test_own_chunks_of_reductions_go_last(reducing: bool, first: int, merging: frozenset[int]) -> None:
     """Two chunks of 2 + 1 us, the first of them the link's own: it goes first when copied, last when summed."""
     builder = TopologyBuilder("lane", [0, 1])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(
         builder.build(),
         custom(2, [([0], [1])] * 2),
-        merging=frozenset({0}),
+        merging=merging,
         max_merge=2,
         own_first=frozenset({0}),
     )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
-from synthesis.brute_force import optimal_ticks
+from synthesis.brute_force import TooLarge, optimal_ticks
 from synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 
 from taccl import collective as collectives
+from taccl.errors import TopologyError
 from taccl.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group
+from taccl.sketch.reachability import check_reachable
 from taccl.solvers.solver import solve
 from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
 from taccl.synthesis.orbits import fold
@@ -213,3 +216,97 @@ def test_a_solved_routing_can_be_scheduled() -> None:
     found = list_schedule(orbits, critical_priorities(orbits))
     assert found is not None
     assert unfold(orbits, found.sends, producer="test").finish_ticks == found.finish_ticks
+
+
+def coming_back() -> Problem:
+    """A chunk goes 0 -> 1 -> 2 -> {1, 3}, 1 us each: only a multicast that comes back to rank 1 leads to rank 3."""
+    builder = TopologyBuilder("coming back", [0] * 4)
+    for src, dst in ((0, 1), (1, 2), (2, (1, 3))):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    return problem_of(builder.build(), collectives.broadcast(4))
+
+
+def test_a_multicast_may_come_to_where_the_chunk_is() -> None:
+    """Rank 1 has its chunk from 0 at 1 us; that the multicast brings it again at 3 us delays nothing."""
+    problem = coming_back()
+    pairs, answer = solved(problem)
+    assert pairs == [(0, 0), (0, 1), (0, 2)]
+    assert answer.objective == pytest.approx(3)
+    assert optimal_ticks(problem) == 3 * problem.costs.ticks_per_us
+
+
+def test_a_place_takes_its_chunk_from_one_multicast() -> None:
+    """Rank 1 needs the chunk from its own link at 1 us, to send it on; the multicast of 5 us is for rank 2."""
+    builder = TopologyBuilder("early", [0] * 4)
+    for src, dst, us in ((0, 1, 1), (0, (1, 2), 5), (1, 3, 4)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=us)
+    _, answer = solved(problem_of(builder.build(), collectives.broadcast(4)))
+    assert answer.objective == pytest.approx(5)
+
+
+def test_a_single_path_may_pass_a_multicast() -> None:
+    """0 -> {1, 2} -> 3 for rank 3 alone: the copy at rank 1 goes nowhere."""
+    builder = TopologyBuilder("pass", [0] * 4)
+    for src, dst in ((0, (1, 2)), (2, 3)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(1, 3, alpha_us=0, beta_us_per_mb=9)
+    pairs, answer = solved(problem_of(builder.build(), custom(4, [([0], [3])])))
+    assert pairs == [(0, 0), (0, 1)]
+    assert answer.objective == pytest.approx(2)
+
+
+def test_own_chunks_first_over_a_multicast() -> None:
+    """Rank 1's chunk follows rank 0's on 0 -> {2, 3}, from 1 to 2 us, though rank 2 has it at 1 us by a link of its own.
+
+    It can leave rank 2 at once: with 2 us over 2 -> 4 it is there at 3 us.
+    """
+    builder = TopologyBuilder("own", [0] * 5)
+    for src, dst, us in ((1, 0, 1), (1, 2, 1), (0, (2, 3), 1), (2, 4, 2)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=us)
+    collective = custom(5, [([0], [2, 3]), ([1], [2, 3, 4])])
+    problem = problem_of(builder.build(), collective, own_first=frozenset({2}))
+    _, answer = solved(problem)
+    assert answer.objective == pytest.approx(3)
+    assert optimal_ticks(problem) == 3 * problem.costs.ticks_per_us
+
+
+def hyper_problem(seed: int) -> Problem:
+    """Three or four ranks, single links, multicasts and links that wait for two sources; costs of 0 to 3 us."""
+    rng = random.Random(seed)
+    num_ranks = rng.choice((3, 4))
+    builder = TopologyBuilder(f"hyper {seed}", [0] * num_ranks)
+    for _ in range(rng.randint(num_ranks, num_ranks + 4)):
+        ranks = rng.sample(range(num_ranks), 3 if rng.random() < 0.5 else 2)
+        ends = (ranks[0], ranks[1:]) if rng.random() < 0.7 else (ranks[:-1], ranks[-1])
+        builder.add_link(*ends, alpha_us=rng.randint(0, 1), beta_us_per_mb=rng.randint(1, 3))
+    ways = [
+        ([rng.randrange(num_ranks)], sorted(rng.sample(range(num_ranks), rng.randint(1, num_ranks))))
+        for _ in range(rng.randint(1, 2))
+    ]
+    return problem_of(builder.build(), custom(num_ranks, ways))
+
+
+def test_links_of_several_ends_leave_a_relaxation() -> None:
+    """On random problems that can be solved, the model has a point, none above the optimum, and takes hints."""
+    compared = 0
+    for seed in range(60):
+        problem = hyper_problem(seed)
+        try:
+            check_reachable(problem)
+            best = optimal_ticks(problem, max_states=3000)
+        except (TopologyError, TooLarge):
+            continue
+        orbits = fold(problem, symmetry_group(problem)[:1])
+        model = build_routing(orbits, upper_ticks=best)
+        answer = solve(model.model, "highs", time_limit_s=20)
+        assert answer.status == "optimal", seed
+        assert answer.objective is not None
+        assert answer.objective <= best / problem.costs.ticks_per_us + 1e-6, seed
+        found = list_schedule(orbits, critical_priorities(orbits))
+        assert found is not None, seed
+        model = build_routing(orbits, upper_ticks=found.finish_ticks)
+        hint = routing_hint(orbits, model, found)
+        assert hint is not None
+        assert not model.model.arrays().violations(hint, 1e-6), seed
+        compared += 1
+    assert compared >= 15

@@ -6,14 +6,18 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from taccl.units import format_size, format_us
+from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.bounds import Bound
+    from taccl.analysis.bounds import Prices
+    from taccl.analysis.certificate import Certificate
+    from taccl.analysis.simulation import Simulation
+    from taccl.analysis.steady import SteadyState
     from taccl.analysis.verify import Verification
     from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
     from taccl.synthesis.result import Result
@@ -21,8 +25,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "bound_text", "bound_values", "result_text", "schedule_text", "schedule_values", "sketch_text",
-    "sketch_values", "table", "topology_text", "topology_values", "verification_text", "verification_values",
+    "bound_text", "bound_values", "result_text", "schedule_text", "schedule_values",
+    "simulation_text", "simulation_values", "sketch_text", "sketch_values", "table", "topology_text",
+    "topology_values", "verification_text", "verification_values",
 ]  # fmt: skip
 
 
@@ -34,7 +39,7 @@ def result_text(result: Result) -> str:
         ("finish", f"{format_us(result.finish_us)}{_bandwidths(schedule)}"),
         ("bound", f"{format_us(result.bound_us)}, limited by {result.bound.limits}"),
         ("gap", gap + (" (proven best)" if result.gap == 0 else "")),
-        ("schedule", f"{schedule.num_transfers} transfers in {schedule.num_sends} sends, verified"),
+        ("schedule", f"{_transfers(schedule)}, verified"),
         ("found by", f"{schedule.producer or result.backend} in {result.seconds:.2f} s, seed {result.seed}"),
     ]
     lines = [_title(schedule.problem), table(rows, indent="  ")]
@@ -59,7 +64,7 @@ def schedule_text(schedule: Schedule, found: dict[str, Any], *, limit: int) -> s
     """A schedule's figures and first transfers; `found` says how it was found, as far as that is known."""
     rows = [
         ("finish", f"{format_us(schedule.finish_us)}{_bandwidths(schedule)}"),
-        ("schedule", f"{schedule.num_transfers} transfers in {schedule.num_sends} sends"),
+        ("schedule", _transfers(schedule)),
         ("producer", schedule.producer or "not known"),
     ]
     if found.get("bound_us") is not None:
@@ -99,8 +104,8 @@ def schedule_values(schedule: Schedule, found: dict[str, Any]) -> dict[str, Any]
 def topology_text(topology: Topology) -> str:
     """A topology's links by cost, its switches, and its constants with their sources."""
     rows = [
-        ("ranks", f"{topology.num_ranks} in {_count(topology.num_nodes, 'node')}"),
-        ("resources", f"{len(topology.resources)}, held by {len(topology.links)} links"),
+        ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
+        ("resources", f"{len(topology.resources)}, held by {format_count(len(topology.links), 'link')}"),
         ("switches", str(len(topology.switches))),
         ("alpha", {"occupies": "occupies the link"}.get(topology.alpha_meaning, "pipelined")),
         ("cost model", topology.cost_model),
@@ -141,13 +146,10 @@ def sketch_values(sketch: Sketch) -> dict[str, Any]:
 
 def verification_text(file: str, verification: Verification) -> str:
     """What was checked, and each violation on a line."""
-    figures = (
-        f"{verification.num_transfers} transfers in {verification.num_sends} sends, "
-        f"finish {format_us(verification.finish_us)}"
-    )
+    figures = f"{_transfers(verification)}, finish {format_us(verification.finish_us)}"
     if verification.num_redundant:
-        figures += f", {verification.num_redundant} redundant arrivals"
-    verdict = "ok" if verification.ok else f"{_count(len(verification.violations), 'violation')}"
+        figures += f", {format_count(verification.num_redundant, 'redundant arrival')}"
+    verdict = "ok" if verification.ok else format_count(len(verification.violations), "violation")
     return "\n".join([f"{file}: {verdict}: {figures}", *(f"  {each}" for each in verification.violations)])
 
 
@@ -164,18 +166,48 @@ def verification_values(file: str, verification: Verification) -> dict[str, Any]
     }
 
 
-def bound_text(problem: Problem, bound: Bound) -> str:
-    """A lower bound, and what limits."""
-    rows = [("bound", format_us(bound.bound)), ("limited by", bound.limits), ("kind", bound.kind)]
+def bound_text(prices: Prices, granted: Certificate | None, *, proven: bool | None) -> str:
+    """A lower bound, what limits, and what the sketch and whole chunks have to do with it.
+
+    Parameters
+    ----------
+    granted : Certificate, optional
+        The bound where switches are granted to reduce what passes them.
+    proven : bool, optional
+        What `Certificate.check` said; None where it was not asked.
+    """
+    bound = prices.bound
+    problem = bound.problem
+    rows = [
+        ("bound", format_us(bound.bound) + _at_most(bound)),
+        ("limited by", bound.limits),
+        ("kind", bound.kind),
+        ("without sketch", f"{_bound(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"),
+        ("divisible data", f"{_bound(prices.divisible)}; whole chunks cost {prices.chunks:+.2%}"),
+    ]
+    if granted is not None:
+        rows.append(("in switches", f"{_bound(granted)}, if switches reduce what passes them"))
+    if proven is not None:
+        words = "the witness proves the bound" if proven else "the witness does not prove the bound"
+        rows.append(("checked", words))
     return "\n".join([_title(problem), table(rows, indent="  "), *_notes(problem.notes)])
 
 
-def bound_values(problem: Problem, bound: Bound) -> dict[str, Any]:
-    """A lower bound as plain values."""
+def bound_values(prices: Prices, granted: Certificate | None, *, proven: bool | None) -> dict[str, Any]:
+    """A lower bound with its witness, as plain values."""
+    bound = prices.bound
+    problem = bound.problem
     return {
-        "bound_us": bound.bound_us,
-        "bound_limits": bound.limits,
-        "kind": bound.kind,
+        **bound.to_dict(),
+        "prices": {
+            "bound": bound.to_dict(),
+            "without_sketch": prices.without_sketch.to_dict(),
+            "divisible": prices.divisible.to_dict(),
+            "sketch": prices.sketch,
+            "chunks": prices.chunks,
+        },
+        "in_switches": None if granted is None else granted.to_dict(),
+        "checked": proven,
         "collective": problem.collective.name,
         "topology": problem.topology.name,
         "sketch": problem.clauses.name or None,
@@ -184,6 +216,61 @@ def bound_values(problem: Problem, bound: Bound) -> dict[str, Any]:
         "num_ranks": problem.topology.num_ranks,
         "num_chunks": problem.collective.num_chunks,
         "notes": list(problem.notes),
+    }
+
+
+def simulation_text(schedule: Schedule, found: Sequence[tuple[Simulation, SteadyState]]) -> str:
+    """What becomes of a schedule at each size: one pass, and tiles that follow one another."""
+    head = ("size", "finish", "GB/s", "bus GB/s", "interval", "GB/s in tiles", "limited by")
+    rows = [
+        (
+            "not known"
+            if simulation.problem.size_bytes is None
+            else format_size(simulation.problem.size_bytes),
+            format_us(simulation.finish),
+            _rate(simulation.algbw_gb_per_s),
+            _rate(simulation.busbw_gb_per_s),
+            format_us(steady.interval),
+            _rate(steady.algbw_gb_per_s),
+            steady.limits,
+        )
+        for simulation, steady in found
+    ]
+    first = found[0][0]
+    assumed = [f"alpha {first.problem.topology.alpha_meaning}", format_count(first.tiles, "tile")]
+    if first.jitter:
+        assumed.append(f"jitter {first.jitter:g}, seed {first.seed}")
+    own = f"  its own finish is {format_us(schedule.finish_us)}; simulated with {', '.join(assumed)}"
+    lines = [_title(schedule.problem), own, "", table([head, *rows], indent="  ")]
+    return "\n".join(lines + _notes(first.problem.notes))
+
+
+def simulation_values(schedule: Schedule, found: Sequence[tuple[Simulation, SteadyState]]) -> dict[str, Any]:
+    """Simulations of a schedule as plain values."""
+    first = found[0][0]
+    return {
+        "finish_us": schedule.finish_us,
+        "collective": schedule.problem.collective.name,
+        "topology": schedule.problem.topology.name,
+        "alpha": first.problem.topology.alpha_meaning,
+        "tiles": first.tiles,
+        "jitter": first.jitter,
+        "seed": first.seed,
+        "digest": schedule.digest(),
+        "sizes": [
+            {
+                "size_bytes": simulation.problem.size_bytes,
+                "finish_us": simulation.finish_us,
+                "algbw_gb_per_s": simulation.algbw_gb_per_s,
+                "busbw_gb_per_s": simulation.busbw_gb_per_s,
+                "interval_us": steady.interval_us,
+                "interval_limits": steady.limits,
+                "interval_algbw_gb_per_s": steady.algbw_gb_per_s,
+                "interval_busbw_gb_per_s": steady.busbw_gb_per_s,
+            }
+            for simulation, steady in found
+        ],
+        "notes": list(first.problem.notes),
     }
 
 
@@ -204,11 +291,28 @@ def _title(problem: Problem) -> str:
     return f"{problem.collective.name} on {problem.topology.name}{sketch}{size}{model}"
 
 
-def _bandwidths(schedule: Schedule) -> str:
+def _bandwidths(schedule: Schedule | CompactSchedule) -> str:
     algbw, busbw = schedule.algbw_gb_per_s, schedule.busbw_gb_per_s
     if algbw is None or busbw is None:
         return ""
     return f", {algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"
+
+
+def _at_most(bound: Certificate) -> str:
+    algbw = bound.algbw_gb_per_s
+    return "" if algbw is None else f", so {algbw:.4g} GB/s at most"
+
+
+def _bound(bound: Certificate) -> str:
+    return f"{format_us(bound.bound)} ({bound.kind})"
+
+
+def _rate(gb_per_s: float | None) -> str:
+    return "not known" if gb_per_s is None else f"{gb_per_s:.4g}"
+
+
+def _transfers(found: Schedule | CompactSchedule | Verification) -> str:
+    return f"{format_count(found.num_transfers, 'transfer')} in {format_count(found.num_sends, 'send')}"
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
@@ -221,7 +325,3 @@ def _constants(topology: Topology) -> tuple[Constant, ...]:
 
     profiles = PROFILES.get(topology.machine, ()) if topology.cost_model == "physical" else ()
     return next((p.constants for p in profiles if p.name == topology.profile), ())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,327 @@
+"""Lower bounds: their figures beside those derived by hand, what they cost, and the gaps that they leave.
+
+    python -m benchmarks.bounds                               # figures, speed, growth, gaps
+    python -m benchmarks.bounds --part figures --part gaps
+    python -m benchmarks.bounds --output benchmarks/results/bounds.json --plot docs/images/bounds-growth.svg
+
+Every bound is checked from its witness. Seconds are those of the CPU, over all threads, for the bound alone:
+building the topology and the problem, and the check, are counted apart. ``figures`` are of divisible data on
+the profile ``nominal``: no alpha is paid. ``gaps`` sets the finishes that ``benchmarks.quality`` has recorded
+beside bounds worked out anew. ``--plot`` needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import taccl
+from benchmarks.cases import CASES, Case, data_folder
+from benchmarks.scale import rail_rings, random_regular
+from taccl.analysis.distances import Distances
+from taccl.analysis.flows import multicommodity
+from taccl.analysis.symmetries import find_symmetries
+from taccl.analysis.volume import Volume
+from taccl.sketch.upstream import load_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.problem import Problem
+    from taccl.topology.topology import Topology
+
+PARTS = ("figures", "speed", "growth", "gaps")
+QUALITY = Path(__file__).resolve().parent / "results" / "quality-upstream.json"
+MB = 10**6
+#: The most that the gaps over all cases may be: their median, and the largest.
+MEDIAN_GAP, LARGEST_GAP = 0.02, 0.06
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The bandwidth that no schedule can pass, and how it is derived by hand.
+
+    Parameters
+    ----------
+    expected : float
+        GB/s, as nccl-tests counts it.
+    in_network : bool, optional
+        Whether switches are granted to reduce.
+    """
+
+    machine: str
+    nodes: int
+    collective: str
+    expected: float
+    derived: str
+    in_network: bool | None = None
+
+
+FIGURES = (
+    Figure("dgx1", 1, "allgather", 171.43, "150 GB/s into a rank, which lacks 7/8"),
+    Figure("dgx-a100", 2, "allgather", 346.67, "325 GB/s into a rank, which lacks 15/16"),
+    Figure("ndv2", 2, "allgather", 25.0, "12.5 GB/s into a node, which lacks 1/2"),
+    Figure("ndv2", 4, "allgather", 16.67, "12.5 GB/s into a node, which lacks 3/4"),
+    Figure("dgx2", 2, "allgather", 161.29, "16 x 150 + 8 x 12.5 GB/s into 16 ranks, which lack 31/32 each"),
+    Figure("ndv2", 2, "alltoall", 3.125, "12.5 GB/s into a node, 8 x 8 pieces; a rank has 16"),
+    Figure("ndv2", 4, "alltoall", 2.083, "12.5 GB/s into a node, 8 x 24 pieces; a rank has 32"),
+    Figure("dgx2", 2, "alltoall", 12.5, "100 GB/s into a node, 16 x 16 pieces; a rank has 32"),
+    Figure("ndv2", 2, "allreduce", 12.5, "12.5 GB/s into a node, which lacks a sum", False),
+    Figure("ndv2", 4, "allreduce", 8.33, "2 x (4 - 1) sends over 4 NICs of 12.5 GB/s", False),
+    Figure("dgx-a100", 1, "allreduce", 171.4, "2 x (8 - 1) sends over 8 ports of 300 GB/s", False),
+    Figure("dgx-a100", 1, "allreduce", 300.0, "300 GB/s into a rank, whose switch reduces", True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A bound that takes `cpu_s` at most."""
+
+    name: str
+    topology: Callable[[], Topology]
+    collective: str
+    cpu_s: float
+
+
+SPEEDS = (
+    Speed("DGX-H100 x16", lambda: taccl.topologies.dgx_h100(16), "allgather", 5),
+    Speed("NDv2 x16", lambda: taccl.topologies.ndv2(16), "allgather", 5),
+    Speed("rail rings 16x8", lambda: rail_rings(16), "allgather", 5),
+    Speed("random 8-regular 128", lambda: random_regular(128, 8), "allgather", 5),
+    Speed("DGX-H100 x128", lambda: taccl.topologies.dgx_h100(128), "allgather", 120),
+    Speed("random 8-regular 64", lambda: random_regular(64, 8), "alltoall", 30),
+    Speed("DGX-H100 x8", lambda: taccl.topologies.dgx_h100(8), "alltoall", 30),
+    Speed("NDv2 x8", lambda: taccl.topologies.ndv2(8), "alltoall", 30),
+)
+
+#: Families that grow: (name, collective, topology of so many ranks, numbers of ranks).
+GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] = (
+    ("DGX-H100", "allgather", lambda n: taccl.topologies.dgx_h100(n // 8), (16, 32, 64, 128, 256, 512, 1024)),
+    ("random 8-regular", "allgather", lambda n: random_regular(n, 8), (16, 32, 64, 128, 256, 512, 1024)),
+    ("DGX-H100", "alltoall", lambda n: taccl.topologies.dgx_h100(n // 8), (16, 32, 64, 128)),
+    ("random 8-regular", "alltoall", lambda n: random_regular(n, 8), (16, 32, 64, 128)),
+)
+
+
+def main() -> int:
+    """Run, print the tables, write the results; 1 if a figure is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
+    parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    parser.add_argument("--plot", type=Path, help="an SVG file for how cost grows")
+    options = parser.parse_args()
+    parts = options.part or list(PARTS)
+    if options.plot is not None and "growth" not in parts:
+        parser.error("--plot needs the part growth")
+    taccl.lower_bound(_problem(taccl.topologies.ring(3), "alltoall"))  # loads what it needs
+    results: dict[str, list[dict[str, Any]]] = {}
+    runs = {"figures": figures, "speed": speeds, "growth": growth, "gaps": gaps}
+    for part in PARTS:
+        if part in parts:
+            results[part] = runs[part]()
+            print(flush=True)
+    misses = sum(not row.get("met", True) for rows in results.values() for row in rows)
+    print(f"{misses} missed; {_machine()}")
+    print(", ".join(f"{name} {number}" for name, number in _versions().items()))
+    if options.output is not None:
+        command = " ".join(["python -m benchmarks.bounds", *sys.argv[1:]])
+        document = {"command": command, "machine": _machine(), "versions": _versions(), **results}
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    if options.plot is not None:
+        draw(results["growth"], options.plot)
+    return 1 if misses else 0
+
+
+def figures() -> list[dict[str, Any]]:
+    """GB/s that no schedule can pass, beside those derived by hand; of alltoall, those of the flows."""
+    rows = []
+    print(f"{'figure':<36} {'GB/s':>8} {'expected':>8} {'CPU s':>6} {'':<6} by hand")
+    for figure in FIGURES:
+        topology = taccl.topologies.parse(figure.machine, nodes=figure.nodes, profile="nominal")
+        problem = _problem(topology, figure.collective)
+        began = time.process_time()
+        bound = taccl.lower_bound(problem, divisible=True, in_network=figure.in_network)
+        cpu_s = time.process_time() - began
+        found = bound.algbw_gb_per_s
+        if figure.collective == "alltoall":
+            found = _flow_gb_per_s(problem)
+        met = found is not None and bound.check() and abs(found - figure.expected) <= 5e-4 * figure.expected
+        name = f"{figure.collective} {figure.machine} x{figure.nodes}"
+        if figure.in_network is not None:
+            name += " in-network" if figure.in_network else " by ranks alone"
+        row = {"figure": name, "gb_per_s": found, "expected": figure.expected, "kind": bound.kind}
+        row |= {"bound_limits": bound.limits, "cpu_s": round(cpu_s, 3), "by_hand": figure.derived, "met": met}
+        rows.append(row)
+        print(
+            f"{name:<36} {found:>8.3f} {figure.expected:>8g} {cpu_s:>6.2f} {_verdict(met):<6} "
+            f"{figure.derived}",
+            flush=True,
+        )
+    return rows
+
+
+def _flow_gb_per_s(problem: Problem) -> float:
+    """What the linear program of flows alone proves."""
+    volume = Volume(problem, divisible=True)
+    found = multicommodity(volume, Distances(problem), find_symmetries(problem))
+    assert found is not None and found[2]
+    assert problem.size_bytes is not None
+    return float(problem.size_bytes / (found[0] / problem.costs.ticks_per_us) / 1000)
+
+
+def speeds() -> list[dict[str, Any]]:
+    """CPU seconds of bounds of whole chunks, beside the most that they may take."""
+    rows = []
+    print(_cost_header())
+    for case in SPEEDS:
+        row = _cost(case.name, case.collective, case.topology)
+        row |= {"cpu_s_at_most": case.cpu_s, "met": row["checked"] and row["cpu_s"] <= case.cpu_s}
+        rows.append(row)
+        print(_cost_line(row), flush=True)
+    return rows
+
+
+def growth() -> list[dict[str, Any]]:
+    """CPU seconds of bounds of whole chunks, as fabrics grow."""
+    rows = []
+    print(_cost_header())
+    for name, collective, topology, sizes in GROWTH:
+        for num_ranks in sizes:
+            rows.append(_cost(name, collective, lambda: topology(num_ranks)))  # noqa: B023  called at once
+            print(_cost_line(rows[-1]), flush=True)
+    return rows
+
+
+def _cost(name: str, collective: str, topology: Callable[[], Topology]) -> dict[str, Any]:
+    began = time.process_time()
+    problem = _problem(topology(), collective)
+    problem.costs  # noqa: B018  worked out once, when first asked for
+    built = time.process_time()
+    bound = taccl.lower_bound(problem)
+    bounded = time.process_time()
+    checked = bound.check()
+    done = time.process_time()
+    return {
+        "case": name,
+        "collective": collective,
+        "ranks": problem.topology.num_ranks,
+        "links": len(problem.topology.links),
+        "build_s": round(built - began, 3),
+        "cpu_s": round(bounded - built, 3),
+        "check_s": round(done - bounded, 3),
+        "checked": checked,
+        "bound_us": bound.bound_us,
+        "kind": bound.kind,
+        "bound_limits": bound.limits,
+    }
+
+
+def _cost_header() -> str:
+    return (
+        f"{'case':<21} {'collective':<10} {'ranks':>5} {'links':>7} {'build s':>8} {'CPU s':>8} {'<=':>4} "
+        f"{'check s':>8} {'bound us':>10} {'':<7} limited by"
+    )
+
+
+def _cost_line(row: dict[str, Any]) -> str:
+    verdict = _verdict(row["met"]) if "met" in row else "" if row["checked"] else "WRONG"
+    return (
+        f"{row['case']:<21} {row['collective']:<10} {row['ranks']:>5} {row['links']:>7} "
+        f"{row['build_s']:>8.2f} {row['cpu_s']:>8.2f} {row.get('cpu_s_at_most', ''):>4} {row['check_s']:>8.2f} "
+        f"{row['bound_us']:>10.1f} {verdict:<7} {row['bound_limits']}"
+    )
+
+
+def gaps() -> list[dict[str, Any]]:
+    """(finish - bound) / bound over the recorded cases, whose median and largest have a most."""
+    recorded = {row["case"]: row for row in json.loads(QUALITY.read_text())["rows"] if "finish_us" in row}
+    rows = []
+    print(f"{'case':<28} {'finish':>9} {'bound':>9} {'gap':>7} {'CPU s':>6}  limited by")
+    for case in CASES:
+        if case.name not in recorded:
+            continue
+        problem = _upstream_problem(case)
+        began = time.process_time()
+        bound = taccl.lower_bound(problem)
+        cpu_s = time.process_time() - began
+        finish = Fraction(str(recorded[case.name]["finish_us"]))
+        row = {"case": case.name, "finish_us": float(finish), "bound_us": bound.bound_us}
+        row |= {"gap": bound.gap(finish), "cpu_s": round(cpu_s, 3), "kind": bound.kind}
+        row |= {"bound_limits": bound.limits, "met": bound.check() and bound.bound <= finish}
+        rows.append(row)
+        print(
+            f"{case.name:<28} {float(finish):>9.1f} {bound.bound_us:>9.1f} {row['gap']:>7.2%} {cpu_s:>6.2f}  "
+            f"{bound.limits}{'' if row['met'] else '  WRONG'}",
+            flush=True,
+        )
+    every = [float(row["gap"]) for row in rows]
+    median, largest = statistics.median(every), max(every)
+    met = median <= MEDIAN_GAP and largest <= LARGEST_GAP and len(rows) == len(CASES)
+    print(
+        f"{len(rows)} cases: median gap {median:.2%} (<= {MEDIAN_GAP:.0%}), largest {largest:.2%} "
+        f"(<= {LARGEST_GAP:.0%}) {_verdict(met)}"
+    )
+    rows.append({"case": "all", "median_gap": median, "largest_gap": largest, "met": met})
+    return rows
+
+
+def _upstream_problem(case: Case) -> Problem:
+    folder = data_folder()
+    sketch, topology = folder / "sketch" / f"{case.sketch}.json", folder / "topo" / f"{case.topology}.json"
+    return load_problem(sketch, topology, collective=case.collective)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A plot of CPU seconds over ranks, one line for each family."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "taccl"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
+    families = dict.fromkeys((row["collective"], row["case"]) for row in rows)
+    for (collective, name), marker in zip(families, "osD^", strict=True):
+        mine = [row for row in rows if (row["collective"], row["case"]) == (collective, name)]
+        ranks, cpu_s = [row["ranks"] for row in mine], [row["cpu_s"] for row in mine]
+        axes.plot(ranks, cpu_s, marker=marker, label=f"{collective}, {name}")
+    axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="CPU seconds of the bound")
+    ticks = sorted({row["ranks"] for row in rows})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _problem(topology: Topology, collective: str) -> Problem:
+    made = taccl.collectives.make(collective, topology.num_ranks)
+    return taccl.make_problem(topology, made, chunk_bytes=MB)
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+def _machine() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("taccl", "numpy", "scipy")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Bounds of collectives on fabrics that are described and not listed: how far, and how much, over how fast.
+
+latency
+    A chunk must come from the farthest rank, alpha + beta a hop.
+counting
+    Whole chunks over the rate of what they must pass: into the rank that is worst off, or, summed up over
+    a fabric that looks the same from every rank, over all its links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.schedule.implicit import ticks_of
+from taccl.topology.named import NamedFabric
+from taccl.units import format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.schedule.implicit import ClassTicks, ImplicitSchedule
+    from taccl.topology.translations import Translations
+
+__all__ = ["FabricBound", "bound_of", "collective_bound"]
+
+
+@dataclass(frozen=True, slots=True)
+class FabricBound:
+    """A lower bound on the finish of any schedule of a collective on a fabric.
+
+    Parameters
+    ----------
+    bound : Fraction
+        Microseconds, exact.
+    kind : str
+        ``"latency"`` or ``"counting"``.
+    limits : str
+        One sentence that says what limits.
+    """
+
+    bound: Fraction
+    kind: str
+    limits: str
+
+    @property
+    def bound_us(self) -> float:
+        """The bound in microseconds."""
+        return float(self.bound)
+
+    def gap(self, finish: Fraction) -> float:
+        """(finish - bound) / bound; 0 is a proven optimum."""
+        return float((finish - self.bound) / self.bound)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The bound as plain values."""
+        return {"bound_us": self.bound_us, "kind": self.kind, "bound_limits": self.limits}
+
+    def __repr__(self) -> str:
+        return f"FabricBound({format_us(self.bound)}: {self.kind}, limited by {self.limits})"
+
+
+def collective_bound(
+    translations: Translations, collective: str, *, chunks_per_rank: int, chunk_bytes: int
+) -> FabricBound:
+    """The better of the latency and the counting bound; of the host, not only of a ring through it.
+
+    Parameters
+    ----------
+    collective : str
+        One of `taccl.schedule.implicit.IMPLICIT_COLLECTIVES`.
+    """
+    costs = ticks_of(translations.classes, chunk_bytes)
+    host, num_ranks = translations.host, translations.num_ranks
+    if isinstance(host, NamedFabric) and translations.ranks is not None:
+        far, jobs = _host_of_ring(host, collective, chunks_per_rank, costs)
+    else:
+        hops, far = _distances(translations, costs)
+        needed = {"allreduce": 2 * (num_ranks - 1), "alltoall": hops}.get(collective, num_ranks - 1)
+        text = {"allreduce": "2 (R - 1) sends a chunk", "alltoall": "volume times distance"}
+        what = text.get(collective, f"chunks of {num_ranks - 1} other ranks")
+        if collective == "reduce-scatter":
+            what = f"sums over {num_ranks - 1} other ranks"
+        jobs = [(_servers(costs), chunks_per_rank * needed, what)]
+    best = (far, "latency", f"the way from the farthest rank takes {format_us(_us(far, costs))}")
+    for servers, needed, what in jobs:
+        ticks = _counting(servers, needed)
+        if ticks > best[0]:
+            into = "link" if len(servers) == 1 else f"{len(servers)} links"
+            best = (
+                ticks,
+                "counting",
+                f"{what}: {needed} sends a rank, over {into} into each, one whole chunk at a time",
+            )
+    return FabricBound(_us(best[0], costs), best[1], best[2])
+
+
+def bound_of(schedule: ImplicitSchedule) -> FabricBound:
+    """The bound of what a schedule does, where it does it."""
+    return collective_bound(
+        schedule.translations,
+        schedule.collective,
+        chunks_per_rank=schedule.chunks_per_rank,
+        chunk_bytes=schedule.chunk_bytes,
+    )
+
+
+def _us(ticks: int, costs: ClassTicks) -> Fraction:
+    return Fraction(ticks, costs.ticks_per_us)
+
+
+def _servers(costs: ClassTicks) -> list[tuple[int, int]]:
+    """(hold, latency) ticks of resources that share no send: of every class of links, one that it holds."""
+    left = set(range(len(costs.latency)))
+    users: dict[int, set[int]] = {}
+    for g, holds in enumerate(costs.holds):
+        for resource, _, _ in holds:
+            users.setdefault(resource, set()).add(g)
+    servers = []
+    for resource in sorted(users, key=lambda r: -len(users[r])):
+        taken = users[resource] & left
+        if taken:
+            left -= taken
+            held = min(length for g in taken for r, length, _ in costs.holds[g] if r == resource)
+            servers.append((held, min(int(costs.latency[g]) for g in taken)))
+    servers += [(0, int(costs.latency[g])) for g in left]
+    return servers
+
+
+def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
+    """The least ticks in which servers can do so many sends between them, on average over ranks."""
+
+    def done(ticks: int) -> bool:
+        total = 0
+        for held, latency in servers:
+            if ticks >= latency:
+                total += needed if not held else (ticks - latency) // held + 1
+        return total >= needed
+
+    low, high = 0, needed * max(held + latency for held, latency in servers)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if done(middle) else (middle + 1, high)
+    return low
+
+
+def _host_of_ring(
+    host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
+) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
+    """The farthest way in a mesh, and what must enter a corner, or be sent on all links together.
+
+    A ring goes through links of one cost only, so those that it leaves out are counted in at that cost.
+    """
+    num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
+    latency, held = int(costs.latency[0]), costs.holds[0][0][1]
+    far = latency * sum(dim - 1 for dim in host.dims)
+    if collective != "allreduce":
+        return far, [([(held, latency)] * corner, pieces * (num_ranks - 1), "the rank in a corner")]
+    num_links = 2 * sum(num_ranks // dim * (dim - 1) for dim in host.dims)
+    # No more than this many links a rank, on average: rounded up, which only weakens the bound.
+    average = -(-num_links // num_ranks)
+    return far, [
+        ([(held, latency)] * corner, pieces * num_ranks, "the rank in a corner"),
+        ([(held, latency)] * average, 2 * pieces * (num_ranks - 1), "2 (R - 1) sends a chunk"),
+    ]
+
+
+def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
+    """The sum of hops from place 0 to all others, and the ticks to the farthest."""
+    host = translations.host
+    if isinstance(host, NamedFabric):
+        num_ranks = host.num_ranks
+        slowest = int(costs.latency.max())
+        if host.kind == "hypercube":
+            return num_ranks // 2 * host.dims[0], host.dims[0] * slowest
+        if host.kind not in ("ring", "torus"):
+            return num_ranks - 1, slowest
+        hops = far = 0
+        beta_ticks = dict(zip((c.beta_us_per_mb for c in translations.classes), costs.latency, strict=True))
+        for dim, beta in zip(host.dims, host.betas, strict=True):
+            hops += num_ranks // dim * sum(min(x, dim - x) for x in range(dim))
+            far += dim // 2 * int(beta_ticks[beta]) if dim > 1 else 0
+        return hops, far
+    return _searched(translations, costs)
+
+
+def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
+    """The same of a topology, whose shortest ways are searched for."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import dijkstra
+
+    num_ranks = translations.num_ranks
+    places = np.arange(num_ranks)
+    ends = [translations.group.translate(places, each.dst) for each in translations.classes]
+    rows, columns = np.tile(places, len(ends)), np.concatenate(ends)
+    graphs = []
+    for weight in (np.ones(len(ends)), costs.latency.astype(float)):
+        graph = coo_array((np.repeat(weight, num_ranks), (rows, columns)), shape=(num_ranks, num_ranks))
+        graphs.append(dijkstra(graph.tocsr(), indices=0))
+    return int(graphs[0].sum()), int(graphs[1].max())

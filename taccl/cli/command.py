@@ -1,0 +1,141 @@
+"""From words to an exit code: the parser, the verb that was named, and what is printed of its answer."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn
+
+import taccl
+from taccl.cli.answer import EXIT_INTERRUPTED, Answer, explained, failed
+from taccl.cli.output import emit, hold_descriptors, show_warning
+from taccl.cli.verbs import VERBS
+from taccl.errors import InputError, TacclWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+__all__ = ["run"]
+
+_INTERRUPTED = failed("interrupted before there was a schedule", EXIT_INTERRUPTED)
+_POSITIONALS = frozenset(("file", "name", "sketch", "thing"))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    hold_descriptors()
+    interrupts: list[int] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", TacclWarning)
+        warnings.showwarning = show_warning
+        try:
+            with _interrupts_noted() as interrupts:
+                answer = _answer(words)
+        except KeyboardInterrupt:
+            answer = _INTERRUPTED
+    # A library that is interrupted while it is imported may say that it is not installed, or damaged.
+    if interrupts and answer.exit_code:
+        answer = _INTERRUPTED
+    return emit(answer, as_json="--json" in words)
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Count every Ctrl-C, whatever becomes of the exception that it raises."""
+    noted: list[int] = []
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
+        yield noted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _answer(words: list[str]) -> Answer:
+    options = argparse.Namespace()
+    try:
+        options = _parser().parse_args(words)
+        answer: Answer = options.run(options)
+        return answer
+    except _Said as said:
+        return Answer(said.text, said.values)
+    except Exception as error:
+        if os.environ.get("TACCL_TRACEBACK") == "1":
+            traceback.print_exc()
+        return explained(error, where=_option_named(getattr(error, "where", None), options))
+
+
+class _Said(Exception):
+    """What ``--help`` or ``--version`` answers."""
+
+    def __init__(self, text: str, values: dict[str, str]) -> None:
+        self.text, self.values = text, values
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are ours, and that prints nothing."""
+
+    def error(self, message: str) -> NoReturn:
+        where = None
+        if message.startswith("argument "):
+            where, _, message = message.removeprefix("argument ").partition(": ")
+        raise InputError(f"{message} (see {self.prog} --help)", where=where)
+
+    def print_help(self, file: object = None) -> None:
+        text = self.format_help().rstrip()
+        raise _Said(text, {"help": text})
+
+
+class _Version(argparse.Action):
+    """``--version``, looked up only when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show the version and exit")
+
+    def __call__(self, *_: object) -> None:
+        raise _Said(f"taccl {taccl.__version__}", {"version": taccl.__version__})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="taccl",
+        description="Synthesize verified schedules for collective communication from sketches.",
+        epilog="Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 no such solver here, "
+        "70 a fault of taccl's own, 130 Ctrl-C.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version)
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for name in VERBS:
+        import_module(f"taccl.cli.verbs.{name.replace('-', '_')}").add(verbs)
+    return parser
+
+
+def _option_named(where: str | None, options: argparse.Namespace) -> str | None:
+    """The option that an error is about, as a person gave it, where a function named its parameter."""
+    if where is None:
+        return None
+    for name in (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes"))):
+        if name in vars(options) and name not in _POSITIONALS:
+            return "--" + name.replace("_", "-")
+    return None

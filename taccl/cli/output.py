@@ -1,0 +1,106 @@
+"""What is written where: answers on stdout; warnings, complaints and progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from taccl.cli.answer import EXIT_BAD_INPUT
+from taccl.units import format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taccl.cli.answer import Answer
+
+__all__ = ["emit", "hold_descriptors", "progress_shown", "say", "show_warning"]
+
+
+def emit(answer: Answer, *, as_json: bool) -> int:
+    """Print an answer; returns the exit code, which tells where it could not be written.
+
+    A reader that has gone away (``| head``) changes nothing about the answer.
+    """
+    content = json.dumps(answer.values, allow_nan=False) if as_json else answer.text
+    code = answer.exit_code
+    if content:
+        try:
+            _print(content)
+        except BrokenPipeError:
+            _give_up(sys.stdout)
+        except (OSError, ValueError) as error:
+            _give_up(sys.stdout)
+            reason = getattr(error, "strerror", None) or error
+            say(f"error: stdout: the answer cannot be written ({reason}); give it another place")
+            code = EXIT_BAD_INPUT
+    if answer.complaint and not as_json:
+        say(f"error: {answer.complaint}")
+    return code
+
+
+def say(message: str) -> None:
+    """Print a line on stderr; where it cannot be written there is nobody to tell."""
+    if sys.stderr is None:
+        return
+    try:
+        print(f"taccl: {message}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        _give_up(sys.stderr)
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """Print a warning as one line, in place of `warnings.showwarning`."""
+    say(f"warning: {message}")
+
+
+def hold_descriptors() -> None:
+    """Open what the caller closed of stdin, stdout and stderr, lest a file take its number.
+
+    A file or a pipe to a solver that got number 1 would receive whatever a library prints.
+    """
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        held = os.open(os.devnull, os.O_RDWR)
+        while held <= 2:
+            held = os.open(os.devnull, os.O_RDWR)
+        os.close(held)
+
+
+@contextlib.contextmanager
+def progress_shown(*, wanted: bool) -> Iterator[Callable[[str, float | None, float | None], None] | None]:
+    """A line on a terminal's stderr that says what is going on; None where nobody would see it."""
+    if not wanted or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("starting") as status:
+
+        def update(stage: str, finish_us: float | None, bound_us: float | None) -> None:
+            known = [(finish_us, "best"), (bound_us, "bound")]
+            figures = ", ".join(f"{word} {format_us(value)}" for value, word in known if value is not None)
+            status.update(escape(f"{stage}: {figures}" if figures else stage))
+
+        yield update
+
+
+def _print(content: str) -> None:
+    if sys.stdout is None:
+        raise ValueError("it is closed")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show
+    print(content)
+    sys.stdout.flush()
+
+
+def _give_up(stream: TextIO | None) -> None:
+    """Let what a stream still holds go nowhere: Python flushes once more at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

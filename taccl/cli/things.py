@@ -1,0 +1,110 @@
+"""What a word on the command line names: a file, by its content, or a sketch, a machine or a fabric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import taccl
+from taccl.errors import InputError
+
+if TYPE_CHECKING:
+    from taccl.sketch.sketch import Sketch
+    from taccl.topology.topology import Topology
+
+__all__ = ["Kind", "is_file", "kind_of", "sketch_from_word", "topology_from_word"]
+
+Kind = Literal["schedule", "sketch", "upstream sketch", "topology", "upstream topology"]
+
+_FILE_SUFFIXES = (".toml", ".json")
+_FIELDS_OF_TOPOLOGIES = frozenset(
+    ("fabric", "constants", "link", "resource", "ranks_per_node", "rails", "alpha_meaning", "alpha_us")
+)
+_FIELDS_OF_SKETCHES = frozenset(
+    ("chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging", "description")
+)
+_MAX_FILE_BYTES = 10**9
+
+
+def topology_from_word(word: str, *, nodes: int | None = None, profile: str | None = None) -> Topology:
+    """The topology in a file, or of a machine's or fabric's name.
+
+    Raises
+    ------
+    InputError
+        If the word cannot be used, or a file is given nodes or a profile of its own.
+    """
+    if not is_file(word):
+        return taccl.topologies.parse(word, nodes=nodes, profile=profile)
+    if profile is not None:
+        raise InputError("a topology file names its own profile; leave --profile out", where="--profile")
+    if kind_of(word) == "upstream topology":
+        from taccl.sketch.upstream import load_upstream_topology
+
+        return load_upstream_topology(word, nodes=nodes)
+    topology = taccl.topologies.load(word)
+    if nodes is not None and nodes != topology.num_nodes:
+        raise InputError(
+            f"found --nodes {nodes}, but the topology has {topology.num_nodes}; change the file, or leave "
+            "--nodes out",
+            where=word,
+        )
+    return topology
+
+
+def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
+    """What a file holds, by its content, or what a name stands for.
+
+    Parameters
+    ----------
+    unclear : str
+        What a file is taken for that could be a sketch or a topology: a machine and no more.
+
+    Raises
+    ------
+    InputError
+        If it is a file that cannot be read.
+    """
+    if not is_file(word):
+        return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
+    from taccl.formats.files import read_limited
+    from taccl.sketch.reading import parse_json, parse_toml
+
+    text = read_limited(word, _MAX_FILE_BYTES)
+    is_json = text.lstrip().startswith("{") or word.lower().endswith(".json")
+    fields = set((parse_json if is_json else parse_toml)(text, source=word))
+    if {"format", "transfers"} & fields:
+        return "schedule"
+    if "gpus_per_node" in fields:
+        return "upstream topology"
+    if "nnodes" in fields:
+        return "upstream sketch"
+    if fields & _FIELDS_OF_TOPOLOGIES:
+        return "topology"
+    return "sketch" if fields & _FIELDS_OF_SKETCHES else unclear
+
+
+def sketch_from_word(word: str | None) -> Sketch | None:
+    """The sketch in a file, or of a shipped name; None for None.
+
+    Raises
+    ------
+    InputError
+        If the word cannot be used, or is a file that holds something else.
+    """
+    if word is None:
+        return None
+    if is_file(word):
+        kind = kind_of(word, unclear="sketch")
+        if kind not in ("sketch", "upstream sketch"):
+            raise InputError(
+                f"found a {kind}; expected a sketch (a topology goes with --topology)", where=word
+            )
+    return taccl.load_sketch(word)
+
+
+def is_file(word: str) -> bool:
+    """Whether a word is a path rather than a name."""
+    path = Path(word)
+    # A folder may bear the name of a machine.
+    return word.lower().endswith(_FILE_SUFFIXES) or (path.exists() and not path.is_dir())

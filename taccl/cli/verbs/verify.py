@@ -1,0 +1,36 @@
+"""``taccl verify``: check a schedule against its topology, collective and sketch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import taccl
+from taccl.cli.answer import Answer
+from taccl.cli.options import add_schedule, add_verb, schedule_from_options
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add", "run"]
+
+
+def add(verbs: Any) -> None:
+    """Declare the verb."""
+    verb = add_verb(verbs, "verify", run, "Check a schedule against its topology, collective and sketch.")
+    add_schedule(verb)
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Check a schedule."""
+    from taccl.cli.text import verification_text, verification_values
+
+    verification = taccl.verify(schedule_from_options(options))
+    count = format_count(len(verification.violations), "rule")
+    complaint = f"{options.file}: the schedule breaks {count}"
+    return Answer(
+        verification_text(options.file, verification),
+        verification_values(options.file, verification),
+        exit_code=0 if verification.ok else 1,
+        complaint="" if verification.ok else complaint,
+    )

@@ -1,0 +1,173 @@
+"""A schedule of sends that each carry one chunk, in three narrow columns: for very many sends.
+
+A hundred million transfers fit in a gigabyte. It has the figures of a `Schedule`, iterates without making all
+transfers at once, and becomes a `Schedule` where that is wanted and small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import InputError
+from taccl.schedule.schedule import Schedule, Transfer, make_schedule
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from fractions import Fraction
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+
+__all__ = ["CompactSchedule"]
+
+_BLOCK = 1 << 20
+#: What `expand` needs for a transfer, at its peak.
+_EXPANDED_BYTES = 150
+
+
+@dataclass(frozen=True, eq=False)
+class CompactSchedule:
+    """Sends in order of start; the first `num_reducing` add to what the destination holds, the rest copy.
+
+    Parameters
+    ----------
+    problem : Problem
+    chunk : (num_transfers,) uint16 or int32
+    link : (num_transfers,) int32
+    start : (num_transfers,) int32 or int64
+        Ticks.
+    producer : str
+    num_reducing : int
+        The reduction ends before the first copy starts.
+    """
+
+    problem: Problem
+    chunk: NDArray[Any]
+    link: NDArray[np.int32]
+    start: NDArray[Any]
+    producer: str = ""
+    num_reducing: int = 0
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self.chunk)
+
+    @property
+    def num_sends(self) -> int:
+        """As many as transfers: no send is merged."""
+        return len(self.chunk)
+
+    @cached_property
+    def finish_ticks(self) -> int:
+        """The last arrival, in ticks; 0 of an empty schedule."""
+        return max((int(end.max()) for _, _, _, end in self.blocks()), default=0)
+
+    @property
+    def finish(self) -> Fraction:
+        """The last arrival, in exact microseconds."""
+        return self.problem.costs.us(self.finish_ticks)
+
+    @property
+    def finish_us(self) -> float:
+        """The last arrival, in microseconds."""
+        return float(self.finish)
+
+    @property
+    def algbw_gb_per_s(self) -> float | None:
+        """Size over finish in GB/s, as nccl-tests defines it; None where the size is not known."""
+        size_bytes = self.problem.size_bytes
+        return None if size_bytes is None or not self.finish_ticks else float(size_bytes / self.finish / 1000)
+
+    @property
+    def busbw_gb_per_s(self) -> float | None:
+        """Bus bandwidth in GB/s, as nccl-tests defines it; None where the size is not known."""
+        algbw = self.algbw_gb_per_s
+        return None if algbw is None else algbw * self.problem.collective.busbw_factor
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the columns."""
+        return int(self.chunk.nbytes + self.link.nbytes + self.start.nbytes)
+
+    def blocks(
+        self, size: int = _BLOCK
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """(chunk, link, start, end) of some transfers at a time, in order of start."""
+        costs = self.problem.costs
+        for first in range(0, self.num_transfers, size):
+            part = slice(first, first + size)
+            chunk, link = self.chunk[part].astype(np.int64), self.link[part].astype(np.int64)
+            start = self.start[part].astype(np.int64)
+            yield (
+                chunk,
+                link,
+                start,
+                start + costs.link_alpha[link] + costs.chunk_units[chunk] * costs.link_beta[link],
+            )
+
+    def __len__(self) -> int:
+        return self.num_transfers
+
+    def __iter__(self) -> Iterator[Transfer]:
+        number = 0
+        for columns in self.blocks():
+            for chunk, link, start, end in zip(*(column.tolist() for column in columns), strict=True):
+                yield Transfer(chunk, link, start, end, number, number < self.num_reducing)
+                number += 1
+
+    def digest(self) -> str:
+        """A hash of the problem and of every transfer, the same on every machine."""
+        state = hashlib.sha256(self.problem.digest().encode())
+        for columns in self.blocks():
+            for column in columns[:3]:
+                state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+        state.update(str(self.num_reducing).encode())
+        return state.hexdigest()
+
+    def expand(self, *, memory_limit_bytes: int = 4 * 10**9) -> Schedule:
+        """The same as a `Schedule`.
+
+        Raises
+        ------
+        InputError
+            If that would need more memory than the limit.
+        """
+        needed = _EXPANDED_BYTES * self.num_transfers
+        if needed > memory_limit_bytes:
+            raise InputError(
+                f"{self.num_transfers} transfers need {format_size(needed)} as a full schedule, more "
+                f"than the {format_size(memory_limit_bytes)} allowed; keep it compact, or raise it",
+                where="schedule",
+            )
+        empty = (np.zeros(0, np.int64),) * 4
+        chunk, link, start, end = (np.concatenate(each) for each in zip(empty, *self.blocks(), strict=True))
+        return make_schedule(
+            self.problem,
+            chunk=chunk,
+            link=link,
+            start=start,
+            end=end,
+            reduce=np.arange(self.num_transfers) < self.num_reducing,
+            producer=self.producer,
+        )
+
+    def table(self, *, limit: int | None = None) -> str:
+        """The transfers as text, one row each, times in microseconds."""
+        shown = self.num_transfers if limit is None else min(limit, self.num_transfers)
+        columns = (self.chunk[:shown], self.link[:shown], self.start[:shown])
+        head = CompactSchedule(self.problem, *columns, num_reducing=min(shown, self.num_reducing))
+        hidden = self.num_transfers - shown
+        return head.expand().table() + (f"\n... and {hidden} more" if hidden else "")
+
+    def __repr__(self) -> str:
+        return (
+            f"CompactSchedule({self.problem.collective.name} on {self.problem.topology.name}: "
+            f"{self.num_transfers} transfers, finish {self.finish_us:.3f} us, {format_size(self.num_bytes)})"
+        )

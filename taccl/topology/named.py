@@ -1,0 +1,241 @@
+"""Fabrics described by name, size and costs alone, for as many ranks as one likes: no link is listed.
+
+A `NamedFabric` says by arithmetic whether two ranks are linked, and at what cost. `to_topology` writes a
+small one out, link for link as `taccl.topology.fabrics` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from taccl.errors import TopologyError
+from taccl.topology import fabrics
+from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost, short
+from taccl.topology.registry import _dims as dims_of_size
+from taccl.topology.registry import _find as find_kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.topology.topology import Topology
+
+__all__ = ["MAX_NAMED_RANKS", "NamedFabric", "as_named", "parse_named"]
+
+MAX_NAMED_RANKS = 2**26
+"""More ranks than this are refused: rank numbers, and a pattern's offsets, are kept in 32 bits."""
+
+_GRIDS = ("ring", "torus", "mesh")
+_DEFAULT_GB_PER_S = 50
+_DEFAULT_ALPHA_US = Fraction(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFabric:
+    """A ring, torus, mesh, hypercube, fully connected fabric or star; see `parse_named`.
+
+    Parameters
+    ----------
+    kind : {"ring", "torus", "mesh", "hypercube", "fully-connected", "star"}
+    dims : tuple of int
+        As behind the colon of the name: ranks along every axis, ranks, or the hypercube's dimension.
+    alpha_us : Fraction
+    betas : tuple of Fraction
+        Us per MB of the links along every axis; one where the fabric is no grid.
+    alpha_meaning : {"occupies", "pipelined"}
+
+    Raises
+    ------
+    TopologyError
+        If these make no fabric, or one of more than `MAX_NAMED_RANKS` ranks.
+    """
+
+    kind: str
+    dims: tuple[int, ...]
+    alpha_us: Fraction
+    betas: tuple[Fraction, ...]
+    alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
+
+    def __post_init__(self) -> None:
+        if self.kind not in (*_GRIDS, "hypercube", "fully-connected", "star"):
+            raise TopologyError(f"found {short(self.kind)}; expected the kind of a fabric", where="fabric")
+        if not self.dims:
+            raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{self.kind}: dims")
+        for dim in self.dims:
+            check_count(dim, where=f"{self.kind}: dims")
+        if self.alpha_meaning not in ("occupies", "pipelined"):
+            raise TopologyError(
+                f"found {short(self.alpha_meaning)}; expected 'occupies' or 'pipelined'",
+                where=f"{self.name}: alpha_meaning",
+            )
+        if len(self.betas) != self.num_axes or min(self.betas) <= 0 or self.alpha_us < 0:
+            raise TopologyError(
+                f"found alpha {self.alpha_us} and {len(self.betas)} betas for {self.num_axes} axes; expected "
+                "one positive beta for every axis, and no negative alpha",
+                where=self.name,
+            )
+        too_big = max(self.dims) > (26 if self.kind == "hypercube" else MAX_NAMED_RANKS)
+        if too_big or not 2 <= self.num_ranks <= MAX_NAMED_RANKS:
+            raise TopologyError(
+                f"found {'too many' if too_big else self.num_ranks} ranks; expected 2 to {MAX_NAMED_RANKS}",
+                where=self.name,
+            )
+
+    @property
+    def num_axes(self) -> int:
+        """Kinds of links that may differ in cost: axes of a grid, one of any other fabric."""
+        return len(self.dims) if self.kind in _GRIDS else 1
+
+    @property
+    def num_ranks(self) -> int:
+        return 2 ** self.dims[0] if self.kind == "hypercube" else math.prod(self.dims)
+
+    @property
+    def name(self) -> str:
+        """The name that `parse_named` reads."""
+        return f"{self.kind}:{'x'.join(map(str, self.dims))}"
+
+    def axis(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The axis of the link from every source to its destination; -1 where there is no link.
+
+        Parameters
+        ----------
+        src, dst : (n,) int64
+            Ranks.
+        """
+        if self.kind == "hypercube":
+            differ = src ^ dst
+            return np.where((differ != 0) & (differ & (differ - 1) == 0), 0, -1)
+        if self.kind not in _GRIDS:
+            return np.where(src != dst, 0, -1)
+        axis = np.full(len(src), -1, dtype=np.int64)
+        differing = np.zeros(len(src), dtype=np.int8)
+        stride = self.num_ranks
+        for place, dim in enumerate(self.dims):
+            stride //= dim
+            gap = src // stride % dim - dst // stride % dim
+            np.abs(gap, out=gap)
+            differing += gap != 0
+            axis[(gap == 1) | ((gap == dim - 1) & (gap > 0) & (self.kind != "mesh"))] = place
+        axis[differing != 1] = -1
+        return axis
+
+    def to_topology(self) -> Topology:
+        """The topology, link for link.
+
+        Raises
+        ------
+        TopologyError
+            If it has too many links to be listed.
+        """
+        rates = [Fraction(1000) / beta for beta in self.betas]
+        costs: dict[str, Any] = {"alpha_us": self.alpha_us, "alpha_meaning": self.alpha_meaning}
+        if self.kind == "mesh":
+            return fabrics.mesh(*self.dims, bandwidth_gb_per_s=rates, **costs)
+        if self.kind == "torus":
+            return fabrics.torus(*self.dims, bandwidth_gb_per_s=rates, **costs)
+        make = {
+            "ring": fabrics.ring,
+            "hypercube": fabrics.hypercube,
+            "fully-connected": fabrics.fully_connected,
+            "star": fabrics.star,
+        }[self.kind]
+        return make(self.dims[0], bandwidth_gb_per_s=rates[0], **costs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fabric as plain values."""
+        return {
+            "name": self.name,
+            "alpha_us": str(self.alpha_us),
+            "betas_us_per_mb": [str(beta) for beta in self.betas],
+            "alpha_meaning": self.alpha_meaning,
+        }
+
+    def __repr__(self) -> str:
+        return f"NamedFabric({self.name!r}, {self.num_ranks} ranks)"
+
+
+def parse_named(
+    name: str,
+    *,
+    bandwidth_gb_per_s: int | float | str | Fraction | Sequence[Any] = _DEFAULT_GB_PER_S,
+    alpha_us: int | float | str | Fraction = _DEFAULT_ALPHA_US,
+    alpha_meaning: Literal["occupies", "pipelined"] = "occupies",
+) -> NamedFabric:
+    """The fabric that a name such as ``"torus:100x100x100"`` stands for; nothing is listed.
+
+    Parameters
+    ----------
+    bandwidth_gb_per_s, alpha_us, alpha_meaning
+        As in `taccl.topology.fabrics`; a bandwidth for every axis is for a mesh or a torus.
+
+    Raises
+    ------
+    TopologyError
+        If no fabric has that name, it has no such size, or a cost is wrong.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise TopologyError(f"found {short(name)}; expected a fabric, e.g. 'torus:100x100'", where="fabric")
+    kind, _, size = name.strip().partition(":")
+    kind = find_kind(kind, name)
+    if kind not in (*_GRIDS, "hypercube", "fully-connected", "star"):
+        raise TopologyError(
+            f"found {short(name)}, a machine; expected a fabric, e.g. 'torus:100x100'", where="fabric"
+        )
+    dims = dims_of_size(kind, size)
+    num_axes = len(dims) if kind in _GRIDS else 1
+    several = isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str)
+    rates: Sequence[Any] = bandwidth_gb_per_s if several else (bandwidth_gb_per_s,) * num_axes  # type: ignore[assignment]
+    if len(rates) != num_axes:
+        raise TopologyError(
+            f"found {len(rates)} bandwidths for {num_axes} axes; give one, or one for every axis",
+            where=f"{kind}: bandwidth_gb_per_s",
+        )
+    return NamedFabric(
+        kind,
+        dims,
+        exact_cost(alpha_us, where=f"{kind}: alpha_us"),
+        tuple(beta_of_bandwidth(rate, where=f"{kind}: bandwidth_gb_per_s") for rate in rates),
+        alpha_meaning,
+    )
+
+
+def as_named(topology: Topology) -> NamedFabric | None:
+    """The named fabric that a topology is, link for link; None where it is none.
+
+    Nodes, which a fabric's links do not depend on, may be any.
+    """
+    kind, _, size = topology.name.partition(":")
+    if kind != topology.machine or not size or not topology.links:
+        return None
+    try:
+        dims = tuple(int(dim) for dim in size.split("x"))
+        found = NamedFabric(
+            kind,
+            dims,
+            topology.links[0].alpha_us,
+            _betas(kind, dims, topology),
+            topology.alpha_meaning,
+        )
+        if found.num_ranks != topology.num_ranks:
+            return None
+        listed = found.to_topology()
+    except (TopologyError, ValueError):
+        return None
+    same = (listed.links, listed.holds) == (topology.links, topology.holds)
+    return found if same and len(listed.resources) == len(topology.resources) else None
+
+
+def _betas(kind: str, dims: tuple[int, ...], topology: Topology) -> tuple[Fraction, ...]:
+    """Costs along every axis, read off the links that leave rank 0."""
+    if kind not in _GRIDS:
+        return (topology.links[0].beta_us_per_mb,)
+    to = {topology.links[e].dst: topology.links[e].beta_us_per_mb for e in topology.links_from[0]}
+    strides = [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
+    some = topology.links[0].beta_us_per_mb
+    return tuple(to.get(stride, some) if dim > 1 else some for dim, stride in zip(dims, strides, strict=True))

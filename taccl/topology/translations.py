@@ -1,0 +1,411 @@
+"""Translations: a group that takes any rank to any other in exactly one way, and the links it moves about.
+
+Where a fabric looks the same from every rank, one rank's view of it is enough. An element of the group is
+known by where it takes place 0: ``translate(g, 0) == g``. The links out of place 0 stand for classes of
+links, each with one link out of every place. So do the resources that they hold.
+
+Places are ranks of the fabric, or, where the translations are those of a ring that runs through a fabric
+which has none itself (a mesh), places along that ring: then `Translations.ranks` says where each lies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from taccl.errors import TopologyError
+from taccl.topology.named import NamedFabric
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.topology.topology import Topology
+
+__all__ = [
+    "ClassHold", "CyclicProduct", "LinkClass", "PermutationGroup", "Translations", "along_ring",
+    "translations_of_fabric", "translations_of_topology",
+]  # fmt: skip
+
+#: A table of this many places squared is still small (64 MiB).
+_MAX_TABLE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CyclicProduct:
+    """Digits added without carry, the last modulus' digit varying fastest: tori, rings, hypercubes."""
+
+    moduli: tuple[int, ...]
+
+    @property
+    def order(self) -> int:
+        return math.prod(self.moduli)
+
+    def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
+        """Where elements take places; both are whole numbers or arrays that broadcast."""
+        element, place = np.asarray(element, dtype=np.int64), np.asarray(place, dtype=np.int64)
+        if all(modulus == 2 for modulus in self.moduli):
+            return np.asarray(element ^ place)
+        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(element.shape, place.shape), dtype=np.int64)
+        stride = self.order
+        for modulus in self.moduli:
+            stride //= modulus
+            total += (element // stride + place // stride) % modulus * stride
+        return total
+
+    def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
+        """The elements that take sources to destinations."""
+        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(src.shape, dst.shape), dtype=np.int64)
+        stride = self.order
+        for modulus in self.moduli:
+            stride //= modulus
+            total += (dst // stride - src // stride) % modulus * stride
+        return total
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "cyclic product", "moduli": list(self.moduli)}
+
+
+@dataclass(frozen=True)
+class PermutationGroup:
+    """The group that permutations of places generate, where it takes any place to any in one way.
+
+    Raises
+    ------
+    TopologyError
+        If the generators are no permutations of the same places, generate a group that does not reach all
+        of them, or one that takes some place to another in two ways, or the places are too many for a table.
+    """
+
+    generators: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        num_places = len(self.generators[0]) if self.generators else 0
+        if not 1 <= num_places <= _MAX_TABLE:
+            raise TopologyError(
+                f"found {len(self.generators)} generators of {num_places} ranks; expected at least one, of 1 "
+                f"to {_MAX_TABLE} ranks",
+                where="translations",
+            )
+        for each in self.generators:
+            if sorted(each) != list(range(num_places)):
+                raise TopologyError(
+                    f"found a generator that does not name every rank 0-{num_places - 1} once",
+                    where="translations",
+                )
+        table = self.table
+        for each in self.generators:
+            step = np.asarray(each)
+            if not np.array_equal(step[table], table[step[:]]):
+                raise TopologyError(
+                    "some rank is taken to another in two ways; give generators of a group that takes any "
+                    "rank to any other in exactly one way",
+                    where="translations",
+                )
+
+    @property
+    def order(self) -> int:
+        return len(self.generators[0])
+
+    @cached_property
+    def table(self) -> NDArray[np.int64]:
+        """(order, order): row g is the element that takes place 0 to g.
+
+        That this is a group, and the whole of it, is seen by ``step[table] == table[step]`` of every generator.
+        """
+        num_places = self.order
+        table = np.full((num_places, num_places), -1, dtype=np.int64)
+        table[0] = np.arange(num_places)
+        reached, pending = 1, [0]
+        steps = [np.asarray(each, dtype=np.int64) for each in self.generators]
+        while pending:
+            here = pending.pop()
+            for step in steps:
+                there = int(step[here])
+                if table[there, 0] < 0:
+                    table[there] = step[table[here]]
+                    reached += 1
+                    pending.append(there)
+        if reached < num_places:
+            raise TopologyError(
+                f"the generators take rank 0 to {reached} of {num_places} ranks; expected to all",
+                where="translations",
+            )
+        table.setflags(write=False)
+        return table
+
+    @cached_property
+    def _taking(self) -> NDArray[np.int64]:
+        """(order, order): row s, column d is the element that takes s to d."""
+        taking = np.empty_like(self.table)
+        taking[np.arange(self.order)[None, :], self.table] = np.arange(self.order)[:, None]
+        return taking
+
+    def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
+        """Where elements take places; both are whole numbers or arrays that broadcast."""
+        return np.asarray(self.table[element, place])
+
+    def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
+        """The elements that take sources to destinations."""
+        return np.asarray(self._taking[src, dst])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "permutations", "generators": [list(each) for each in self.generators]}
+
+
+class ClassHold(NamedTuple):
+    """A send over a link of a class holds one resource of a class; costs and side as in `Hold`."""
+
+    resource: int
+    alpha_us: Fraction
+    beta_us_per_mb: Fraction
+    side: Literal["send", "receive"] = "send"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClass:
+    """The links that translations take the link from place 0 to `dst` to."""
+
+    dst: int
+    alpha_us: Fraction
+    beta_us_per_mb: Fraction
+    holds: tuple[ClassHold, ...]
+
+
+@dataclass(frozen=True)
+class Translations:
+    """A fabric, a group of translations, and the classes of the links that they move about.
+
+    Parameters
+    ----------
+    host : NamedFabric or Topology
+    group : CyclicProduct or PermutationGroup
+    classes : tuple of LinkClass
+    ranks : (num_ranks,) int64, optional
+        The rank at every place; None where places are ranks.
+    resource_class : tuple of int
+        Of a topology: the class of every resource, -1 of those that no class holds.
+    """
+
+    host: NamedFabric | Topology
+    group: CyclicProduct | PermutationGroup
+    classes: tuple[LinkClass, ...]
+    ranks: NDArray[np.int64] | None = None
+    resource_class: tuple[int, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        return self.host.num_ranks
+
+    @property
+    def num_resources(self) -> int:
+        """Classes of resources."""
+        return max((hold.resource for each in self.classes for hold in each.holds), default=-1) + 1
+
+    def rank_at(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ranks at places."""
+        return place if self.ranks is None else np.asarray(self.ranks[place])
+
+    def reversed(self) -> tuple[LinkClass, ...]:
+        """The classes of the fabric with every link turned round, in the same order."""
+        flip: dict[str, Any] = {"send": "receive", "receive": "send"}
+        return tuple(
+            LinkClass(
+                int(self.group.taking(each.dst, 0)),
+                each.alpha_us,
+                each.beta_us_per_mb,
+                tuple(hold._replace(side=flip[hold.side]) for hold in each.holds),
+            )
+            for each in self.classes
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that a digest needs, as plain values."""
+        return {
+            "host": self.host.to_dict(),
+            "group": self.group.to_dict(),
+            "classes": [
+                [
+                    each.dst, str(each.alpha_us), str(each.beta_us_per_mb),
+                    [[h.resource, str(h.alpha_us), str(h.beta_us_per_mb), h.side] for h in each.holds],
+                ]
+                for each in self.classes
+            ],
+            "ranks": None if self.ranks is None else self.ranks.tolist(),
+            "resource_class": list(self.resource_class),
+        }  # fmt: skip
+
+
+def translations_of_fabric(fabric: NamedFabric) -> Translations:
+    """The translations of a ring, torus, hypercube, fully connected fabric or star, from its definition.
+
+    Raises
+    ------
+    TopologyError
+        Of a mesh, which has none.
+    """
+    num_ranks = fabric.num_ranks
+    if fabric.kind == "mesh":
+        raise TopologyError("a mesh has no translations; use the ring through it", where=fabric.name)
+    if fabric.kind == "hypercube":
+        group = CyclicProduct((2,) * fabric.dims[0])
+        steps = [(1 << bit, 0) for bit in range(fabric.dims[0])]
+    elif fabric.kind in ("ring", "torus"):
+        group = CyclicProduct(fabric.dims)
+        steps = []
+        for axis, dim in enumerate(fabric.dims):
+            stride = math.prod(fabric.dims[axis + 1 :])
+            steps += [(stride, axis)] if dim > 1 else []
+            steps += [((dim - 1) * stride, axis)] if dim > 2 else []
+    else:
+        group = CyclicProduct((num_ranks,))
+        steps = [(step, 0) for step in range(1, num_ranks)]
+    return Translations(fabric, group, _classes(fabric, steps))
+
+
+def along_ring(fabric: NamedFabric, ranks: Sequence[int] | NDArray[np.int64]) -> Translations:
+    """The translations of a ring that visits every rank once, over links that a fabric has in both directions.
+
+    Raises
+    ------
+    TopologyError
+        If `ranks` are not such a ring, or its links differ in cost.
+    """
+    order = np.array(ranks, dtype=np.int64)
+    if fabric.num_ranks < 3 or not np.array_equal(np.sort(order), np.arange(fabric.num_ranks)):
+        raise TopologyError("found a ring that does not visit every rank once", where=fabric.name)
+    axis = fabric.axis(order, np.roll(order, -1))
+    if axis.min() < 0:
+        at = int(np.argmin(axis))
+        raise TopologyError(
+            f"the ring goes from rank {order[at]} to {order[(at + 1) % len(order)]}, which are not linked",
+            where=fabric.name,
+        )
+    if len({fabric.betas[a] for a in np.unique(axis)}) > 1:
+        raise TopologyError(
+            "links along the ring differ in bandwidth: it would go at the pace of the slowest; use "
+            "backend='greedy' on the topology itself",
+            where=fabric.name,
+        )
+    order.setflags(write=False)
+    first = int(axis[0])
+    classes = _classes(fabric, [(1, first), (fabric.num_ranks - 1, first)])
+    return Translations(fabric, CyclicProduct((fabric.num_ranks,)), classes, order)
+
+
+def _classes(fabric: NamedFabric, steps: Sequence[tuple[int, int]]) -> tuple[LinkClass, ...]:
+    """A class for every step and axis; a star's links hold a port at either end too."""
+    alpha = fabric.alpha_us
+    held_alpha = alpha if fabric.alpha_meaning == "occupies" else Fraction(0)
+    classes = []
+    for own, (dst, axis) in enumerate(steps):
+        beta = fabric.betas[axis]
+        holds = [ClassHold(own, held_alpha, beta)]
+        if fabric.kind == "star":
+            holds.append(ClassHold(len(steps), held_alpha, beta))
+            holds.append(ClassHold(len(steps) + 1, held_alpha, beta, "receive"))
+        classes.append(LinkClass(dst, alpha, beta, tuple(holds)))
+    return tuple(classes)
+
+
+def translations_of_topology(
+    topology: Topology, group: CyclicProduct | PermutationGroup | Sequence[Sequence[int]]
+) -> Translations:
+    """The translations of a topology: a group, or rank permutations that generate one.
+
+    Parameters
+    ----------
+    group : CyclicProduct, PermutationGroup or sequence of rank permutations
+        Takes any rank to any other in exactly one way, and links and resources to such of the same cost,
+        no resource to itself but by the identity.
+
+    Raises
+    ------
+    TopologyError
+        If it is not such a group, links are parallel or have several ends, or links of a class share
+        a resource, as ranks behind one NIC do.
+    """
+    if not isinstance(group, (CyclicProduct, PermutationGroup)):
+        group = PermutationGroup(tuple(tuple(int(r) for r in each) for each in group))
+    where = f"{topology.name}: translations"
+    if group.order != topology.num_ranks:
+        raise TopologyError(
+            f"found permutations of {group.order} ranks; expected {topology.num_ranks}", where=where
+        )
+    index: dict[tuple[int, int], int] = {}
+    for e, link in enumerate(topology.links):
+        if len(link.srcs) + len(link.dsts) > 2 or (link.src, link.dst) in index:
+            raise TopologyError(
+                f"link {link} has several ends, or another beside it; expected one link for a pair of ranks",
+                where=where,
+            )
+        index[link.src, link.dst] = e
+    num_ranks = topology.num_ranks
+    members: list[list[int]] = []
+    for e in topology.links_from[0]:
+        images = group.translate(np.arange(num_ranks), topology.links[e].dst).tolist()
+        missing = next((g for g in range(num_ranks) if (g, images[g]) not in index), None)
+        if missing is not None:
+            raise TopologyError(
+                f"link {topology.links[e]} goes to {missing}->{images[missing]}, which is no link",
+                where=where,
+            )
+        members.append([index[g, images[g]] for g in range(num_ranks)])
+    resource_class = _resource_classes(topology, members)
+    classes = []
+    for links in members:
+        holds = tuple(
+            ClassHold(resource_class[h.resource], h.alpha_us, h.beta_us_per_mb, h.side)
+            for h in topology.holds_of_link[links[0]]
+        )
+        held = Counter(h.resource for e in links for h in topology.holds_of_link[e])
+        if max(held.values()) > 1 or len({h.resource for h in holds}) < len(holds):
+            shared = topology.resources[held.most_common(1)[0][0]].name
+            raise TopologyError(
+                f"links that translations take to one another share resources such as {shared}; use "
+                "backend='greedy', which knows shared resources one by one",
+                where=where,
+            )
+        link = topology.links[links[0]]
+        classes.append(LinkClass(link.dst, link.alpha_us, link.beta_us_per_mb, holds))
+    return Translations(topology, group, tuple(classes), None, tuple(resource_class))
+
+
+def _resource_classes(topology: Topology, members: Sequence[Sequence[int]]) -> list[int]:
+    """A class for every resource: those that links of one class hold in the same place of their holds."""
+    parent = list(range(len(topology.resources)))
+
+    def find(r: int) -> int:
+        while parent[r] != r:
+            parent[r] = parent[parent[r]]
+            r = parent[r]
+        return r
+
+    used: set[int] = set()
+    for links in members:
+        first = topology.holds_of_link[links[0]]
+        for e in links:
+            holds = topology.holds_of_link[e]
+            alike = len(holds) == len(first)
+            for a, b in zip(first, holds, strict=False):
+                same = (a.alpha_us, a.beta_us_per_mb, a.side) == (b.alpha_us, b.beta_us_per_mb, b.side)
+                alike = alike and same
+                parent[find(a.resource)] = find(b.resource)
+                used.update((a.resource, b.resource))
+            link, rep = topology.links[e], topology.links[links[0]]
+            same_cost = (link.alpha_us, link.beta_us_per_mb) == (rep.alpha_us, rep.beta_us_per_mb)
+            if not alike or not same_cost:
+                raise TopologyError(
+                    f"link {rep} goes to {link}, which costs otherwise",
+                    where=f"{topology.name}: translations",
+                )
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(find(r), len(numbers)) if r in used else -1 for r in range(len(parent))]

@@ -1,0 +1,60 @@
+"""One command at a time, and files for it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from words import SKETCH, SMALL
+
+from taccl.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def run(capsys):
+    """Run one command; gives the exit code, stdout and stderr."""
+
+    def command(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return command
+
+
+@pytest.fixture
+def run_json(run):
+    """Run one command with ``--json``; gives the exit code and the one object on stdout."""
+
+    def command(*words: object) -> tuple[int, dict]:
+        code, out, _ = run(*words, "--json")
+        assert out.count("\n") == 1
+        return code, json.loads(out)
+
+    return command
+
+
+@pytest.fixture
+def saved(tmp_path, run) -> Path:
+    """A schedule file."""
+    path = tmp_path / "schedule.json"
+    assert run("baseline", "ring", *SMALL, "-o", path)[0] == 0
+    return path
+
+
+@pytest.fixture
+def sketch_file(tmp_path) -> Path:
+    """A sketch file for two NDv2 nodes."""
+    path = tmp_path / "sketch.toml"
+    path.write_text(SKETCH)
+    return path
+
+
+@pytest.fixture
+def upstream(shared_data) -> Path:
+    """The folder of upstream files."""
+    return shared_data / "upstream-taccl"

@@ -1,0 +1,148 @@
+"""``taccl bound``, ``taccl explain`` and ``taccl simulate``: what they say, and what they exit with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from words import SKETCH, SMALL
+
+import taccl
+
+RING = ("--topology", "ring:4", "--size", "4KB")
+
+
+class TestBound:
+    """``taccl bound``."""
+
+    def test_json(self, run_json):
+        """The bound comes with what limits, its witness, and the bounds that it is set beside."""
+        code, values = run_json("bound", *SMALL)
+        # Two hops of 0.5 us + 1000 B / (50 GB/s) each; divisible data pays alpha alone.
+        assert (code, values["bound_us"], values["kind"]) == (0, 1.04, "latency")
+        assert values["bound_limits"]
+        assert values["witness"]["kind"] == "path"
+        assert values["prices"]["without_sketch"]["bound_us"] == 1.04
+        assert values["prices"]["divisible"]["bound_us"] == 1.0
+        assert values["prices"]["chunks"] == pytest.approx(0.04)
+        assert (values["in_switches"], values["checked"]) == (None, None)
+
+    def test_text(self, run):
+        """A person reads the bound, the most GB/s, what limits, and the three prices."""
+        code, out, _ = run("bound", *SMALL)
+        assert code == 0
+        for words in ("1.04 us, so 3.846 GB/s at most", "limited by", "kind", "without sketch", "divisible"):
+            assert words in out
+        assert "in switches" not in out
+
+    def test_price_of_a_sketch(self, run_json, sketch_file):
+        """A sketch that leaves a link between nodes costs something."""
+        _, values = run_json("bound", sketch_file, "--collective", "allgather")
+        assert values["prices"]["sketch"] > 0
+
+    @pytest.mark.parametrize(
+        ("collective", "is_shared"), [("allreduce", True), ("reduce", False), ("alltoall", False)]
+    )
+    def test_sums_in_switches(self, run_json, collective, is_shared):
+        """Where all need one sum, reduction inside switches is bounded too."""
+        _, values = run_json("bound", *RING, "--collective", collective)
+        assert (values["in_switches"] is not None) == is_shared
+
+    def test_check(self, run, run_json):
+        """``--check`` works the proof out again."""
+        code, values = run_json("bound", *SMALL, "--check")
+        assert (code, values["checked"]) == (0, True)
+        assert "the witness proves the bound" in run("bound", *SMALL, "--check")[1]
+
+    def test_witness_that_proves_nothing(self, run, run_json, monkeypatch):
+        """A bound that its witness does not prove is a failed check."""
+        monkeypatch.setattr(taccl.Certificate, "check", lambda self: False)
+        code, _, err = run("bound", *SMALL, "--check")
+        assert (code, err) == (1, "taccl: error: the witness does not prove the bound\n")
+        assert run_json("bound", *SMALL, "--check")[1]["checked"] is False
+
+
+class TestExplain:
+    """``taccl explain``."""
+
+    def test_feasible(self, run_json, sketch_file):
+        """Of a sketch that works each clause has its price."""
+        code, values = run_json("explain", sketch_file, "--collective", "allgather")
+        assert (code, values["feasible"]) == (0, True)
+        assert any("internode.connections" in cost["clause"] for cost in values["costs"])
+
+    def test_infeasible(self, run, run_json, tmp_path):
+        """Of one that does not, the clauses that clash and a change are named, and the code is 1."""
+        path = tmp_path / "none.toml"
+        path.write_text(SKETCH.replace("{ 0 = [1] }", "{}"))
+        code, out, err = run("explain", path, "--collective", "allgather")
+        assert (code, err) == (1, "taccl: error: no schedule exists\n")
+        assert f"{path}: internode.connections" in out
+        assert run_json("explain", path, "--collective", "allgather")[1]["feasible"] is False
+        assert run("bound", path, "--collective", "allgather")[0] == 2
+
+
+class TestSimulate:
+    """``taccl simulate``."""
+
+    def test_own_assumptions(self, run_json, saved):
+        """Under its own assumptions a schedule finishes when it says."""
+        code, values = run_json("simulate", saved)
+        assert (code, values["finish_us"], values["sizes"][0]["finish_us"]) == (0, 1.04, 1.04)
+        # Three chunks go into each rank over two links: some link takes two, and is then never idle.
+        assert values["sizes"][0]["interval_us"] == pytest.approx(1.04)
+
+    def test_sizes(self, run, run_json, saved):
+        """One row for each size, whose alpha and beta are those of the topology."""
+        words = ("simulate", saved, "--sizes", "4KB,4MB")
+        # Two hops of 0.5 us + 1 MB / (50 GB/s) = 20.5 us.
+        assert [row["finish_us"] for row in run_json(*words)[1]["sizes"]] == [1.04, 41.0]
+        out = run(*words)[1]
+        assert "4MB" in out
+        assert "41 us" in out
+
+    def test_options_are_passed_on(self, run_json, saved, monkeypatch):
+        """Every option arrives in its type."""
+        from taccl.analysis import simulate as module
+
+        whole, passed = module.simulate, []
+
+        def spy(schedule, **options):
+            passed.append(SimpleNamespace(**options))
+            return whole(schedule, **options)
+
+        monkeypatch.setattr(module, "simulate", spy)
+        code, values = run_json(
+            "simulate", saved, "--alpha", "pipelined", "--tiles", 3, "--jitter", 0.1, "--seed", 7
+        )
+        assert (code, values["tiles"], values["jitter"], values["seed"]) == (0, 3, 0.1, 7)
+        assert (passed[0].alpha, passed[0].tiles, passed[0].jitter, passed[0].seed) == (
+            "pipelined",
+            3,
+            0.1,
+            7,
+        )
+
+    def test_size_that_is_not_known(self, run, upstream):
+        """A parameter of the function called is named as the option that it came from."""
+        path = min((upstream / "algorithm").rglob("*.json"), key=lambda each: each.stat().st_size)
+        code, _, err = run("simulate", path, "--sizes", "1MB")
+        assert code == 2
+        assert err.startswith("taccl: error: --sizes: ")
+        assert run("simulate", path, "--sizes", "1MB", "--chunk-size", "1MB")[0] == 0
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--sizes", "1XB"), "--sizes: found '1XB'"),
+            (("--jitter", "1"), "--jitter: found '1'; expected a number from 0 up to, but not, 1"),
+            (("--jitter", "x"), "--jitter: found 'x'"),
+            (("--tiles", "0"), "--tiles: found '0'; expected a positive whole number"),
+            (("--profile", "nominal"), "--profile: "),
+        ],
+    )
+    def test_refused(self, run, saved, words, message):
+        """A wrong option is one sentence that names it."""
+        code, out, err = run("simulate", saved, *words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err

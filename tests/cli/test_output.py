@@ -1,0 +1,130 @@
+"""What becomes of an answer that cannot be written, and of Ctrl-C before there is any."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from words import SMALL
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="redirects POSIX descriptors")
+
+TACCL = f"{sys.executable} -m taccl"
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line of bash, where ``taccl`` is this taccl."""
+    whole = f'set -o pipefail; taccl() {{ {TACCL} "$@"; }}; {command}'
+    return subprocess.run(["bash", "-c", whole], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "words", ["--version", "--help", "show ring:4", "bound --help", "show ring:4 --json"]
+)
+class TestStdout:
+    """An answer that cannot be written."""
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+    def test_full(self, words):
+        """A full disk is one sentence and the code of bad input."""
+        done = shell(f"taccl {words} >/dev/full")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith("taccl: error: stdout: the answer cannot be written (No space left")
+
+    def test_closed(self, words):
+        """So is no stdout at all."""
+        done = shell(f"taccl {words} >&-")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+    def test_gone(self, words):
+        """A reader that has gone away is no error."""
+        done = shell(f"taccl {words} | true")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>/dev/full >/dev/full"])
+def test_stderr_that_cannot_be_written(where):
+    """Nobody can be told, but the code still says it."""
+    done = shell(f"taccl show nosuch {where}")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_closed_descriptors_are_not_reused(tmp_path):
+    """A file written while stdout is closed holds the schedule and nothing else."""
+    path = tmp_path / "out.json"
+    assert shell(f"taccl baseline ring {' '.join(SMALL)} -o {path} >&- 2>&- <&-").returncode == 2
+    assert shell(f"taccl verify {path}").returncode == 0
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.1, 0.2])
+def test_ctrl_c_while_it_starts(delay_s):
+    """Ctrl-C before the verb begins leaves no traceback of ours, and the code or signal of an interrupt."""
+    code = (
+        "import sys\n"
+        "from taccl.cli import main\n"
+        "print(flush=True)\n"
+        "sys.exit(main(['synthesize', '--topology', 'dgx2', '--nodes', '2', '--collective', 'alltoall', "
+        "'--size', '32MB']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    # Python ends itself by the signal where a library's own code was interrupted; to a shell both are 130.
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_during_an_import(monkeypatch):
+    """An import that Ctrl-C ends in is not taken for a fault of taccl's own."""
+    import builtins
+
+    from taccl.cli import main
+
+    whole = builtins.__import__
+
+    def interrupted(name, *rest):
+        if name == "taccl.cli.command":
+            raise KeyboardInterrupt
+        return whole(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    assert main(["--version"]) == 130
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("numpy is damaged"), KeyboardInterrupt()], ids=["other", "itself"]
+)
+def test_ctrl_c_that_became_another_error(capsys, monkeypatch, error):
+    """A library that Ctrl-C finds half imported may say anything: it was Ctrl-C all the same."""
+    import taccl
+    from taccl.cli import main
+
+    def interrupted(_):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise error from None
+
+    monkeypatch.setattr(taccl, "prices", interrupted)
+    assert main(["bound", *SMALL]) == 130
+    assert capsys.readouterr().err == "taccl: error: interrupted before there was a schedule\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_environment_is_left_alone():
+    """Running a command changes no descriptor of the process that it runs in."""
+    from taccl.cli import main
+
+    before = sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
+    main(["show", "ring:4"])
+    assert (sorted(os.listdir("/proc/self/fd")) if before else []) == before
