@@ -48,6 +48,7 @@ class Distances:
         self._derived = {d.chunk: (d.source, d.rank) for d in problem.collective.derivations}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._link_sets: list[tuple[int, ...]] = []
+        self._every: int | None = None
         self._as_sets: dict[int, frozenset[int]] = {}
         self._carried: dict[tuple[object, ...], int] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
@@ -104,7 +105,9 @@ class Distances:
         clauses = problem.clauses
         holders = problem.holders(c)
         if not (clauses.carries_from or clauses.carries_to or clauses.direct_crossing or holders):
-            return self._number(problem.links_allowed)
+            if self._every is None:
+                self._every = self._number(problem.links_allowed)
+            return self._every
         node = problem.topology.node_of_rank
         home = data.origins or tuple(self._derived.get(c, ())[1:])
         key = (home, data.root, frozenset(node[r] for r in data.destinations), holders, reducing)

@@ -308,7 +308,7 @@ class TestFallbacks:
             result = taccl.synthesize(problem, backend="gurobi", time_limit_s=3)
         assert_sound(result, problem)
         tried = [each for each in result.stages if each.solver == "gurobi"]
-        assert [each.status for each in tried] == ["unlicensed", "unlicensed"]
+        assert {each.status for each in tried} == {"unlicensed"}
         assert len(result.notes) == 1
         assert [each.category for each in caught] == [FallbackWarning]
 
@@ -494,11 +494,6 @@ class TestCtrlC:
         with pytest.raises(KeyboardInterrupt):
             taccl.synthesize(small(), progress=interrupt_once("greedy"))
 
-    @pytest.mark.xfail(
-        strict=True,
-        raises=pytest.fail.Exception,
-        reason="the list scheduler's schedule is set aside, and forgotten unless the solver's task is under way",
-    )
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_named_solver_is_prepared(self, backend):
         """Before a named solver begins, the list scheduler's schedule is there, and is returned."""
@@ -536,19 +531,11 @@ class TestCtrlC:
         assert result.interrupted
         assert {each.solver for each in result.stages if each.name.startswith("spread")} == {"taccl"}
 
-    @pytest.mark.xfail(
-        strict=True, reason="the list scheduler takes its share of the time limit, as if nobody waited"
-    )
     def test_first_half_soon(self, loose_bound):
         """Interrupted while the sums are made, an allreduce does not take a fifth of what time was left."""
         result = synthesized(_two_ndv2(), time_limit_s=30, progress=interrupt_once("reduce: routing"))
-        assert stage(result, "spread: greedy").seconds < 3
+        assert sum(each.seconds for each in result.stages if each.name.startswith("spread")) < 3
 
-    @pytest.mark.xfail(
-        strict=True,
-        raises=pytest.fail.Exception,
-        reason="both halves are there, but only the overlap's own task is watched",
-    )
     def test_overlap(self, monkeypatch):
         """While the overlap is prepared, one half after the other is there, and is returned."""
         monkeypatch.setattr(jobshop, "_payload", lambda *_: signal.raise_signal(signal.SIGINT))
