@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.schedule.implicit import ticks_of
+from taccl.errors import TopologyError
+from taccl.schedule.pattern import ticks_of
 from taccl.topology.named import NamedFabric
 from taccl.units import format_us
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.schedule.implicit import ClassTicks, ImplicitSchedule
+    from taccl.schedule.implicit import ImplicitSchedule
+    from taccl.schedule.pattern import ClassTicks
     from taccl.topology.translations import Translations
 
 __all__ = ["FabricBound", "bound_of", "collective_bound"]
@@ -72,6 +74,11 @@ def collective_bound(
     ----------
     collective : str
         One of `taccl.schedule.implicit.IMPLICIT_COLLECTIVES`.
+
+    Raises
+    ------
+    TopologyError
+        If links do not lead to every rank.
     """
     costs = ticks_of(translations.classes, chunk_bytes)
     host, num_ranks = translations.host, translations.num_ranks
@@ -80,21 +87,20 @@ def collective_bound(
     else:
         hops, far = _distances(translations, costs)
         needed = {"allreduce": 2 * (num_ranks - 1), "alltoall": hops}.get(collective, num_ranks - 1)
-        text = {"allreduce": "2 (R - 1) sends a chunk", "alltoall": "volume times distance"}
-        what = text.get(collective, f"chunks of {num_ranks - 1} other ranks")
-        if collective == "reduce-scatter":
-            what = f"sums over {num_ranks - 1} other ranks"
-        jobs = [(_servers(costs), chunks_per_rank * needed, what)]
-    best = (far, "latency", f"the way from the farthest rank takes {format_us(_us(far, costs))}")
-    for servers, needed, what in jobs:
+        why = {
+            "alltoall": "every hop of every chunk is a send",
+            "allreduce": "a sum that all ranks share takes 2 (R - 1) sends",
+        }.get(collective, "every other rank's chunk takes a send into each rank")
+        servers = _servers(costs)
+        into = f"{len(servers)} resource{'s' if len(servers) > 1 else ''} of each rank"
+        jobs = [(servers, chunks_per_rank * needed, f"{into}: {why}")]
+        if collective == "alltoall" and isinstance(host, NamedFabric) and host.kind == "torus":
+            jobs += _along_axes(host, translations, chunks_per_rank, costs)
+    best = (far, "latency", f"the way from the farthest rank, which takes {format_us(_us(far, costs))}")
+    for servers, needed, where in jobs:
         ticks = _counting(servers, needed)
         if ticks > best[0]:
-            into = "link" if len(servers) == 1 else f"{len(servers)} links"
-            best = (
-                ticks,
-                "counting",
-                f"{what}: {needed} sends a rank, over {into} into each, one whole chunk at a time",
-            )
+            best = (ticks, "counting", f"{needed} sends of whole chunks over {where}")
     return FabricBound(_us(best[0], costs), best[1], best[2])
 
 
@@ -157,15 +163,35 @@ def _host_of_ring(
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]
     far = latency * sum(dim - 1 for dim in host.dims)
+    servers = [(held, latency)] * corner
+    into = f"the {corner} links into the rank in a corner"
     if collective != "allreduce":
-        return far, [([(held, latency)] * corner, pieces * (num_ranks - 1), "the rank in a corner")]
+        why = "every other rank's chunk takes a send into each rank"
+        return far, [(servers, pieces * (num_ranks - 1), f"{into}: {why}")]
     num_links = 2 * sum(num_ranks // dim * (dim - 1) for dim in host.dims)
-    # No more than this many links a rank, on average: rounded up, which only weakens the bound.
-    average = -(-num_links // num_ranks)
+    on_one = -(-2 * pieces * (num_ranks - 1) * num_ranks // num_links)
     return far, [
-        ([(held, latency)] * corner, pieces * num_ranks, "the rank in a corner"),
-        ([(held, latency)] * average, 2 * pieces * (num_ranks - 1), "2 (R - 1) sends a chunk"),
+        (servers, pieces * num_ranks, f"{into}: it needs the others' part of every sum"),
+        ([(held, latency)], on_one, "some link: a sum that all ranks share takes 2 (R - 1) sends"),
     ]
+
+
+def _along_axes(
+    host: NamedFabric, translations: Translations, pieces: int, costs: ClassTicks
+) -> list[tuple[list[tuple[int, int]], int, str]]:
+    """What must be sent along every axis of a torus, over the links along it."""
+    place_0 = np.zeros(len(costs.latency), dtype=np.int64)
+    axis_of = host.axis(place_0, np.array([each.dst for each in translations.classes])).tolist()
+    jobs = []
+    for axis, dim in enumerate(host.dims):
+        servers = [
+            (costs.holds[g][0][1], int(costs.latency[g])) for g, other in enumerate(axis_of) if other == axis
+        ]
+        hops = host.num_ranks // dim * sum(min(x, dim - x) for x in range(dim))
+        if servers:
+            into = f"the {len(servers)} links of each rank along axis {axis}"
+            jobs.append((servers, pieces * hops, f"{into}: every hop of every chunk is a send"))
+    return jobs
 
 
 def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
@@ -200,4 +226,8 @@ def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
     for weight in (np.ones(len(ends)), costs.latency.astype(float)):
         graph = coo_array((np.repeat(weight, num_ranks), (rows, columns)), shape=(num_ranks, num_ranks))
         graphs.append(dijkstra(graph.tocsr(), indices=0))
+    if np.isinf(graphs[0]).any():
+        raise TopologyError(
+            "links do not lead from a rank to every other; add links", where=translations.host.name
+        )
     return int(graphs[0].sum()), int(graphs[1].max())

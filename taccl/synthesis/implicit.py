@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from taccl.analysis.translation_bound import FabricBound, bound_of
 from taccl.analysis.verify_implicit import verify_implicit
 from taccl.errors import TopologyError
+from taccl.synthesis.find_translations import find_translations
 from taccl.synthesis.hamiltonian import has_hamiltonian_ring, ring_through
-from taccl.synthesis.translation import find_translations, translate
+from taccl.synthesis.translation import translate
 from taccl.topology.named import NamedFabric, as_named, parse_named
 from taccl.topology.translations import Translations, translations_of_fabric, translations_of_topology
 from taccl.units import format_us, parse_size
@@ -58,11 +59,11 @@ class ImplicitResult:
         }
 
     def __repr__(self) -> str:
-        schedule = self.schedule
+        schedule, bound = self.schedule, self.bound
         return (
-            f"ImplicitResult({schedule.collective} on {schedule.host.name}: {schedule.num_transfers} transfers, "
-            f"finish {format_us(schedule.finish)}, bound {format_us(self.bound.bound)}, gap {self.gap:.2%}; "
-            f"limited by {self.bound.limits})"
+            f"ImplicitResult({schedule.collective} on {schedule.host.name}: {schedule.num_transfers} "
+            f"transfers, finish {format_us(schedule.finish)}, bound {format_us(bound.bound)}, gap "
+            f"{self.gap:.2%}; limited by {bound.limits})"
         )
 
 

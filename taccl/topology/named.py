@@ -139,13 +139,14 @@ class NamedFabric:
             return fabrics.mesh(*self.dims, bandwidth_gb_per_s=rates, **costs)
         if self.kind == "torus":
             return fabrics.torus(*self.dims, bandwidth_gb_per_s=rates, **costs)
-        make = {
-            "ring": fabrics.ring,
-            "hypercube": fabrics.hypercube,
-            "fully-connected": fabrics.fully_connected,
-            "star": fabrics.star,
-        }[self.kind]
-        return make(self.dims[0], bandwidth_gb_per_s=rates[0], **costs)
+        costs["bandwidth_gb_per_s"] = rates[0]
+        if self.kind == "ring":
+            return fabrics.ring(*self.dims, **costs)
+        if self.kind == "hypercube":
+            return fabrics.hypercube(*self.dims, **costs)
+        if self.kind == "star":
+            return fabrics.star(*self.dims, **costs)
+        return fabrics.fully_connected(*self.dims, **costs)
 
     def to_dict(self) -> dict[str, Any]:
         """The fabric as plain values."""

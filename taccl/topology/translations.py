@@ -1,8 +1,7 @@
 """Translations: a group that takes any rank to any other in exactly one way, and the links it moves about.
 
-Where a fabric looks the same from every rank, one rank's view of it is enough. An element of the group is
-known by where it takes place 0: ``translate(g, 0) == g``. The links out of place 0 stand for classes of
-links, each with one link out of every place. So do the resources that they hold.
+Where a fabric looks the same from every rank, one rank's view of it is enough. The links out of place 0
+stand for classes of links, each with one link out of every place. So do the resources that they hold.
 
 Places are ranks of the fabric, or, where the translations are those of a ring that runs through a fabric
 which has none itself (a mesh), places along that ring: then `Translations.ranks` says where each lies.
@@ -14,151 +13,27 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from taccl.errors import TopologyError
-from taccl.topology.named import NamedFabric
+from taccl.topology.regular import CyclicProduct, PermutationGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from taccl.topology.named import NamedFabric
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "ClassHold", "CyclicProduct", "LinkClass", "PermutationGroup", "Translations", "along_ring",
-    "translations_of_fabric", "translations_of_topology",
+    "ClassHold", "LinkClass", "Translations", "along_ring", "translations_of_fabric",
+    "translations_of_topology",
 ]  # fmt: skip
 
-#: A table of this many places squared is still small (64 MiB).
-_MAX_TABLE = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class CyclicProduct:
-    """Digits added without carry, the last modulus' digit varying fastest: tori, rings, hypercubes."""
-
-    moduli: tuple[int, ...]
-
-    @property
-    def order(self) -> int:
-        return math.prod(self.moduli)
-
-    def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
-        """Where elements take places; both are whole numbers or arrays that broadcast."""
-        element, place = np.asarray(element, dtype=np.int64), np.asarray(place, dtype=np.int64)
-        if all(modulus == 2 for modulus in self.moduli):
-            return np.asarray(element ^ place)
-        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(element.shape, place.shape), dtype=np.int64)
-        stride = self.order
-        for modulus in self.moduli:
-            stride //= modulus
-            total += (element // stride + place // stride) % modulus * stride
-        return total
-
-    def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
-        """The elements that take sources to destinations."""
-        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
-        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(src.shape, dst.shape), dtype=np.int64)
-        stride = self.order
-        for modulus in self.moduli:
-            stride //= modulus
-            total += (dst // stride - src // stride) % modulus * stride
-        return total
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": "cyclic product", "moduli": list(self.moduli)}
-
-
-@dataclass(frozen=True)
-class PermutationGroup:
-    """The group that permutations of places generate, where it takes any place to any in one way.
-
-    Raises
-    ------
-    TopologyError
-        If the generators are no permutations of the same places, generate a group that does not reach all
-        of them, or one that takes some place to another in two ways, or the places are too many for a table.
-    """
-
-    generators: tuple[tuple[int, ...], ...]
-
-    def __post_init__(self) -> None:
-        num_places = len(self.generators[0]) if self.generators else 0
-        if not 1 <= num_places <= _MAX_TABLE:
-            raise TopologyError(
-                f"found {len(self.generators)} generators of {num_places} ranks; expected at least one, of 1 "
-                f"to {_MAX_TABLE} ranks",
-                where="translations",
-            )
-        for each in self.generators:
-            if sorted(each) != list(range(num_places)):
-                raise TopologyError(
-                    f"found a generator that does not name every rank 0-{num_places - 1} once",
-                    where="translations",
-                )
-        table = self.table
-        for each in self.generators:
-            step = np.asarray(each)
-            if not np.array_equal(step[table], table[step[:]]):
-                raise TopologyError(
-                    "some rank is taken to another in two ways; give generators of a group that takes any "
-                    "rank to any other in exactly one way",
-                    where="translations",
-                )
-
-    @property
-    def order(self) -> int:
-        return len(self.generators[0])
-
-    @cached_property
-    def table(self) -> NDArray[np.int64]:
-        """(order, order): row g is the element that takes place 0 to g.
-
-        That this is a group, and the whole of it, is seen by ``step[table] == table[step]`` of every generator.
-        """
-        num_places = self.order
-        table = np.full((num_places, num_places), -1, dtype=np.int64)
-        table[0] = np.arange(num_places)
-        reached, pending = 1, [0]
-        steps = [np.asarray(each, dtype=np.int64) for each in self.generators]
-        while pending:
-            here = pending.pop()
-            for step in steps:
-                there = int(step[here])
-                if table[there, 0] < 0:
-                    table[there] = step[table[here]]
-                    reached += 1
-                    pending.append(there)
-        if reached < num_places:
-            raise TopologyError(
-                f"the generators take rank 0 to {reached} of {num_places} ranks; expected to all",
-                where="translations",
-            )
-        table.setflags(write=False)
-        return table
-
-    @cached_property
-    def _taking(self) -> NDArray[np.int64]:
-        """(order, order): row s, column d is the element that takes s to d."""
-        taking = np.empty_like(self.table)
-        taking[np.arange(self.order)[None, :], self.table] = np.arange(self.order)[:, None]
-        return taking
-
-    def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
-        """Where elements take places; both are whole numbers or arrays that broadcast."""
-        return np.asarray(self.table[element, place])
-
-    def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
-        """The elements that take sources to destinations."""
-        return np.asarray(self._taking[src, dst])
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": "permutations", "generators": [list(each) for each in self.generators]}
+_MOST_CLASSES = 2**14
 
 
 class ClassHold(NamedTuple):
@@ -265,6 +140,11 @@ def translations_of_fabric(fabric: NamedFabric) -> Translations:
             stride = math.prod(fabric.dims[axis + 1 :])
             steps += [(stride, axis)] if dim > 1 else []
             steps += [((dim - 1) * stride, axis)] if dim > 2 else []
+    elif num_ranks > _MOST_CLASSES:
+        raise TopologyError(
+            f"found {num_ranks} ranks, each linked to all others; expected at most {_MOST_CLASSES}",
+            where=fabric.name,
+        )
     else:
         group = CyclicProduct((num_ranks,))
         steps = [(step, 0) for step in range(1, num_ranks)]
@@ -272,7 +152,7 @@ def translations_of_fabric(fabric: NamedFabric) -> Translations:
 
 
 def along_ring(fabric: NamedFabric, ranks: Sequence[int] | NDArray[np.int64]) -> Translations:
-    """The translations of a ring that visits every rank once, over links that a fabric has in both directions.
+    """The translations of a ring that visits every rank once, over links that a fabric has each way.
 
     Raises
     ------

@@ -1,0 +1,353 @@
+"""The implicit schedule: a pattern seen from place 0, which every translation of a fabric repeats.
+
+The pattern is a short table of sends. A row sends an *item* (a chunk of place 0) from one place to the next
+at a time; translation g makes of it the send of g's chunk between the places that g takes these two to. So
+a pattern of R - 1 rows stands for the R (R - 1) transfers of an allgather, and a million ranks fit into
+memory. Transfers are made when they are asked for: one, a slice, those of one rank, or all in blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+
+from taccl.collective import make
+from taccl.errors import InputError
+from taccl.problem import make_problem
+from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
+from taccl.schedule.schedule import make_schedule
+from taccl.topology.named import NamedFabric
+from taccl.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+    from taccl.topology.translations import Translations
+
+__all__ = ["IMPLICIT_COLLECTIVES", "ImplicitSchedule", "RankTransfer", "TransferBlock"]
+
+#: Collectives that look the same from every rank.
+IMPLICIT_COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
+_BLOCK = 1 << 20
+#: While a schedule is written out: its own columns, and what they are made from and sorted by.
+_BYTES_PER_TRANSFER = 150
+
+
+class RankTransfer(NamedTuple):
+    """One chunk from rank to rank in one interval."""
+
+    chunk: int
+    src: int
+    dst: int
+    start_ticks: int
+    end_ticks: int
+    reduce: bool
+
+
+class TransferBlock(NamedTuple):
+    """Some transfers as columns; see `RankTransfer`."""
+
+    chunk: NDArray[np.int64]
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    reduce: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitSchedule:
+    """A pattern, and the translations that repeat it for every rank.
+
+    Transfer ``n`` is row ``n // num_ranks`` under translation ``n % num_ranks``; in this order transfers
+    start one after another.
+
+    Parameters
+    ----------
+    translations : Translations
+    collective : str
+        One of `IMPLICIT_COLLECTIVES`.
+    chunks_per_rank, chunk_bytes : int
+    pattern : Pattern
+        What it says is for `taccl.analysis.verify_implicit` to judge.
+    producer : str
+
+    Raises
+    ------
+    InputError
+        If the collective is another one, or a number is not positive.
+    """
+
+    translations: Translations
+    collective: str
+    chunks_per_rank: int
+    chunk_bytes: int
+    pattern: Pattern
+    producer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.collective not in IMPLICIT_COLLECTIVES:
+            raise InputError(
+                f"found {self.collective!r}; expected one of {', '.join(IMPLICIT_COLLECTIVES)}",
+                where="collective",
+            )
+        if self.chunks_per_rank < 1 or self.chunk_bytes < 1:
+            raise InputError(
+                f"found {self.chunks_per_rank} chunks per rank of {self.chunk_bytes} bytes; expected positive"
+                " whole numbers",
+                where="chunks",
+            )
+
+    # ---- what it amounts to
+
+    @property
+    def host(self) -> NamedFabric | Topology:
+        """The fabric that the schedule is for."""
+        return self.translations.host
+
+    @property
+    def num_ranks(self) -> int:
+        return self.translations.num_ranks
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the pattern."""
+        return len(self.pattern.start)
+
+    @property
+    def num_transfers(self) -> int:
+        return self.num_rows * self.num_ranks
+
+    @property
+    def num_items(self) -> int:
+        """Chunks of one place."""
+        return self.chunks_per_rank * (self.num_ranks if self.collective == "alltoall" else 1)
+
+    @cached_property
+    def ticks(self) -> ClassTicks:
+        """Costs of the classes of links in ticks."""
+        return ticks_of(self.translations.classes, self.chunk_bytes)
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """(num_rows,) ticks: when every row's send ends."""
+        ends = self.pattern.start + self.ticks.latency[self.pattern.link_class]
+        ends.setflags(write=False)
+        return ends
+
+    @cached_property
+    def finish_ticks(self) -> int:
+        """The last arrival, in ticks; 0 of an empty schedule."""
+        return int(self.ends.max()) if self.num_rows else 0
+
+    @property
+    def finish(self) -> Fraction:
+        """The last arrival, in exact microseconds."""
+        return Fraction(self.finish_ticks, self.ticks.ticks_per_us)
+
+    @property
+    def finish_us(self) -> float:
+        """The last arrival, in microseconds."""
+        return float(self.finish)
+
+    @property
+    def size_bytes(self) -> int:
+        """The larger of one rank's input and output buffer, as nccl-tests counts it."""
+        return self.num_ranks * self.chunks_per_rank * self.chunk_bytes
+
+    @property
+    def algbw_gb_per_s(self) -> float | None:
+        """Size over finish in GB/s, as nccl-tests defines it; None of an empty schedule."""
+        return float(self.size_bytes / self.finish / 1000) if self.finish_ticks else None
+
+    @property
+    def busbw_gb_per_s(self) -> float | None:
+        """Bus bandwidth in GB/s, as nccl-tests defines it; None of an empty schedule."""
+        algbw, share = self.algbw_gb_per_s, (self.num_ranks - 1) / self.num_ranks
+        return None if algbw is None else algbw * share * (2 if self.collective == "allreduce" else 1)
+
+    # ---- transfers, when asked for
+
+    def __len__(self) -> int:
+        return self.num_transfers
+
+    def __iter__(self) -> Iterator[RankTransfer]:
+        for block in self.blocks():
+            for values in zip(*(column.tolist() for column in block), strict=True):
+                yield RankTransfer(*values)
+
+    @overload
+    def __getitem__(self, index: int) -> RankTransfer: ...
+    @overload
+    def __getitem__(self, index: slice) -> TransferBlock: ...
+    def __getitem__(self, index: int | slice) -> RankTransfer | TransferBlock:
+        if isinstance(index, slice):
+            begin, end, step = index.indices(self.num_transfers)
+            return self._transfers(np.arange(begin, end, step, dtype=np.int64))
+        number = index + self.num_transfers if index < 0 else index
+        if not 0 <= number < self.num_transfers:
+            raise IndexError(f"transfer {index} does not exist; there are {self.num_transfers}")
+        block = self._transfers(np.array([number], dtype=np.int64))
+        return RankTransfer(*(column[0].item() for column in block))
+
+    def blocks(self, num_transfers: int = _BLOCK) -> Iterator[TransferBlock]:
+        """All transfers in order of start, so many at a time."""
+        for begin in range(0, self.num_transfers, num_transfers):
+            yield self[begin : begin + num_transfers]
+
+    def sends_of(self, rank: int) -> TransferBlock:
+        """What one rank sends, in order of start; no other rank's transfers are made."""
+        return self._of_rank(rank, self.pattern.src)
+
+    def receives_of(self, rank: int) -> TransferBlock:
+        """What one rank receives, in order of start; no other rank's transfers are made."""
+        return self._of_rank(rank, self.pattern.dst)
+
+    def _of_rank(self, rank: int, places: NDArray[np.int32]) -> TransferBlock:
+        if not 0 <= rank < self.num_ranks:
+            raise InputError(
+                f"rank {rank} does not exist; there are ranks 0-{self.num_ranks - 1}", where="rank"
+            )
+        ranks = self.translations.ranks
+        here = rank if ranks is None else int(np.flatnonzero(ranks == rank)[0])
+        rows = np.arange(self.num_rows, dtype=np.int64)
+        return self._transfers(rows * self.num_ranks + self.translations.group.taking(places, here))
+
+    def _transfers(self, numbers: NDArray[np.int64]) -> TransferBlock:
+        row, element = numbers // self.num_ranks, numbers % self.num_ranks
+        shape, pattern = self.translations, self.pattern
+        item, pieces = pattern.item[row].astype(np.int64), self.chunks_per_rank
+        own = shape.rank_at(element)
+        if self.collective == "alltoall":
+            to = shape.rank_at(shape.group.translate(element, item // pieces))
+            chunk = (own * self.num_ranks + to) * pieces + item % pieces
+        else:
+            chunk = own * pieces + item
+        return TransferBlock(
+            chunk,
+            shape.rank_at(shape.group.translate(element, pattern.src[row])),
+            shape.rank_at(shape.group.translate(element, pattern.dst[row])),
+            pattern.start[row],
+            self.ends[row],
+            pattern.reduce[row],
+        )
+
+    # ---- written out
+
+    def problem(self) -> Problem:
+        """The problem that the schedule solves, with every link and chunk listed."""
+        topology = self.host.to_topology() if isinstance(self.host, NamedFabric) else self.host
+        collective = make(self.collective, self.num_ranks, chunks_per_rank=self.chunks_per_rank)
+        return make_problem(topology, collective, chunk_bytes=self.chunk_bytes)
+
+    def expand(self, limit: int = 2_000_000, *, problem: Problem | None = None) -> Schedule:
+        """The schedule written out, transfer for transfer.
+
+        Parameters
+        ----------
+        limit : int
+            The most transfers that are written out.
+        problem : Problem, optional
+            What the result is to be a schedule of: the same collective, on a topology that has the fabric's
+            links; default: `self.problem()`.
+
+        Raises
+        ------
+        InputError
+            If there are more transfers than `limit`, or the problem is another one.
+        """
+        if self.num_transfers > limit:
+            raise InputError(
+                f"found {self.num_transfers} transfers, which need about "
+                f"{format_size(_BYTES_PER_TRANSFER * self.num_transfers)}; expected at most {limit}: iterate "
+                "over it, slice it, or give a higher limit",
+                where="expand: limit",
+            )
+        problem = self.problem() if problem is None else problem
+        other = problem.collective
+        found = (other.name, other.num_ranks, other.chunks_per_rank)
+        same = found == (self.collective, self.num_ranks, self.chunks_per_rank)
+        per_us, own_per_us = problem.costs.ticks_per_us, self.ticks.ticks_per_us
+        if not same or set(problem.chunk_bytes) != {self.chunk_bytes} or per_us % own_per_us:
+            raise InputError(
+                f"found {problem!r}; expected {self.collective} over {self.num_ranks} ranks in "
+                f"{self.chunks_per_rank} chunks per rank of {self.chunk_bytes} bytes",
+                where="expand: problem",
+            )
+        num_ranks, topology = self.num_ranks, problem.topology
+        codes = np.array([e.src * num_ranks + e.dst for e in topology.links], dtype=np.int64)
+        order = np.argsort(codes, kind="stable")
+        block = self[:]
+        wanted = block.src * num_ranks + block.dst
+        place = np.minimum(np.searchsorted(codes[order], wanted), max(len(codes) - 1, 0))
+        missing = np.flatnonzero(codes[order][place] != wanted)
+        if len(missing):
+            src, dst = divmod(int(wanted[missing[0]]), num_ranks)
+            raise InputError(f"{topology.name} has no link {src}->{dst}", where="expand: problem")
+        return make_schedule(
+            problem,
+            chunk=block.chunk,
+            link=order[place],
+            start=block.start * (per_us // own_per_us),
+            end=block.end * (per_us // own_per_us),
+            reduce=block.reduce,
+            producer=self.producer,
+        )
+
+    # ---- identity
+
+    def digest(self) -> str:
+        """A hash of the fabric, the collective, the translations and the pattern, alike on every machine."""
+        content = {
+            "translations": self.translations.to_dict(),
+            "collective": self.collective,
+            "chunks_per_rank": self.chunks_per_rank,
+            "chunk_bytes": self.chunk_bytes,
+        }
+        state = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+        for column in self.pattern[:5]:
+            state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+        state.update(np.packbits(self.pattern.reduce).tobytes())
+        return state.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ImplicitSchedule) and self.digest() == other.digest()
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+    def summary(self) -> dict[str, Any]:
+        """What the schedule amounts to, as plain values; it can be saved as JSON, but not loaded again."""
+        return {
+            "topology": self.host.to_dict() if isinstance(self.host, NamedFabric) else self.host.name,
+            "collective": self.collective,
+            "num_ranks": self.num_ranks,
+            "chunks_per_rank": self.chunks_per_rank,
+            "chunk_bytes": self.chunk_bytes,
+            "size_bytes": self.size_bytes,
+            "producer": self.producer,
+            "num_rows": self.num_rows,
+            "num_transfers": self.num_transfers,
+            "finish_us": self.finish_us,
+            "algbw_gb_per_s": self.algbw_gb_per_s,
+            "busbw_gb_per_s": self.busbw_gb_per_s,
+            "digest": self.digest(),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"ImplicitSchedule({self.collective} on {self.host.name}: "
+            f"{format_count(self.num_transfers, 'transfer')} as {format_count(self.num_rows, 'row')} under "
+            f"{format_count(self.num_ranks, 'translation')}, finish {self.finish_us:.3f} us)"
+        )

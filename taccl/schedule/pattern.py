@@ -1,0 +1,130 @@
+"""The pattern of an implicit schedule: sends seen from place 0, and what they cost in ticks."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.errors import InputError, TopologyError
+from taccl.units import BYTES_PER_MB
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from taccl.topology.translations import LinkClass
+
+__all__ = ["ClassTicks", "Pattern", "ticks_of"]
+
+_MAX_TICKS_PER_US = 10**6
+#: Any number of sends that fits into memory, one after another, then fits into 64 bits.
+_MAX_SEND_TICKS = 2**31
+
+
+class ClassTicks(NamedTuple):
+    """Costs of sends of one chunk in ticks, for every class of links.
+
+    Parameters
+    ----------
+    latency : (num_classes,) int64
+        From the start to the end of a send.
+    holds : tuple, per class, of (resource class, ticks held, ticks from the start to where it is taken)
+    """
+
+    ticks_per_us: int
+    latency: NDArray[np.int64]
+    holds: tuple[tuple[tuple[int, int, int], ...], ...]
+
+
+def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
+    """Exact costs as whole ticks, on the grid that `Problem.costs` would use.
+
+    Raises
+    ------
+    TopologyError
+        If a send takes so long that schedules would need more than 64 bits.
+    """
+    scale = Fraction(chunk_bytes, BYTES_PER_MB)
+    values = [(each.alpha_us, each.beta_us_per_mb * scale) for each in classes]
+    values += [(hold.alpha_us, hold.beta_us_per_mb * scale) for each in classes for hold in each.holds]
+    grid = math.lcm(*{value.denominator for pair in set(values) for value in pair})
+    grid = min(grid, _MAX_TICKS_PER_US)
+
+    def ticks(alpha: Fraction, beta: Fraction) -> int:
+        return math.ceil(alpha * grid) + math.ceil(beta * scale * grid)
+
+    latency = [ticks(each.alpha_us, each.beta_us_per_mb) for each in classes]
+    if max(latency, default=0) > _MAX_SEND_TICKS:
+        raise TopologyError(
+            f"found a send of {max(latency)} ticks; expected at most {_MAX_SEND_TICKS}: give smaller costs "
+            "or chunks, or costs with fewer decimals",
+            where="alpha, beta",
+        )
+    holds = []
+    for each, whole in zip(classes, latency, strict=True):
+        rows = []
+        for hold in each.holds:
+            length = ticks(hold.alpha_us, hold.beta_us_per_mb)
+            rows.append((hold.resource, length, whole - length if hold.side == "receive" else 0))
+        holds.append(tuple(rows))
+    return ClassTicks(grid, np.array(latency, dtype=np.int64), tuple(holds))
+
+
+class Pattern(NamedTuple):
+    """Sends seen from place 0, in order of start; a row each.
+
+    Parameters
+    ----------
+    item : int32
+        Which of place 0's chunks: of an alltoall ``offset * chunks_per_rank + piece``, where the offset is
+        the destination's place, else just the piece. Of a sum, place 0 is its root.
+    src, dst : int32
+        Places.
+    link_class : int32
+        The class of the link between them.
+    start : int64
+        Ticks.
+    reduce : bool
+        Whether the chunk is added to what the destination holds.
+    """
+
+    item: NDArray[np.int32]
+    src: NDArray[np.int32]
+    dst: NDArray[np.int32]
+    link_class: NDArray[np.int32]
+    start: NDArray[np.int64]
+    reduce: NDArray[np.bool_]
+
+    @classmethod
+    def sorted(
+        cls,
+        item: ArrayLike,
+        src: ArrayLike,
+        dst: ArrayLike,
+        link_class: ArrayLike,
+        start: ArrayLike,
+        reduce: ArrayLike,
+    ) -> Pattern:
+        """A pattern from rows in any order."""
+        columns = [
+            np.asarray(column, dtype=dtype)
+            for column, dtype in zip(
+                (item, src, dst, link_class, start, reduce),
+                (np.int32, np.int32, np.int32, np.int32, np.int64, bool),
+                strict=True,
+            )
+        ]
+        if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1:
+            raise InputError(
+                f"found columns of shapes {[column.shape for column in columns]}; expected one value per row",
+                where="pattern",
+            )
+        starts = columns[4]
+        if len(starts) > 1 and not (starts[1:] >= starts[:-1]).all():
+            order = np.lexsort((columns[0], columns[3], starts))
+            columns = [column[order] for column in columns]
+        for column in columns:
+            column.setflags(write=False)
+        return cls(*columns)

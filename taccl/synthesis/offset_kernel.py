@@ -1,0 +1,298 @@
+"""The compiled core of translation-symmetric synthesis: one place's chunks, seen from that place.
+
+What one place does, all do at the same time. So a class of links is one server: the sends of a row under all
+translations go over all links of its class, each once. Two loops, both from event to event:
+
+- `spread_offsets` makes a tree over all offsets: a free class takes the first arrival in the log whose step
+  along it is still wanted. Every class has a place in the log, which only moves on.
+- `route_offsets` sends every item along its own path: a free class takes the item with the most still to go.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, NamedTuple
+
+import numba
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.schedule.pattern import ClassTicks
+
+__all__ = [
+    "FEWEST_FIRST", "FIXED", "IN_TURN", "SHUFFLED", "Server", "make_server", "route_offsets",
+    "spread_offsets",
+]  # fmt: skip
+
+#: In which order free classes choose.
+IN_TURN, FEWEST_FIRST, FIXED, SHUFFLED = 0, 1, 2, 3
+
+_RANDOM_MASK = (1 << 31) - 1
+
+
+class Server(NamedTuple):
+    """Classes of links as servers.
+
+    Parameters
+    ----------
+    latency : (num_classes,) int64
+    hold_of : (num_classes + 1,) int64
+        The holds of class g are ``hold_of[g]:hold_of[g + 1]`` of the next three.
+    resource, length, lead : (num_holds,) int64
+    free : (num_resources,) int64
+        When every class of resources is free again; it changes.
+    """
+
+    latency: NDArray[np.int64]
+    hold_of: NDArray[np.int64]
+    resource: NDArray[np.int64]
+    length: NDArray[np.int64]
+    lead: NDArray[np.int64]
+    free: NDArray[np.int64]
+
+
+def make_server(ticks: ClassTicks) -> Server:
+    """Classes of links as servers, all free."""
+    counts = [len(holds) for holds in ticks.holds]
+    rows = np.array([row for holds in ticks.holds for row in holds], dtype=np.int64).reshape(-1, 3)
+    resource, length, lead = (np.ascontiguousarray(column) for column in rows.T)
+    return Server(
+        np.array(ticks.latency),
+        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        resource,
+        length,
+        lead,
+        np.zeros(int(resource.max(initial=-1)) + 1, dtype=np.int64),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _free_at(server: Server, g: int) -> int:
+    """When a class can next start a send."""
+    at = 0
+    for h in range(server.hold_of[g], server.hold_of[g + 1]):
+        at = max(at, server.free[server.resource[h]] - server.lead[h])
+    return at
+
+
+@numba.njit(cache=True, nogil=True)
+def _take(server: Server, g: int, time: int) -> None:
+    """Hold the resources of a class for a send that starts now."""
+    for h in range(server.hold_of[g], server.hold_of[g + 1]):
+        server.free[server.resource[h]] = time + server.lead[h] + server.length[h]
+
+
+@numba.njit(cache=True, nogil=True)
+def spread_offsets(
+    server: Server,
+    steps: NDArray[np.int32],
+    first_in: NDArray[np.int32],
+    entered: NDArray[np.bool_],
+    num_items: int,
+    order: int,
+    random: int,
+    deadline: int,
+    log: NDArray[np.int32],
+    parent: NDArray[np.int32],
+    taken: NDArray[np.int16],
+    start: NDArray[np.int64],
+    sequence: NDArray[np.int32],
+    following: NDArray[np.int32],
+    work: NDArray[np.int64],
+) -> int:
+    """The finish in ticks of a tree that brings every item to every offset; -1 where there is none.
+
+    Node ``item * num_places + offset`` stands for an item at an offset.
+
+    Parameters
+    ----------
+    steps : (num_places, num_classes) int32
+        Where the link of every class leads from every offset.
+    first_in : (num_classes, num_places) int32, or no columns
+        The component of every offset under classes that are faster; a slow class prefers to enter new ones.
+    entered : (num_classes, num_items * num_places) bool, or no columns
+        False; components that have an item or expect it.
+    order : int
+        In which order free classes choose; `random` is the seed where it is `SHUFFLED`.
+    deadline : int
+        No send ends later.
+    log, parent, taken, start, sequence, following : (num_items * num_places,)
+        Room. On return node ``sequence[n]`` is the n-th sent, for n below ``work[-1]``: from node
+        ``parent[node]`` over class ``taken[node]`` at ``start[node]``.
+    work : (5 * num_classes + 1,) int64
+        Room.
+    """
+    num_places, num_classes = steps.shape
+    tiers = first_in.shape[1] > 0
+    fresh, place, head, tail = 0, num_classes, 2 * num_classes, 3 * num_classes
+    asked = 4 * num_classes
+    num_log = num_items
+    for node in range(num_items * num_places):
+        taken[node] = -1
+    for item in range(num_items):
+        log[item] = item * num_places
+        taken[item * num_places] = 0
+        if tiers:
+            for g in range(num_classes):
+                entered[g, item * num_places + first_in[g, 0]] = True
+    for g in range(num_classes):
+        work[fresh + g] = work[place + g] = 0
+        work[head + g] = work[tail + g] = -1
+        work[asked + g] = g
+    missing = num_items * (num_places - 1)
+    sent = 0
+    finish = 0
+    time = 0
+    turn = 0
+    while True:
+        if order == 1:
+            for i in range(1, num_classes):
+                g = work[asked + i]
+                j = i - 1
+                while j >= 0 and work[place + work[asked + j]] < work[place + g]:
+                    work[asked + j + 1] = work[asked + j]
+                    j -= 1
+                work[asked + j + 1] = g
+        if order == 3:
+            for i in range(num_classes - 1, 0, -1):
+                random = (1103515245 * random + 12345) & _RANDOM_MASK
+                j = (random >> 8) % (i + 1)
+                work[asked + i], work[asked + j] = work[asked + j], work[asked + i]
+        for i in range(num_classes):
+            g = work[asked + i]
+            if order == 0:
+                g = (i + turn) % num_classes
+            ends = time + server.latency[g]
+            if ends > deadline or _free_at(server, g) > time:
+                continue
+            found = -1
+            source = -1
+            if tiers:
+                p = work[fresh + g]
+                while p < num_log and found < 0:
+                    base = log[p] // num_places * num_places
+                    node = base + steps[log[p] - base, g]
+                    if taken[node] < 0 and not entered[g, base + first_in[g, node - base]]:
+                        found, source = node, log[p]
+                    else:
+                        p += 1
+                work[fresh + g] = p
+            if found < 0:
+                p = work[place + g]
+                while p < num_log and found < 0:
+                    base = log[p] // num_places * num_places
+                    node = base + steps[log[p] - base, g]
+                    if taken[node] < 0:
+                        found, source = node, log[p]
+                    p += 1
+                work[place + g] = p
+            if found < 0:
+                continue
+            _take(server, g, time)
+            taken[found] = g
+            parent[found] = source
+            start[found] = time
+            sequence[sent] = found
+            sent += 1
+            missing -= 1
+            finish = max(finish, ends)
+            following[found] = -1
+            if work[head + g] < 0:
+                work[head + g] = found
+            else:
+                following[work[tail + g]] = found
+            work[tail + g] = found
+            if tiers:
+                base = found // num_places * num_places
+                for other in range(num_classes):
+                    entered[other, base + first_in[other, found - base]] = True
+        turn += 1
+        if missing == 0:
+            work[5 * num_classes] = sent
+            return finish
+        # The next moment at which anything can change: an arrival, or a class with offers that is free again.
+        later = -1
+        for g in range(num_classes):
+            if work[head + g] >= 0:
+                at = start[work[head + g]] + server.latency[g]
+                if later < 0 or at < later:
+                    later = at
+            if work[place + g] < num_log:
+                at = _free_at(server, g)
+                if at > time and (later < 0 or at < later):
+                    later = at
+        if later < 0:
+            return -1
+        time = later
+        for g in range(num_classes):
+            while work[head + g] >= 0 and start[work[head + g]] + server.latency[g] == time:
+                node = work[head + g]
+                log[num_log] = node
+                num_log += 1
+                work[head + g] = following[node]
+
+
+@numba.njit(cache=True, nogil=True)
+def route_offsets(
+    server: Server,
+    path_of: NDArray[np.int64],
+    path: NDArray[np.int16],
+    left: NDArray[np.int64],
+    start: NDArray[np.int64],
+) -> int:
+    """The finish in ticks when every item goes its own path.
+
+    Parameters
+    ----------
+    path_of : (num_items + 1,) int64
+        The hops of item i are ``path_of[i]:path_of[i + 1]``.
+    path : (num_hops,) int16
+        The class of every hop.
+    left : (num_hops,) int64
+        What goes first: the time from the start of a hop to the end of its path.
+    start : (num_hops,) int64
+        Room: on return when every hop starts.
+    """
+    num_classes = len(server.latency)
+    num_items = len(path_of) - 1
+    ready = [[(0, 0)] for _ in range(num_classes)]
+    for queue in ready:
+        queue.pop()
+    for item in range(num_items):
+        hop = path_of[item]
+        if hop < path_of[item + 1]:
+            ready[path[hop]].append((-left[hop], hop))
+    for queue in ready:
+        heapq.heapify(queue)
+    last = [False for _ in range(len(path))]
+    for item in range(num_items):
+        if path_of[item] < path_of[item + 1]:
+            last[path_of[item + 1] - 1] = True
+    events = [(0, -1)]
+    finish = 0
+    while events:
+        time = events[0][0]
+        while events and events[0][0] == time:
+            hop = heapq.heappop(events)[1]
+            if hop >= 0:
+                heapq.heappush(ready[path[hop]], (-left[hop], hop))
+        for g in range(num_classes):
+            if not ready[g]:
+                continue
+            if _free_at(server, g) > time:
+                continue
+            hop = heapq.heappop(ready[g])[1]
+            _take(server, g, time)
+            start[hop] = time
+            end = time + server.latency[g]
+            finish = max(finish, end)
+            if not last[hop]:
+                heapq.heappush(events, (end, hop + 1))
+        for g in range(num_classes):
+            if ready[g]:
+                at = _free_at(server, g)
+                if at > time:
+                    heapq.heappush(events, (at, -1))
+    return finish

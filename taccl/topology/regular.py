@@ -1,0 +1,146 @@
+"""Groups of translations: they take any place to any other in exactly one way.
+
+An element is known by where it takes place 0: ``translate(g, 0) == g``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import TopologyError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["CyclicProduct", "PermutationGroup"]
+
+#: A table of this many places squared is still small (128 MiB).
+_MAX_TABLE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CyclicProduct:
+    """Digits added without carry, the last modulus' digit varying fastest: tori, rings, hypercubes."""
+
+    moduli: tuple[int, ...]
+
+    @property
+    def order(self) -> int:
+        return math.prod(self.moduli)
+
+    def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
+        """Where elements take places; both are whole numbers or arrays that broadcast."""
+        element, place = np.asarray(element, dtype=np.int64), np.asarray(place, dtype=np.int64)
+        if all(modulus == 2 for modulus in self.moduli):
+            return np.asarray(element ^ place)
+        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(element.shape, place.shape), dtype=np.int64)
+        stride = self.order
+        for modulus in self.moduli:
+            stride //= modulus
+            total += (element // stride + place // stride) % modulus * stride
+        return total
+
+    def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
+        """The elements that take sources to destinations."""
+        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(src.shape, dst.shape), dtype=np.int64)
+        stride = self.order
+        for modulus in self.moduli:
+            stride //= modulus
+            total += (dst // stride - src // stride) % modulus * stride
+        return total
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "cyclic product", "moduli": list(self.moduli)}
+
+
+@dataclass(frozen=True)
+class PermutationGroup:
+    """The group that permutations of places generate, where it takes any place to any in one way.
+
+    Raises
+    ------
+    TopologyError
+        If the generators are no permutations of the same places, generate a group that does not reach all
+        of them, or one that takes some place to another in two ways, or the places are too many for a table.
+    """
+
+    generators: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        num_places = len(self.generators[0]) if self.generators else 0
+        if not 1 <= num_places <= _MAX_TABLE:
+            raise TopologyError(
+                f"found {len(self.generators)} generators of {num_places} ranks; expected at least one, of 1 "
+                f"to {_MAX_TABLE} ranks",
+                where="translations",
+            )
+        for each in self.generators:
+            if sorted(each) != list(range(num_places)):
+                raise TopologyError(
+                    f"found a generator that does not name every rank 0-{num_places - 1} once",
+                    where="translations",
+                )
+        table = self.table
+        for each in self.generators:
+            step = np.asarray(each)
+            if not np.array_equal(step[table], table[step]):
+                raise TopologyError(
+                    "some rank is taken to another in two ways; give generators of a group that takes any "
+                    "rank to any other in exactly one way",
+                    where="translations",
+                )
+
+    @property
+    def order(self) -> int:
+        return len(self.generators[0])
+
+    @cached_property
+    def table(self) -> NDArray[np.int64]:
+        """(order, order): row g is the element that takes place 0 to g.
+
+        It is a group, and the whole of it, where ``step[table] == table[step]`` for every generator.
+        """
+        num_places = self.order
+        table = np.full((num_places, num_places), -1, dtype=np.int64)
+        table[0] = np.arange(num_places)
+        reached, pending = 1, [0]
+        steps = [np.asarray(each, dtype=np.int64) for each in self.generators]
+        while pending:
+            here = pending.pop()
+            for step in steps:
+                there = int(step[here])
+                if table[there, 0] < 0:
+                    table[there] = step[table[here]]
+                    reached += 1
+                    pending.append(there)
+        if reached < num_places:
+            raise TopologyError(
+                f"the generators take rank 0 to {reached} of {num_places} ranks; expected to all",
+                where="translations",
+            )
+        table.setflags(write=False)
+        return table
+
+    @cached_property
+    def _taking(self) -> NDArray[np.int64]:
+        """(order, order): row s, column d is the element that takes s to d."""
+        taking = np.empty_like(self.table)
+        taking[np.arange(self.order)[None, :], self.table] = np.arange(self.order)[:, None]
+        return taking
+
+    def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
+        """Where elements take places; both are whole numbers or arrays that broadcast."""
+        return np.asarray(self.table[element, place])
+
+    def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
+        """The elements that take sources to destinations."""
+        return np.asarray(self._taking[src, dst])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "permutations", "generators": [list(each) for each in self.generators]}

@@ -1,0 +1,252 @@
+"""Implicit schedules: what they amount to, lazily and written out. A chunk of 1000 bytes takes 2 us a hop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from taccl import collective as collectives
+from taccl.analysis.verify import verify
+from taccl.errors import InputError, TopologyError
+from taccl.problem import make_problem
+from taccl.schedule.implicit import ImplicitSchedule
+from taccl.schedule.pattern import Pattern, ticks_of
+from taccl.synthesis.translation import translate
+from taccl.topology import fabrics
+from taccl.topology.named import parse_named
+from taccl.topology.translations import translations_of_fabric
+
+COSTS = {"alpha_us": 1, "bandwidth_gb_per_s": 1}
+
+
+def ring3(collective: str = "allgather", **options: int) -> ImplicitSchedule:
+    """Three ranks: place 0's chunk goes up to 1 over class 0, and down to 2 over class 1, both at once."""
+    shape = translations_of_fabric(parse_named("ring:3", **COSTS))
+    pattern = Pattern.sorted([0, 0], [0, 0], [1, 2], [0, 1], [0, 0], [False, False])
+    return ImplicitSchedule(shape, collective, 1, 1000, pattern, "test", **options)
+
+
+def test_a_row_is_repeated_for_every_rank():
+    """Chunk g goes from g to g + 1 and to g + 2, for g of 0, 1, 2."""
+    found = [(t.chunk, t.src, t.dst) for t in ring3()]
+    assert found == [(0, 0, 1), (1, 1, 2), (2, 2, 0), (0, 0, 2), (1, 1, 0), (2, 2, 1)]
+
+
+def test_counts():
+    """Two rows for three ranks are six transfers."""
+    schedule = ring3()
+    assert (schedule.num_rows, schedule.num_transfers, len(schedule), schedule.num_ranks) == (2, 6, 6, 3)
+
+
+def test_finish_is_exact():
+    """1 us of alpha and 1000 bytes at 1 GB/s end at 2 us."""
+    assert ring3().finish == 2
+    assert ring3().finish_us == 2.0
+
+
+def test_bandwidth_as_nccl_tests_counts_it():
+    """3000 bytes in 2 us are 1.5 GB/s; two thirds of that pass the bus."""
+    schedule = ring3()
+    assert schedule.algbw_gb_per_s == pytest.approx(1.5)
+    assert schedule.busbw_gb_per_s == pytest.approx(1.0)
+
+
+def test_an_empty_schedule_has_no_bandwidth():
+    """Nothing is sent, in no time."""
+    schedule = ImplicitSchedule(ring3().translations, "allgather", 1, 1000, Pattern.sorted(*[[]] * 6))
+    assert (schedule.finish_ticks, schedule.algbw_gb_per_s, schedule.busbw_gb_per_s) == (0, None, None)
+
+
+def test_one_transfer_by_number():
+    """Transfer 4 is row 1 under translation 1."""
+    transfer = ring3()[4]
+    assert (transfer.chunk, transfer.src, transfer.dst, transfer.start_ticks, transfer.reduce) == (
+        1,
+        1,
+        0,
+        0,
+        False,
+    )
+    assert ring3()[-2] == transfer
+
+
+def test_a_number_out_of_range():
+    """There are transfers 0 to 5."""
+    with pytest.raises(IndexError, match="there are 6"):
+        ring3()[6]
+
+
+def test_a_slice_is_columns():
+    """Transfers 1 and 2 of row 0."""
+    block = ring3()[1:3]
+    assert (block.chunk.tolist(), block.src.tolist(), block.dst.tolist()) == ([1, 2], [1, 2], [2, 0])
+    assert (block.end - block.start == ring3().ticks.latency[0]).all()
+
+
+def test_blocks_are_all_transfers():
+    """In blocks of four: four and two."""
+    assert [len(block.chunk) for block in ring3().blocks(4)] == [4, 2]
+
+
+def test_what_one_rank_sends_and_receives():
+    """Rank 1 sends chunk 1 both ways, and receives chunks 0 and 2."""
+    sends, receives = ring3().sends_of(1), ring3().receives_of(1)
+    assert (sends.chunk.tolist(), sends.src.tolist(), sends.dst.tolist()) == ([1, 1], [1, 1], [2, 0])
+    assert (sorted(receives.chunk.tolist()), receives.dst.tolist()) == ([0, 2], [1, 1])
+
+
+def test_no_such_rank():
+    """A ring of three has ranks 0 to 2."""
+    with pytest.raises(InputError, match="rank 3 does not exist"):
+        ring3().sends_of(3)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
+def test_what_ranks_send_is_all_there_is(collective):
+    """Put together, the transfers of every rank are those of the schedule."""
+    shape = translations_of_fabric(parse_named("torus:3x4", **COSTS))
+    schedule = translate(shape, collective, chunk_bytes=1000, chunks_per_rank=2)
+    whole = sorted(zip(*(column.tolist() for column in schedule[:]), strict=True))
+    for view in (schedule.sends_of, schedule.receives_of):
+        parts = [zip(*(column.tolist() for column in view(rank)), strict=True) for rank in range(12)]
+        assert sorted(row for part in parts for row in part) == whole
+
+
+def test_transfers_start_in_order():
+    """Iterating, no transfer starts before the one before it."""
+    shape = translations_of_fabric(parse_named("torus:4x5", **COSTS))
+    starts = [t.start_ticks for t in translate(shape, chunk_bytes=1000)]
+    assert starts == sorted(starts)
+
+
+def test_a_million_ranks_are_iterated_lazily():
+    """The first transfers, and one out of the middle, of 10**12."""
+    schedule = translate(translations_of_fabric(parse_named("ring:1000000", **COSTS)), chunk_bytes=1000)
+    assert schedule.num_transfers == 999_999 * 10**6
+    assert [t.src for t in islice(schedule, 3)] == [0, 1, 2]
+    middle = schedule[5 * 10**11 + 7]
+    assert (middle.dst - middle.src) % 10**6 in (1, 10**6 - 1)
+
+
+def test_expanded_it_is_the_same_schedule():
+    """Written out: as many transfers, the same finish, and valid."""
+    schedule = ring3()
+    expanded = schedule.expand()
+    assert (expanded.num_transfers, expanded.finish, expanded.algbw_gb_per_s) == (6, 2, pytest.approx(1.5))
+    assert expanded.busbw_gb_per_s == pytest.approx(schedule.busbw_gb_per_s)
+    assert verify(expanded).ok
+
+
+def test_it_expands_for_a_given_problem():
+    """Here ranks are in nodes of their own, which changes nothing of the links."""
+    topology = fabrics.ring(3, ranks_per_node=1, **COSTS)
+    problem = make_problem(topology, collectives.allgather(3), chunk_bytes=1000)
+    expanded = ring3().expand(problem=problem)
+    assert expanded.problem is problem
+    assert verify(expanded).ok
+
+
+def test_it_expands_on_a_finer_grid_of_ticks():
+    """A link of 1/7 us more elsewhere makes ticks finer; times stay what they are."""
+    ring = fabrics.fully_connected(4, **COSTS)
+    links = list(ring.links)
+    dear = next(i for i, e in enumerate(links) if (e.src, e.dst) == (0, 2))
+    links[dear] = replace(links[dear], alpha_us=links[dear].alpha_us + Fraction(1, 7))
+    problem = make_problem(replace(ring, links=tuple(links)), collectives.allgather(4), chunk_bytes=1000)
+    schedule = translate(translations_of_fabric(parse_named("ring:4", **COSTS)), chunk_bytes=1000)
+    expanded = schedule.expand(problem=problem)
+    assert expanded.finish == schedule.finish
+    assert verify(expanded).ok
+
+
+def test_it_does_not_expand_for_another_problem():
+    """Another collective, another size of chunks, or a topology without the links."""
+    ring = fabrics.ring(3, **COSTS)
+    for topology, collective, size, text in (
+        (ring, collectives.alltoall(3), 1000, "expected allgather"),
+        (ring, collectives.allgather(3), 2000, "1000 bytes"),
+        (fabrics.ring(3, bidirectional=False, **COSTS), collectives.allgather(3), 1000, "no link"),
+    ):
+        with pytest.raises(InputError, match=text):
+            ring3().expand(problem=make_problem(topology, collective, chunk_bytes=size))
+
+
+def test_too_much_is_not_expanded():
+    """The message says how many transfers there are."""
+    with pytest.raises(InputError, match="found 6 transfers"):
+        ring3().expand(limit=5)
+
+
+def test_digest_knows_the_pattern_the_costs_and_the_collective():
+    """Two of the same are equal; any change is another schedule."""
+    first = ring3()
+    assert first == ring3() and hash(first) == hash(ring3())
+    assert first != ring3("reduce-scatter")
+    later = first.pattern._replace(start=first.pattern.start + 1)
+    assert first != ImplicitSchedule(first.translations, "allgather", 1, 1000, later)
+    dearer = translations_of_fabric(parse_named("ring:3", alpha_us=2, bandwidth_gb_per_s=1))
+    assert first != ImplicitSchedule(dearer, "allgather", 1, 1000, first.pattern)
+
+
+def test_the_summary_is_json():
+    """It names fabric, collective, counts and times."""
+    found = json.loads(json.dumps(ring3().summary()))
+    assert found["topology"]["name"] == "ring:3"
+    assert (found["num_transfers"], found["finish_us"], found["digest"]) == (6, 2.0, ring3().digest())
+
+
+def test_repr_is_one_line():
+    """What, where, how much, how long."""
+    assert repr(ring3()) == (
+        "ImplicitSchedule(allgather on ring:3: 6 transfers as 2 rows under 3 translations, finish 2.000 us)"
+    )
+
+
+def test_other_collectives_are_refused():
+    """A broadcast does not look the same from every rank."""
+    with pytest.raises(InputError, match="expected one of allgather"):
+        ring3("broadcast")
+
+
+def test_columns_of_different_lengths_are_refused():
+    """Every row has a value in every column."""
+    with pytest.raises(InputError, match="one value per row"):
+        Pattern.sorted([0], [0, 0], [1], [0], [0], [False])
+
+
+def test_rows_are_put_in_order_of_start():
+    """Columns are read-only afterwards."""
+    pattern = Pattern.sorted([0, 1], [0, 0], [1, 2], [0, 1], [5, 3], [False, True])
+    assert (pattern.item.tolist(), pattern.reduce.tolist()) == ([1, 0], [True, False])
+    with pytest.raises(ValueError, match="read-only"):
+        pattern.start[0] = 9
+
+
+@pytest.mark.parametrize("size", [1, 1000, 12345, 10**6])
+def test_ticks_are_those_of_the_problem(size):
+    """Written out, costs are on the same grid."""
+    fabric = parse_named("torus:2x3", bandwidth_gb_per_s=[75, 50], alpha_us="0.7")
+    problem = make_problem(fabric.to_topology(), collectives.allgather(6), chunk_bytes=size)
+    ticks = ticks_of(translations_of_fabric(fabric).classes, size)
+    assert ticks.ticks_per_us == problem.costs.ticks_per_us
+    durations = {problem.costs.duration(e, 1) for e in range(len(problem.topology.links))}
+    assert set(ticks.latency.tolist()) == durations
+
+
+def test_absurd_costs_are_refused():
+    """A send of more than 2**31 ticks."""
+    with pytest.raises(TopologyError, match="smaller costs"):
+        ticks_of(translations_of_fabric(parse_named("ring:3", alpha_us="1e300")).classes, 1000)
+
+
+def test_pipelined_links_are_free_before_a_send_ends():
+    """They are held for 1 us of the send's 2 us."""
+    classes = translations_of_fabric(parse_named("ring:3", alpha_meaning="pipelined", **COSTS)).classes
+    ticks = ticks_of(classes, 1000)
+    assert ticks.holds[0] == ((0, ticks.ticks_per_us, 0),)
+    assert np.array_equal(ticks.latency, [2 * ticks.ticks_per_us] * 2)
