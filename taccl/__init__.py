@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem as Problem
     from taccl.problem import make_problem as make_problem
     from taccl.schedule.compact import CompactSchedule as CompactSchedule
+    from taccl.schedule.implicit import ImplicitSchedule as ImplicitSchedule
     from taccl.schedule.schedule import Schedule as Schedule
     from taccl.sketch.library import load_sketch as load_sketch
     from taccl.sketch.library import shipped_sketches as shipped_sketches
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.backends import backends as backends
     from taccl.synthesis.explain import Explanation as Explanation
     from taccl.synthesis.explain import explain as explain
+    from taccl.synthesis.implicit import ImplicitResult as ImplicitResult
+    from taccl.synthesis.implicit import synthesize_implicit as synthesize_implicit
     from taccl.synthesis.pipeline import synthesize as synthesize
     from taccl.synthesis.result import Result as Result
     from taccl.topology.topology import Topology as Topology
@@ -85,11 +88,13 @@ _NAMES_OF_MODULE = {
     "taccl.formats.native": ("load", "save"),
     "taccl.problem": ("Problem", "make_problem"),
     "taccl.schedule.compact": ("CompactSchedule",),
+    "taccl.schedule.implicit": ("ImplicitSchedule",),
     "taccl.schedule.schedule": ("Schedule",),
     "taccl.sketch.library": ("load_sketch", "shipped_sketches"),
     "taccl.sketch.sketch": ("Sketch",),
     "taccl.synthesis.backends": ("backends",),
     "taccl.synthesis.explain": ("Explanation", "explain"),
+    "taccl.synthesis.implicit": ("ImplicitResult", "synthesize_implicit"),
     "taccl.synthesis.pipeline": ("synthesize",),
     "taccl.synthesis.result": ("Result",),
     "taccl.topology.topology": ("Topology",),

@@ -34,8 +34,10 @@ from taccl.analysis.contents import check_copies, check_sums
 from taccl.analysis.obedience import check_clauses, check_own_first
 from taccl.analysis.replay import Replay
 from taccl.analysis.verify_compact import verify_compact
+from taccl.analysis.verify_implicit import verify_implicit
 from taccl.analysis.violation import KINDS, Verification, Violation
 from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.implicit import ImplicitSchedule
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
@@ -43,8 +45,13 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Verification", "Violation", "verify"]
 
 
-def verify(schedule: Schedule | CompactSchedule) -> Verification:
-    """Every rule that a schedule breaks; of a compact schedule, the first (`verify_compact`)."""
+def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verification:
+    """Every rule that a schedule breaks; of a compact one, the first (`verify_compact`).
+
+    An implicit one is verified without being expanded (`verify_implicit`).
+    """
+    if isinstance(schedule, ImplicitSchedule):
+        return verify_implicit(schedule)
     if isinstance(schedule, CompactSchedule):
         return verify_compact(schedule)
     replay = Replay(schedule)

@@ -28,6 +28,7 @@ KINDS = (
     "carries-to",
     "direct-crossing",
     "own-first",
+    "symmetry",  # of an implicit schedule: a permutation of ranks that its fabric does not have
 )
 
 _NUM_IN_MESSAGE = 10

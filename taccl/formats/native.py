@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from taccl.analysis.bounds import lower_bound
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import read_limited, write_whole
 from taccl.problem import Problem
@@ -43,6 +44,8 @@ __all__ = ["FORMAT", "VERSION", "dump_schedule", "found_by", "load", "load_sched
 FORMAT = "taccl-schedule"
 VERSION = 2
 _OLD_VERSION = 1
+#: Seconds that the bound of a schedule may take when it is saved without one.
+_BOUND_S = 2.0
 _LIMIT_BYTES = 10**9
 _COLUMNS = {"chunk": np.int32, "link": np.int32, "start": np.int64, "end": np.int64, "group": np.int32}
 
@@ -125,13 +128,27 @@ def save(
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Write a schedule to a file, whole or not at all.
+    """Write a schedule to a file, whole or not at all, with its bound and gap.
+
+    Parameters
+    ----------
+    extra : dict, optional
+        How it was found, such as ``result.to_dict()``; by default its bound and gap are found anew.
 
     Raises
     ------
     InputError
         If the file exists and `overwrite` is False, or it cannot be written.
     """
+    if extra is None:
+        bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
+        gap = bound.gap(schedule.finish)
+        extra = {
+            "finish_us": schedule.finish_us,
+            "bound_us": bound.bound_us,
+            "bound_limits": bound.limits,
+            "gap": gap if gap < float("inf") else None,
+        }
     document = dump_schedule(schedule, extra=extra)
     lines = (f"{json.dumps(name)}: {_compact(value)}" for name, value in document.items())
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n", overwrite=overwrite)

@@ -17,8 +17,7 @@ import numpy as np
 from taccl.errors import TopologyError
 from taccl.topology import fabrics
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost, short
-from taccl.topology.registry import _dims as dims_of_size
-from taccl.topology.registry import _find as find_kind
+from taccl.topology.registry import dims_of_size, find_kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = ["fabric_names", "machine_names", "parse"]
+__all__ = ["dims_of_size", "fabric_names", "find_kind", "machine_names", "parse"]
 
 _MACHINES: Mapping[str, Callable[..., Topology]] = {
     "ndv2": machines.ndv2,
@@ -68,7 +68,7 @@ def parse(name: str, *, nodes: int | None = None, profile: str | None = None, **
     if not isinstance(name, str) or not name.strip():
         raise TopologyError(f"found {name!r}; expected {_expected()}", where="topology")
     kind, colon, size = name.strip().partition(":")
-    kind = _find(kind, name)
+    kind = find_kind(kind, name)
     if kind in _MACHINES:
         if colon:
             raise TopologyError(
@@ -79,13 +79,13 @@ def parse(name: str, *, nodes: int | None = None, profile: str | None = None, **
         return _call(_MACHINES[kind], kind, (1 if nodes is None else nodes,), options)
     if profile is not None:
         raise TopologyError(f"found {profile!r}; a fabric has no profiles: leave it out", where="profile")
-    dims = _dims(kind, size)
+    dims = dims_of_size(kind, size)
     if nodes is not None:
         options["ranks_per_node"] = _ranks_per_node(kind, dims, nodes)
     return _call(_FABRICS[kind], kind, dims, options)
 
 
-def _find(kind: str, name: str) -> str:
+def find_kind(kind: str, name: str) -> str:
     """The known name that a person's spelling stands for."""
     known = {_plain(each): each for each in (*_MACHINES, *_FABRICS)}
     found = known.get(_plain(kind))
@@ -104,7 +104,7 @@ def _expected() -> str:
     return f"a machine ({', '.join(_MACHINES)}) or a fabric ({', '.join(_EXAMPLES)})"
 
 
-def _dims(kind: str, size: str) -> tuple[int, ...]:
+def dims_of_size(kind: str, size: str) -> tuple[int, ...]:
     """The numbers behind the colon of a fabric's name."""
     example = next(each for each in _EXAMPLES if each.startswith(kind))
     form = r"[0-9]{1,9}(x[0-9]{1,9})*" if kind in _GRIDS else r"[0-9]{1,9}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl.cli.answer import Answer
+from taccl.cli.implicit import implicit_answer
 from taccl.cli.options import (
     add_problem_options,
     add_sketch,
@@ -46,6 +47,9 @@ def run(options: argparse.Namespace) -> Answer:
     from taccl.cli.text import result_text
 
     check_output(options)
+    implicit = implicit_answer(options)
+    if implicit is not None:
+        return implicit
     problem = problem_from_options(options)
     memory_limit_mb = None
     if options.memory_limit is not None:

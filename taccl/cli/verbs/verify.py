@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import taccl
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_schedule, add_verb, schedule_from_options
-from taccl.units import format_count
+from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
     import argparse
@@ -25,12 +25,24 @@ def run(options: argparse.Namespace) -> Answer:
     """Check a schedule."""
     from taccl.cli.text import verification_text, verification_values
 
-    verification = taccl.verify(schedule_from_options(options))
+    schedule = schedule_from_options(options)
+    verification = taccl.verify(schedule)
     count = format_count(len(verification.violations), "rule")
     complaint = f"{options.file}: the schedule breaks {count}"
-    return Answer(
+    text, values = (
         verification_text(options.file, verification),
         verification_values(options.file, verification),
+    )
+    if not verification.ok:
+        from taccl.formats.upstream_algorithm import retimed
+
+        true = retimed(schedule)
+        values["true_finish_us"] = None if true is None else true.finish_us
+        if true is not None and taccl.verify(true).ok:
+            text += f"\n  sent in the order that it states, it is valid and takes {format_us(true.finish)}"
+    return Answer(
+        text,
+        values,
         exit_code=0 if verification.ok else 1,
         complaint="" if verification.ok else complaint,
     )

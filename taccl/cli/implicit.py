@@ -1,0 +1,122 @@
+"""Large symmetric fabrics by name: an implicit schedule, without building the topology at all."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import taccl
+from taccl.cli.answer import Answer
+from taccl.cli.things import is_file
+from taccl.errors import InputError
+from taccl.units import format_count, format_size, format_us, parse_size
+
+if TYPE_CHECKING:
+    import argparse
+
+    from taccl.synthesis.implicit import ImplicitResult
+    from taccl.topology.named import NamedFabric
+
+__all__ = ["implicit_answer"]
+
+#: From so many ranks on a fabric that looks alike from every rank gets an implicit schedule.
+_MANY_RANKS = 2048
+
+
+def implicit_answer(options: argparse.Namespace) -> Answer | None:
+    """What there is to say of a fabric with very many ranks; None where the usual way is to be gone."""
+    fabric = _fabric(options)
+    if fabric is None:
+        return None
+    try:
+        chunk_bytes = _chunk_bytes(options, fabric.num_ranks)
+        result = taccl.synthesize_implicit(
+            fabric,
+            options.collective.lower().replace("_", "-"),
+            chunk_size=chunk_bytes,
+            chunks_per_rank=options.chunks_per_rank or 1,
+            seed=options.seed,
+        )
+    except InputError:
+        return None  # which the usual way explains, or can do
+    if result.gap > _WORTH_A_SEARCH:
+        return None
+    values = _values(result, options)
+    text = _text(result)
+    if options.output is not None:
+        from taccl.formats.files import write_whole
+
+        write_whole(options.output, json.dumps(values, indent=1) + "\n", overwrite=options.overwrite)
+        text += (
+            f"\n\nsummary written to {options.output}: the transfers follow from it, and are not in the file"
+        )
+    return Answer(text, values)
+
+
+#: A worse implicit schedule is left to the general way.
+_WORTH_A_SEARCH = 0.1
+
+
+def _fabric(options: argparse.Namespace) -> NamedFabric | None:
+    from taccl.topology.named import parse_named
+
+    if options.sketch is not None or options.topology is None or is_file(options.topology):
+        return None
+    if options.backend not in ("auto", "greedy") or options.collective is None:
+        return None
+    try:
+        fabric = parse_named(options.topology)
+    except InputError:
+        return None
+    return fabric if fabric.num_ranks >= _MANY_RANKS else None
+
+
+def _chunk_bytes(options: argparse.Namespace, num_ranks: int) -> int:
+    if options.chunk_size is not None:
+        return parse_size(options.chunk_size, where="--chunk-size")
+    if options.size is None:
+        raise InputError("found neither --size nor --chunk-size; give one", where="--size")
+    chunks = num_ranks * (options.chunks_per_rank or 1)
+    return -(-parse_size(options.size, where="--size") // chunks)
+
+
+def _text(result: ImplicitResult) -> str:
+    from taccl.cli.text import table
+
+    schedule = result.schedule
+    bandwidth = f", {schedule.algbw_gb_per_s:.4g} GB/s (bus {schedule.busbw_gb_per_s:.4g} GB/s)"
+    rows = [
+        ("finish", format_us(schedule.finish) + bandwidth),
+        ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
+        ("gap", f"{result.gap:.2%}" + (" (proven best)" if result.gap == 0 else "")),
+        (
+            "schedule",
+            f"{format_count(schedule.num_transfers, 'transfer')}, implicit: "
+            f"{format_count(schedule.num_rows, 'row')} that "
+            f"{format_count(schedule.num_ranks, 'translation')} repeat; verified",
+        ),
+        ("found by", f"{schedule.producer} in {result.seconds:.2f} s"),
+    ]
+    title = f"{schedule.collective} on {schedule.host.name}, {format_size(schedule.size_bytes)}"
+    return "\n".join([title, table(rows, indent="  ")])
+
+
+def _values(result: ImplicitResult, options: argparse.Namespace) -> dict[str, Any]:
+    stage = {
+        "name": "translation",
+        "solver": "taccl",
+        "status": "done",
+        "seconds": result.seconds,
+        "finish_us": result.finish_us,
+        "bound": None,
+        "message": "",
+    }
+    return {
+        **result.to_dict(),
+        "implicit": True,
+        "backend": options.backend,
+        "verified": True,
+        "num_chunks": result.schedule.num_ranks * result.schedule.chunks_per_rank,
+        "stages": [stage],
+        "seed": options.seed,
+    }
