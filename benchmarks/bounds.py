@@ -237,8 +237,8 @@ def _cost_line(row: dict[str, Any]) -> str:
     verdict = _verdict(row["met"]) if "met" in row else "" if row["checked"] else "WRONG"
     return (
         f"{row['case']:<21} {row['collective']:<10} {row['ranks']:>5} {row['links']:>7} "
-        f"{row['build_s']:>8.2f} {row['cpu_s']:>8.2f} {row.get('cpu_s_at_most', ''):>4} {row['check_s']:>8.2f} "
-        f"{row['bound_us']:>10.1f} {verdict:<7} {row['bound_limits']}"
+        f"{row['build_s']:>8.2f} {row['cpu_s']:>8.2f} {row.get('cpu_s_at_most', ''):>4} "
+        f"{row['check_s']:>8.2f} {row['bound_us']:>10.1f} {verdict:<7} {row['bound_limits']}"
     )
 
 

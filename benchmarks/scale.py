@@ -21,7 +21,8 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ import taccl
 from taccl.problem import Problem, make_problem
 from taccl.synthesis.fabric import Demand, Fabric, problem_arrays
 from taccl.synthesis.scale import spread
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.topology import Hold, Resource, Topology, TopologyBuilder
 from taccl.topology.transform import without
 
 if TYPE_CHECKING:
@@ -124,6 +125,27 @@ def random_regular(num_ranks: int, degree: int, seed: int = 0) -> Topology:
     return builder.build()
 
 
+def oversubscribed(nodes: int = 64, nodes_per_leaf: int = 16) -> Topology:
+    """DGX-H100 on rails whose leaves share a spine, two to one oversubscribed.
+
+    A leaf joins one rail of `nodes_per_leaf` nodes. What leaves it for another goes over its uplinks, what
+    enters over its downlinks, each half as fast as the ports of its nodes together.
+    """
+    topology = taccl.topologies.dgx_h100(nodes)
+    resources, holds = list(topology.resources), list(topology.holds)
+    num_leaves = -(-nodes // nodes_per_leaf) * 8
+    resources += [Resource(f"{way} of leaf {leaf}") for way in ("uplinks", "downlinks") for leaf in range(num_leaves)]
+    for index in topology.internode_links:
+        link = topology.links[index]
+        src, dst = (8 * (rank // 8 // nodes_per_leaf) + rank % 8 for rank in (link.src, link.dst))
+        if src != dst:
+            first, beta = len(topology.resources), 2 * link.beta_us_per_mb / nodes_per_leaf
+            holds.append(Hold(index, first + src, Fraction(0), beta, "send"))
+            holds.append(Hold(index, first + num_leaves + dst, Fraction(0), beta, "receive"))
+    name = f"{topology.name}, 2:1 spine"
+    return replace(topology, name=name, machine="", resources=tuple(resources), holds=tuple(holds))
+
+
 def mesh_with_failure() -> Topology:
     """A mesh of 32 x 32 ranks that lost one link in its middle."""
     mesh = taccl.topologies.mesh(32, 32)
@@ -147,6 +169,7 @@ CASES = (
     Case("rail-rings-128x8", lambda: rail_rings(128), 1, 1.05),
     Case("dragonfly-9x8", dragonfly, 0.1, 1.10),
     Case("dgx-h100-x64", lambda: taccl.topologies.dgx_h100(64), 10, 1.03),
+    Case("spine-x64", oversubscribed, 20, 1.05),
     Case("random-8-regular-512", lambda: random_regular(512, 8), 1, 1.05),
 )
 

@@ -9,6 +9,7 @@ problem: its topology, collective and sketch.
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -85,9 +86,11 @@ def lower_bound(
     elif not divisible:
         finders.append(partial(_counted, demand, volume))
     since = time.monotonic()
-    for find in finders:
-        if time.monotonic() - since < budget_s:
-            claims += find()
+    for find in finders if budget_s > 0 else ():
+        for claim in find():
+            claims.append(claim)
+            if time.monotonic() - since > budget_s:
+                break
     best = max(claims, key=lambda claim: claim.ticks)
     bound = Fraction(best.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, granted)
@@ -301,13 +304,18 @@ def _cover(demand: Demand, links: set[int]) -> list[tuple[int, int, bool]]:
     """Resources that all the links hold between them: (alpha, beta, merges) of each, at its fastest."""
     cover, left = [], set(links)
     merging = demand.problem.clauses.merging if demand.problem.clauses.max_merge > 1 else frozenset()
-    while left:
-        users: dict[int, list[int]] = defaultdict(list)
-        for e in sorted(left):
-            for resource in demand.held[e]:
-                users[resource].append(e)
-        resource = max(users, key=lambda r: (len(users[r]), -r))
-        mine = users[resource]
+    users: dict[int, list[int]] = defaultdict(list)
+    for e in sorted(left):
+        for resource in demand.held[e]:
+            users[resource].append(e)
+    queue = [(-len(mine), resource) for resource, mine in users.items()]
+    heapq.heapify(queue)
+    while left:  # next the resource that the most of the links left hold
+        count, resource = heapq.heappop(queue)
+        mine = [e for e in users[resource] if e in left]
+        if len(mine) < -count:
+            heapq.heappush(queue, (-len(mine), resource))
+            continue
         alpha = min(demand.held[e][resource][0] for e in mine)
         beta = min(demand.held[e][resource][1] for e in mine)
         cover.append((alpha, beta, any(e in merging for e in mine)))

@@ -19,7 +19,7 @@ from taccl.analysis.one_machine import machine_ticks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taccl.analysis.certificate import Certificate
+    from taccl.analysis.certificate import Certificate, Witness
     from taccl.problem import Problem
 
 __all__ = ["check_certificate"]
@@ -32,6 +32,8 @@ def check_certificate(certificate: Certificate) -> bool:
     witness = certificate.witness
     if witness is None:
         return ticks <= 0
+    if not _is_of(certificate.problem, witness):
+        return False
     if isinstance(witness, Path):
         return ticks <= facts.latency(witness)
     if isinstance(witness, Border):
@@ -46,6 +48,21 @@ def check_certificate(certificate: Certificate) -> bool:
     return ticks <= (proven if certificate.divisible else -(-proven.numerator // proven.denominator))
 
 
+def _is_of(problem: Problem, witness: Witness) -> bool:
+    """Whether the witness names only what the problem has, and prices every resource."""
+    ranks = frozenset(range(problem.topology.num_ranks))
+    num_resources = len(problem.topology.resources)
+    if isinstance(witness, Path):
+        return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
+    if isinstance(witness, Border):
+        return witness.ranks <= ranks
+    if isinstance(witness, Machine):
+        return 0 <= witness.resource < num_resources and witness.family in ("rank", "node")
+    charges = witness.charges if isinstance(witness, SetPrices) else ()
+    charged = all(each.parts and frozenset().union(*each.parts) <= ranks for each in charges)
+    return len(witness.prices) == num_resources and charged
+
+
 class _Facts:
     """What a problem says, as plain numbers."""
 
@@ -53,6 +70,7 @@ class _Facts:
         self.problem, self.divisible = problem, divisible
         self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
         self.units = problem.costs.chunk_units.tolist()
+        self.by_chunk = not divisible and len(set(self.units)) == 1
         self.alpha = problem.costs.link_alpha.tolist()
         self.beta = problem.costs.link_beta.tolist()
         self.sums = self.collective.combining and not self.collective.derivations
@@ -323,10 +341,6 @@ class _Facts:
                 total += prices[resource] * (alpha * share + beta * self.units[0] if by_chunk else beta)
             pays.append(total)
         return pays
-
-    @property
-    def by_chunk(self) -> bool:
-        return not self.divisible and len(set(self.units)) == 1
 
     def set_prices(self, witness: SetPrices, *, in_network: bool) -> Fraction:
         """The bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""

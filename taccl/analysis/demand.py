@@ -97,6 +97,15 @@ class Demand:
         self.example: dict[tuple[Chunk, int], int] = {}
         for c, key in enumerate(zip(problem.collective.chunks, units, strict=True)):
             self.example.setdefault(key, c)
+        #: By whether a rank is a destination: the classes of chunks that end, or start, at every rank.
+        self._at_rank: dict[bool, list[list[tuple[Chunk, int]]]] = {
+            ends: [[] for _ in range(self.topology.num_ranks)] for ends in (False, True)
+        }
+        for key, c in self.example.items():
+            for r in key[0].destinations:
+                self._at_rank[True][r].append(key)
+            for r in self.distances.origins(c):
+                self._at_rank[False][r].append(key)
         self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
         self._links_of: dict[tuple[int, bool | None], int] = {}
         self._crossings: dict[tuple[int, int, frozenset[int], int], _Crossing | None] = {}
@@ -143,7 +152,9 @@ class Demand:
     def _find_border(self, ranks: frozenset[int], entering: bool) -> Border | None:
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
         jobs: list[Job] = []
-        for key, count in self.classes.items():
+        keys = {key: None for r in sorted(ranks) for key in self._at_rank[entering][r]}
+        for key in keys:
+            count = self.classes[key]
             for job in self._jobs_of_chunk(self.example[key], key[1], ranks, at, entering):
                 jobs.extend([job] * count)
         return Border(ranks, tuple(jobs)) if jobs else None

@@ -1,0 +1,86 @@
+"""Witnesses that are not the ones that were found: changed at random, or made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from taccl.analysis.certificate import Border, Machine, Path, PathPrices, SetCharge, SetPrices
+
+if TYPE_CHECKING:
+    import random
+
+    from taccl.analysis.certificate import Witness
+    from taccl.problem import Problem
+
+
+def made_up(problem: Problem, rng: random.Random) -> Witness:
+    """A witness of any kind that names only what the problem has."""
+    num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
+    kind = rng.choice(("path", "border", "machine", "sets", "paths"))
+    if kind == "path":
+        return Path(rng.randrange(problem.collective.num_chunks), rng.randrange(num_ranks))
+    if kind == "border":
+        return Border(_some(rng, num_ranks), rng.random() < 0.5)
+    if kind == "machine":
+        family = rng.choice(("rank", "node"))
+        return Machine(rng.randrange(num_resources), family, rng.random() < 0.5)
+    prices = tuple(rng.choice((0, 1, 1, 2, 5)) for _ in range(num_resources))
+    if kind == "paths":
+        return PathPrices(prices)
+    charges = [SetCharge(_parts(rng, num_ranks), _charge(rng)) for _ in range(rng.randint(1, 3))]
+    return SetPrices(prices, tuple(charges))
+
+
+def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
+    """The witness with one thing in it changed."""
+    num_ranks = problem.topology.num_ranks
+    if isinstance(witness, Path):
+        if rng.random() < 0.5:
+            return replace(witness, chunk=rng.randrange(problem.collective.num_chunks))
+        return replace(witness, destination=rng.randrange(num_ranks))
+    if isinstance(witness, Border):
+        if rng.random() < 0.3:
+            return replace(witness, entering=not witness.entering)
+        return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
+    if isinstance(witness, Machine):
+        if rng.random() < 0.3:
+            return replace(witness, entering=not witness.entering)
+        return replace(witness, resource=rng.randrange(len(problem.topology.resources)))
+    if isinstance(witness, PathPrices) or rng.random() < 0.4:
+        prices = list(witness.prices)
+        r = rng.randrange(len(prices))
+        prices[r] = rng.choice((0, prices[r] + 1, 2 * prices[r], -1))
+        return replace(witness, prices=tuple(prices))
+    charges = list(witness.charges)
+    i = rng.randrange(len(charges))
+    how = rng.choice(("charge", "drop", "twice", "parts"))
+    if how == "drop":
+        del charges[i]
+    elif how == "twice":
+        charges.append(charges[i])
+    elif how == "charge":
+        charges[i] = replace(charges[i], charge=charges[i].charge * rng.choice((2, Fraction(3, 2), -1)))
+    else:
+        charges[i] = replace(charges[i], parts=_parts(rng, num_ranks))
+    return replace(witness, charges=tuple(charges))
+
+
+def _some(rng: random.Random, num_ranks: int) -> frozenset[int]:
+    return frozenset(r for r in range(num_ranks) if rng.random() < 0.5)
+
+
+def _parts(rng: random.Random, num_ranks: int) -> tuple[frozenset[int], ...]:
+    """One set, or several that are mostly disjoint."""
+    if rng.random() < 0.6:
+        return (_some(rng, num_ranks) or frozenset((0,)),)
+    number = [rng.randrange(3) for _ in range(num_ranks)]
+    parts = [frozenset(r for r in range(num_ranks) if number[r] == i) for i in range(3)]
+    if rng.random() < 0.2:
+        parts[0] = parts[0] | {rng.randrange(num_ranks)}
+    return tuple(part for part in parts if part)
+
+
+def _charge(rng: random.Random) -> Fraction:
+    return Fraction(rng.randint(0, 6), rng.randint(1, 4))

@@ -1,0 +1,329 @@
+"""Certificates of random problems: no producer beats them, and their witnesses prove what they say.
+
+The default run takes some hundreds of problems; with TACCL_MANY=1 in the environment it takes thousands.
+"""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthesis.small_problems import custom, problem_of, random_problem, ring
+
+from taccl import baselines, topologies
+from taccl import collective as collectives
+from taccl.analysis import bounds
+from taccl.analysis.bounds import lower_bound, prices
+from taccl.analysis.simulate import simulate
+from taccl.errors import CollectiveError, InputError, TopologyError
+from taccl.problem import Clauses, make_problem
+from taccl.synthesis.pipeline import synthesize
+from taccl.topology.topology import Topology, TopologyBuilder
+
+MANY = bool(os.environ.get("TACCL_MANY"))
+MB = 10**6
+KINDS = {"none", "latency", "counting", "one machine", "throughput", "multicommodity"}
+
+many = settings(deadline=None, derandomize=True, database=None, max_examples=4000 if MANY else 180)
+some = settings(deadline=None, derandomize=True, database=None, max_examples=1500 if MANY else 60)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def fabrics(draw: st.DrawFn, max_ranks: int = 6) -> Topology:
+    """A strongly connected topology: a ring, further links, nodes, and resources that links share."""
+    num_ranks = draw(st.integers(2, max_ranks))
+    num_nodes = draw(st.integers(1, min(3, num_ranks)))
+    nodes = [r * num_nodes // num_ranks for r in range(num_ranks)]
+    meaning = draw(st.sampled_from(("occupies", "pipelined")))
+    builder = TopologyBuilder("random", nodes, alpha_meaning=meaning)
+    pairs = [(r, (r + 1) % num_ranks) for r in range(num_ranks)]
+    ends = st.tuples(st.integers(0, num_ranks - 1), st.integers(0, num_ranks - 1))
+    pairs += [pair for pair in draw(st.lists(ends, max_size=8)) if pair[0] != pair[1]]
+    shared = [builder.add_resource(f"shared {i}") for i in range(draw(st.integers(0, 2)))]
+    sides = [draw(st.sampled_from(("send", "receive"))) for _ in shared]
+    for src, dst in pairs:
+        alpha, beta = draw(st.integers(0, 3)), draw(st.integers(1, 5))
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        for resource, side in zip(shared, sides, strict=True):
+            held = draw(st.integers(0, beta))
+            if held:
+                builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=held, side=side)
+    return builder.build()
+
+
+NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("multi-root"))
+
+
+@many
+@given(seed=seeds, combining=st.booleans())
+def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining: bool) -> None:
+    """Whatever the problem: the bound is at most the finish, and the gap says so."""
+    problem = random_problem(seed, combining=combining)
+    schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
+    bound = lower_bound(problem)
+    assert bound.bound <= schedule.finish
+    assert bound.gap(schedule.finish) >= 0
+    assert simulate(schedule).finish == schedule.finish
+
+
+@many
+@given(
+    seed=seeds,
+    combining=st.booleans(),
+    divisible=st.booleans(),
+    in_network=st.sampled_from((None, False, True)),
+)
+def test_every_witness_proves_its_bound(
+    seed: int, combining: bool, divisible: bool, in_network: bool | None
+) -> None:
+    """Of whole chunks and divisible data, with and without reduction inside switches."""
+    problem = random_problem(seed, combining=combining)
+    bound = lower_bound(problem, divisible=divisible, in_network=in_network)
+    assert bound.kind in KINDS
+    assert bound.check()
+
+
+@some
+@given(topology=fabrics(), name=st.sampled_from(NAMES), chunks=st.integers(1, 2), max_merge=st.integers(1, 3))
+def test_named_collectives_have_valid_certificates(
+    topology: Topology, name: str, chunks: int, max_merge: int
+) -> None:
+    """On any fabric: checked, and no more than the finish of the list scheduler."""
+    collective = collectives.make(name, topology.num_ranks, chunks_per_rank=chunks)
+    clauses = Clauses(max_merge=max_merge, merging=frozenset(topology.internode_links))
+    problem = make_problem(topology, collective, chunk_bytes=MB, clauses=clauses)
+    bound = lower_bound(problem)
+    assert bound.check()
+    assert bound.bound <= synthesize(problem, backend="greedy", time_limit_s=0.01).schedule.finish
+
+
+@some
+@given(topology=fabrics(), name=st.sampled_from(NAMES))
+def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
+    """Of all baselines that can do the collective on the topology."""
+    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    bound = lower_bound(problem)
+    for function in baselines.BASELINES.values():
+        try:
+            schedule = function(problem)
+        except CollectiveError:
+            continue
+        assert bound.bound <= schedule.finish
+
+
+@pytest.mark.parametrize("machine", [topologies.ndv2, topologies.dgx1, topologies.dgx2])
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
+def test_no_baseline_beats_the_bound_on_a_machine(machine: object, name: str) -> None:
+    """Two nodes of real servers."""
+    topology = machine(2)  # type: ignore[operator]
+    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    bound = lower_bound(problem)
+    assert bound.check()
+    assert bound.bound <= baselines.best(problem).finish
+
+
+@some
+@given(seed=seeds, combining=st.booleans())
+def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
+    """Whole chunks only raise a bound."""
+    problem = random_problem(seed, combining=combining)
+    assert lower_bound(problem, divisible=True).bound <= lower_bound(problem).bound
+
+
+@some
+@given(seed=seeds)
+def test_switches_that_reduce_are_no_slower(seed: int) -> None:
+    """To grant reduction inside switches only lowers a bound."""
+    problem = random_problem(seed, combining=True)
+    assert lower_bound(problem, in_network=True).bound <= lower_bound(problem, in_network=False).bound
+
+
+@some
+@given(seed=seeds, combining=st.booleans())
+def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
+    """With no budget latency is left, which is found in any case."""
+    problem = random_problem(seed, combining=combining)
+    hurried = lower_bound(problem, budget_s=0)
+    assert hurried.kind in ("latency", "none")
+    assert hurried.check()
+    assert hurried.bound <= lower_bound(problem).bound
+
+
+def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A problem of too many chunks is bounded by prices and by counting without times.
+
+    Four chunks over links of 3 and 5 us: floor(9 / 3) + floor(9 / 5) = 4, but only 2 + 1 at 8. Prices say
+    4 / (1/3 + 1/5) = 7.5, so 8 us.
+    """
+    monkeypatch.setattr(bounds, "_MAX_TIMED", 0)
+    builder = TopologyBuilder("pair", [0, 0])
+    for beta in (3, 5):
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)
+    bound = lower_bound(problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=4)))
+    assert (bound.bound, bound.kind) == (9, "counting")
+    assert bound.check()
+
+
+@some
+@given(seed=seeds, combining=st.booleans())
+def test_bounds_without_times_hold(seed: int, combining: bool) -> None:
+    """They prove what they say, and say no more than those with times."""
+    problem = random_problem(seed, combining=combining)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounds, "_MAX_TIMED", 0)
+        untimed = lower_bound(problem)
+    assert untimed.check()
+    assert untimed.bound <= lower_bound(problem).bound
+
+
+def test_divisible_data_takes_fractions() -> None:
+    """Three chunks over links of 2 and 3 us, cut at will: 3 / (1/2 + 1/3) = 18/5 us."""
+    builder = TopologyBuilder("pair", [0, 0])
+    for beta in (2, 3):
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)
+    problem = problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=3))
+    bound = lower_bound(problem, divisible=True)
+    assert bound.bound == Fraction(18, 5)
+    assert bound.check()
+
+
+def test_divisible_data_pays_alpha_on_its_way_only() -> None:
+    """A chunk over a link of 2 + 1 us, cut at will: all but nothing arrives after 2 us, or what 1 us passes."""
+    builder = TopologyBuilder("pair", [0, 0])
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
+    bound = lower_bound(problem_of(builder.build(), custom(2, [([0], [1])])), divisible=True)
+    assert (bound.bound, bound.kind) == (2, "latency")
+
+
+NOMINAL = [
+    # Into a rank 150 GB/s, 7 of 8 chunks.
+    ("dgx1", 1, "allgather", None, Fraction(1200, 7)),
+    # Into a rank 300 + 25 GB/s, 15 of 16 chunks.
+    ("dgx-a100", 2, "allgather", None, Fraction(1040, 3)),
+    # Into a node 12.5 GB/s, half of the chunks; three quarters.
+    ("ndv2", 2, "allgather", None, Fraction(25)),
+    ("ndv2", 4, "allgather", None, Fraction(50, 3)),
+    # Into the 16 ranks of a node 16 * 150 + 8 * 12.5 GB/s, 31 of 32 chunks each.
+    ("dgx2", 2, "allgather", None, Fraction(5000, 31)),
+    # Into a node 12.5 GB/s: 8 * 8 chunks, and 8 * 24; a rank has 16, and 32.
+    ("ndv2", 2, "alltoall", None, Fraction(25, 8)),
+    ("ndv2", 4, "alltoall", None, Fraction(25, 12)),
+    # Into a node 100 GB/s, 16 * 16 chunks; a rank has 32.
+    ("dgx2", 2, "alltoall", None, Fraction(25, 2)),
+    # Into a node 12.5 GB/s, a sum of all. Of four nodes: 2 * 3 sends over 4 NICs.
+    ("ndv2", 2, "allreduce", False, Fraction(25, 2)),
+    ("ndv2", 4, "allreduce", False, Fraction(25, 3)),
+    # 2 * 7 sends over 8 ports of 300 GB/s; or once into each rank, if the switch reduces.
+    ("dgx-a100", 1, "allreduce", False, Fraction(1200, 7)),
+    ("dgx-a100", 1, "allreduce", True, Fraction(300)),
+]
+
+
+@pytest.mark.parametrize(("machine", "nodes", "name", "in_network", "gb_per_s"), NOMINAL)
+def test_bandwidth_of_machines(
+    machine: str, nodes: int, name: str, in_network: bool | None, gb_per_s: Fraction
+) -> None:
+    """The bandwidth that no schedule can pass, exactly as derived by hand."""
+    topology = topologies.parse(machine, nodes=nodes, profile="nominal")
+    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    bound = lower_bound(problem, divisible=True, in_network=in_network)
+    assert problem.size_bytes is not None
+    assert problem.size_bytes / bound.bound / 1000 == gb_per_s
+    assert bound.check()
+
+
+def test_prices_come_apart() -> None:
+    """The long way round a ring of 3, 2 us a hop, costs 4 us in place of 2.
+
+    Cut at will the chunk takes two alphas of 1 us. The search found what there is.
+    """
+    topology = ring(3)
+    allowed = frozenset(e for e, link in enumerate(topology.links) if (link.src, link.dst) != (0, 1))
+    problem = problem_of(topology, custom(3, [([0], [1])]), links_allowed=allowed)
+    found = prices(problem, synthesize(problem, backend="greedy", time_limit_s=0.1).schedule)
+    assert (found.bound.bound, found.without_sketch.bound, found.divisible.bound) == (4, 2, 2)
+    assert (found.sketch, found.chunks, found.solver) == (1, 1, 0)
+    assert "sketch: +100.00% over 2 us without it" in repr(found)
+
+
+def test_prices_without_a_schedule() -> None:
+    """The price of the search is left open."""
+    found = prices(problem_of(ring(3), collectives.allgather(3)))
+    assert found.solver is None
+    assert "solver" not in repr(found)
+
+
+@pytest.fixture
+def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every linear program be an error."""
+    import scipy.optimize
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a solver was started")
+
+    monkeypatch.setattr(scipy.optimize, "linprog", refuse)
+
+
+def _linked(num_ranks: int, *pairs: tuple[int, int]) -> Topology:
+    builder = TopologyBuilder("some links", [0] * num_ranks)
+    for src, dst in pairs:
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    return builder.build()
+
+
+@pytest.mark.usefixtures("no_solver")
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"])
+def test_two_parts_without_a_link_between_them(name: str) -> None:
+    """The error names ranks on both sides, before any solver."""
+    topology = _linked(4, (0, 1), (1, 0), (2, 3), (3, 2))
+    problem = make_problem(topology, collectives.make(name, 4), chunk_bytes=MB)
+    with pytest.raises(TopologyError, match=r"rank (0 to rank 2|2 to rank 0): some links has no path"):
+        lower_bound(problem)
+
+
+@pytest.mark.usefixtures("no_solver")
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "broadcast"])
+def test_a_rank_that_can_never_receive(name: str) -> None:
+    """The error names it."""
+    topology = _linked(3, (0, 1), (1, 0), (2, 0), (2, 1))
+    problem = make_problem(topology, collectives.make(name, 3), chunk_bytes=MB)
+    with pytest.raises(TopologyError, match="to rank 2: some links has no path"):
+        lower_bound(problem)
+
+
+@pytest.mark.parametrize("beta", [float("inf"), float("nan"), "inf", 10**500])
+def test_a_link_without_capacity_is_no_link(beta: object) -> None:
+    """An infinite beta is an error that names the link."""
+    builder = TopologyBuilder("dead", [0, 0])
+    with pytest.raises(TopologyError, match=r"link 0->1: beta_us_per_mb: found"):
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)  # type: ignore[arg-type]
+        builder.build()
+
+
+@pytest.mark.usefixtures("no_solver")
+def test_next_to_no_capacity_is_refused() -> None:
+    """A beta so large that times do not fit: the error comes with the bound, or before it."""
+    builder = TopologyBuilder("all but dead", [0, 0])
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=10**30)
+    with pytest.raises(InputError, match="64 bits"):
+        lower_bound(make_problem(builder.build(), custom(2, [([0], [1])]), chunk_bytes=MB))
+
+
+def test_what_a_certificate_says_of_itself() -> None:
+    """As plain values: the bound, its kind, what limits, and the witness."""
+    said = lower_bound(problem_of(ring(5), collectives.broadcast(5))).to_dict()
+    assert said["bound_us"] == 4.0
+    assert said["kind"] == "latency"
+    assert said["witness"] == {"kind": "path", "chunk": 0, "destination": 2}
+    assert not said["divisible"]
+
+
+def test_the_gap_of_nothing_to_do() -> None:
+    """Where nothing must be sent, finishing at 0 is a proven best, and anything later is no gap at all."""
+    bound = lower_bound(problem_of(ring(3), custom(3, [([0], [0])])))
+    assert bound.gap(Fraction(0)) == 0.0
+    assert bound.gap(Fraction(1)) == float("inf")

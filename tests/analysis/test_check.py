@@ -1,0 +1,282 @@
+"""Checking certificates: what is found is accepted, what is tampered with is not, whatever the witness."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from analysis.tampering import changed, made_up
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthesis.brute_force import TooLarge, optimal_ticks
+from synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
+
+from taccl import collective as collectives
+from taccl.analysis.bounds import lower_bound
+from taccl.analysis.certificate import (
+    Border,
+    Certificate,
+    Machine,
+    Path,
+    PathPrices,
+    SetCharge,
+    SetPrices,
+    Witness,
+)
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+
+MANY = bool(os.environ.get("TACCL_MANY"))
+KINDS = ("latency", "counting", "one machine", "throughput", "multicommodity")
+
+
+@cache
+def found() -> tuple[Certificate, ...]:
+    """Certificates of random problems, of every kind, for whole chunks and divisible data."""
+    certificates = []
+    for seed in range(1500 if MANY else 250):
+        problem = random_problem(seed, combining=seed % 2 == 0)
+        for divisible in (False, True):
+            certificates.append(lower_bound(problem, divisible=divisible))
+    certificates += [lower_bound(_one_way(), divisible=divisible) for divisible in (False, True)]
+    return tuple(certificates)
+
+
+def _one_way() -> Problem:
+    """Alltoall on a one-way ring, where ways are what limits."""
+    builder = TopologyBuilder("one-way ring", [0] * 4)
+    for rank in range(4):
+        builder.add_link(rank, (rank + 1) % 4, alpha_us=0, beta_us_per_mb=1)
+    return problem_of(builder.build(), collectives.alltoall(4))
+
+
+def of_kind(kind: str) -> list[Certificate]:
+    """Those of one kind that say something."""
+    return [each for each in found() if each.kind == kind and each.bound > 0]
+
+
+def test_every_kind_is_among_them() -> None:
+    """So that none of the tests below is empty."""
+    kinds = Counter(each.kind for each in found())
+    assert set(KINDS) <= set(kinds)
+    assert all(of_kind(kind) for kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_found_is_accepted(kind: str) -> None:
+    """Every certificate of `lower_bound`."""
+    assert all(each.check() for each in of_kind(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lower_bound_than_was_found_is_accepted(kind: str) -> None:
+    """What proves much proves less."""
+    assert all(replace(each, bound=each.bound / 2).check() for each in of_kind(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_raised_bound_is_refused(kind: str) -> None:
+    """By one tick where chunks are whole, and by next to nothing where they are not."""
+    for each in of_kind(kind):
+        little = Fraction(1, 10**9) if each.divisible else Fraction(1, each.problem.costs.ticks_per_us)
+        assert not replace(each, bound=each.bound + little).check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_witness_is_refused(kind: str) -> None:
+    """A bound above 0 needs one."""
+    assert not any(replace(each, witness=None).check() for each in of_kind(kind))
+
+
+def test_a_path_to_an_origin_is_refused() -> None:
+    """The chunk is there."""
+    for each in of_kind("latency"):
+        assert isinstance(each.witness, Path)
+        origins = each.problem.collective.chunks[each.witness.chunk].origins
+        if not each.problem.collective.combining:
+            assert not replace(each, witness=replace(each.witness, destination=origins[0])).check()
+
+
+def test_a_border_that_all_are_inside_of_is_refused() -> None:
+    """Nothing enters the set of all ranks; what all must exchange is said of sums alone."""
+    for each in of_kind("counting"):
+        everyone = frozenset(range(each.problem.topology.num_ranks))
+        if not each.problem.collective.combining:
+            assert not replace(each, witness=Border(everyone, True)).check()
+
+
+@pytest.mark.parametrize("kind", ["counting", "one machine"])
+def test_divisible_data_needs_other_witnesses(kind: str) -> None:
+    """Counting whole chunks proves nothing where they may be cut."""
+    assert not any(replace(each, divisible=True).check() for each in of_kind(kind))
+
+
+def test_charges_above_the_prices_are_refused() -> None:
+    """Twice the charges, at the same prices: some send is charged more than it pays."""
+    for each in of_kind("throughput"):
+        assert isinstance(each.witness, SetPrices)
+        charges = tuple(replace(some, charge=2 * some.charge) for some in each.witness.charges)
+        assert not replace(each, witness=replace(each.witness, charges=charges)).check()
+
+
+@pytest.mark.parametrize("kind", ["throughput", "multicommodity"])
+def test_prices_below_zero_are_refused(kind: str) -> None:
+    """They would make the sum of prices smaller."""
+    for each in of_kind(kind):
+        assert isinstance(each.witness, (SetPrices, PathPrices))
+        prices = (*each.witness.prices[:-1], -1)
+        assert not replace(each, witness=replace(each.witness, prices=prices)).check()
+
+
+@pytest.mark.parametrize("kind", ["throughput", "multicommodity"])
+def test_prices_of_nothing_are_refused(kind: str) -> None:
+    """Where nothing costs anything nothing limits."""
+    for each in of_kind(kind):
+        assert isinstance(each.witness, (SetPrices, PathPrices))
+        free = (0,) * len(each.witness.prices)
+        assert not replace(each, witness=replace(each.witness, prices=free)).check()
+
+
+def test_charges_below_zero_are_refused() -> None:
+    """They would make room for others."""
+    for each in of_kind("throughput"):
+        assert isinstance(each.witness, SetPrices)
+        minus = SetCharge((frozenset((0,)),), Fraction(-1))
+        witness = replace(each.witness, charges=(*each.witness.charges, minus))
+        assert not replace(each, witness=witness).check()
+
+
+def test_a_dropped_charge_is_refused_of_divisible_data() -> None:
+    """Each adds to the bound (whole chunks may round it up again)."""
+    for each in of_kind("throughput"):
+        assert isinstance(each.witness, SetPrices)
+        for i in range(len(each.witness.charges)) if each.divisible else ():
+            fewer = each.witness.charges[:i] + each.witness.charges[i + 1 :]
+            if each.witness.charges[i].charge:
+                assert not replace(each, witness=replace(each.witness, charges=fewer)).check()
+
+
+def test_partitions_prove_nothing_where_switches_reduce() -> None:
+    """That each pair of ranks exchanges sums by sends of its own holds without switches that reduce."""
+    bound = lower_bound(problem_of(full(4), collectives.allreduce(4)), divisible=True, in_network=False)
+    assert isinstance(bound.witness, SetPrices)
+    assert any(len(each.parts) > 1 for each in bound.witness.charges)
+    assert bound.check()
+    assert not replace(bound, in_network=True).check()
+
+
+def test_a_partition_whose_parts_overlap_is_refused() -> None:
+    """A rank in two parts would be charged for what stays with it."""
+    bound = lower_bound(problem_of(full(4), collectives.allreduce(4)), divisible=True, in_network=False)
+    assert isinstance(bound.witness, SetPrices)
+    charges = tuple(replace(each, parts=(*each.parts, frozenset((0,)))) for each in bound.witness.charges)
+    assert not replace(bound, witness=replace(bound.witness, charges=charges)).check()
+
+
+def test_a_partition_is_refused_of_copies() -> None:
+    """A chunk that spreads over k parts takes k - 1 sends, not twice as many."""
+    problem = problem_of(full(3), collectives.allgather(3))
+    parts = tuple(frozenset((r,)) for r in range(3))
+    prices = (1,) * len(problem.topology.resources)
+    witness = SetPrices(prices, (SetCharge(parts, Fraction(1)),))
+    bound = lower_bound(problem, divisible=True)
+    assert not replace(bound, bound=Fraction(1, 100), witness=witness).check()
+
+
+@pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
+def test_prices_of_ways_are_refused_of_sums(combining: bool) -> None:
+    """Contributions are added on their way, so that ways are shared."""
+    problem = problem_of(ring(4), collectives.allreduce(4) if combining else collectives.alltoall(4))
+    witness = PathPrices((1,) * len(problem.topology.resources))
+    bound = replace(lower_bound(problem, divisible=True), bound=Fraction(1, 100), witness=witness)
+    assert bound.check() is not combining
+
+
+@pytest.mark.parametrize(
+    "witness",
+    [
+        Path(99, 0),
+        Path(-1, 0),
+        Path(0, 99),
+        Path(0, -1),
+        Border(frozenset((99,)), True),
+        Border(frozenset((-1,)), False),
+        Border(frozenset(), True),
+        Machine(99, "rank", True),
+        Machine(-1, "rank", True),
+        Machine(0, "switch", True),
+        SetPrices((), ()),
+        SetPrices((1,), (SetCharge((frozenset((0,)),), Fraction(1)),)),
+        SetPrices((1,) * 99, (SetCharge((frozenset((0,)),), Fraction(1)),)),
+        SetPrices((1,) * 6, (SetCharge((), Fraction(1)),)),
+        SetPrices((1,) * 6, (SetCharge((frozenset((7,)),), Fraction(1)),)),
+        SetPrices((1,) * 6, (SetCharge((frozenset(),), Fraction(1)),)),
+        PathPrices(()),
+        PathPrices((1,)),
+        PathPrices((1,) * 99),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("divisible", [False, True])
+def test_a_witness_of_another_problem_is_refused(witness: Witness, divisible: bool) -> None:
+    """It names ranks, chunks or resources that are not there: an answer, not an exception."""
+    bound = lower_bound(problem_of(ring(3), collectives.allgather(3)), divisible=divisible)
+    assert len(bound.problem.topology.resources) == 6
+    assert not replace(bound, witness=witness).check()
+
+
+def test_a_faster_problem_is_told_apart() -> None:
+    """A certificate of a slow ring does not hold for a fast one."""
+    slow = lower_bound(problem_of(ring(5, betas=(3,)), collectives.allgather(5)))
+    fast = problem_of(ring(5), collectives.allgather(5))
+    assert slow.check()
+    assert not replace(slow, problem=fast).check()
+
+
+def test_a_shared_nic_counts_once() -> None:
+    """Two sends of 3 us hold a NIC for 2: its machine proves 5 us, not 6."""
+    problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
+    nic = next(i for i, r in enumerate(problem.topology.resources) if r.name == "NIC of node 0")
+    bound = replace(lower_bound(problem), witness=Machine(nic, "node", True))
+    assert replace(bound, bound=Fraction(5)).check()
+    assert not replace(bound, bound=Fraction(6)).check()
+
+
+def _exact(seed: int, *, combining: bool) -> tuple[Problem, int] | None:
+    """A random problem and its least finish in ticks; None where the search would take too long."""
+    problem = random_problem(seed, combining=combining)
+    try:
+        return problem, optimal_ticks(problem, max_states=300)
+    except TooLarge:
+        return None
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=1500 if MANY else 60)
+@given(seed=st.integers(0, 2**32 - 1), combining=st.booleans())
+def test_no_witness_proves_more_than_the_least_finish(seed: int, combining: bool) -> None:
+    """Whatever it says, made up or changed: one tick above the optimum is never accepted."""
+    exact = _exact(seed, combining=combining)
+    if exact is None:
+        return
+    problem, least = exact
+    rng = random.Random(seed)
+    above = Fraction(least + 1, problem.costs.ticks_per_us)
+    start = lower_bound(problem)
+    for divisible in (False, True):
+        base = replace(start, bound=above, divisible=divisible)
+        for _ in range(8):
+            assert not replace(base, witness=made_up(problem, rng)).check()
+        witness = lower_bound(problem, divisible=divisible).witness
+        for _ in range(8 if witness is not None else 0):
+            witness = changed(witness, problem, rng)
+            assert not replace(base, witness=witness).check()
+            if isinstance(witness, SetPrices) and not witness.charges:
+                break

@@ -1,0 +1,234 @@
+"""Prices and sets of ranks: the cuts that limit are found, and the witness is exact."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+from synthesis.small_problems import custom, full, problem_of, ring
+
+from taccl import collective as collectives
+from taccl.analysis import cuts
+from taccl.analysis.bounds import lower_bound
+from taccl.analysis.cuts import throughput
+from taccl.analysis.symmetries import Symmetries, find_symmetries
+from taccl.analysis.volume import Volume
+from taccl.topology.topology import Topology, TopologyBuilder
+
+if TYPE_CHECKING:
+    from taccl.analysis.certificate import SetPrices
+    from taccl.problem import Problem
+
+MB = 10**6
+
+
+def barbell(size: int, *, bridge: int, nodes: bool = False) -> Topology:
+    """Two full graphs of `size` ranks at 1 us/MB, joined both ways by one slow link."""
+    of_rank = [int(nodes and r >= size) for r in range(2 * size)]
+    builder = TopologyBuilder("barbell", of_rank)
+    for half in (range(size), range(size, 2 * size)):
+        for a in half:
+            for b in half:
+                if a != b:
+                    builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
+    for a, b in ((0, size), (size, 0)):
+        builder.add_link(a, b, alpha_us=0, beta_us_per_mb=bridge)
+    return builder.build()
+
+
+def priced(
+    problem: Problem,
+    *,
+    divisible: bool = True,
+    in_network: bool = False,
+    budget_s: float = 20,
+    fold: bool = True,
+) -> tuple[Fraction, SetPrices]:
+    """The throughput bound in microseconds, and its witness."""
+    symmetries = find_symmetries(problem) if fold else Symmetries(problem, ())
+    volume = Volume(problem, divisible=divisible)
+    found = throughput(volume, symmetries, in_network=in_network, budget_s=budget_s)
+    assert found is not None
+    return found[0] / problem.costs.ticks_per_us, found[1]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_bridge_of_a_barbell_is_found(size: int) -> None:
+    """No node says where the halves are: `size` chunks must cross a link of 10 us each.
+
+    Into a rank come only 2 size - 1 chunks over at least size - 1 links of 1 us.
+    """
+    problem = problem_of(barbell(size, bridge=10), collectives.allgather(2 * size))
+    bound, witness = priced(problem)
+    assert bound == 10 * size
+    halves = {frozenset(range(size)), frozenset(range(size, 2 * size))}
+    assert halves & {each.parts[0] for each in witness.charges if each.charge}
+
+
+def test_without_time_the_bridge_is_not_found() -> None:
+    """The budget is for further sets: ranks alone say less, and it holds."""
+    problem = problem_of(barbell(3, bridge=10), collectives.allgather(6))
+    assert priced(problem, budget_s=0)[0] < 30
+
+
+def test_no_more_sets_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one looked for beyond the most."""
+    monkeypatch.setattr(cuts, "_MAX_SETS", 0)
+    problem = problem_of(barbell(3, bridge=10), collectives.allgather(6))
+    assert priced(problem)[0] < 30
+
+
+def test_a_node_needs_no_search() -> None:
+    """Where the halves are nodes they are among the first sets."""
+    problem = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
+    assert priced(problem, budget_s=0)[0] == 30
+
+
+def test_a_chain_of_three_has_two_bridges() -> None:
+    """Three pairs in a row, bridges of 10 and 7 us, both ways: 4 chunks cross the first to the end pair.
+
+    Into pair 0: 4 chunks over 10 us. Into pair 2: 4 over 7 us.
+    """
+    builder = TopologyBuilder("chain", [0] * 6)
+    for a in (0, 2, 4):
+        for src, dst in ((a, a + 1), (a + 1, a)):
+            builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    for (a, b), beta in {(1, 2): 10, (3, 4): 7}.items():
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    problem = problem_of(builder.build(), collectives.allgather(6))
+    bound, witness = priced(problem)
+    assert bound == 40
+    assert frozenset((0, 1)) in {each.parts[0] for each in witness.charges if each.charge}
+
+
+def test_ranks_share_what_enters_them_together() -> None:
+    """Two ranks behind one NIC of 4 us, 1 us from each other: all that enters both may enter once.
+
+    A broadcast of 3 chunks from outside: 3 over the NIC, 12 us.
+    """
+    builder = TopologyBuilder("NIC", [0, 1, 1])
+    nic = builder.add_resource("NIC")
+    for dst in (1, 2):
+        link = builder.add_link(0, dst, alpha_us=0, beta_us_per_mb=4)
+        builder.add_hold(link, nic, alpha_us=0, beta_us_per_mb=4)
+    for src, dst in ((1, 2), (2, 1)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.broadcast(3, chunks_per_rank=3))
+    assert priced(problem)[0] == 12
+
+
+def test_prices_of_several_resources_add_up() -> None:
+    """The counting of DGX-2: every rank's port, and NICs that two ranks share, together.
+
+    Two nodes of two ranks; in a node 1 us each way by ports; one NIC each of 4 us. Each rank lacks 3 chunks:
+    6 enter the ports and the NIC of a node, whose rates add up to 1 + 1 + 1/4: 6 / (9/4) = 8/3 us; but
+    2 chunks must pass the NIC: 8 us.
+    """
+    builder = TopologyBuilder("small DGX-2", [0, 0, 1, 1])
+    nics = [builder.add_resource(f"NIC of node {n}") for n in (0, 1)]
+    for src in range(4):
+        for dst in range(4):
+            if src == dst:
+                continue
+            inside = src // 2 == dst // 2
+            link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1 if inside else 4)
+            if not inside:
+                builder.add_hold(link, nics[dst // 2], alpha_us=0, beta_us_per_mb=4, side="receive")
+    problem = problem_of(builder.build(), collectives.allgather(4))
+    assert priced(problem)[0] == 8
+
+
+def test_sums_are_exchanged_twice() -> None:
+    """Between n ranks a sum takes 2 (n - 1) sends: on 4 ranks fully joined by 12 links of 1 us, 4 * 6 / 12."""
+    problem = problem_of(full(4), collectives.allreduce(4))
+    bound, witness = priced(problem)
+    assert bound == 2
+    assert any(len(each.parts) == 4 for each in witness.charges)
+
+
+def test_sums_that_switches_make_enter_once() -> None:
+    """If switches are granted to reduce: 4 sums into each rank over 3 links."""
+    problem = problem_of(full(4), collectives.allreduce(4))
+    assert priced(problem, in_network=True)[0] == Fraction(4, 3)
+
+
+def test_sums_between_nodes() -> None:
+    """Three nodes of one rank and slow links, one NIC each of 6 us: 3 * 4 sends over 3 NICs, 24 us."""
+    builder = TopologyBuilder("NICs", [0, 1, 2])
+    nics = [builder.add_resource(f"NIC of node {n}") for n in range(3)]
+    for src in range(3):
+        for dst in range(3):
+            if src != dst:
+                link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=6)
+                builder.add_hold(link, nics[src], alpha_us=0, beta_us_per_mb=6)
+    problem = problem_of(builder.build(), collectives.allreduce(3))
+    assert priced(problem)[0] == 24
+
+
+def test_whole_chunks_pay_alpha() -> None:
+    """Three chunks over a link of 2 + 1 us: 9 us; cut at will 3 us."""
+    builder = TopologyBuilder("pair", [0, 0])
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3))
+    assert priced(problem, divisible=False)[0] == 9
+    assert priced(problem, divisible=True)[0] == 3
+
+
+def test_merged_chunks_pay_their_share_of_alpha() -> None:
+    """Six chunks, three to a send: 6 * (2/3 + 1) us."""
+    builder = TopologyBuilder("pair", [0, 0])
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 6), merging=frozenset({0}), max_merge=3)
+    assert priced(problem, divisible=False)[0] == 10
+
+
+def test_chunks_of_unequal_size_count_by_size() -> None:
+    """1 + 2 + 3 MB over one link of 2 us/MB: 12 us, and no alpha."""
+    builder = TopologyBuilder("pair", [0, 0])
+    builder.add_link(0, 1, alpha_us=5, beta_us_per_mb=2)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
+    assert priced(problem, divisible=False)[0] == 12
+
+
+def test_links_that_are_not_allowed_carry_nothing() -> None:
+    """One of two links from rank 0 to rank 1 is left: 3 chunks in 3 us, not 3/2."""
+    builder = TopologyBuilder("pair", [0, 0])
+    for _ in range(2):
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3))
+    assert priced(problem)[0] == Fraction(3, 2)
+    assert priced(problem.with_clauses(links_allowed=frozenset({1})))[0] == 3
+
+
+def test_nothing_that_crosses_has_no_price() -> None:
+    """Every chunk is where it must be."""
+    problem = problem_of(ring(3), custom(3, [([0], [0])]))
+    volume = Volume(problem, divisible=True)
+    assert throughput(volume, find_symmetries(problem), in_network=False, budget_s=1) is None
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_the_witness_proves_the_bound_to_the_last_digit(fold: bool) -> None:
+    """Prices with thirds and sevenths stay exact: 7 chunks into each of 8 ranks over links of 3 and 7 us.
+
+    The rate into a rank is 1/3 + 1/7 = 10/21: 7 / (10/21) = 147/10 us.
+    """
+    builder = TopologyBuilder("thirds", [0] * 8)
+    for r in range(8):
+        builder.add_link(r, (r + 1) % 8, alpha_us=0, beta_us_per_mb=3)
+        builder.add_link(r, (r - 1) % 8, alpha_us=0, beta_us_per_mb=7)
+    problem = problem_of(builder.build(), collectives.allgather(8))
+    assert priced(problem, fold=fold)[0] == Fraction(147, 10)
+
+
+def test_what_limits_is_said_in_words() -> None:
+    """A rank, a node, or the ranks of a set."""
+    said = lower_bound(problem_of(barbell(3, bridge=10), collectives.allgather(6)), divisible=True)
+    assert said.limits in (
+        "what must enter ranks 0, 1, 2 (3 of them)",
+        "what must enter ranks 3, 4, 5 (3 of them)",
+    )
+    nodes = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
+    assert lower_bound(nodes, divisible=True).limits == "what must enter node 0, and nodes like it"

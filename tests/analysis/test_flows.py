@@ -1,0 +1,191 @@
+"""Prices of ways: hand-derived flows, the fallback where the program is too large, and cheapest ways."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
+
+from taccl import collective as collectives
+from taccl.analysis import flows
+from taccl.analysis.bounds import lower_bound
+from taccl.analysis.distances import Distances
+from taccl.analysis.flows import cheapest_ways, multicommodity
+from taccl.analysis.symmetries import find_symmetries
+from taccl.analysis.volume import Volume
+from taccl.topology.topology import Topology, TopologyBuilder
+
+if TYPE_CHECKING:
+    from taccl.analysis.certificate import PathPrices
+    from taccl.problem import Problem
+
+MB = 10**6
+
+
+def linked(num_ranks: int, costs: dict[tuple[int, int], int]) -> Topology:
+    """Links by their ends, with so many us/MB."""
+    builder = TopologyBuilder("linked", [0] * num_ranks)
+    for (src, dst), beta in costs.items():
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    return builder.build()
+
+
+def flowed(problem: Problem, *, divisible: bool = True) -> tuple[Fraction, PathPrices, bool]:
+    """The multicommodity bound in microseconds, its witness, and whether the program was solved."""
+    found = multicommodity(Volume(problem, divisible=divisible), Distances(problem), find_symmetries(problem))
+    assert found is not None
+    return found[0] / problem.costs.ticks_per_us, found[1], found[2]
+
+
+ONE_WAY = {(r, (r + 1) % 4): 1 for r in range(4)}
+
+HAND = {
+    # Each rank's chunks go 1 + 2 + 3 hops: 24 over 4 links of 1 us.
+    "one-way ring": (linked(4, ONE_WAY), collectives.alltoall(4), Fraction(6)),
+    # 1 + 1 + 2 hops: 16 over 8 links.
+    "ring both ways": (
+        linked(4, ONE_WAY | {(b, a): 1 for a, b in ONE_WAY}),
+        collectives.alltoall(4),
+        Fraction(2),
+    ),
+    # Each pair has a link.
+    "fully joined": (full(4), collectives.alltoall(4), Fraction(1)),
+    # A port of 1 us takes 3 chunks.
+    "ports": (full(4, port=True), collectives.alltoall(4), Fraction(3)),
+    # 3 chunks leave leaf 3 over its link of 3 us.
+    "star": (star(3), collectives.alltoall(4), Fraction(9)),
+    # A share f takes the slow link: 4 f = 1 - f, so 4/5 us.
+    "detour": (linked(3, {(0, 1): 4, (0, 2): 1, (2, 1): 1}), custom(3, [([0], [1])]), Fraction(4, 5)),
+    # Two chunks, of which one starts at either end of a way of two hops: the hop that both need takes 2 us.
+    "shared hop": (linked(3, {(0, 1): 1, (1, 2): 1}), custom(3, [([0], [2]), ([1], [2])]), Fraction(2)),
+    # Chunk 0 starts at ranks 0 and 1, and goes the fast way.
+    "two origins": (linked(3, {(0, 2): 5, (1, 2): 1}), custom(3, [([0, 1], [2])]), Fraction(5, 6)),
+    # Rank 1 and rank 2 get a chunk each from rank 0, which has one link of 1 us.
+    "scatter": (linked(3, {(0, 1): 1, (1, 2): 1, (2, 0): 1}), collectives.scatter(3), Fraction(2)),
+    "gather": (linked(3, {(0, 1): 1, (1, 2): 1, (2, 0): 1}), collectives.gather(3), Fraction(2)),
+}
+
+
+@pytest.mark.parametrize("name", HAND)
+def test_flows_by_hand(name: str) -> None:
+    """The optimum of the linear program, exactly."""
+    topology, collective, expected = HAND[name]
+    bound, _, solved = flowed(problem_of(topology, collective))
+    assert solved
+    assert bound == expected
+
+
+@pytest.mark.parametrize("name", HAND)
+def test_flows_that_were_not_solved_say_no_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the reach of the program: distance times volume over capacity, a bound that checks."""
+    monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
+    topology, collective, expected = HAND[name]
+    problem = problem_of(topology, collective)
+    bound, witness, solved = flowed(problem)
+    assert not solved
+    assert 0 < bound <= expected
+    certificate = lower_bound(problem, divisible=True)
+    assert certificate.check()
+
+
+def test_distance_times_volume_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One-way ring: 24 hops over 4 links, all at one price, is tight, and says what it is."""
+    monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
+    bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
+    assert (bound.bound, bound.kind) == (6, "multicommodity")
+    assert bound.limits.startswith("distance times volume: all ways together")
+    assert bound.check()
+
+
+def test_distance_times_volume_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks over links of 1 us that share a NIC of 1 us.
+
+    With one price for all three each chunk pays 2, of 3 in all: 4/3 us. With a price for what links share,
+    the NIC alone: 2 us.
+    """
+    monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
+    problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
+    assert flowed(problem)[0] == 2
+
+
+def test_a_single_program_is_within_reach() -> None:
+    """By default it is solved, and says so."""
+    bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
+    assert bound.kind == "multicommodity"
+    assert bound.limits.startswith("all ways together, over the rate of ")
+
+
+def test_whole_chunks_pay_alpha_and_end_in_whole_ticks() -> None:
+    """On a ring with 1 us latency and 1 us/MB: 16 hops of 2 us over 8 links, 4 us."""
+    assert flowed(problem_of(ring(4), collectives.alltoall(4)), divisible=False)[0] == 4
+
+
+def test_sizes_count() -> None:
+    """1 MB and 3 MB over one link."""
+    problem = problem_of(linked(2, {(0, 1): 2}), custom(2, [([0], [1])] * 2), chunk_bytes=[MB, 3 * MB])
+    assert flowed(problem)[0] == 8
+
+
+def test_a_chunk_for_several_counts_for_the_farthest() -> None:
+    """It may be copied on the way: of a chain of three only the hops to its end are sure."""
+    problem = problem_of(linked(3, {(0, 1): 1, (1, 2): 1}), custom(3, [([0], [1, 2])]))
+    assert flowed(problem)[0] == 1
+
+
+def test_chunks_that_may_go_elsewhere_are_told_apart() -> None:
+    """Chunks of ranks 0 and 1 for rank 2: 0 -> 2 takes 1 us, 1 -> 2 takes 3, and 1 -> 0 takes 1.
+
+    A share f of rank 1's chunk goes straight: 3 f = 1 + (1 - f), so f = 1/2, and 3/2 us. If link 0 -> 2 carries
+    chunks of rank 0 alone, rank 1's takes 3 us.
+    """
+    topology = linked(3, {(0, 2): 1, (1, 2): 3, (1, 0): 1})
+    collective = custom(3, [([0], [2]), ([1], [2])])
+    free = flowed(problem_of(topology, collective))[0]
+    assert free == Fraction(3, 2)
+    bound = problem_of(topology, collective, carries_from={0: frozenset({0})})
+    assert flowed(bound)[0] == 3
+
+
+def test_sums_have_no_ways() -> None:
+    """Contributions share them."""
+    problem = problem_of(ring(3), collectives.allreduce(3))
+    volume = Volume(problem, divisible=True)
+    assert multicommodity(volume, Distances(problem), find_symmetries(problem)) is None
+
+
+def test_nothing_to_send_has_no_price() -> None:
+    """Every chunk is where it must be."""
+    problem = problem_of(ring(3), custom(3, [([0], [0])]))
+    volume = Volume(problem, divisible=True)
+    assert multicommodity(volume, Distances(problem), find_symmetries(problem)) is None
+
+
+def test_random_fallbacks_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On random problems distance times volume is at most the flows, and checks."""
+    for seed in range(120):
+        problem = random_problem(seed, combining=False)
+        volume, distances = Volume(problem, divisible=True), Distances(problem)
+        symmetries = find_symmetries(problem)
+        solved = multicommodity(volume, distances, symmetries)
+        with monkeypatch.context() as small:
+            small.setattr(flows, "_MAX_FLOWS", 0)
+            flat = multicommodity(volume, distances, symmetries)
+        assert (solved is None) == (flat is None)
+        if solved is not None and flat is not None:
+            assert flat[0] <= solved[0] * (1 + Fraction(1, 10**5))
+
+
+def test_cheapest_ways_know_parallel_links_and_free_ones() -> None:
+    """The cheaper of two links, and links at no price at all."""
+    src, dst = np.array([0, 0, 1, 2]), np.array([1, 1, 2, 3])
+    found = cheapest_ways(4, src, dst, np.array([5.0, 3.0, 0.0, 2.0]), [0])
+    assert found.tolist() == [0, 3, 3, 5]
+
+
+def test_cheapest_ways_start_at_the_nearest_origin() -> None:
+    """And lead nowhere where no link does."""
+    found = cheapest_ways(4, np.array([0, 1]), np.array([2, 2]), np.array([5.0, 1.0]), [0, 1])
+    assert found.tolist() == [0, 0, 1, np.inf]

@@ -1,0 +1,208 @@
+"""Symmetries for folding: the same bounds as without them, on whatever has any."""
+
+from __future__ import annotations
+
+import os
+import random
+from fractions import Fraction
+
+import pytest
+from synthesis.small_problems import custom, full, problem_of, ring
+
+from taccl import collective as collectives
+from taccl import topologies
+from taccl.analysis.cuts import throughput
+from taccl.analysis.distances import Distances
+from taccl.analysis.flows import multicommodity
+from taccl.analysis.symmetries import Symmetries, find_symmetries
+from taccl.analysis.volume import Volume
+from taccl.problem import Clauses, Problem, make_problem
+from taccl.topology.topology import Topology, TopologyBuilder
+
+MANY = bool(os.environ.get("TACCL_MANY"))
+MB = 10**6
+
+TOPOLOGIES = {
+    "ring of 6": lambda: topologies.ring(6),
+    "mesh 3x3": lambda: topologies.mesh(3, 3),
+    "torus 3x4": lambda: topologies.torus(3, 4),
+    "hypercube 3": lambda: topologies.hypercube(3),
+    "DGX-1": lambda: topologies.dgx1(1, profile="nominal"),
+    "NDv2 x2": lambda: topologies.ndv2(2),
+    "DGX-A100 x2": lambda: topologies.dgx_a100(2),
+}
+
+
+def problem(topology: Topology, name: str) -> Problem:
+    """A collective of 1 MB chunks."""
+    return make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+
+
+def priced(problem: Problem, symmetries: Symmetries, *, divisible: bool) -> Fraction:
+    """The throughput bound in ticks."""
+    found = throughput(Volume(problem, divisible=divisible), symmetries, in_network=False, budget_s=20)
+    return found[0] if found is not None else Fraction(0)
+
+
+@pytest.mark.parametrize("divisible", [False, True], ids=["whole", "divisible"])
+@pytest.mark.parametrize("name", ["allgather", "allreduce", "alltoall"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_folded_prices_give_the_same_bound(topology: str, name: str, divisible: bool) -> None:
+    """The linear program on orbits has the optimum of the one on everything."""
+    whole = problem(TOPOLOGIES[topology](), name)
+    folded = priced(whole, find_symmetries(whole), divisible=divisible)
+    flat = priced(whole, Symmetries(whole, ()), divisible=divisible)
+    assert float(folded) == pytest.approx(float(flat), rel=1e-6)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_folded_flows_give_the_same_bound(topology: str) -> None:
+    """So has that of flows."""
+    whole = problem(TOPOLOGIES[topology](), "alltoall")
+    volume, distances = Volume(whole, divisible=True), Distances(whole)
+    folded = multicommodity(volume, distances, find_symmetries(whole))
+    flat = multicommodity(volume, distances, Symmetries(whole, ()))
+    assert folded is not None
+    assert flat is not None
+    assert float(folded[0]) == pytest.approx(float(flat[0]), rel=1e-6)
+
+
+def circulant(rng: random.Random) -> Topology:
+    """Every rank has links to the ranks so many steps on; ranks in turn may differ in speed and in ports."""
+    period = rng.choice((1, 1, 2))
+    num_ranks = period * rng.randint(2, 4)
+    builder = TopologyBuilder("circulant", [0] * num_ranks)
+    ports = [builder.add_resource(f"port {r}") for r in range(num_ranks)]
+    shared = rng.random() < 0.5
+    for step in {1, *(rng.randrange(1, num_ranks) for _ in range(2))}:
+        betas = [rng.randint(1, 4) for _ in range(period)]
+        for src in range(num_ranks):
+            beta = betas[src % period]
+            link = builder.add_link(src, (src + step) % num_ranks, alpha_us=1, beta_us_per_mb=beta)
+            if shared:
+                builder.add_hold(link, ports[src], alpha_us=0, beta_us_per_mb=beta)
+    return builder.build()
+
+
+@pytest.mark.parametrize("divisible", [False, True], ids=["whole", "divisible"])
+@pytest.mark.parametrize("name", ["allgather", "allreduce"])
+def test_random_circulants_fold_to_the_same_bound(name: str, divisible: bool) -> None:
+    """All have a symmetry."""
+    for seed in range(400 if MANY else 40):
+        some = problem(circulant(random.Random(seed)), name)
+        symmetries = find_symmetries(some)
+        assert len(set(symmetries.ranks.tolist())) < some.topology.num_ranks
+        folded = priced(some, symmetries, divisible=divisible)
+        flat = priced(some, Symmetries(some, ()), divisible=divisible)
+        assert float(folded) == pytest.approx(float(flat), rel=1e-6), f"seed {seed}"
+
+
+def test_a_ring_looks_the_same_from_every_rank() -> None:
+    """One orbit of ranks, and one of links each way round."""
+    symmetries = find_symmetries(problem(topologies.ring(6), "allgather"))
+    assert set(symmetries.ranks.tolist()) == {0}
+    assert len(set(symmetries.links.tolist())) == 2
+
+
+def test_nodes_look_the_same() -> None:
+    """Four nodes of NDv2 are alike; the ranks of one are not."""
+    whole = problem(topologies.ndv2(4), "allgather")
+    symmetries = find_symmetries(whole)
+    nodes = [frozenset(ranks) for ranks in whole.topology.ranks_of_node]
+    assert symmetries.sets(nodes).tolist() == [0, 0, 0, 0]
+    assert len(set(symmetries.ranks.tolist())) <= 8
+
+
+def test_ranks_behind_a_switch_look_the_same() -> None:
+    """Sixteen ranks of two DGX-A100 are one orbit."""
+    symmetries = find_symmetries(problem(topologies.dgx_a100(2), "allgather"))
+    assert set(symmetries.ranks.tolist()) == {0}
+
+
+def test_a_slow_link_breaks_the_symmetry() -> None:
+    """A ring of 5, prime, with one link slower: no shift is left."""
+    builder = TopologyBuilder("slow link", [0] * 5)
+    for rank in range(5):
+        builder.add_link(rank, (rank + 1) % 5, alpha_us=0, beta_us_per_mb=1 + (rank == 2))
+    assert find_symmetries(problem(builder.build(), "allgather")).generators == ()
+
+
+def test_a_shared_resource_breaks_the_symmetry() -> None:
+    """Links alike, of which two share a port."""
+    builder = TopologyBuilder("port", [0] * 3)
+    port = builder.add_resource("port")
+    for rank in range(3):
+        link = builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=1)
+        if rank < 2:
+            builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=1)
+    assert find_symmetries(problem(builder.build(), "allgather")).generators == ()
+
+
+def test_a_root_breaks_the_symmetry() -> None:
+    """A broadcast starts at one rank."""
+    symmetries = find_symmetries(problem(topologies.ring(5), "broadcast"))
+    assert symmetries.generators == ()
+
+
+def test_clauses_break_the_symmetry() -> None:
+    """Without one of its links a ring of 5 is a chain."""
+    topology = ring(5)
+    allowed = frozenset(range(1, len(topology.links)))
+    some = make_problem(
+        topology, collectives.allgather(5), chunk_bytes=MB, clauses=Clauses(links_allowed=allowed)
+    )
+    assert find_symmetries(some).generators == ()
+
+
+def test_chunk_sizes_break_the_symmetry() -> None:
+    """One chunk of an allgather is larger."""
+    some = problem_of(ring(5), collectives.allgather(5), chunk_bytes=[2 * MB, MB, MB, MB, MB])
+    assert find_symmetries(some).generators == ()
+
+
+def test_declared_symmetries_are_used() -> None:
+    """A swap of ranks 0 and 1, and of 2 and 3, that is no shift inside blocks of one size alone.
+
+    Links 0 -> 1, 1 -> 0 and 2 -> 3, 3 -> 2 with other costs, 0 -> 2, 1 -> 3 and back.
+    """
+    builder = TopologyBuilder("pairs", [0] * 4)
+    costs = {(0, 1): 1, (1, 0): 1, (2, 3): 2, (3, 2): 2, (0, 3): 3, (1, 2): 3, (3, 0): 3, (2, 1): 3}
+    for (src, dst), beta in costs.items():
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    some = problem_of(builder.build(), collectives.allgather(4), symmetry=((1, 0, 3, 2),))
+    assert find_symmetries(some).ranks.tolist() == [0, 0, 2, 2]
+
+
+def test_derived_chunks_are_not_folded() -> None:
+    """Those of a scan come one from another."""
+    assert find_symmetries(problem(topologies.ring(4), "scan")).generators == ()
+
+
+def test_images_are_every_place_a_set_is_taken_to() -> None:
+    """A set of two neighbours on a ring of 6 has six images; one of opposite ranks has three."""
+    symmetries = find_symmetries(problem(topologies.ring(6), "allgather"))
+    assert len(symmetries.images((frozenset((0, 1)),))) == 6
+    opposite = symmetries.images((frozenset((0, 3)),))
+    assert opposite == [(frozenset((0, 3)),), (frozenset((1, 4)),), (frozenset((2, 5)),)]
+
+
+def test_images_of_a_partition_keep_it_whole() -> None:
+    """The partition into single ranks is taken to itself."""
+    symmetries = find_symmetries(problem(topologies.ring(6), "allreduce"))
+    parts = tuple(frozenset((r,)) for r in range(6))
+    assert symmetries.images(parts) == [parts]
+
+
+def test_no_symmetry_leaves_everything_apart() -> None:
+    """Every rank, link and resource is an orbit of its own."""
+    some = problem_of(full(3), custom(3, [([0], [1, 2])]))
+    none = Symmetries(some, ())
+    assert none.ranks.tolist() == [0, 1, 2]
+    assert none.links.tolist() == list(range(6))
+    assert none.images((frozenset((1,)),)) == [(frozenset((1,)),)]
+
+
+def test_symmetries_are_found_once() -> None:
+    """They are kept with the problem."""
+    some = problem(topologies.ring(6), "allgather")
+    assert find_symmetries(some) is find_symmetries(some)
