@@ -86,11 +86,13 @@ def lower_bound(
     elif not divisible:
         finders.append(partial(_counted, demand, volume))
     since = time.monotonic()
-    for find in finders if budget_s > 0 else ():
+    for find in finders:
         for claim in find():
             claims.append(claim)
             if time.monotonic() - since > budget_s:
                 break
+        if time.monotonic() - since > budget_s:
+            break
     best = max(claims, key=lambda claim: claim.ticks)
     bound = Fraction(best.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, granted)

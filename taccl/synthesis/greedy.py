@@ -89,9 +89,11 @@ def list_schedule(
     """
     machine = _Machine(orbits, priorities, patience, enter_once, limit_ticks)
     found = machine.run()
-    if found is None and machine.missing and limit_ticks is None:
-        # A chunk with one destination may wander off to where it cannot go on: shortest ways never do.
-        found = _Machine(orbits, priorities, patience, enter_once, None, detours=False).run()
+    # A chunk with one destination may wander off to where it cannot go on: shortest ways never do. And where
+    # own chunks go first, one that was thought to come by another way may be too late for its own link.
+    for again, detours in ((enter_once, False), (False, True), (False, False)):
+        if found is None and machine.missing and limit_ticks is None:
+            found = _Machine(orbits, priorities, patience, again, None, detours=detours).run()
     return found
 
 
@@ -131,6 +133,7 @@ class _Machine:
             for link, moves in enumerate(orbits.moves_of_link)
         ]
         self.own_done: set[int] = set()
+        self.relayed_gone: set[int] = set()
         self.events: list[tuple[int, int, int]] = []
         self.sends: list[Send] = []
         self.finish = 0
@@ -254,6 +257,8 @@ class _Machine:
         """Own chunks while there are any; relayed ones once all own are gone, a latency after."""
         moves = self.orbits.moves
         own = [m for m in candidates if moves[m].is_own]
+        if link in self.relayed_gone:
+            return [m for m in candidates if not moves[m].is_own]
         waiting = any(
             moves[m].is_own
             and m not in self.own_done
@@ -295,6 +300,8 @@ class _Machine:
                 self.own_done.add(m)
                 later = time + self.alpha[link] + move.units * self.beta[link]
                 self.relayed_from[link] = max(self.relayed_from[link], later)
+            elif self.own_first[link]:
+                self.relayed_gone.add(link)
             if move.enters >= 0:
                 self.entered[move.enters] = True
             for p in move.srcs:
