@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.implicit import ImplicitResult as ImplicitResult
     from taccl.synthesis.implicit import synthesize_implicit as synthesize_implicit
     from taccl.synthesis.pipeline import synthesize as synthesize
+    from taccl.synthesis.replan import Replan as Replan
+    from taccl.synthesis.replan import replan as replan
     from taccl.synthesis.result import Result as Result
     from taccl.topology.topology import Topology as Topology
 
@@ -96,6 +98,7 @@ _NAMES_OF_MODULE = {
     "taccl.synthesis.explain": ("Explanation", "explain"),
     "taccl.synthesis.implicit": ("ImplicitResult", "synthesize_implicit"),
     "taccl.synthesis.pipeline": ("synthesize",),
+    "taccl.synthesis.replan": ("Replan", "replan"),
     "taccl.synthesis.result": ("Result",),
     "taccl.topology.topology": ("Topology",),
 }  # fmt: skip

@@ -286,6 +286,7 @@ _LinkText = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 _Hold = tuple[_Index, _Index, _Cost, _Cost, Literal["send", "receive"]]
 _Chunk = tuple[list[_Index], list[_Index], _Index | None]
 _Derivation = tuple[_Index, _Index, _Index]
+_Group = tuple[str, list[_Index], _Index]
 _SwitchPolicy = tuple[str, str, list[_Index]]
 
 
@@ -323,6 +324,7 @@ class _Collective(_Strict):
     chunks_per_rank: _Index
     chunks: list[Annotated[_Chunk, Field(strict=False)]]
     derivations: list[Annotated[_Derivation, Field(strict=False)]]
+    groups: list[Annotated[_Group, Field(strict=False)]] = Field(default_factory=list)
 
 
 class _Clauses(_Strict):
@@ -339,6 +341,7 @@ class _Clauses(_Strict):
     link_use: str
     objective_weight: _Cost
     routing_slack: _Cost
+    relays: list[_Index] | None = None
     where: dict[str, str]
 
 

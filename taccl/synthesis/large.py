@@ -34,6 +34,7 @@ def suits(problem: Problem) -> bool:
         or clauses.carries_to
         or clauses.own_first
         or clauses.direct_crossing
+        or clauses.relays is not None
         or any(len(links[e].srcs) + len(links[e].dsts) > 2 for e in problem.links_allowed)
     )
 

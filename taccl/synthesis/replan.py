@@ -8,29 +8,36 @@ what it carries, chunks are led round it while that helps. Then all sends are ti
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from taccl.analysis.verify import verify
 from taccl.errors import InputError
+from taccl.schedule.schedule import Schedule
+from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.fixed import schedule_trees
-from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.fixed import Planner, schedule_trees
 from taccl.synthesis.routes import Roads, Tree, bare_trees, lighten, mend, read_trees
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.fixed import Order, Sends
 
 __all__ = ["Replan", "replan"]
 
-#: How many priorities the list scheduler tries at most.
-_MAX_RUNS = 64
+#: After so many ways that were no better, no more are tried.
+_PATIENCE = 200
+#: How much of the time limit is kept for the schedule itself, and for verifying it.
+_RESERVE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,8 @@ def replan(
     Raises
     ------
     InputError
-        If `ranks` does not name an old rank for every new one, once each; if the problem shares no chunk with
-        the old schedule; or if the time limit is not positive.
+        If `ranks` does not name an old rank for every new one, once each, the problem shares no chunk with
+        the old schedule, or the time limit is not positive.
     SketchError, TopologyError
         If a chunk cannot reach a destination any more.
     """
@@ -123,26 +130,30 @@ def replan(
     old_trees = read_trees(old)
     trees = _carried_over(old_trees, problem, new_rank, new_link, new_chunk)
     roads = Roads(problem, trees)
-    schedule = None
-    if mend(roads, trees):
-        lighten(roads, trees, ceiling=_busiest_ticks(old.problem, old_trees, problem), deadline=deadline)
-        schedule = schedule_trees(
-            problem, trees, max_runs=_MAX_RUNS, deadline=deadline, seed=seed, producer="replan"
-        )
-    if schedule is not None:
-        verification = verify(schedule)
-    from_scratch = schedule is None or not verification.ok
-    if from_scratch:
-        schedule = synthesize(
-            problem, backend="greedy", time_limit_s=max(1.0, deadline - time.monotonic()), seed=seed
-        ).schedule
-    assert schedule is not None
-    before = {
-        (new_chunk[t.chunk], new_link[t.link], t.reduce)
+    scale = Fraction(problem.costs.ticks_per_us, old.problem.costs.ticks_per_us)
+    starts = {
+        (new_chunk[t.chunk], new_link[t.link], t.reduce): int(t.start_ticks * scale)
         for t in old
         if t.chunk in new_chunk and t.link in new_link
     }
-    after = {(t.chunk, t.link, t.reduce) for t in schedule}
+    schedule = None
+    if mend(roads, trees):
+        slower = _slower(old.problem, problem, new_link)
+        free = [tree for tree in trees if tree.is_mended or not slower.isdisjoint(tree.link_to.values())]
+        lighten(roads, free, ceiling=_busiest_ticks(old.problem, old_trees, problem), deadline=deadline)
+        until = deadline - _RESERVE * time_limit_s
+        order = _order(Planner(problem), roads, trees, free, starts, deadline=until, seed=seed)
+        schedule = schedule_trees(problem, trees, order)
+    same = _unchanged(old, problem, new_chunk, new_link)
+    candidates = [each for each in (same, schedule) if each is not None and verify(each).ok]
+    schedule = min(candidates, key=lambda each: each.finish_ticks, default=None)
+    from_scratch = schedule is None
+    if schedule is None:
+        from taccl.synthesis.pipeline import synthesize
+
+        found = synthesize(problem, backend="greedy", time_limit_s=time_limit_s, seed=seed).schedule
+        schedule = found if isinstance(found, Schedule) else found.expand()
+    before, after = set(starts), {(t.chunk, t.link, t.reduce) for t in schedule}
     return Replan(
         schedule=schedule,
         old=old,
@@ -253,6 +264,96 @@ def _carried_over(
         # What is cut off but leads to a target stays: mending has to reach its first rank only.
         tree.prune(problem)
     return trees
+
+
+def _unchanged(
+    old: Schedule, problem: Problem, new_chunk: Mapping[int, int], new_link: Mapping[int, int]
+) -> Schedule | None:
+    """All transfers in their old order, timed anew; None where one is lost, or the order is none any more."""
+    if not all(t.chunk in new_chunk and t.link in new_link for t in old):
+        return None
+    try:
+        return exact_times(
+            problem,
+            chunk=[new_chunk[c] for c in old.chunk.tolist()],
+            link=[new_link[e] for e in old.link.tolist()],
+            starts=old.start,
+            group=old.group,
+            reduce=old.reduce,
+            producer=old.producer,
+        )
+    except ValueError:
+        return None
+
+
+def _order(
+    planner: Planner,
+    roads: Roads,
+    trees: Sequence[Tree],
+    free: Sequence[Tree],
+    starts: Mapping[tuple[int, int, bool], int],
+    *,
+    deadline: float,
+    seed: int,
+) -> Order:
+    """The best order found of the sends of all trees; some are free to try other ways for it."""
+    sends = planner.sends(trees)
+    as_before = planner.find(trees, urgency=-np.array(_expected(roads, sends, starts), np.int64))
+    best = min(planner.find(trees), as_before, key=lambda order: order.finish_ticks)
+    rng = random.Random(seed)
+    tried = 0
+    while free and tried < _PATIENCE and time.monotonic() < deadline:
+        tried += 1
+        tree = rng.choice(free)
+        links, was_mended = tree.link_to, tree.is_mended
+        for rank in rng.sample(sorted(links), min(len(links), rng.randint(1, 3))):
+            roads.cut(tree, rank)
+        found = planner.find(trees, turns=4) if mend(roads, [tree], noise=rng) else None
+        # Of two ways that finish alike, that which has more of the old one is better.
+        worse = _num_kept(tree, links, starts) > _num_kept(tree, tree.link_to, starts)
+        if found is None or found.finish_ticks > best.finish_ticks - worse:
+            roads.restore(tree, links)
+            tree.is_mended = was_mended
+            continue
+        if found.finish_ticks < best.finish_ticks:
+            tried = 0
+        best = found
+    return best
+
+
+def _num_kept(tree: Tree, links: Mapping[int, int], starts: Mapping[tuple[int, int, bool], int]) -> int:
+    """How many of the sends over a tree's links were there before."""
+    return sum((tree.chunk, link, tree.reducing) in starts for link in set(links.values()))
+
+
+def _expected(roads: Roads, sends: Sends, starts: Mapping[tuple[int, int, bool], int]) -> list[int]:
+    """When every send would start if all went on as before: as it did, or once what it waits for is there."""
+    rows = list(zip(sends.chunk.tolist(), sends.link.tolist(), sends.reduces.tolist(), strict=True))
+    expected = [starts.get(row, 0) for row in rows]
+    after: list[list[int]] = [[] for _ in rows]
+    left = [0] * len(rows)
+    for a, b in sends.arcs.tolist():
+        after[a].append(b)
+        left[b] += 1
+    ready = [m for m, count in enumerate(left) if not count]
+    for m in ready:
+        end = expected[m] + roads.took(rows[m][1], rows[m][0])
+        for other in after[m]:
+            expected[other] = max(expected[other], end)
+            left[other] -= 1
+            if not left[other]:
+                ready.append(other)
+    return expected
+
+
+def _slower(old: Problem, new: Problem, new_link: dict[int, int]) -> set[int]:
+    """New links that are slower than they were."""
+    was, now = old.topology.links, new.topology.links
+    return {
+        e
+        for link, e in new_link.items()
+        if now[e].alpha_us > was[link].alpha_us or now[e].beta_us_per_mb > was[link].beta_us_per_mb
+    }
 
 
 def _busiest_ticks(old: Problem, old_trees: Sequence[Tree], problem: Problem) -> int:

@@ -17,7 +17,7 @@ from taccl.topology.checks import check_topology
 from taccl.units import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 __all__ = ["Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder"]
 
@@ -199,6 +199,26 @@ class Topology:
             cost_model=self.cost_model,
             notes=self.notes,
         )
+
+    def without(
+        self,
+        *,
+        links: Iterable[int | tuple[int, int]] = (),
+        ranks: Collection[int] = (),
+        resources: Iterable[str] = (),
+    ) -> Topology:
+        """What is left when links, ranks or resources have failed; see `taccl.topology.transform.without`."""
+        from taccl.topology.transform import without
+
+        return without(self, links=links, ranks=ranks, resources=resources)
+
+    def degraded(
+        self, links: Mapping[int | tuple[int, int] | str, int | float | str | Fraction]
+    ) -> Topology:
+        """With some links slower than they were; see `taccl.topology.transform.degraded`."""
+        from taccl.topology.transform import degraded
+
+        return degraded(self, links)
 
     def to_dict(self) -> dict[str, Any]:
         """The topology as plain values; fractions as text."""

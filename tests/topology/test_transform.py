@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from taccl.errors import TopologyError
 from taccl.topology.fabrics import mesh, ring, star
-from taccl.topology.machines import dgx2, ndv2
+from taccl.topology.machines import dgx2, dgx_h100, ndv2
 from taccl.topology.topology import TopologyBuilder
-from taccl.topology.transform import from_networkx, relabel, scale, subset, to_networkx, without
+from taccl.topology.transform import degraded, from_networkx, relabel, scale, subset, to_networkx, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +145,70 @@ def test_what_fails_must_exist(failed: dict[str, list[int]], message: str) -> No
     """A link or rank that is not there cannot fail."""
     with pytest.raises(TopologyError, match=message):
         without(ring(4), **failed)  # type: ignore[arg-type]
+
+
+def test_a_nic_takes_its_links_along() -> None:
+    """NIC 3 of node 1 joins it to NIC 3 of node 0: a link each way, of 8."""
+    topology = dgx_h100(2)
+    left = without(topology, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])
+    assert set(edges(topology)) - set(edges(left)) == {(3, 11), (11, 3)}
+    assert "NIC 3 of node 1 egress" not in names(left)
+    with pytest.raises(TopologyError, match="there is no resource 'NIC 9 of node 1'"):
+        without(topology, resources=["NIC 9 of node 1"])
+
+
+def test_a_degraded_link_is_slower_by_itself() -> None:
+    """A quarter of the bandwidth left: four times the beta of 0 -> 1 and of its own hold; alpha stays."""
+    topology = ring(3)
+    slow = degraded(topology, {(0, 1): "0.25"})
+    index = topology.links_between(0, 1)[0]
+    for e, (was, now) in enumerate(zip(topology.links, slow.links, strict=True)):
+        factor = 4 if e == index else 1
+        assert (now.alpha_us, now.beta_us_per_mb) == (was.alpha_us, factor * was.beta_us_per_mb)
+        assert slow.holds_of_link[e][0].beta_us_per_mb == factor * topology.holds_of_link[e][0].beta_us_per_mb
+    assert degraded(topology, {index: Fraction(1, 4)}) == slow
+
+
+def test_a_degraded_link_leaves_what_it_shares_alone() -> None:
+    """A NIC that several links share passes bytes as fast as ever."""
+    topology = dgx_h100(3)
+    e = topology.links_between(0, 8)[0]
+    held = {topology.resources[h.resource].name: h for h in degraded(topology, {e: 0.5}).holds_of_link[e]}
+    assert held["link 0->8 (InfiniBand)"].beta_us_per_mb == 40
+    assert held["NIC 0 of node 0 egress"].beta_us_per_mb == 20
+
+
+def test_a_degraded_nic_slows_its_links() -> None:
+    """At half its rate every send holds it for twice as long, and takes as long."""
+    topology = dgx_h100(3)
+    slow = degraded(topology, {"NIC 0 of node 0 egress": 0.5})
+    for there in (8, 16):
+        (e,) = slow.links_between(0, there)
+        assert slow.links[e].beta_us_per_mb == 40
+        assert {slow.resources[h.resource].name: h.beta_us_per_mb for h in slow.holds_of_link[e]} == {
+            f"link 0->{there} (InfiniBand)": 20,
+            "NIC 0 of node 0 egress": 40,
+            f"NIC 0 of node {there // 8} ingress": 20,
+        }
+    (back,) = slow.links_between(8, 0)
+    assert slow.links[back] == topology.links[back]
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        ({(0, 1): 0}, "found 0; expected the part of the bandwidth that is left"),
+        ({(0, 1): 2}, "above 0 and at most 1"),
+        ({(0, 1): -1}, "found -1"),
+        ({(0, 9): 1}, "rank 9 does not exist"),
+        ({99: 1}, "link 99 does not exist"),
+        ({"NIC": 1}, "there is no resource 'NIC'"),
+    ],
+)
+def test_what_is_degraded_must_exist_and_keep_something(links: dict[object, object], message: str) -> None:
+    """A part of the bandwidth is left, or the link is lost."""
+    with pytest.raises(TopologyError, match=message):
+        degraded(ring(4), links)  # type: ignore[arg-type]
 
 
 def test_scale_multiplies_links_and_holds() -> None:
