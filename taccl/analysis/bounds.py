@@ -87,12 +87,12 @@ def lower_bound(
         finders.append(partial(_counted, demand, volume))
     since = time.monotonic()
     for find in finders:
+        if time.monotonic() - since >= budget_s:
+            break
         for claim in find():
             claims.append(claim)
-            if time.monotonic() - since > budget_s:
+            if time.monotonic() - since >= budget_s:
                 break
-        if time.monotonic() - since > budget_s:
-            break
     best = max(claims, key=lambda claim: claim.ticks)
     bound = Fraction(best.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, granted)
@@ -278,24 +278,29 @@ def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
 
 
 def _gossip(demand: Demand) -> Iterator[_Claim]:
-    """A sum that n ranks share takes at least 2(n - 1) sends, whoever adds what.
+    """A sum that n ranks (or nodes) share takes at least 2(n - 1) sends, whoever adds what.
 
-    Each rank's contribution must leave it and the sum must reach it: until some rank holds the sum, n - 1
+    Each one's contribution must leave it and the sum must reach it: until some one holds the sum, n - 1
     sends have been made at least, and each of the n - 1 others then still needs one.
     """
-    sizes, sends = [], 0
-    for (data, units), count in demand.classes.items():
-        members = set(data.origins) & set(data.destinations)
-        if len(members) > 1:
-            sends += 2 * (len(members) - 1) * count
-            sizes.append(units)
-    if sends:
-        covers = _cover(demand, set(demand.problem.links_allowed))
-        job = Job(frozenset(), min(sizes), 0, 0, frozenset())
-        what = f"{sends} sends are needed by all ranks together, through {_number(covers)}"
-        everyone = frozenset(range(demand.topology.num_ranks))
-        ticks = _window(demand, [job] * sends, covers)
-        yield _Claim(ticks, what, "counting", Border(everyone, True))
+    topology = demand.topology
+    everyone = frozenset(range(topology.num_ranks))
+    for name, part_of, links in (
+        ("ranks", tuple(range(topology.num_ranks)), set(demand.problem.links_allowed)),
+        ("nodes", topology.node_of_rank, set(demand.problem.links_allowed) & set(topology.internode_links)),
+    ):
+        sizes, sends = [], 0
+        for (data, units), count in demand.classes.items():
+            parts = {part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations}
+            if len(parts) > 1:
+                sends += 2 * (len(parts) - 1) * count
+                sizes.append(units)
+        if sends and links:
+            covers = _cover(demand, links)
+            job = Job(frozenset(), min(sizes), 0, 0, frozenset())
+            what = f"{sends} sends are needed between all {name} together, through {_number(covers)}"
+            ticks = _window(demand, [job] * sends, covers)
+            yield _Claim(ticks, what, "counting", Border(everyone, name == "ranks"))
 
 
 def _number(cover: Sequence[object]) -> str:

@@ -44,7 +44,11 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """What must enter (or leave) a set of ranks; of a sum that all need, `ranks` may be all: see `check`."""
+    """What must enter (or leave) a set of ranks.
+
+    Of sums that many need `ranks` may be all: then what ranks must send one another, or, where `entering` is
+    False, what nodes must.
+    """
 
     ranks: frozenset[int]
     entering: bool

@@ -263,11 +263,16 @@ class _Facts:
         if border.ranks == everyone:
             if self.multi or in_network or not self.sums:
                 return False
+            part_of: Sequence[int] = range(self.topology.num_ranks)
+            links = self.allowed
+            if not border.entering:
+                part_of = self.topology.node_of_rank
+                links = [e for e in links if self.topology.is_internode(e)]
             sends: list[int] = []
             for data, units in zip(self.collective.chunks, self.units, strict=True):
-                members = len(set(data.origins) & set(data.destinations))
-                sends += [units] * max(0, 2 * (members - 1))
-            return self._fills(sends, self.allowed, ticks)
+                parts = {part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations}
+                sends += [units] * max(0, 2 * (len(parts) - 1))
+            return self._fills(sends, links, ticks)
         if self.multi:
             return False
         jobs = list(self.jobs(border.ranks, entering=border.entering))

@@ -54,7 +54,7 @@ def check_sums(replay: Replay) -> int:
     """Presence, reductions and postcondition of a combining collective; returns as `check_copies`.
 
     Says of each transfer, in ``replay.reducing``, whether it is on the way to the chunk's root: while a
-    source lacks contributions, or the root, which has none of its own, still lacks the sum.
+    source or the root lacks contributions.
     """
     links = replay.topology.links
     held: dict[tuple[int, int], int] = {}  # (rank, chunk) -> contributing ranks, as bits
@@ -70,8 +70,7 @@ def check_sums(replay: Replay) -> int:
         if not arrives:
             whole = everyone[chunk]
             root = replay.collective.chunks[chunk].root
-            # Where the root contributes, a sum is whole only once it has been there.
-            awaited = root is not None and not whole >> root & 1 and held.get((root, chunk)) != whole
+            awaited = root is not None and held.get((root, chunk)) != whole
             replay.reducing[i] = awaited or any(held.get((r, chunk), 0) != whole for r in ends.srcs)
             bits = 0
             for rank in ends.srcs:
