@@ -53,6 +53,8 @@ __all__ = ["synthesize"]
 
 logger = logging.getLogger(__name__)
 
+#: With less time than this the compiled list scheduler, which is compiled when first used, is left out.
+_WORTH_COMPILING_S = 5.0
 #: Problems with more moves than this, once folded, are left to the compiled list scheduler.
 _MOST_MOVES = 200_000
 #: Schedules with more transfers than this stay compact.
@@ -309,6 +311,8 @@ def _search(
             _portfolio(search, limit_s)
         elif backend == "greedy":
             stages.greedy(search, budget_s=min(limit_s, max(2.0, 0.2 * limit_s)))
+            if limit_s >= _WORTH_COMPILING_S:
+                stages.compiled(search, budget_s=search.time_left_s())
         else:
             _one_solver(search, backend, limit_s)
     except KeyboardInterrupt:
@@ -326,7 +330,9 @@ def _portfolio(search: Search, limit_s: float) -> None:
     stages.greedy(search, budget_s=min(1.0, 0.1 * limit_s))
     if search.best is None or search.done:
         return
-    if len(search.folded.moves) <= _JOINT_MOVES:
+    if limit_s >= _WORTH_COMPILING_S:
+        stages.compiled(search, budget_s=0.1 * limit_s)
+    if not search.done and len(search.folded.moves) <= _JOINT_MOVES:
         _joint(search, budget_s=min(5.0, 0.3 * limit_s))
     if not search.done:
         pairs = stages.route(search, "highs", budget_s=min(0.25 * limit_s, search.time_left_s()))

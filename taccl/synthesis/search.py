@@ -102,12 +102,20 @@ class Search:
     def offer(self, schedule: ListSchedule, *, producer: str) -> float | None:
         """Unfold, verify and keep a schedule if it is the best; its finish in us, None if it was refused."""
         whole = unfold(self.folded, schedule.sends, producer=producer)
+        better = self.best is None or whole.finish_ticks < self.best.finish_ticks
+        finish_us = self.offer_whole(whole, producer=producer)
+        if better and finish_us is not None:
+            self.best_fold = schedule
+        return finish_us
+
+    def offer_whole(self, whole: Schedule, *, producer: str) -> float | None:
+        """Verify and keep a schedule if it is the best; its finish in us, None if it was refused."""
         if self.best is None or whole.finish_ticks < self.best.finish_ticks:
             verification = verify(whole)
             if not verification.ok:
                 logger.error("%s made a schedule that the verifier refuses: %s", producer, verification)
                 return None
-            self.best, self.best_fold = whole, schedule
+            self.best = whole
             self.last_improved = time.monotonic()
             self.report(producer)
         return whole.finish_us

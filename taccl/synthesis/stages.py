@@ -10,6 +10,7 @@ from taccl.solvers.solver import solve
 from taccl.synthesis import contiguity as contiguity_stage
 from taccl.synthesis import jobshop, ordering, routing
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule
+from taccl.synthesis.large import schedule_large, suits
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.orbits import Orbits
     from taccl.synthesis.search import Search
 
-__all__ = ["greedy", "improve", "job_shop", "route", "route_and_order", "schedule_routing"]
+__all__ = ["compiled", "greedy", "improve", "job_shop", "route", "route_and_order", "schedule_routing"]
 
 #: Noise, detour penalty and patience of the list scheduler's restarts, in turn.
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
@@ -59,6 +60,27 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     status = "done" if best is not None else "no-solution"
     message = f"{runs} run{'s' if runs != 1 else ''}"
     search.record("greedy", "taccl", status, since, finish_us=finish, message=message)
+
+
+def compiled(search: Search, *, budget_s: float) -> None:
+    """The compiled list scheduler, which knows tiers of links but no sketch; where it obeys all clauses."""
+    if search.done or not suits(search.problem):
+        return
+    since = time.monotonic()
+    search.report("greedy (compiled)")
+    found = schedule_large(
+        search.problem, target_ticks=search.bound_ticks, time_limit_s=budget_s, seed=search.options.seed
+    )
+    number = {(move.chunk, move.link): m for m, move in enumerate(search.folded.moves)}
+    if len(search.folded.group) == 1 and all((t.chunk, t.link) in number for t in found):
+        sends = tuple(
+            Send(search.folded.link_orbit[t.link], (number[t.chunk, t.link],), t.start_ticks, t.end_ticks)
+            for t in found
+        )
+        finish = search.offer(ListSchedule(sends, found.finish_ticks), producer="greedy (compiled)")
+    else:
+        finish = search.offer_whole(found.expand(), producer="greedy (compiled)")
+    search.record("greedy", "compiled", "done", since, finish_us=finish)
 
 
 def route(search: Search, solver: str, *, budget_s: float) -> list[tuple[int, int]] | None:
