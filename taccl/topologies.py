@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from taccl.errors import TopologyError
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
 from taccl.topology.machines import dgx1, dgx2, dgx_a100, dgx_h100, ndv2
 from taccl.topology.registry import fabric_names, machine_names, parse
@@ -19,9 +20,38 @@ __all__ = [
 ]  # fmt: skip
 
 
-def load(path: str | PathLike[str]) -> Topology:
-    """The topology in a TOML or JSON file; see `taccl.topology.files.load_topology`."""
-    # The reader of files needs pydantic, which machines and fabrics do not wait for.
+def load(path: str | PathLike[str], **arguments: Any) -> Topology:
+    """The topology in a file: TOML or JSON of our own, or what another tool wrote, told by its content.
+
+    Parameters
+    ----------
+    **arguments
+        What the file does not say, for files of other tools; see `load_nccl_topology`, `load_nvidia_smi` and
+        `load_astra_network` in `taccl.formats`.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or it has no use for an argument.
+    """
+    # The readers of files need pydantic, which machines and fabrics do not wait for.
+    from taccl.formats.recognise import foreign_topology
     from taccl.topology.files import load_topology
 
-    return load_topology(path)
+    found = foreign_topology(path)
+    if found is None and arguments:
+        raise TopologyError(
+            f"found a file of taccl's own, which has no use for {', '.join(arguments)}; leave it out",
+            where=str(path),
+        )
+    if found is None:
+        return load_topology(path)
+    name, reader = found
+    try:
+        topology: Topology = reader(path, **arguments)
+    except TypeError as error:
+        unknown = str(error).partition("argument ")[2] or str(error)
+        raise TopologyError(
+            f"found {name}, which has no use for {unknown}; leave it out", where=str(path)
+        ) from None
+    return topology

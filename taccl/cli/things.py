@@ -16,7 +16,7 @@ __all__ = ["Kind", "is_file", "kind_of", "sketch_from_word", "topology_from_word
 
 Kind = Literal["schedule", "sketch", "upstream sketch", "topology", "upstream topology"]
 
-_FILE_SUFFIXES = (".toml", ".json")
+_FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt")
 _FIELDS_OF_TOPOLOGIES = frozenset(
     ("fabric", "constants", "link", "resource", "ranks_per_node", "rails", "alpha_meaning", "alpha_us")
 )
@@ -42,6 +42,11 @@ def topology_from_word(word: str, *, nodes: int | None = None, profile: str | No
         from taccl.sketch.upstream import load_upstream_topology
 
         return load_upstream_topology(word, nodes=nodes)
+    from taccl.formats.recognise import ASTRA_NETWORK, foreign_topology
+
+    foreign = foreign_topology(word)
+    if foreign is not None and foreign[0] != ASTRA_NETWORK:
+        return taccl.topologies.load(word, **({} if nodes is None else {"nodes": nodes}))
     topology = taccl.topologies.load(word)
     if nodes is not None and nodes != topology.num_nodes:
         raise InputError(
@@ -68,8 +73,11 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
     from taccl.formats.files import read_limited
+    from taccl.formats.recognise import foreign_topology
     from taccl.sketch.reading import parse_json, parse_toml
 
+    if foreign_topology(word) is not None:
+        return "topology"
     text = read_limited(word, _MAX_FILE_BYTES)
     is_json = text.lstrip().startswith("{") or word.lower().endswith(".json")
     fields = set((parse_json if is_json else parse_toml)(text, source=word))

@@ -8,7 +8,15 @@ import pytest
 
 from taccl.errors import FormatError, InputError
 from taccl.formats import recognise as module
-from taccl.formats.recognise import FORMATS, TACCL_SCHEDULE, UPSTREAM_ALGORITHM, recognise
+from taccl.formats.recognise import (
+    ASTRA_NETWORK,
+    FORMATS,
+    NCCL_TOPOLOGY,
+    NVIDIA_SMI,
+    TACCL_SCHEDULE,
+    UPSTREAM_ALGORITHM,
+    recognise,
+)
 
 
 def _write(tmp_path, text):
@@ -26,6 +34,9 @@ def _write(tmp_path, text):
         ('{"sccl_type": "algorithm", "name": "x"}', UPSTREAM_ALGORITHM),
         ('{"name": "x", "sccl_type": "algorithm"}', UPSTREAM_ALGORITHM),
         ('{"sccl_type": "algorithm", "cut sh', UPSTREAM_ALGORITHM),
+        ('<?xml version="1.0"?>\n<!-- <algo> -->\n<system version="1">', NCCL_TOPOLOGY),
+        ("$ nvidia-smi topo -m\n\t\x1b[4mGPU0\tGPU1\tCPU Affinity\x1b[0m\n", NVIDIA_SMI),
+        ("# a ring\ntopology: [ Ring ]\nnpus_count: [ 4 ]\n", ASTRA_NETWORK),
     ],
 )
 def test_format_is_recognised_by_its_mark(tmp_path, text, name):
@@ -40,6 +51,15 @@ def test_real_algorithms_are_recognised(shared_data):
 
 
 @pytest.mark.parametrize(
+    ("folder", "count", "name"),
+    [("nccl-topo", 7, NCCL_TOPOLOGY), ("nvidia-smi", 1, NVIDIA_SMI), ("astra-sim", 4, ASTRA_NETWORK)],
+)
+def test_real_topologies_are_recognised(shared_data, folder, count, name):
+    """Files that other tools and cloud providers wrote."""
+    assert [recognise(path) for path in (shared_data / folder).iterdir()] == [name] * count
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         ('{"result": {"format": "taccl-schedule"}}', "JSON with fields 'result'"),
@@ -48,7 +68,10 @@ def test_real_algorithms_are_recognised(shared_data):
         ('{"nnodes": 2}', "an upstream sketch"),
         ('{"name": "NDv2", "gpus_per_node": 8}', "an upstream topology"),
         ("{}", "an empty JSON object"),
-        ("<algo name='x'>", "XML"),
+        ("<html><body>", "XML with <html> at its top"),
+        ("<!-- " * 100_000, "XML without an element"),
+        ("<!-- --> " * 100_000 + "<!DOCTYPE x>", "XML without an element"),
+        ("GPU0 GPU1", "no JSON object"),
         ("[1, 2]", "no JSON object"),
         ("schema = 1", "no JSON object"),
     ],

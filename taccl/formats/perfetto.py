@@ -1,0 +1,223 @@
+"""The timeline of a schedule or a simulation as a trace that Perfetto and Chrome's tracing page show.
+
+A process per rank has a track for each of its links out, with an event per send. The process after the ranks
+has a track for each resource that several links share, with an event per hold. Times are microseconds. Where
+events of a track overlap (a link may be free again before its send ends), the later ones go to a track of
+their own, because a viewer nests what shares a track.
+
+References
+----------
+"Trace Event Format", the JSON that https://ui.perfetto.dev opens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from taccl.analysis.events import events_of
+from taccl.analysis.simulation import Simulation
+from taccl.analysis.usage import JITTER_BITS
+from taccl.formats.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from taccl.analysis.events import Events
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["save_perfetto", "trace"]
+
+
+def save_perfetto(
+    timeline: Schedule | Simulation, path: str | os.PathLike[str], *, overwrite: bool = False
+) -> None:
+    """Write the trace of a schedule or a simulation.
+
+    Raises
+    ------
+    InputError
+        If the file exists and `overwrite` is False, it cannot be written, or the schedule is none of its
+        problem.
+    """
+    check_writable(path, overwrite=overwrite)
+    document = trace(timeline)
+    lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in document.pop("traceEvents"))
+    rest = json.dumps(document)[1:]
+    write_whole(path, f'{{"traceEvents": [\n{lines}\n], {rest}\n', overwrite=overwrite)
+
+
+def trace(timeline: Schedule | Simulation) -> dict[str, Any]:
+    """The trace as plain values.
+
+    Raises
+    ------
+    InputError
+        If the schedule is none of its problem.
+    """
+    played = _of_simulation(timeline) if isinstance(timeline, Simulation) else _of_schedule(timeline)
+    problem, events = played.problem, played.events
+    tracks: dict[tuple[int, str], list[_Slice]] = defaultdict(list)
+    for tile in played.tiles:
+        for send, link in enumerate(events.link):
+            track = tracks[_track_of_link(problem, link)]
+            track.append(_slice(played, send, tile.number, tile.starts[send], tile.ends[send]))
+    for resource in sorted(_shared(problem).intersection(events.uses)):
+        name = f"{problem.topology.resources[resource].name} ({resource})"
+        track = tracks[problem.topology.num_ranks, name]
+        for tile in played.tiles:
+            for use in events.uses[resource]:
+                start, scale = tile.starts[use.send], tile.scale[use.send]
+                begin, until = start + scale * use.begin, start + scale * use.until
+                track.append(_slice(played, use.send, tile.number, begin, until))
+    finish = max((end for tile in played.tiles for end in tile.ends), default=0)
+    return {
+        "traceEvents": [*_named_processes(problem, tracks), *_laid_out(tracks, played.ticks_per_us)],
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "collective": problem.collective.name,
+            "topology": problem.topology.name,
+            "producer": played.schedule.producer,
+            "finish_us": float(Fraction(finish, played.ticks_per_us)),
+        },
+    }
+
+
+class _Tile(NamedTuple):
+    """Start and end of every send of one tile, in ticks, and what the ticks of each are multiplied by."""
+
+    number: int
+    starts: Sequence[int]
+    ends: Sequence[int]
+    scale: Sequence[int]
+
+
+class _Played(NamedTuple):
+    """What a trace is made from."""
+
+    schedule: Schedule
+    problem: Problem
+    events: Events
+    tiles: list[_Tile]
+    ticks_per_us: int
+
+
+class _Slice(NamedTuple):
+    """An event of a track, in ticks."""
+
+    start: int
+    end: int
+    name: str
+    args: dict[str, Any]
+
+
+def _of_schedule(schedule: Schedule) -> _Played:
+    """Sends at the times that the schedule states."""
+    problem = schedule.problem
+    events = events_of(schedule, problem)
+    first = [members[0] for members in events.transfers]
+    starts, ends = schedule.start[first].tolist(), schedule.end[first].tolist()
+    tile = _Tile(0, starts, ends, [1] * events.num_sends)
+    return _Played(schedule, problem, events, [tile], problem.costs.ticks_per_us)
+
+
+def _of_simulation(simulation: Simulation) -> _Played:
+    """Sends at the times that the simulation found, tile by tile."""
+    run, events = simulation.run, simulation.run.events
+    tiles = []
+    for number in range(simulation.tiles):
+        starts, scale = run.starts[number].tolist(), run.scale(number)
+        ends = [starts[send] + ticks * scale[send] for send, ticks in enumerate(events.duration)]
+        tiles.append(_Tile(number, starts, ends, scale))
+    per_us = simulation.problem.costs.ticks_per_us << (JITTER_BITS if run.factors is not None else 0)
+    return _Played(simulation.schedule, simulation.problem, events, tiles, per_us)
+
+
+def _slice(played: _Played, send: int, tile: int, start: int, end: int) -> _Slice:
+    schedule, problem = played.schedule, played.problem
+    transfers, link = played.events.transfers[send], played.events.link[send]
+    chunks = [int(schedule.chunk[t]) for t in transfers]
+    ends = problem.topology.links[link]
+    reduce = bool(schedule.reduce[transfers[0]])
+    args = {
+        "chunk": chunks[0] if len(chunks) == 1 else chunks,
+        "link": link,
+        "src": ends.src if len(ends.srcs) == 1 else list(ends.srcs),
+        "dst": ends.dst if len(ends.dsts) == 1 else list(ends.dsts),
+        "group": int(schedule.group[transfers[0]]),
+        "reduce": reduce,
+        "bytes": sum(problem.chunk_bytes[chunk] for chunk in chunks),
+        "tile": tile,
+    }
+    what = f"chunk{'s' if len(chunks) > 1 else ''} {', '.join(map(str, chunks))}"
+    return _Slice(start, end, f"{'reduce' if reduce else 'copy'} {what}", args)
+
+
+def _track_of_link(problem: Problem, link: int) -> tuple[int, str]:
+    ends = problem.topology.links[link]
+    return ends.src, f"link {link}: {ends}"
+
+
+def _shared(problem: Problem) -> set[int]:
+    """Resources that more than one link holds."""
+    holders: dict[int, set[int]] = defaultdict(set)
+    for hold in problem.topology.holds:
+        holders[hold.resource].add(hold.link)
+    return {resource for resource, links in holders.items() if len(links) > 1}
+
+
+def _named_processes(problem: Problem, tracks: dict[tuple[int, str], list[_Slice]]) -> list[dict[str, Any]]:
+    """What a viewer calls the processes, and in which order it shows them."""
+    node_of_rank = problem.topology.node_of_rank
+    names = {rank: f"rank {rank} (node {node})" for rank, node in enumerate(node_of_rank)}
+    names[len(node_of_rank)] = "shared resources"
+    named = []
+    for process in sorted({process for process, _ in tracks}):
+        for kind, args in (
+            ("process_name", {"name": names[process]}),
+            ("process_sort_index", {"sort_index": process}),
+        ):
+            named.append({"ph": "M", "name": kind, "pid": process, "tid": 0, "args": args})
+    return named
+
+
+def _laid_out(tracks: dict[tuple[int, str], list[_Slice]], ticks_per_us: int) -> list[dict[str, Any]]:
+    """Threads with their names, and events; those that overlap others of their track on further threads."""
+    laid_out: list[dict[str, Any]] = []
+    used: dict[int, int] = defaultdict(int)
+    for (process, name), slices in sorted(tracks.items(), key=lambda track: _natural(track[0])):
+        free_at: list[int] = []
+        threads: list[int] = []
+        for each in sorted(slices, key=lambda each: (each.start, each.end)):
+            lane = next((i for i, free in enumerate(free_at) if free <= each.start), len(free_at))
+            if lane == len(free_at):
+                used[process] += 1
+                free_at.append(0)
+                threads.append(used[process])
+                shown = name if not lane else f"{name}, overlapping"
+                for kind, args in (
+                    ("thread_name", {"name": shown}),
+                    ("thread_sort_index", {"sort_index": used[process]}),
+                ):
+                    laid_out.append(
+                        {"ph": "M", "name": kind, "pid": process, "tid": used[process], "args": args}
+                    )
+            free_at[lane] = each.end
+            laid_out.append({
+                "ph": "X", "name": each.name, "cat": "reduce" if each.args["reduce"] else "copy",
+                "pid": process, "tid": threads[lane],
+                "ts": float(Fraction(each.start, ticks_per_us)),
+                "dur": float(Fraction(each.end - each.start, ticks_per_us)), "args": each.args,
+            })  # fmt: skip
+    return laid_out
+
+
+def _natural(key: tuple[int, str]) -> tuple[int, int, str]:
+    """Processes in order, and links by number."""
+    process, name = key
+    number = name.removeprefix("link ").partition(":")[0]
+    return process, int(number) if number.isdigit() else -1, name

@@ -1,0 +1,340 @@
+"""What a file may be in, by content or name; and read, write and convert over the table of formats."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from taccl.errors import FormatError, InputError, LossyConversionWarning
+from taccl.formats.files import check_writable, read_limited, write_whole
+from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
+from taccl.names import did_you_mean, matching
+from taccl.sketch.reading import parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "Conversion", "convert", "format_named", "format_of_content", "format_of_name", "read", "write",
+]  # fmt: skip
+
+_LIMIT_BYTES = 10**9
+_HEAD_CHARACTERS = 10**4
+#: A file whose first field does not say what it is must be parsed whole, which takes many times its size.
+_PARSED_CHARACTERS = 64 * 10**6
+#: `extra` says how a schedule was found, which is for `taccl.save` to be told.
+_NO_OPTIONS = ("overwrite", "extra")
+
+
+class Conversion(NamedTuple):
+    """From which format to which, and the files written."""
+
+    source: FileFormat
+    target: FileFormat
+    paths: tuple[Path, ...]
+
+
+def write(
+    schedule: object,
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> tuple[Path, ...]:
+    """Write a schedule, or another of `taccl.formats.table.KINDS`, to a file: whole or not at all.
+
+    Parameters
+    ----------
+    format : str, optional
+        A name in `taccl.formats.table.FORMATS`; by default what the path's extension says.
+    options
+        Of the format's writer.
+
+    Returns
+    -------
+    tuple of Path
+        The files written; one, unless the format has a file per rank.
+
+    Raises
+    ------
+    InputError
+        If the format is not known or holds no such thing, an option is not one of its writer's, the file
+        exists and `overwrite` is False, or it cannot be written.
+    ExportError
+        If the format cannot hold the schedule.
+    """
+    target = _writable(format_of_name(path) if format is None else format_named(format))
+    kind = _kind(schedule)
+    return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)
+
+
+def read(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+    """What a file holds, in the format that its content tells.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, the format is not known or only written, or an option is not one of its
+        reader's.
+    FormatError
+        If its content tells no format, or is not as the format says.
+    """
+    source = _readable(format_of_content(path) if format is None else format_named(format), path)
+    load = _found(source.load)
+    _check_options(source, (load,), options)
+    return load(path, **options)
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    from_: str | None = None,
+    to: str | None = None,
+    overwrite: bool = False,
+    load_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Conversion:
+    """Read a file in one format and write it in another; what is lost on the way is warned of.
+
+    Parameters
+    ----------
+    from_, to : str, optional
+        Names in `taccl.formats.table.FORMATS`; by default what the content of `source` and the extension of
+        `target` say.
+    load_options : mapping, optional
+        Options of the reader.
+    options
+        Options of the writer; or of the reader, where the writer has none of that name.
+
+    Raises
+    ------
+    InputError
+        As `read` and `write`; or if what the one format holds cannot become what the other does.
+    ExportError
+        If the format cannot hold what was read.
+    """
+    reading = _readable(
+        format_of_content(source) if from_ is None else format_named(from_, where="from"), source
+    )
+    writing = _writable(format_of_name(target) if to is None else format_named(to, where="to"))
+    route = _route(reading.holds, writing)
+    writers = (*route, _found(writing.dump))
+    to_write = {name: value for name, value in options.items() if any(name in _options(w) for w in writers)}
+    to_read = {**(load_options or {}), **{n: value for n, value in options.items() if n not in to_write}}
+    _check_options(reading, (_found(reading.load),), to_read, besides=(writing, writers))
+    check_writable(target, overwrite=overwrite)
+    thing = read(source, format=reading.name, **to_read)
+    paths = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
+    if writing.loses and writing.name != reading.name:
+        warnings.warn(
+            f"a file of format {writing.name} has no place for {writing.loses}",
+            LossyConversionWarning,
+            stacklevel=2,
+        )
+    return Conversion(reading, writing, paths)
+
+
+def format_named(name: str, *, where: str = "format") -> FileFormat:
+    """The format of that name, whatever its case and dashes.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    by_name = {each.name: each for each in FORMATS}
+    known = matching(name, by_name)
+    if known is None:
+        raise InputError(
+            f"found {name[:60]!r}{did_you_mean(name, by_name)}; expected one of {', '.join(by_name)}",
+            where=where,
+        )
+    return by_name[known]
+
+
+def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
+    """The format that a path's extension stands for; the longest that fits.
+
+    Raises
+    ------
+    InputError
+        If it stands for none.
+    """
+    name = os.fspath(path).lower()
+    fitting = [
+        (len(end), -place, each)
+        for place, each in enumerate(FORMATS)
+        for end in each.extensions
+        if name.endswith(end) and each.dump
+    ]
+    if not fitting:
+        ends = ", ".join(end for each in FORMATS if each.dump for end in each.extensions)
+        raise InputError(
+            f"its ending tells no format; expected one of {ends}, or name the format", where=os.fspath(path)
+        )
+    return max(fitting, key=lambda each: each[:2])[2]
+
+
+def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
+    """The format that a file is in, told by its content and not by its name.
+
+    The file is not checked any further; its reader does that.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read.
+    FormatError
+        If it is in no format of the table; the message says what was found, and lists them.
+    """
+    where = str(path)
+    text = read_limited(path, _LIMIT_BYTES).lstrip()
+    head = text[:_HEAD_CHARACTERS]
+    for each in FORMATS:
+        if _first_field_tells(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
+            return each
+    if not text.startswith("{"):
+        raise _unknown("XML" if text.startswith("<") else "text", where)
+    if len(text) > _PARSED_CHARACTERS:
+        raise _unknown(f"{len(text)} characters of JSON whose first field does not say what they are", where)
+    data = parse_json(text, source=where, exact=True)
+    for each in FORMATS:
+        if each.fields and all(
+            name in data and value in (None, data[name]) for name, value in each.fields.items()
+        ):
+            return each
+    names = ", ".join(repr(name[:40]) for name in list(data)[:6])
+    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where)
+
+
+def _first_field_tells(each: FileFormat, head: str) -> bool:
+    """Whether the first field of a JSON text is the one that tells a format, so that no more need be read."""
+    if len(each.fields) != 1:
+        return False
+    [(name, value)] = each.fields.items()
+    mark = rf'\{{\s*"{re.escape(name)}"\s*:' + (rf'\s*"{re.escape(value)}"\s*[,}}]' if value else "")
+    return re.match(mark, head) is not None
+
+
+def _unknown(found: str, where: str) -> FormatError:
+    known = "; ".join(f"{each.name} ({each.description})" for each in FORMATS if each.load)
+    return FormatError(f"found {found}; expected one of: {known}; check the path", where=where)
+
+
+def _readable(each: FileFormat, path: str | os.PathLike[str]) -> FileFormat:
+    if not each.load:
+        known = ", ".join(other.name for other in FORMATS if other.load)
+        raise InputError(
+            f"{each.name} ({each.description}) is written and not read; give a file of one of {known}",
+            where=os.fspath(path),
+        )
+    return each
+
+
+def _writable(each: FileFormat) -> FileFormat:
+    if not each.dump:
+        known = ", ".join(other.name for other in FORMATS if other.dump)
+        raise InputError(
+            f"{each.name} ({each.description}) is read and not written; expected one of {known}",
+            where="format",
+        )
+    return each
+
+
+def _kind(thing: object) -> str:
+    """The kind of a thing, by its class."""
+    for kind, name in KINDS.items():
+        if isinstance(thing, _found(name)):  # type: ignore[arg-type]
+            return kind
+    raise InputError(f"found a {type(thing).__name__}; expected a {' or a '.join(KINDS)}", where="schedule")
+
+
+def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
+    """The functions that turn a kind of thing, one after the other, into one that a format's writer takes."""
+    wanted = (target.holds, *target.also)
+    routes: dict[str, tuple[str, ...]] = {kind: ()}
+    pending = [kind]
+    while pending:
+        here = pending.pop(0)
+        if here in wanted:
+            return tuple(_found(name) for name in routes[here])
+        for (source, there), name in WAYS.items():
+            if source == here and there not in routes:
+                routes[there] = (*routes[here], name)
+                pending.append(there)
+    raise InputError(
+        f"found a {kind}; {target.name} ({target.description}) holds a {target.holds}, and there is no way "
+        "from the one to the other; choose another format",
+        where="format",
+    )
+
+
+def _write(
+    thing: object,
+    path: str | os.PathLike[str],
+    target: FileFormat,
+    route: tuple[Callable[..., Any], ...],
+    *,
+    overwrite: bool,
+    options: Mapping[str, Any],
+) -> tuple[Path, ...]:
+    dump = _found(target.dump)
+    _check_options(target, (*route, dump), options)
+    for step in route:
+        thing = step(thing, **_taken(step, options))
+    taken = _taken(dump, options)
+    if "path" not in inspect.signature(dump).parameters:
+        write_whole(path, dump(thing, **taken), overwrite=overwrite)
+        return (Path(path),)
+    written = dump(thing, path, overwrite=overwrite, **taken)
+    return (Path(path),) if written is None else tuple(written)
+
+
+def _check_options(
+    each: FileFormat,
+    functions: tuple[Callable[..., Any], ...],
+    options: Mapping[str, Any],
+    *,
+    besides: tuple[FileFormat, tuple[Callable[..., Any], ...]] | None = None,
+) -> None:
+    """Raise `InputError` for an option that none of a format's functions takes; `besides` are named, too."""
+    known = [name for function in functions for name in _options(function)]
+    for name in options:
+        if name not in known:
+            names = each.name
+            if besides is not None:
+                known += [name for function in besides[1] for name in _options(function)]
+                names = " nor ".join(dict.fromkeys((each.name, besides[0].name)))
+            known = list(dict.fromkeys(known))
+            takes = f"expected one of {', '.join(known)}" if known else "there are none"
+            raise InputError(
+                f"{names} has no option {name!r}{did_you_mean(name, known)}; {takes}", where="options"
+            )
+
+
+def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    known = _options(function)
+    return {name: value for name, value in options.items() if name in known}
+
+
+def _options(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's options: what it takes by keyword only."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _NO_OPTIONS]
+
+
+def _found(name: str) -> Callable[..., Any]:
+    """What ``"module:name"`` names."""
+    module, _, path = name.partition(":")
+    found: Any = import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    function: Callable[..., Any] = found
+    return function

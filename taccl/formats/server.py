@@ -1,0 +1,329 @@
+"""A server as files describe it, and topologies of several such servers.
+
+A server is a tree of PCIe: CPUs, switches, GPUs and NICs. NVLinks join GPUs pair by pair, or through
+NVSwitch. A rank is a GPU, a node is a server. What the topology makes of that:
+
+- NVLink pairs are links. An NVSwitch is a crossbar: a port out and a port in for every rank.
+- PCIe joins ranks of a node: a link for every ordered pair, as slow as the slowest step on its way through
+  the tree. Every step that several links take is a resource, one for each direction, which a send holds for
+  ``bytes * beta`` of that step.
+- Between nodes there is a link for every pair of ranks, through the nearest NIC of each. It holds the steps
+  of PCIe to the NIC, the NIC's egress, the other NIC's ingress, and the steps from there.
+
+A resource is left out where another one, held by at least the same sends for at least as long, says it all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING, Literal
+
+from taccl.errors import TopologyError
+from taccl.topology.parts import add_crossbar, check_count, check_num_links
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from taccl.topology.topology import Side, Topology
+
+    Number = int | float | str | Fraction
+    AlphaMeaning = Literal["occupies", "pipelined"]
+    PcieUse = Literal["where-needed", "always"]
+
+__all__ = ["INTERNODE_ALPHA_US", "INTRANODE_ALPHA_US", "Nic", "Part", "Server", "Wiring", "build_servers"]
+
+#: TACCL's published constants of NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe is given NVLink's.
+INTRANODE_ALPHA_US = Fraction("0.3")
+INTERNODE_ALPHA_US = Fraction("2.6")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A CPU, a PCIe switch or a device; CPUs have no parent.
+
+    `beta_us_per_mb` is that of the PCIe link to the parent, and of a CPU that of its link to every other CPU,
+    in each direction; None where it limits nothing.
+    """
+
+    name: str
+    parent: int | None
+    beta_us_per_mb: Fraction | None
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A network interface at a part of the tree."""
+
+    name: str
+    part: int
+    beta_us_per_mb: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One node: its tree of PCIe, the part that each local rank is, and what joins them.
+
+    Parameters
+    ----------
+    nvlinks : mapping of (int, int) to int
+        NVLinks between two local ranks, the lower rank first.
+    switches : tuple of (tuple of int, int)
+        Local ranks that an NVSwitch joins, and NVLinks of each into it.
+    nvlink_beta_us_per_mb : Fraction
+        Of one NVLink.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    gpus: tuple[int, ...]
+    nics: tuple[Nic, ...]
+    nvlinks: Mapping[tuple[int, int], int]
+    switches: tuple[tuple[tuple[int, ...], int], ...]
+    nvlink_beta_us_per_mb: Fraction
+
+    def nvlink_pairs(self) -> set[tuple[int, int]]:
+        """Pairs of local ranks, the lower first, that NVLinks or an NVSwitch join."""
+        return set(self.nvlinks) | {pair for ranks, _ in self.switches for pair in combinations(ranks, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What a person decides about a topology of servers; see `load_nccl_topology` for what each means."""
+
+    nodes: int = 1
+    pcie: PcieUse = "where-needed"
+    rails: bool = False
+    intranode_alpha_us: Fraction = INTRANODE_ALPHA_US
+    internode_alpha_us: Fraction = INTERNODE_ALPHA_US
+    alpha_meaning: AlphaMeaning = "occupies"
+
+
+def build_servers(server: Server, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
+    """The topology of ``wiring.nodes`` equal servers.
+
+    Raises
+    ------
+    TopologyError
+        If `nodes` is no positive whole number, `pcie` is not known, nodes are to be joined without a NIC, or
+        there are too many links.
+    """
+    size, nodes = len(server.gpus), check_count(wiring.nodes, where="nodes")
+    if wiring.pcie not in ("where-needed", "always"):
+        raise TopologyError(f"found {wiring.pcie!r}; expected 'where-needed' or 'always'", where="pcie")
+    check_num_links(nodes * nodes * size * size, where=f"{server.name}: nodes")
+    if nodes > 1 and not server.nics:
+        raise TopologyError(
+            f"found {nodes} nodes of a server without a NIC; expected a NIC to join them by; name one, or "
+            "ask for one node",
+            where=f"{server.name}: nodes",
+        )
+    builder = TopologyBuilder(
+        f"{server.name} x{nodes}",
+        [node for node in range(nodes) for _ in range(size)],
+        alpha_meaning=wiring.alpha_meaning,
+        profile=profile,
+    )
+    shared = _Shared()
+    by_pcie = _pairs_by_pcie(server, wiring.pcie)
+    for node in range(nodes):
+        _add_node(builder, shared, server, wiring, node, by_pcie)
+    nic_of_rank = _nearest_nics(server)
+    if nodes > 1:
+        _join_nodes(builder, shared, server, wiring, nic_of_rank)
+    shared.add_to(builder)
+    return builder.build(notes=(*notes, *_notes(server, wiring, by_pcie, nic_of_rank)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Resources to be: by name, the links that hold each, for how long and from which side."""
+
+    holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
+
+    def hold(self, link: int, name: str, beta_us_per_mb: Fraction, side: Side) -> None:
+        self.holds[name][link] = (beta_us_per_mb, side)
+
+    def add_to(self, builder: TopologyBuilder) -> None:
+        """Add the resources that say something: several links hold them, and no other one implies them.
+
+        Of two that say the same, the later one stays: NICs come after the PCIe links that lead to them.
+        """
+        of_link = defaultdict(list)
+        for name, holds in self.holds.items():
+            for link in holds:
+                of_link[link].append(name)
+        dropped: set[str] = set()
+        for name, holds in self.holds.items():
+            others = (o for o in of_link[next(iter(holds))] if o != name and o not in dropped)
+            if len(holds) == 1 or any(_implies(self.holds[other], holds) for other in others):
+                dropped.add(name)
+        for name, holds in self.holds.items():
+            if name not in dropped:
+                resource = builder.add_resource(name)
+                for link, (beta, side) in holds.items():
+                    builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=beta, side=side)
+
+
+def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tuple[Fraction, Side]]) -> bool:
+    """Whether sends that hold `outer` in turn also hold `inner` in turn."""
+    return len(outer) >= len(inner) and all(
+        link in outer and outer[link][1] == side and outer[link][0] >= beta
+        for link, (beta, side) in inner.items()
+    )
+
+
+def _pairs_by_pcie(server: Server, pcie: PcieUse) -> list[tuple[int, int]]:
+    """Pairs of local ranks that PCIe joins: those that NVLink leaves apart, where that matters."""
+    ranks, joined = range(len(server.gpus)), server.nvlink_pairs()
+    beside: dict[int, set[int]] = defaultdict(set)
+    for a, b in joined:
+        beside[a].add(b)
+        beside[b].add(a)
+    reached, waiting = {0}, [0]
+    while waiting:
+        found = beside[waiting.pop()] - reached
+        reached |= found
+        waiting += found
+    if len(reached) == len(ranks) and pcie == "where-needed":
+        return []
+    return [pair for pair in combinations(ranks, 2) if pair not in joined]
+
+
+def _add_node(
+    builder: TopologyBuilder,
+    shared: _Shared,
+    server: Server,
+    wiring: Wiring,
+    node: int,
+    by_pcie: list[tuple[int, int]],
+) -> None:
+    """The links of one node: NVLink pairs, NVSwitches, PCIe."""
+    first, alpha_us = node * len(server.gpus), wiring.intranode_alpha_us
+    for (a, b), count in sorted(server.nvlinks.items()):
+        beta = server.nvlink_beta_us_per_mb / count
+        name = f"NVLink x{count}" if count > 1 else "NVLink"
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(first + src, first + dst, alpha_us=alpha_us, beta_us_per_mb=beta, name=name)
+    for number, (ranks, count) in enumerate(server.switches):
+        which = f" {number}" if len(server.switches) > 1 else ""
+        add_crossbar(
+            builder, [first + rank for rank in ranks], name=f"NVSwitch{which} of node {node}",
+            alpha_us=alpha_us, beta_us_per_mb=server.nvlink_beta_us_per_mb / count, link_name="NVSwitch",
+        )  # fmt: skip
+    for pair in by_pcie:
+        for src, dst in (pair, pair[::-1]):
+            steps = _steps(server, server.gpus[src], server.gpus[dst])
+            link = builder.add_link(
+                first + src, first + dst, alpha_us=alpha_us,
+                beta_us_per_mb=max(beta for _, beta, _ in steps), name="PCIe",
+            )  # fmt: skip
+            for name, beta, side in steps:
+                shared.hold(link, f"{name} of node {node}", beta, side)
+
+
+def _join_nodes(
+    builder: TopologyBuilder, shared: _Shared, server: Server, wiring: Wiring, nic_of_rank: list[int]
+) -> None:
+    """The links of every ordered pair of nodes, with the steps to and from their NICs."""
+    size = len(server.gpus)
+    nics = [server.nics[nic] for nic in nic_of_rank]
+    out = [_steps(server, gpu, nic.part) for gpu, nic in zip(server.gpus, nics, strict=True)]
+    into = [_steps(server, nic.part, gpu) for gpu, nic in zip(server.gpus, nics, strict=True)]
+    for here, there in permutations(range(wiring.nodes), 2):
+        for src in range(size):
+            for dst in (src,) if wiring.rails else range(size):
+                holds: list[tuple[str, Fraction, Side]] = [
+                    *((f"{name} of node {here}", beta, "send") for name, beta, _ in out[src]),
+                    *((f"{name} of node {there}", beta, "receive") for name, beta, _ in into[dst]),
+                    (f"NIC {nics[src].name} of node {here} egress", nics[src].beta_us_per_mb, "send"),
+                    (f"NIC {nics[dst].name} of node {there} ingress", nics[dst].beta_us_per_mb, "receive"),
+                ]
+                link = builder.add_link(
+                    here * size + src, there * size + dst, alpha_us=wiring.internode_alpha_us,
+                    beta_us_per_mb=max(beta for _, beta, _ in holds), name="network",
+                )  # fmt: skip
+                for name, beta, side in holds:
+                    shared.hold(link, name, beta, side)
+
+
+def _steps(server: Server, start: int, end: int) -> list[tuple[str, Fraction, Side]]:
+    """The steps that limit a way through the tree: name, beta, and the end of a send that keeps each busy."""
+    up, down = _ancestors(server, start), _ancestors(server, end)
+    met = next((part for part in up if part in down), None)
+    climbs = up[: up.index(met)] if met is not None else up[:-1]
+    falls = down[: down.index(met)] if met is not None else down[:-1]
+    steps: list[tuple[str, Fraction | None, Side]] = [
+        (f"PCIe out of {server.parts[part].name}", server.parts[part].beta_us_per_mb, "send")
+        for part in climbs
+    ]
+    if met is None:
+        here, there = server.parts[up[-1]], server.parts[down[-1]]
+        steps.append((f"{here.name} to {there.name}", here.beta_us_per_mb, "send"))
+    steps += [
+        (f"PCIe into {server.parts[part].name}", server.parts[part].beta_us_per_mb, "receive")
+        for part in reversed(falls)
+    ]
+    return [(name, beta, side) for name, beta, side in steps if beta is not None]
+
+
+def _ancestors(server: Server, part: int) -> list[int]:
+    """A part, its parent, and so on up to the CPU."""
+    chain = [part]
+    while (parent := server.parts[chain[-1]].parent) is not None:
+        chain.append(parent)
+    return chain
+
+
+def _nearest_nics(server: Server) -> list[int]:
+    """The NIC of every local rank: the nearest one; ranks to which the same ones are nearest take turns."""
+    nearest = []
+    for gpu in server.gpus:
+        up = _ancestors(server, gpu)
+        far = []
+        for nic in server.nics:
+            down = _ancestors(server, nic.part)
+            met = next((part for part in up if part in down), None)
+            # Beyond the CPU, at the CPU, or below it; then the number of steps.
+            kind = 2 if met is None else int(met == up[-1])
+            far.append((kind, len(up) + len(down) if met is None else up.index(met) + down.index(met)))
+        nearest.append(tuple(nic for nic, each in enumerate(far) if each == min(far)))
+    turn: dict[tuple[int, ...], int] = defaultdict(int)
+    chosen = []
+    for nics in nearest:
+        if nics:
+            chosen.append(nics[turn[nics] % len(nics)])
+            turn[nics] += 1
+    return chosen
+
+
+def _notes(
+    server: Server, wiring: Wiring, by_pcie: list[tuple[int, int]], nic_of_rank: list[int]
+) -> list[str]:
+    """What was decided, in sentences."""
+    notes = [
+        f"alpha is {float(wiring.intranode_alpha_us):g} us inside a node and "
+        f"{float(wiring.internode_alpha_us):g} us between nodes; unless given, these are TACCL's published "
+        "constants of NDv2, with NVLink's for PCIe"
+    ]
+    if by_pcie:
+        notes.append(
+            f"PCIe joins {len(by_pcie)} pairs of ranks of a node; its switches and CPUs are shared resources"
+        )
+    elif len(server.gpus) > 1:
+        notes.append("NVLink joins all ranks of a node, so no link uses PCIe (pcie='always' adds such links)")
+    if wiring.nodes == 1:
+        notes.append("one node, so NICs are not used; nodes= asks for more")
+        return notes
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, nic in enumerate(nic_of_rank):
+        ranks_of[server.nics[nic].name].append(rank)
+    listed = "; ".join(f"{nic}: {', '.join(map(str, ranks))}" for nic, ranks in ranks_of.items())
+    notes.append(f"every rank sends through its nearest NIC (NIC: local ranks): {listed}")
+    unused = [nic.name for nic in server.nics if nic.name not in ranks_of]
+    if unused:
+        notes.append(f"NICs that no rank is given: {', '.join(unused)}; nics= says which ones count")
+    return notes

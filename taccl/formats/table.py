@@ -1,0 +1,135 @@
+"""Every format in one table: what a file of it holds, how it is told, who reads and who writes it.
+
+A format more is an entry more in `FORMATS`. Its functions are named as ``"module:function"``, and imported
+when they are first called. A reader is called as ``load(path, **options)`` and returns what the file holds. A
+writer is called as ``dump(thing, **options)`` and returns the content of the file, or as ``dump(thing, path,
+overwrite=..., **options)`` and returns the paths it wrote, if they are not just that one. What they take by
+keyword only are the options of the format. A writer warns of what is lost.
+
+What a format holds is one of `KINDS`; `WAYS` turns one kind into another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FORMATS", "KINDS", "WAYS", "FileFormat"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """One format.
+
+    Parameters
+    ----------
+    holds : str
+        The kind of thing in a file.
+    extensions : tuple of str
+        How names of such files end. Of two formats with one extension, the first is written by default.
+    load, dump : str
+        ``"module:function"``; empty where it is not read, or not written.
+    fields : mapping of str to value
+        Fields at the top of a JSON file that tell the format; None for any value.
+    begins : str
+        Of other files: a regular expression that is found in the first lines.
+    also : tuple of str
+        Kinds that the writer takes beside what the format holds.
+    loses : str
+        What files of this format never hold, said by `convert` where the writer itself says nothing.
+    """
+
+    name: str
+    holds: str
+    description: str
+    extensions: tuple[str, ...] = ()
+    load: str = ""
+    dump: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    begins: str = ""
+    also: tuple[str, ...] = ()
+    loses: str = ""
+
+
+_VIEW = "the topology's costs, the collective and the sketch; it cannot be read back"
+_XML_COMMENTS = r"(<!--(?:.|\n)*?-->\s*)*"
+
+FORMATS = (
+    FileFormat(
+        "taccl-schedule", "schedule", "taccl's own file of a schedule", (".json",),
+        load="taccl.formats.native:load",
+        dump="taccl.formats.native:save",
+        fields={"format": "taccl-schedule"},
+    ),
+    FileFormat(
+        "upstream-algorithm", "schedule", "an algorithm of the published TACCL tool",
+        load="taccl.formats.upstream_algorithm:load_upstream_algorithm",
+        dump="taccl.formats.upstream_algorithm_dump:save_upstream_algorithm",
+        fields={"sccl_type": "algorithm"},
+    ),
+    FileFormat(
+        "perfetto", "schedule", "a timeline for Perfetto or Chrome's tracing page",
+        (".perfetto.json", ".trace.json", ".trace"),
+        dump="taccl.formats.perfetto:save_perfetto",
+        fields={"traceEvents": None},
+        also=("simulation",),
+        loses=_VIEW,
+    ),
+    FileFormat(
+        "csv", "schedule", "a table of transfers", (".csv",),
+        dump="taccl.formats.transfers_table:save_csv",
+        begins=r"\Atransfer,chunk,",
+        loses=_VIEW,
+    ),
+    FileFormat(
+        "parquet", "schedule", "a table of transfers; needs pyarrow", (".parquet",),
+        dump="taccl.formats.transfers_table:save_parquet",
+        loses=_VIEW,
+    ),
+    FileFormat(
+        "chakra", "schedule", "execution traces for ASTRA-sim, one per rank", (".et",),
+        dump="taccl.formats.chakra:save_chakra",
+    ),
+    FileFormat(
+        "msccl-xml", "program", "an algorithm for MSCCL, or for TACCL's runtime", (".xml",),
+        load="taccl.formats.msccl_xml:load_msccl_xml",
+        dump="taccl.formats.msccl_xml:dump_msccl_xml",
+        begins=rf"\A{_XML_COMMENTS}<algo\b",
+    ),
+    FileFormat(
+        "nccl-topology", "topology", "a server, as NCCL dumps it",
+        load="taccl.formats.nccl_topology:load_nccl_topology",
+        begins=rf"\A(<\?xml[^>]*>\s*)?{_XML_COMMENTS}<(system|cpu|pci)\b",
+    ),
+    FileFormat(
+        "nvidia-smi", "topology", "a server, as nvidia-smi topo -m prints it",
+        load="taccl.formats.nvidia_smi:load_nvidia_smi",
+        begins=r"\A(\x1b\[[0-9;]*m|\s)*GPU0\b",
+    ),
+    FileFormat(
+        "astra-sim-network", "topology", "a network file of ASTRA-sim",
+        load="taccl.formats.astra_network:load_astra_network",
+        begins=r"^npus_count\s*:",
+    ),
+)  # fmt: skip
+
+#: The class of every kind of thing.
+KINDS = {
+    "schedule": "taccl.schedule.schedule:Schedule",
+    "compact schedule": "taccl.schedule.compact:CompactSchedule",
+    "implicit schedule": "taccl.schedule.implicit:ImplicitSchedule",
+    "simulation": "taccl.analysis.simulation:Simulation",
+    "program": "taccl.program.program:Program",
+    "topology": "taccl.topology.topology:Topology",
+}
+
+#: From one kind of thing to another: a function of it, and of options.
+WAYS = {
+    ("compact schedule", "schedule"): "taccl.schedule.compact:CompactSchedule.expand",
+    ("implicit schedule", "schedule"): "taccl.schedule.implicit:ImplicitSchedule.expand",
+    ("simulation", "schedule"): "taccl.analysis.simulation:Simulation.as_schedule",
+    ("schedule", "program"): "taccl.program.lower:lower",
+}

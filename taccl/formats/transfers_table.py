@@ -1,0 +1,125 @@
+"""Transfers as a table, for spreadsheets and data frames: CSV, or Parquet where pyarrow is installed.
+
+=================== =================================================================================
+column              content
+=================== =================================================================================
+transfer            its place in the schedule; a link that multicasts or reduces gives a row for each
+                    pair of its ranks, with one `transfer`
+chunk, chunk_bytes  what is sent
+src_rank, dst_rank  from where to where
+src_node, dst_node  the nodes of these ranks
+link, link_name     by which link of the topology
+group               transfers of one group are one merged send
+operation           ``"copy"`` or ``"reduce"``
+start_us, end_us    microseconds from the schedule's start
+=================== =================================================================================
+
+The table says what happens, and nothing of what it had to happen on: it is not read back.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import ExportError
+from taccl.formats.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["save_csv", "save_parquet", "transfers_table"]
+
+
+def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
+    """The columns by name, in order of start; ``pandas.DataFrame(transfers_table(s))`` makes a frame.
+
+    Raises
+    ------
+    ExportError
+        If a transfer is of a chunk or a link that does not exist.
+    """
+    problem = schedule.problem
+    topology = problem.topology
+    for name, column, count in (
+        ("chunk", schedule.chunk, problem.collective.num_chunks),
+        ("link", schedule.link, len(topology.links)),
+    ):
+        if len(column) and not (column.min() >= 0 and column.max() < count):
+            raise ExportError(f"found a {name} outside 0-{count - 1}; verify the schedule to see where")
+    pairs = [[(src, dst) for src in e.srcs for dst in e.dsts] for e in topology.links]
+    first = np.cumsum([0, *map(len, pairs)])
+    every = np.array([pair for each in pairs for pair in each], dtype=np.int64).reshape(-1, 2)
+    num_rows = np.diff(first)[schedule.link]
+    transfer = np.repeat(np.arange(len(schedule)), num_rows)
+    place = np.arange(len(transfer)) - np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
+    chunk, link = schedule.chunk[transfer], schedule.link[transfer]
+    ends = every[first[link] + place]
+    node = np.array(topology.node_of_rank, dtype=np.int64)
+    us = {
+        name: np.array([float(problem.costs.us(ticks)) for ticks in column.tolist()], dtype=np.float64)
+        for name, column in (("start_us", schedule.start), ("end_us", schedule.end))
+    }
+    return {
+        "transfer": transfer,
+        "chunk": chunk,
+        "chunk_bytes": np.array(problem.chunk_bytes, dtype=np.int64)[chunk],
+        "src_rank": ends[:, 0],
+        "dst_rank": ends[:, 1],
+        "src_node": node[ends[:, 0]],
+        "dst_node": node[ends[:, 1]],
+        "link": link,
+        "link_name": np.array([str(e) for e in topology.links], dtype=object)[link],
+        "group": schedule.group[transfer],
+        "operation": np.where(schedule.reduce[transfer], "reduce", "copy").astype(object),
+        "start_us": us["start_us"][transfer],
+        "end_us": us["end_us"][transfer],
+    }
+
+
+def save_csv(schedule: Schedule, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write the table as comma-separated values: a line of names, then a line per row.
+
+    Raises
+    ------
+    InputError
+        If the file exists and `overwrite` is False, or it cannot be written.
+    """
+    check_writable(path, overwrite=overwrite)
+    table = transfers_table(schedule)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table)
+    writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
+    write_whole(path, text.getvalue(), overwrite=overwrite)
+
+
+def save_parquet(schedule: Schedule, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write the table as Parquet.
+
+    Raises
+    ------
+    ExportError
+        If pyarrow is not installed.
+    InputError
+        If the file exists and `overwrite` is False, or it cannot be written.
+    """
+    try:
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ExportError(
+            f"Parquet needs pyarrow, which cannot be imported ({error}); install it with "
+            "pip install 'taccl[parquet]', or write CSV"
+        ) from None
+    check_writable(path, overwrite=overwrite)
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(transfers_table(schedule)), buffer)
+    write_whole(path, buffer.getvalue(), overwrite=overwrite)

@@ -1,0 +1,84 @@
+"""XML text to elements with their lines: small trees of tags and attributes, safe from hostile files.
+
+A document type is refused, and with it every entity that a file could define: nothing is expanded and nothing
+fetched. Depth and number of elements are limited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+from xml.parsers import expat
+
+from taccl.errors import FormatError
+
+__all__ = ["Element", "parse_xml"]
+
+_MAX_DEPTH = 64
+_MAX_ELEMENTS = 2 * 10**6
+
+
+@dataclass(eq=False, slots=True)
+class Element:
+    """An element: its tag, its attributes as text, what is inside it, and the line it begins in."""
+
+    tag: str
+    attributes: dict[str, str]
+    line: int
+    children: list[Element] = field(default_factory=list)
+
+    def all(self, tag: str) -> list[Element]:
+        """The elements of that tag right inside this one."""
+        return [child for child in self.children if child.tag == tag]
+
+    def place(self, where: str) -> str:
+        """Where it is, for a message: its line, its tag and its first attribute."""
+        first = "".join(f' {key[:20]}="{value[:40]}"' for key, value in list(self.attributes.items())[:1])
+        return f"{where}: line {self.line}: <{self.tag[:40]}{first}>"
+
+
+def parse_xml(text: str, *, where: str) -> Element:
+    """The outermost element.
+
+    Raises
+    ------
+    FormatError
+        If the text is not well-formed XML, has a document type, or is nested too deeply or too large.
+    """
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    roots: list[Element] = []
+    path: list[Element] = []
+    count = 0
+
+    def refuse(message: str) -> NoReturn:
+        raise FormatError(message, where=f"{where}: line {parser.CurrentLineNumber}")
+
+    def begin(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal count
+        count += 1
+        if len(path) >= _MAX_DEPTH or count > _MAX_ELEMENTS:
+            refuse(
+                f"found more than {_MAX_DEPTH} elements inside one another"
+                if len(path) >= _MAX_DEPTH
+                else f"found more than {_MAX_ELEMENTS} elements; check that it is the file you meant"
+            )
+        element = Element(tag, attributes, parser.CurrentLineNumber)
+        (path[-1].children if path else roots).append(element)
+        path.append(element)
+
+    def doctype(*_: object) -> None:
+        refuse("found a document type (<!DOCTYPE ...>); expected elements only; remove it")
+
+    parser.StartElementHandler = begin
+    parser.EndElementHandler = lambda _tag: path.pop()
+    parser.StartDoctypeDeclHandler = doctype
+    parser.EntityDeclHandler = doctype
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise FormatError(
+            f"found text that is not XML: {expat.errors.messages[error.code]}; correct that line",
+            where=f"{where}: line {error.lineno}",
+        ) from None
+    return roots[0]

@@ -1,0 +1,331 @@
+"""The table of formats: told by content and ending, read, written and converted."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+
+import pytest
+
+import taccl
+from taccl import collective as collectives
+from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
+from taccl.formats import registry as module
+from taccl.formats.registry import (
+    convert,
+    format_named,
+    format_of_content,
+    format_of_name,
+    read,
+    write,
+)
+from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
+from taccl.problem import make_problem
+
+NAMES = [each.name for each in FORMATS]
+#: Written without any package beyond those that taccl needs.
+WRITTEN = [each.name for each in FORMATS if each.dump and each.holds == "schedule" and each.name != "parquet"]
+
+
+@pytest.fixture
+def schedule():
+    """A ring of 4 ranks, whose 4 chunks take 0.52 us a hop."""
+    problem = make_problem(taccl.topologies.ring(4), collectives.allgather(4), size_bytes=4000)
+    return taccl.baselines.ring(problem)
+
+
+@pytest.fixture
+def saved(tmp_path, schedule):
+    """A schedule in taccl's own format, under a name that does not tell it."""
+    path = tmp_path / "schedule.txt"
+    taccl.save(schedule, path)
+    return path
+
+
+@pytest.fixture
+def quiet():
+    """Losses are what other tests look at."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossyConversionWarning)
+        yield
+
+
+@pytest.mark.parametrize("each", FORMATS, ids=NAMES)
+def test_functions_of_the_table_are_there(each):
+    """Every reader takes a path; every writer a thing, and a path and whether to overwrite, or neither."""
+    assert each.load or each.dump
+    if each.load:
+        assert next(iter(inspect.signature(module._found(each.load)).parameters)) == "path"
+    if each.dump:
+        names = list(inspect.signature(module._found(each.dump)).parameters)
+        assert ("path" in names[1:2]) == ("path" in names) == ("overwrite" in names)
+
+
+def test_kinds_and_ways_of_the_table_are_there():
+    """What formats hold, and what ways lead to, are kinds with a class."""
+    assert {each.holds for each in FORMATS if each.dump} <= set(KINDS)
+    assert {kind for way in WAYS for kind in way} <= set(KINDS)
+    assert all(callable(module._found(name)) for name in (*KINDS.values(), *WAYS.values()))
+
+
+def test_names_are_unique():
+    """No two formats share a name, however it is typed."""
+    assert len({name.replace("-", "") for name in NAMES}) == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("x.json", "taccl-schedule"),
+        ("x.trace.json", "perfetto"),
+        ("x.Perfetto.JSON", "perfetto"),
+        ("dir.csv/x.et", "chakra"),
+        ("x.csv", "csv"),
+    ],
+)
+def test_ending_tells_the_format(name, expected):
+    """The longest ending wins, whatever its case."""
+    assert format_of_name(name).name == expected
+
+
+def test_unknown_ending_is_refused():
+    """The message lists the endings that tell a format."""
+    with pytest.raises(InputError, match=r"\.csv.*\.et") as caught:
+        format_of_name("x.docx")
+    assert caught.value.where == "x.docx"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"format": "taccl-schedule", "cut sh', "taccl-schedule"),
+        ('{"version": 2, "format": "taccl-schedule"}', "taccl-schedule"),
+        ('{"sccl_type": "algorithm"}', "upstream-algorithm"),
+        ('{"displayTimeUnit": "ns", "traceEvents": []}', "perfetto"),
+        ('{"traceEvents": [', "perfetto"),
+        ("transfer,chunk,chunk_bytes\n", "csv"),
+    ],
+)
+def test_content_tells_the_format(tmp_path, text, name):
+    """The mark may stand anywhere at the top, and what follows is not looked at."""
+    path = tmp_path / "file"
+    path.write_text(text)
+    assert format_of_content(path).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"format": "other"}', "JSON with fields 'format'"),
+        ('{"sccl_type": "topology"}', "JSON with fields 'sccl_type'"),
+        ("{}", "an empty JSON object"),
+        ("<unknown/>", "XML"),
+        ("some words", "text"),
+    ],
+)
+def test_other_content_is_refused(tmp_path, text, found):
+    """The message says what was found, and which formats are read."""
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=found) as caught:
+        format_of_content(path)
+    assert "taccl-schedule" in caught.value.message
+
+
+@pytest.mark.parametrize("text", ['{"a": ' + "[" * 100_000, '{"a": NaN}', '{"a": 1, "a": 2}', "", "\0"])
+def test_hostile_content_is_refused(tmp_path, text):
+    """Files that no tool writes end in one sentence."""
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(FormatError):
+        format_of_content(path)
+
+
+def test_large_files_are_not_parsed_for_their_format(tmp_path, monkeypatch):
+    """Beyond a size, the first field must say what a file is."""
+    monkeypatch.setattr(module, "_PARSED_CHARACTERS", 100)
+    path = tmp_path / "file"
+    path.write_text(json.dumps({"x": "y" * 200, "format": "taccl-schedule"}))
+    with pytest.raises(FormatError, match="first field"):
+        format_of_content(path)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_format_is_written(tmp_path, schedule, quiet, name):
+    """By name, whatever the path; the paths are there."""
+    paths = write(schedule, tmp_path / "file", format=name)
+    assert paths
+    assert all(path.stat().st_size for path in paths)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_nothing_is_replaced_unasked(tmp_path, schedule, quiet, name):
+    """A second time is refused, and allowed on request; the bytes are the same."""
+    paths = write(schedule, tmp_path / "file", format=name)
+    before = [path.read_bytes() for path in paths]
+    with pytest.raises(InputError, match="exists"):
+        write(schedule, tmp_path / "file", format=name)
+    write(schedule, tmp_path / "file", format=name, overwrite=True)
+    assert [path.read_bytes() for path in paths] == before
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS if each.load and each.dump])
+def test_what_is_written_is_read(tmp_path, schedule, quiet, name):
+    """Formats that are read and written keep every transfer at its time."""
+    write(schedule, tmp_path / "file", format=name)
+    # A finish of 1.04 us is no whole tenth of 1 us: the published tool's file is in units of 0.1 us.
+    options = {"time_unit_us": "0.1"} if name == "upstream-algorithm" else {}
+    back = read(tmp_path / "file", **options)
+    assert back.finish == schedule.finish
+    assert back.num_transfers == schedule.num_transfers
+
+
+def test_extension_tells_write_the_format(tmp_path, schedule):
+    """Without a format the ending decides."""
+    write(schedule, tmp_path / "x.csv")
+    assert format_of_content(tmp_path / "x.csv").name == "csv"
+
+
+def test_simulation_is_a_timeline_or_a_schedule(tmp_path, schedule):
+    """A trace takes a simulation as it is, with its tiles; a table takes the schedule that it makes."""
+    write(taccl.simulate(schedule, tiles=3), tmp_path / "x.trace.json")
+    events = json.loads((tmp_path / "x.trace.json").read_text())["traceEvents"]
+    assert {each["args"]["tile"] for each in events if each["ph"] == "X"} == {0, 1, 2}
+    write(taccl.simulate(schedule, size="8KB"), tmp_path / "x.csv")
+    # 0.5 us and 2000 bytes at 20 us per MB.
+    assert "0.54" in (tmp_path / "x.csv").read_text()
+
+
+def test_other_things_are_refused(tmp_path, schedule):
+    """A problem is none of the things that are written, and a topology is no table of transfers."""
+    with pytest.raises(InputError, match="found a Problem"):
+        write(schedule.problem, tmp_path / "x.csv")
+    with pytest.raises(InputError, match="found a topology; csv .* no way"):
+        write(schedule.problem.topology, tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("msccl-xml", "msccl-xml"), ("nccl-topo", "nccl-topology"), ("nvidia-smi", "nvidia-smi"),
+        ("astra-sim", "astra-sim-network"), ("upstream-taccl/algorithm", "upstream-algorithm"),
+    ],
+)  # fmt: skip
+def test_real_files_are_told_apart(shared_data, folder, name):
+    """Every real file is recognised, whatever it is called."""
+    files = sorted((shared_data / folder).iterdir())
+    assert files
+    assert [format_of_content(path).name for path in files] == [name] * len(files)
+
+
+def test_programs_are_lowered_on_the_way(tmp_path, schedule):
+    """Options reach the lowering as well as the writer, and what is read back is a program."""
+    write(schedule, tmp_path / "x.xml", instances=2, max_bytes=2**20)
+    text = (tmp_path / "x.xml").read_text()
+    assert 'maxBytes="1048576"' in text
+    assert read(tmp_path / "x.xml").num_ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("perfeto", "did you mean 'perfetto'"), ("upstream_Algorithm", None)]
+)
+def test_formats_are_named_as_people_type(name, message):
+    """Case and dashes do not matter, and a near miss is told."""
+    if message is None:
+        assert format_named(name).name == "upstream-algorithm"
+    else:
+        with pytest.raises(InputError, match=message):
+            format_named(name)
+
+
+def test_unknown_options_are_refused(tmp_path, schedule):
+    """An option that the format's writer does not have is named, with those that it has."""
+    with pytest.raises(InputError, match=r"no option 'time_unit'.*time_unit_us"):
+        write(schedule, tmp_path / "x", format="upstream-algorithm", time_unit=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_reach_the_writer(tmp_path, schedule, quiet):
+    """In units of 1/100 us, the start at 0.52 us is 520 tenths."""
+    write(schedule, tmp_path / "x", format="upstream-algorithm", time_unit_us="1/100")
+    document = json.loads((tmp_path / "x").read_text())
+    assert document["steps"][1]["sends"][0][3] == 520
+
+
+def test_formats_that_are_only_written_are_not_read(tmp_path, schedule):
+    """A table says that it is one, and what would do."""
+    write(schedule, tmp_path / "x.csv")
+    with pytest.raises(InputError, match="csv .* is written and not read"):
+        read(tmp_path / "x.csv")
+
+
+def test_convert_there_and_back(tmp_path, saved, schedule):
+    """Through the published tool's format and back: the same times."""
+    with pytest.warns(LossyConversionWarning, match="size of a chunk"):
+        there = convert(saved, tmp_path / "there", to="upstream-algorithm")
+    assert (there.source.name, there.target.name) == ("taccl-schedule", "upstream-algorithm")
+    unit = {"time_unit_us": "0.1"}
+    convert(tmp_path / "there", tmp_path / "back.json", load_options=unit, chunk_size=1000)
+    back = taccl.load(tmp_path / "back.json")
+    assert back.finish == schedule.finish
+    assert back.problem.size_bytes == 4000
+
+
+def test_convert_says_what_a_view_leaves_out(tmp_path, saved):
+    """A table is no schedule any more, and the warning says so."""
+    with pytest.warns(LossyConversionWarning, match="the collective and the sketch"):
+        convert(saved, tmp_path / "x.csv")
+
+
+def test_convert_without_loss_is_silent(tmp_path, saved, schedule):
+    """From taccl's own format to itself nothing is lost."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossyConversionWarning)
+        convert(saved, tmp_path / "copy.json")
+    assert taccl.load(tmp_path / "copy.json") == schedule
+
+
+def test_convert_refuses_before_it_reads(tmp_path, saved, monkeypatch):
+    """A target that exists, or an option that is none, is refused before the long work of reading."""
+
+    def too_late(*_, **__):
+        raise AssertionError("the work began")
+
+    monkeypatch.setattr(module, "read", too_late)
+    with pytest.raises(InputError, match="exists"):
+        convert(saved, saved, to="csv")
+    with pytest.raises(InputError, match="taccl-schedule nor csv has no option 'colour'; there are none"):
+        convert(saved, tmp_path / "x.csv", colour="red")
+
+
+def test_failed_conversion_leaves_nothing(tmp_path, schedule):
+    """Where a format cannot hold the schedule, no file is there afterwards."""
+    problem = make_problem(taccl.topologies.ring(4), collectives.scan(4), chunk_bytes=1000)
+    scan = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    taccl.save(scan, tmp_path / "scan.json")
+    with pytest.raises(ExportError, match="scan"):
+        convert(tmp_path / "scan.json", tmp_path / "x", to="upstream-algorithm")
+    assert [path.name for path in tmp_path.iterdir()] == ["scan.json"]
+
+
+def test_format_more_is_an_entry_more(tmp_path, saved, monkeypatch):
+    """A format whose things a schedule cannot become is refused; with a way it is written."""
+    entry = FileFormat(
+        "finish", "number", "the finish in text", (".finish",), dump=f"{__name__}:_dump_number"
+    )
+    monkeypatch.setattr(module, "FORMATS", (*FORMATS, entry))
+    with pytest.raises(InputError, match="no way"):
+        convert(saved, tmp_path / "x.finish")
+    monkeypatch.setitem(module.WAYS, ("schedule", "number"), f"{__name__}:_number_of")
+    convert(saved, tmp_path / "x.finish", digits=1, unit="microseconds")
+    assert (tmp_path / "x.finish").read_text() == "1.0 microseconds"
+
+
+def _number_of(schedule, *, digits=3):
+    return round(schedule.finish_us, digits)
+
+
+def _dump_number(number, *, unit="us"):
+    return f"{number} {unit}"
