@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from taccl.errors import VerificationError as VerificationError
     from taccl.formats.native import load as load
     from taccl.formats.native import save as save
+    from taccl.formats.registry import convert as convert
+    from taccl.formats.registry import write as write
     from taccl.problem import Problem as Problem
     from taccl.problem import make_problem as make_problem
     from taccl.schedule.compact import CompactSchedule as CompactSchedule
@@ -88,6 +90,7 @@ _NAMES_OF_MODULE = {
         "VerificationError",
     ),
     "taccl.formats.native": ("load", "save"),
+    "taccl.formats.registry": ("convert", "write"),
     "taccl.problem": ("Problem", "make_problem"),
     "taccl.schedule.compact": ("CompactSchedule",),
     "taccl.schedule.implicit": ("ImplicitSchedule",),

@@ -151,7 +151,9 @@ def _check_limits(program: Program) -> None:
             pairs |= {(tb.receive_from, tb.channel) for tb in rank.threadblocks}
             remedy = "lower the schedule with threadblocks='per-peer'"
             if len(pairs) > MAX_THREADBLOCKS:
-                remedy = "let a rank talk to fewer others, by a sketch, or use fewer num_channels or instances"
+                remedy = (
+                    "let a rank talk to fewer others, by a sketch, or use fewer num_channels or instances"
+                )
             raise ExportError(
                 f"MSCCL XML holds at most {MAX_THREADBLOCKS} threadblocks a rank, and rank {r} has {count}; "
                 f"{remedy}"

@@ -89,7 +89,7 @@ def _check_spelling(text: str, where: str) -> None:
         (r"<\?", "an XML declaration", "remove it"),
         (r"\t", "a tab", "indent with spaces"),
         (r"<[^<>\n]*\n", "a tag that goes on in the next line", "write it in one line"),
-        (r"<[^<>\"]*=\s*'", "single quotes", "use double quotes"),
+        (r"<[^<>]*\s\w+\s*=\s*'", "single quotes", "use double quotes"),
     ):
         match = re.search(pattern, bare)
         if match:
@@ -129,10 +129,11 @@ class _File:
                 f"found {len(algo.all('gpu'))} <gpu> elements with {len(gpus)} ids; expected "
                 f"{self.num_ranks}, one for each of ngpus",
             )
+        purpose = self._collective(collective, root)
         return Program(
             name,
             tuple(self._rank(gpus[rank], rank) for rank in range(self.num_ranks)),
-            self._collective(collective, root),
+            purpose,
             self.in_place,
             self._choice(algo, "proto", tuple(PROTOCOLS)),
         )

@@ -308,15 +308,13 @@ def _check_options(
     known = [name for function in functions for name in _options(function)]
     for name in options:
         if name not in known:
-            names = each.name
+            lacks = f"{each.name} has no option"
             if besides is not None:
                 known += [name for function in besides[1] for name in _options(function)]
-                names = " nor ".join(dict.fromkeys((each.name, besides[0].name)))
+                lacks = f"neither {each.name} nor {besides[0].name} has an option"
             known = list(dict.fromkeys(known))
             takes = f"expected one of {', '.join(known)}" if known else "there are none"
-            raise InputError(
-                f"{names} has no option {name!r}{did_you_mean(name, known)}; {takes}", where="options"
-            )
+            raise InputError(f"{lacks} {name!r}{did_you_mean(name, known)}; {takes}", where="options")
 
 
 def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

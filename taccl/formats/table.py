@@ -55,7 +55,8 @@ class FileFormat:
 
 
 _VIEW = "the topology's costs, the collective and the sketch; it cannot be read back"
-_XML_COMMENTS = r"(<!--(?:.|\n)*?-->\s*)*"
+#: Written so that no comment can be read in two ways: a search through many of them ends at once.
+_XML_COMMENTS = r"(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 
 FORMATS = (
     FileFormat(

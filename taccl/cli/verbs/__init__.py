@@ -8,4 +8,4 @@ from __future__ import annotations
 __all__ = ["VERBS"]
 
 #: In the order in which ``taccl --help`` lists them; the module of ``check-sketch`` is ``check_sketch``.
-VERBS = ("synthesize", "verify", "show", "simulate", "bound", "explain", "baseline", "backends")
+VERBS = ("synthesize", "verify", "show", "simulate", "bound", "explain", "baseline", "convert", "backends")

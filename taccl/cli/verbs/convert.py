@@ -1,0 +1,101 @@
+"""``taccl convert``: a file in one format written in another, and what is lost on the way."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from taccl.cli.answer import Answer
+from taccl.cli.options import add_verb
+from taccl.cli.things import topology_from_word
+from taccl.errors import InputError, LossyConversionWarning, TacclWarning
+
+if TYPE_CHECKING:
+    from taccl.formats.table import FileFormat
+
+__all__ = ["add", "run"]
+
+
+def add(verbs: Any) -> None:
+    """Declare the verb."""
+    verb = add_verb(verbs, "convert", run, "Write a file in another format, and say what is lost.")
+    verb.add_argument("file", nargs="?", metavar="IN", help="the file to read; its content tells the format")
+    verb.add_argument("target", nargs="?", metavar="OUT", help="the file to write")
+    verb.add_argument("--from", metavar="FORMAT", help="the format of IN, where its content does not tell")
+    verb.add_argument("--to", metavar="FORMAT", help="the format of OUT (default: by its ending)")
+    verb.add_argument("--list", action="store_true", help="list the formats")
+    verb.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    verb.add_argument(
+        "--set", action="append", default=[], type=_setting, metavar="NAME=VALUE",
+        help="an option of the format of OUT, or of IN; more than once for several",
+    )  # fmt: skip
+    add = verb.add_argument_group("of IN, if it is an algorithm of the published tool").add_argument
+    add("--topology", metavar="FILE|NAME", help="where it is to run instead, timed anew")
+    add("--chunk-size", metavar="S", help="bytes of one chunk, e.g. 1MB")
+    add("--time-unit-us", metavar="US", help="microseconds in the file's unit of time")
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Convert a file, or list the formats."""
+    from taccl.formats.registry import convert
+    from taccl.formats.table import FORMATS
+
+    if options.list:
+        return _listed(FORMATS)
+    for where, given in (("IN", options.file), ("OUT", options.target)):
+        if given is None:
+            raise InputError("found none; give a file, or --list to see the formats", where=where)
+    given = {name: getattr(options, name) for name in ("topology", "chunk_size", "time_unit_us")}
+    load_options = {name: value for name, value in given.items() if value is not None}
+    if options.topology is not None:
+        load_options["topology"] = topology_from_word(options.topology)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TacclWarning)
+        done = convert(
+            options.file, options.target, from_=getattr(options, "from"), to=options.to,
+            overwrite=options.overwrite, load_options=load_options, **dict(options.set),
+        )  # fmt: skip
+    for each in caught:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    lost = [str(each.message) for each in caught if issubclass(each.category, LossyConversionWarning)]
+    paths = [str(path) for path in done.paths]
+    shown = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
+    return Answer(
+        f"{done.source.name} -> {done.target.name}: written to {shown}",
+        {"from": done.source.name, "to": done.target.name, "files": paths, "lost": lost},
+    )
+
+
+def _listed(formats: tuple[FileFormat, ...]) -> Answer:
+    from taccl.cli.text import table
+
+    rows = [("format", "holds", "read", "written", "endings", "")]
+    rows += [
+        (
+            each.name, each.holds, "yes" if each.load else "no", "yes" if each.dump else "no",
+            " ".join(each.extensions) or "-", each.description,
+        )
+        for each in formats
+    ]  # fmt: skip
+    values = [
+        {
+            "name": each.name, "holds": each.holds, "read": bool(each.load), "written": bool(each.dump),
+            "extensions": list(each.extensions), "description": each.description,
+        }
+        for each in formats
+    ]  # fmt: skip
+    return Answer(table(rows), {"formats": values})
+
+
+def _setting(word: str) -> tuple[str, bool | int | str]:
+    """The name and the value of ``NAME=VALUE``: true or false, a whole number, or else text."""
+    name, equals, value = word.partition("=")
+    name = name.strip().replace("-", "_")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"found {word!r}; expected NAME=VALUE, e.g. instances=2")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    if value.isascii() and value.isdigit() and len(value) < 19:
+        return name, int(value)
+    return name, value

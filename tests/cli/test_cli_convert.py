@@ -1,0 +1,108 @@
+"""``taccl convert``: from file to file, with what is lost on stderr."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from words import SMALL
+
+import taccl
+from taccl.formats.table import FORMATS
+
+
+def test_formats_are_listed(run, run_json):
+    """``--list`` shows every format, as text and as JSON."""
+    code, out, _ = run("convert", "--list")
+    assert code == 0
+    assert all(each.name in out for each in FORMATS)
+    code, values = run_json("convert", "--list")
+    assert (code, [each["name"] for each in values["formats"]]) == (0, [each.name for each in FORMATS])
+
+
+@pytest.mark.parametrize("target", ["x.csv", "x.trace.json"])
+def test_ending_tells_the_format(run, saved, tmp_path, target):
+    """The file is there, and stderr says what it leaves out."""
+    code, out, err = run("convert", saved, tmp_path / target)
+    assert code == 0
+    assert (tmp_path / target).exists()
+    assert str(tmp_path / target) in out
+    assert "taccl: warning:" in err
+    assert "the collective" in err
+
+
+def test_traces_are_files_of_ranks(run_json, saved, tmp_path):
+    """Four ranks are four files, and the JSON names them, and what is lost."""
+    code, values = run_json("convert", saved, tmp_path / "x.et")
+    assert (code, values["from"], values["to"]) == (0, "taccl-schedule", "chakra")
+    assert values["files"] == [str(tmp_path / f"x.{rank}.et") for rank in range(4)]
+    assert len(values["lost"]) == 1
+
+
+def test_there_and_back(run, saved, tmp_path):
+    """A schedule goes to the published tool's format, and comes back with its size and times."""
+    there, back = tmp_path / "there", tmp_path / "back.json"
+    assert run("convert", saved, there, "--to", "upstream-algorithm", "--set", "time-unit-us=1/5")[0] == 0
+    words = ("--time-unit-us", "1/5", "--set", "chunk_size=1000")
+    assert run("convert", there, back, "--from", "upstream_algorithm", *words)[0] == 0
+    assert taccl.load(back).finish == taccl.load(saved).finish
+    assert taccl.load(back).problem.size_bytes == 4000
+    assert run("verify", back)[0] == 0
+
+
+def test_other_topology_times_anew(run, run_json, saved, tmp_path):
+    """An algorithm of the published tool is timed anew on another ring, whose hops take 0.52 us, too."""
+    there = tmp_path / "there"
+    run("convert", saved, there, "--to", "upstream-algorithm")
+    code, values = run_json(
+        "convert", there, tmp_path / "x.json", "--topology", "ring:4", "--chunk-size", "1KB"
+    )
+    assert (code, values["lost"]) == (0, [])
+    assert taccl.load(tmp_path / "x.json").finish == taccl.load(saved).finish
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "IN: found none"),
+        (("{saved}",), "OUT: found none"),
+        (("{saved}", "x.docx"), "x.docx: its ending tells no format"),
+        (("{saved}", "x", "--to", "perfeto"), "--to: found 'perfeto'; did you mean 'perfetto'"),
+        (("{saved}", "x.csv", "--from", "word"), "--from: found 'word'"),
+        (("{saved}", "x.csv", "--set", "colour"), "--set: found 'colour'; expected NAME=VALUE"),
+        (("{saved}", "x.csv", "--set", "colour=red"), "nor csv has an option 'colour'"),
+        (
+            ("{saved}", "x.csv", "--chunk-size", "1KB"),
+            "neither taccl-schedule nor csv has an option 'chunk_size'",
+        ),
+        (("missing.json", "x.csv"), "missing.json: there is no such file"),
+        (("{saved}", "{saved}", "--to", "csv"), "the file exists; pass --overwrite"),
+    ],
+)
+def test_bad_words_are_bad_input(run, saved, tmp_path, monkeypatch, words, said):
+    """Exit code 2, one sentence, and no file."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("convert", *(word.format(saved=saved) for word in words))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [saved.name]
+
+
+def test_schedule_that_does_not_fit_is_the_answer_no(run, tmp_path):
+    """A scan has no place in an algorithm of the published tool: exit code 1."""
+    words = [*SMALL]
+    words[words.index("allgather")] = "scan"
+    path = tmp_path / "scan.json"
+    assert run("synthesize", *words, "--backend", "greedy", "--time-limit", 1, "-o", path)[0] == 0
+    code, _, err = run("convert", path, tmp_path / "x", "--to", "upstream-algorithm")
+    assert (code, (tmp_path / "x").exists()) == (1, False)
+    assert "scan" in err
+
+
+def test_overwrite_replaces(run, saved, tmp_path):
+    """With ``--overwrite`` an existing file is replaced."""
+    target = tmp_path / "x.trace.json"
+    target.write_text("mine")
+    assert run("convert", saved, target, "--overwrite")[0] == 0
+    assert "traceEvents" in json.loads(target.read_text())

@@ -1,0 +1,42 @@
+"""XML as elements with lines, and hostile XML."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl.errors import FormatError
+from taccl.formats.xml_elements import parse_xml
+
+
+def test_elements_have_lines_and_places():
+    """The second element begins in the second line."""
+    top = parse_xml('<a x="1">\n  <b y="&lt;2"/>\n  <c/>\n</a>', where="f.xml")
+    (inner,) = top.all("b")
+    assert (top.tag, inner.line, inner.attributes) == ("a", 2, {"y": "<2"})
+    assert inner.place("f.xml") == 'f.xml: line 2: <b y="<2">'
+    assert [child.tag for child in top.children] == ["b", "c"]
+
+
+BOMB = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f'<!DOCTYPE a [<!ENTITY a0 "ha">{BOMB}]><a>&a9;</a>', "document type"),
+        ('<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>', "document type"),
+        ('<!DOCTYPE a SYSTEM "http://localhost/a.dtd"><a/>', "document type"),
+        ("<a>" * 1000, "inside one another"),
+        ("<a>&b;</a>", "undefined entity"),
+        ("<a x='1' x='2'/>", "duplicate attribute"),
+        ("<a><b></a>", "mismatched tag"),
+        ("<a/><b/>", "junk after document element"),
+        ("text", "not XML"),
+        ("", "no element found"),
+    ],
+)
+def test_hostile_and_broken_text(text, words):
+    """One sentence with the line; nothing is expanded or fetched."""
+    with pytest.raises(FormatError, match=words) as caught:
+        parse_xml(text, where="f.xml")
+    assert caught.value.where == "f.xml: line 1"
