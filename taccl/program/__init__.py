@@ -1,0 +1,1 @@
+"""Programs: what each rank executes, lowered from a schedule, and interpreted."""

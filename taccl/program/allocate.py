@@ -1,0 +1,147 @@
+"""Which slot every value is kept in: the user's buffers where they are free, else as little scratch as goes.
+
+A *value* is what a rank holds of a chunk from one arrival to the next. It needs its slot from the end of the
+send that brings it to the last send that reads it, or to the end where it is the rank's output. Values are
+placed in order of arrival, each in the first slot that fits: for intervals of single chunks no assignment
+needs less scratch.
+
+A slot is given to a new value only if what reads the old one ends strictly before the new one arrives. So no
+receive ever waits for a send that could wait for it: two ranks that exchange partial sums at the same time
+write theirs beside the old ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from taccl.program.program import Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.program.layout import RankLayout
+
+__all__ = ["FOREVER", "START", "Allocator", "Value"]
+
+#: Before every send, and after all.
+START, FOREVER = -1, 2**63
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """What one rank holds of one chunk for a while; times are ticks.
+
+    Parameters
+    ----------
+    chunk : int
+        -1: a block in which a merged send is packed.
+    born : int
+        When it is there whole.
+    read_until : int
+        The end of the last send, or copy, that reads it.
+    added_at : int
+        When an arrival is added to it, which makes the next value; -1: never.
+    added_to : Value, optional
+        The value that it was made from, with an arrival added.
+    final : bool
+        Whether it is the rank's output.
+    """
+
+    chunk: int
+    born: int
+    read_until: int = START
+    added_at: int = START
+    added_to: Value | None = None
+    final: bool = False
+    slot: Slot | None = None
+
+    @property
+    def place(self) -> Slot:
+        """Its slot, once it has one."""
+        assert self.slot is not None, "a value is placed before it is used"
+        return self.slot
+
+    def makes_room(self, successor: Value) -> bool:
+        """Whether another value may have its slot, which the one it turns into gets more easily."""
+        if self.final:
+            return False
+        if successor.added_to is self:
+            return self.read_until < successor.born
+        return max(self.born, self.read_until, self.added_at) < successor.born
+
+
+@dataclass(eq=False, slots=True)
+class Allocator:
+    """The slots of one rank while values are placed, in order of arrival."""
+
+    layout: RankLayout
+    in_place: bool
+    user: dict[Slot, Value] = field(default_factory=dict)
+    scratch: list[Value] = field(default_factory=list)
+    home: dict[int, Slot] = field(default_factory=dict)
+    output_from: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.home = {
+            chunk: self.layout.canonical(Slot("output", i), in_place=self.in_place)
+            for i, chunk in enumerate(self.layout.outputs)
+        }
+
+    def place_input(self, value: Value, index: int) -> None:
+        """Give a value that is there from the start its slot of the input."""
+        value.slot = self.layout.canonical(Slot("input", index), in_place=self.in_place)
+        self.user[value.slot] = value
+
+    def place(self, values: Sequence[Value]) -> None:
+        """Give values that arrive together their slots: neighbours where they go to scratch."""
+        homeless = []
+        for value in values:
+            slot = self.home.get(value.chunk)
+            if slot is not None and self._may_go_home(value, slot):
+                value.slot = slot
+                self.user[slot] = value
+            else:
+                homeless.append(value)
+        if not homeless:
+            return
+        before = [value.added_to.slot if value.added_to else None for value in homeless]
+        if all(
+            slot is not None and slot.buffer == "scratch" and self.scratch[slot.offset].makes_room(value)
+            for slot, value in zip(before, homeless, strict=True)
+        ):
+            for slot, value in zip(before, homeless, strict=True):
+                assert slot is not None
+                self._put(value, slot.offset)
+            return
+        self.place_scratch(homeless)
+
+    def place_block(self, count: int, born: int, read_until: int) -> list[Slot]:
+        """Neighbouring slots of scratch for a packed send."""
+        values = [Value(-1, born, read_until) for _ in range(count)]
+        self.place_scratch(values)
+        return [value.place for value in values]
+
+    def place_scratch(self, values: Sequence[Value]) -> None:
+        """Give values the first neighbouring slots of scratch that are free for all of them."""
+        begin, i = 0, 0
+        while i < len(values) and begin + i < len(self.scratch):
+            if self.scratch[begin + i].makes_room(values[i]):
+                i += 1
+            else:
+                begin, i = begin + i + 1, 0
+        for i, value in enumerate(values):
+            self._put(value, begin + i)
+
+    def _put(self, value: Value, index: int) -> None:
+        value.slot = Slot("scratch", index)
+        if index == len(self.scratch):
+            self.scratch.append(value)
+        self.scratch[index] = value
+
+    def _may_go_home(self, value: Value, slot: Slot) -> bool:
+        """Whether the output slot of a value's chunk is free, and is again when the output itself comes."""
+        occupant = self.user.get(slot)
+        if occupant is not None and not occupant.makes_room(value):
+            return False
+        return value.final or value.read_until < self.output_from.get(value.chunk, FOREVER)

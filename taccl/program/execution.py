@@ -1,0 +1,250 @@
+"""Running a program on arrays: threadblocks step by step, with queues that hold so much and no more."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from taccl.program.checks import Queue, queue_ends
+from taccl.program.faults import Fault
+from taccl.program.program import OPERATIONS, PROTOCOLS, Slot, StepAddress
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.program.layout import RankLayout
+    from taccl.program.program import Program, Step
+
+__all__ = ["Execution", "Memory", "execute"]
+
+#: (rank, threadblock).
+Block = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One rank's buffers, (slots, elements) each; in place, input and output are views of one array."""
+
+    input: NDArray[Any]
+    output: NDArray[Any]
+    scratch: NDArray[Any]
+    #: Where input and output begin in the user's one array; None where they are two.
+    offsets: tuple[int, int] | None
+
+    def row(self, slot: Slot) -> NDArray[Any]:
+        """The elements of one slot."""
+        row: NDArray[Any] = getattr(self, slot.buffer)[slot.offset]
+        return row
+
+    def place(self, slot: Slot) -> tuple[str, int]:
+        """One name for one place of memory."""
+        if self.offsets is None or slot.buffer == "scratch":
+            return slot
+        return "user", slot.offset + self.offsets[slot.buffer == "output"]
+
+
+@dataclass(slots=True)
+class Execution:
+    """A run in progress, and then what is left of it.
+
+    Parameters
+    ----------
+    memory : list of Memory
+        By rank.
+    done : list of StepAddress
+        Steps in the order in which they ended, which is one of those that dependencies and queues allow.
+    matches : dict of step to steps
+        The sends that each receiving step took its chunks from.
+    stuck : Fault, optional
+        Why it did not run to its end.
+    """
+
+    memory: list[Memory]
+    done: list[StepAddress] = field(default_factory=list)
+    matches: dict[StepAddress, list[StepAddress]] = field(default_factory=lambda: defaultdict(list))
+    stuck: Fault | None = None
+
+
+def allocate_memory(
+    program: Program, layouts: Sequence[RankLayout] | None, fill: Callable[[int, int], NDArray[Any]]
+) -> list[Memory]:
+    """Buffers of every rank, filled by ``fill(rows, rank)``."""
+    memory = []
+    for r, rank in enumerate(program.ranks):
+        scratch = fill(rank.scratch_chunks, r)
+        if not program.in_place:
+            memory.append(Memory(fill(rank.input_chunks, r), fill(rank.output_chunks, r), scratch, None))
+            continue
+        mine = (layouts[r].input_offset, layouts[r].output_offset) if layouts else (0, 0)
+        begin_in, begin_out = mine
+        end_in, end_out = begin_in + rank.input_chunks, begin_out + rank.output_chunks
+        whole = fill(max(end_in, end_out), r)
+        memory.append(Memory(whole[begin_in:end_in], whole[begin_out:end_out], scratch, mine))
+    return memory
+
+
+def execute(program: Program, memory: list[Memory], *, capacity: int | None = None) -> Execution:
+    """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
+
+    Parameters
+    ----------
+    capacity : int, optional
+        Chunks that a queue holds; default: as many as the protocol.
+    """
+    return _Machine(program, memory, capacity or PROTOCOLS[program.protocol]).run()
+
+
+class _Machine:
+    """Threadblocks with the step each is at, and queues with what is in them."""
+
+    def __init__(self, program: Program, memory: list[Memory], capacity: int) -> None:
+        self.program, self.capacity = program, capacity
+        self.execution = Execution(memory)
+        self.blocks: list[Block] = [
+            (r, t) for r, rank in enumerate(program.ranks) for t in range(len(rank.threadblocks))
+        ]
+        self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
+        self.item: dict[Block, int] = dict.fromkeys(self.blocks, 0)
+        self.queues: dict[Queue, deque[tuple[NDArray[Any], StepAddress]]] = defaultdict(deque)
+        senders, receivers = queue_ends(program)
+        self.sender = {queue: blocks[0] for queue, blocks in senders.items()}
+        self.receiver = {queue: blocks[0] for queue, blocks in receivers.items()}
+        self.waiting: dict[StepAddress, list[Block]] = defaultdict(list)
+        self.ready: deque[Block] = deque(self.blocks)
+        self.is_ready = set(self.blocks)
+
+    def run(self) -> Execution:
+        while self.ready:
+            block = self.ready.popleft()
+            self.is_ready.discard(block)
+            self._advance(block)
+        if any(self.position[block] < len(self._steps(block)) for block in self.blocks):
+            self.execution.stuck = self._explain()
+        return self.execution
+
+    def _steps(self, block: Block) -> tuple[Step, ...]:
+        return self.program.ranks[block[0]].threadblocks[block[1]].steps
+
+    def _queues(self, block: Block) -> tuple[Queue, Queue]:
+        """What a threadblock receives from, and what it sends into."""
+        rank, t = block
+        tb = self.program.ranks[rank].threadblocks[t]
+        source, target = tb.receive_from, tb.send_to
+        return (
+            Queue(-1 if source is None else source, rank, tb.channel),
+            Queue(rank, -1 if target is None else target, tb.channel),
+        )
+
+    def _wake(self, block: Block | None) -> None:
+        if block is not None and block not in self.is_ready:
+            self.is_ready.add(block)
+            self.ready.append(block)
+
+    def _advance(self, block: Block) -> None:
+        """Run a threadblock until it has to wait."""
+        rank, t = block
+        steps, memory = self._steps(block), self.execution.memory[rank]
+        incoming, outgoing = self._queues(block)
+        while self.position[block] < len(steps):
+            s = self.position[block]
+            step, address = steps[s], StepAddress(rank, t, s)
+            if not self.item[block]:
+                awaited = self._awaited(rank, step)
+                if awaited is not None:
+                    self.waiting[awaited].append(block)
+                    return
+            parts = OPERATIONS[step.operation]
+            while self.item[block] < step.count and step.operation != "nop":
+                if parts.receives and not self.queues[incoming]:
+                    return
+                if parts.sends and len(self.queues[outgoing]) >= self.capacity:
+                    return
+                self._move(step, address, memory, incoming, outgoing)
+                self.item[block] += 1
+            self.item[block] = 0
+            self.position[block] += 1
+            self.execution.done.append(address)
+            for other in self.waiting.pop(address, ()):
+                self._wake(other)
+
+    def _awaited(self, rank: int, step: Step) -> StepAddress | None:
+        """A step that this one depends on and that is not done."""
+        for t, s in step.depends:
+            if self.position[rank, t] <= s:
+                return StepAddress(rank, t, s)
+        return None
+
+    def _move(
+        self, step: Step, address: StepAddress, memory: Memory, incoming: Queue, outgoing: Queue
+    ) -> None:
+        """Do the next chunk of a step."""
+        i = self.item[address.rank, address.threadblock]
+        parts = OPERATIONS[step.operation]
+        value: NDArray[Any] | None = None
+        if parts.receives:
+            value, origin = self.queues[incoming].popleft()
+            matches = self.execution.matches[address]
+            if not matches or matches[-1] != origin:
+                matches.append(origin)
+            self._wake(self.sender.get(incoming))
+        if parts.reads:
+            assert step.src is not None
+            mine = memory.row(Slot(step.src.buffer, step.src.offset + i))
+            value = mine.copy() if value is None else value + mine
+        assert value is not None
+        if parts.writes:
+            assert step.dst is not None
+            row = memory.row(Slot(step.dst.buffer, step.dst.offset + i))
+            if step.operation == "reduce":
+                row += value
+            else:
+                row[...] = value
+        if parts.sends:
+            self.queues[outgoing].append((value, address))
+            self._wake(self.receiver.get(outgoing))
+
+    def _explain(self) -> Fault:
+        """The steps that wait for each other, or the one that waits for what never comes."""
+        path: list[Block] = []
+        block: Block | None = next(b for b in self.blocks if self.position[b] < len(self._steps(b)))
+        reasons: dict[Block, str] = {}
+        while block is not None and block not in reasons:
+            path.append(block)
+            follower, reasons[block] = self._waits_for(block)
+            block = follower
+        if block is None:
+            last = path[-1]
+            return Fault("deadlock", f"{self._at(last)} {reasons[last]}", (self._at(last),), rank=last[0])
+        cycle = path[path.index(block) :]
+        first = cycle.index(min(cycle))
+        cycle = cycle[first:] + cycle[:first]
+        told = "; ".join(f"{self._at(each)} {reasons[each]}" for each in cycle)
+        return Fault(
+            "deadlock",
+            f"{format_count(len(cycle), 'step')} wait for each other: {told}",
+            tuple(self._at(each) for each in cycle),
+            rank=cycle[0][0],
+        )
+
+    def _at(self, block: Block) -> StepAddress:
+        return StepAddress(*block, self.position[block])
+
+    def _waits_for(self, block: Block) -> tuple[Block | None, str]:
+        """The threadblock that must move first, None where none will, and the reason as text."""
+        rank, _ = block
+        step = self._steps(block)[self.position[block]]
+        awaited = None if self.item[block] else self._awaited(rank, step)
+        if awaited is not None:
+            return (rank, awaited.threadblock), f"depends on {awaited}"
+        incoming, outgoing = self._queues(block)
+        receives = OPERATIONS[step.operation].receives and not self.queues[incoming]
+        queue, other = (incoming, self.sender) if receives else (outgoing, self.receiver)
+        partner = other.get(queue)
+        if partner is None or self.position[partner] >= len(self._steps(partner)):
+            what = "a chunk that is never sent" if receives else "room: nobody receives what is sent"
+            return None, f"waits for {what} {queue}"
+        return partner, f"waits for {'a chunk' if receives else 'room'} {queue}"

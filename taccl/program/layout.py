@@ -1,0 +1,116 @@
+"""Where a collective's chunks are in the user's buffers, as nccl-tests lays them out.
+
+One rule gives every layout: a rank's input holds the chunks that it starts with, and its output those that
+it must end with, both in order of chunk. In place, the smaller of the two lies inside the larger at the place
+of its own chunks there (allgather, gather: the input inside the output; reduce-scatter, scatter: the output
+inside the input), and where it has no such place, both begin together.
+
+Where chunks derive from one another (scan), a rank's input holds its contributions to the chunks that it
+makes, and its output these chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from taccl.collective import Chunk, Collective, Derivation
+from taccl.program.program import Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["RankLayout", "layout", "split_chunks"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """The chunk of every slot of one rank's buffers, and where the two begin when they are one buffer.
+
+    Parameters
+    ----------
+    inputs, outputs : tuple of int
+        Chunks by slot.
+    input_offset, output_offset : int
+        Chunks before each buffer, in place.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    input_offset: int = 0
+    output_offset: int = 0
+
+    def canonical(self, slot: Slot, *, in_place: bool) -> Slot:
+        """One name for one place: in place, an output slot that is an input slot too gets its name.
+
+        What is named is the larger of the two buffers; the output, where they are equal.
+        """
+        if not in_place or slot.buffer == "scratch":
+            return slot
+        ours, theirs = self.input_offset, self.output_offset
+        place = slot.offset + (ours if slot.buffer == "input" else theirs)
+        larger = "input" if len(self.inputs) > len(self.outputs) else "output"
+        begin, length = (ours, len(self.inputs)) if larger == "input" else (theirs, len(self.outputs))
+        return Slot(larger, place - begin) if begin <= place < begin + length else slot
+
+
+def layout(collective: Collective) -> tuple[RankLayout, ...]:
+    """The layout of every rank's buffers."""
+    inputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
+    outputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
+    if collective.derivations:
+        maker = {each.chunk: each.rank for each in collective.derivations}
+        for index, chunk in enumerate(collective.chunks):
+            for rank in (maker[index],) if index in maker else chunk.origins:
+                inputs[rank].append(index)
+                outputs[rank].append(index)
+    else:
+        for index, chunk in enumerate(collective.chunks):
+            for rank in chunk.origins:
+                inputs[rank].append(index)
+            for rank in chunk.destinations:
+                outputs[rank].append(index)
+    return tuple(_with_offsets(tuple(i), tuple(o)) for i, o in zip(inputs, outputs, strict=True))
+
+
+def split_chunks(collective: Collective, parts: int) -> Collective:
+    """The collective with every chunk cut into `parts`, which are neighbours in every buffer."""
+    if parts == 1:
+        return collective
+    if collective.derivations:
+        # Chunk c becomes c * parts ..., so that parts are neighbours; each derives from its counterpart.
+        derivations = tuple(
+            Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
+            for d in collective.derivations
+            for p in range(parts)
+        )
+    else:
+        derivations = ()
+    chunks = tuple(
+        Chunk(each.origins, each.destinations, each.root) for each in collective.chunks for _ in range(parts)
+    )
+    return Collective(
+        collective.name,
+        collective.num_ranks,
+        chunks,
+        collective.combining,
+        collective.chunks_per_rank * parts,
+        derivations,
+        tuple(replace(group, num_chunks=group.num_chunks * parts) for group in collective.groups),
+    )
+
+
+def _with_offsets(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> RankLayout:
+    inside = _position(inputs, outputs)
+    if inside is not None:
+        return RankLayout(inputs, outputs, input_offset=inside)
+    inside = _position(outputs, inputs)
+    return RankLayout(inputs, outputs, output_offset=inside or 0)
+
+
+def _position(part: Sequence[int], whole: Sequence[int]) -> int | None:
+    """Where `part` stands in `whole` as neighbours; None where it does not, or is empty."""
+    if not part or part[0] not in whole:
+        return None
+    begin = whole.index(part[0])
+    return begin if tuple(whole[begin : begin + len(part)]) == tuple(part) else None

@@ -1,0 +1,324 @@
+"""Schedules to programs: who runs which step on which slot, in which threadblock, after which steps.
+
+Every send becomes a step at its source and one at its destination, on the slots that `allocate` finds. Steps
+of a threadblock are in order of the *end* of their sends. A step waits for the steps of its rank that wrote
+what it reads, and that used what it overwrites.
+
+No such program can deadlock, however little its queues hold: a send and its receive go hand in hand
+at the end of the send, and whatever either of the two waits for ends earlier (or together with it, and comes
+before it in one order of all sends). So the sends can be done in that order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from taccl.errors import InputError
+from taccl.program.allocate import FOREVER, START, Allocator, Value
+from taccl.program.channels import CHANNELS, THREADBLOCKS, channel_chooser
+from taccl.program.emit import Draft, assemble
+from taccl.program.layout import layout
+from taccl.program.messages import events_of, follow, messages_of
+from taccl.program.program import Program, Slot
+from taccl.program.replicate import replicate
+from taccl.schedule.compact import CompactSchedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.program.layout import RankLayout
+    from taccl.program.messages import Message, Part
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["MERGED", "lower"]
+
+#: What becomes of a merged send whose chunks are not neighbours in the buffers at both ends.
+MERGED = ("split", "pack")
+_LAST = 2**62
+
+
+class _Move(NamedTuple):
+    """A chunk of a message with its places: read at `src`, kept at `dst`, added to what is at `added`."""
+
+    src: Slot
+    dst: Slot
+    added: Slot | None
+
+
+def lower(
+    schedule: Schedule | CompactSchedule,
+    *,
+    in_place: bool = False,
+    protocol: str = "Simple",
+    channels: str = "single",
+    num_channels: int = 1,
+    threadblocks: str = "per-direction",
+    merged: str = "split",
+    max_count: int = 64,
+    instances: int = 1,
+    name: str = "",
+) -> Program:
+    """The program that does what a verified schedule says.
+
+    Parameters
+    ----------
+    in_place : bool
+        Whether input and output are one buffer. The rest of the input is left as it was in either case.
+    protocol : str
+        ``"Simple"``, ``"LL"`` or ``"LL128"``.
+    channels : str
+        ``"single"``: everything over one channel. ``"round-robin"``: sends between two ranks take turns.
+        ``"by-chunk"``: chunk by chunk. ``"by-peer"``: by the distance between the two ranks' numbers, so that
+        a channel has fewer peers. Parallel links between two ranks always have channels of their own.
+    num_channels : int
+        How many channels to choose from.
+    threadblocks : str
+        ``"per-direction"``: one for what is sent to a rank over a channel, another for what is received.
+        ``"per-peer"``: one for both, which needs half as many.
+    merged : str
+        A merged send whose chunks are neighbours at both ends is one step. Otherwise ``"split"`` makes it
+        as few steps as it has stretches of neighbours; ``"pack"`` copies its chunks together in scratch
+        before and apart after it (`Program.num_copies` counts that).
+    max_count : int
+        Chunks in a step at most.
+    instances : int
+        See `replicate`.
+    name : str
+        Default: the collective's and the topology's.
+
+    Raises
+    ------
+    InputError
+        If an option is unknown, chunks differ in size, or a chunk is sent from where it is not (`verify` says
+        more).
+    """
+    _check_options(channels, num_channels, threadblocks, merged, max_count)
+    if isinstance(schedule, CompactSchedule):
+        schedule = schedule.expand()
+    problem = schedule.problem
+    collective = problem.collective
+    if len(set(problem.chunk_bytes)) > 1:
+        raise InputError(
+            f"found chunks of {min(problem.chunk_bytes)} to {max(problem.chunk_bytes)} bytes; a program has "
+            "chunks of one size; cut the data into equal chunks",
+            where="schedule",
+        )
+    messages = messages_of(schedule)
+    layouts = layout(collective)
+    holding = follow(messages, collective, layouts)
+    chooser = channel_chooser(channels, num_channels, collective.num_ranks)
+    for message in messages:
+        lanes = chooser(message.src, message.dst, message.parts[0].chunk)
+        message.channel = message.lane * num_channels + lanes
+    placing = _Placing(layouts, in_place, holding, merged == "pack", max_count, threadblocks == "per-peer")
+    drafts, scratch = placing.run(messages)
+    program = Program(
+        name or f"{collective.name} on {problem.topology.name}",
+        tuple(
+            assemble(each, len(where.inputs), len(where.outputs), scratch_chunks)
+            for each, where, scratch_chunks in zip(drafts, layouts, scratch, strict=True)
+        ),
+        collective,
+        in_place,
+        protocol,
+    )
+    return replicate(program, instances)
+
+
+def _check_options(channels: str, num_channels: int, threadblocks: str, merged: str, max_count: int) -> None:
+    for where, found, known in (
+        ("channels", channels, CHANNELS), ("threadblocks", threadblocks, THREADBLOCKS),
+        ("merged", merged, MERGED),
+    ):  # fmt: skip
+        if found not in known:
+            raise InputError(f"found {found!r}; expected one of {', '.join(known)}", where=where)
+    for where, number in (("num_channels", num_channels), ("max_count", max_count)):
+        if number < 1:
+            raise InputError(f"found {number}; expected at least 1", where=where)
+
+
+class _Placing:
+    """The pass over all messages in order of time that gives values their slots, and steps their places."""
+
+    def __init__(
+        self,
+        layouts: Sequence[RankLayout],
+        in_place: bool,
+        inputs: Sequence[dict[int, Value]],
+        pack: bool,
+        max_count: int,
+        per_peer: bool,
+    ) -> None:
+        self.layouts, self.in_place, self.inputs = layouts, in_place, inputs
+        self.pack, self.max_count, self.per_peer = pack, max_count, per_peer
+        self.allocators = [Allocator(where, in_place) for where in layouts]
+        self.drafts: list[list[Draft]] = [[] for _ in layouts]
+        self.finals: list[list[Value]] = [[] for _ in layouts]
+        self.packed: dict[Message, list[Slot]] = {}
+
+    def run(self, messages: Sequence[Message]) -> tuple[list[list[Draft]], list[int]]:
+        """Drafts of every rank's steps, and its scratch."""
+        self._note_outputs(messages)
+        self._place_inputs()
+        for _, starts, message in events_of(messages):
+            if starts:
+                self._start(message)
+            else:
+                self._arrive(message)
+        for rank, values in enumerate(self.finals):
+            for i, value in enumerate(values):
+                home = self.allocators[rank].home[value.chunk]
+                if value.place != home:
+                    self._local(rank, "copy", value.place, home, 1, (FOREVER, i, 0, 0))
+        return self.drafts, [len(each.scratch) for each in self.allocators]
+
+    def _note_outputs(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            for part in message.parts:
+                for value in (part.made, *(made for _, made in part.derived)):
+                    if value is not None and value.final:
+                        self.finals[message.dst].append(value)
+                        self.allocators[message.dst].output_from[value.chunk] = value.born
+
+    def _place_inputs(self) -> None:
+        """Inputs are where the user put them; those that are outputs elsewhere are copied at the start."""
+        for rank, (where, values) in enumerate(zip(self.layouts, self.inputs, strict=True)):
+            allocator = self.allocators[rank]
+            for i, chunk in enumerate(where.inputs):
+                allocator.place_input(values[chunk], i)
+            moved: list[tuple[Value, Slot]] = []
+            for chunk in where.inputs:
+                value = values[chunk]
+                source = value.place
+                if not value.final or allocator.home[chunk] == source:
+                    continue
+                if self.in_place:
+                    # Two inputs may have to trade places: by way of scratch nobody waits for anybody.
+                    copy = Value(chunk, START, final=True)
+                    allocator.place_scratch([copy])
+                    value.final = False
+                    self.finals[rank].append(copy)
+                    moved.append((copy, source))
+                else:
+                    moved.append((Value(chunk, START, slot=allocator.home[chunk]), source))
+            for i, (copy, source) in enumerate(moved):
+                self._local(rank, "copy", source, copy.place, 1, (START, i, 0, 0))
+
+    def _start(self, message: Message) -> None:
+        """Order the chunks as they stand at the source, and pack them if that is asked for and needed."""
+        message.parts.sort(key=lambda part: part.place)
+        sources = [part.place for part in message.parts]
+        if self.pack and len(sources) <= self.max_count and not _neighbours(sources):
+            rank = message.src
+            block = self.allocators[rank].place_block(len(sources), message.start, message.end)
+            for i, (source, target) in enumerate(zip(sources, block, strict=True)):
+                self._local(rank, "copy", source, target, 1, (message.start, _LAST, message.number, i))
+            self.packed[message] = block
+
+    def _arrive(self, message: Message) -> None:
+        rank, allocator = message.dst, self.allocators[message.dst]
+        fused = self._fused(message)
+        values = [fused.get(part, part.made) for part in message.parts]
+        allocator.place([value for value in values if value is not None])
+        sources = self.packed.get(message) or [part.place for part in message.parts]
+        moves = [
+            _Move(source, value.place, None if value.added_to is None else value.added_to.place)
+            for source, value in zip(sources, values, strict=True)
+            if value is not None
+        ]
+        if self.pack and _neighbours(sources) and len(moves) <= self.max_count and not _one_run(moves):
+            block = allocator.place_block(len(moves), message.end, message.end)
+            self._send(message, [_Move(m.src, slot, None) for m, slot in zip(moves, block, strict=True)])
+            for i, (move, slot) in enumerate(zip(moves, block, strict=True)):
+                self._add(rank, slot, move.added, move.dst, (message.end, message.number, 1, 2 * i))
+        else:
+            self._send(message, moves)
+        for i, part in enumerate(message.parts):
+            for j, (source, made) in enumerate(part.derived):
+                if made is values[i]:
+                    continue
+                allocator.place([made])
+                assert made.added_to is not None
+                at = (message.end, message.number, 2 + i, 2 * j)
+                self._add(rank, source.place, made.added_to.place, made.place, at)
+
+    @staticmethod
+    def _fused(message: Message) -> dict[Part, Value]:
+        """Parts that are wanted only for the chunk that the receiver makes of them: that one is received."""
+        fused = {}
+        for part in message.parts:
+            if len(part.derived) == 1 and part.made is not None:
+                made = part.derived[0][1]
+                if part.made.read_until == message.end and not part.made.final:
+                    fused[part] = made
+        return fused
+
+    def _send(self, message: Message, moves: Sequence[_Move]) -> None:
+        """The steps at both ends, one for each stretch of neighbours."""
+        for i, run in enumerate(_runs(moves, self.max_count)):
+            first, count = run[0], len(run)
+            order = (message.end, message.number, 0, i)
+            self.drafts[message.src].append(
+                Draft(
+                    ("peer" if self.per_peer else "send", message.dst, message.channel),
+                    order, (message.start, _LAST, _LAST + message.number, i), "send", first.src, None, count,
+                )
+            )  # fmt: skip
+            operation = "receive" if first.added is None else "receive-reduce"
+            self.drafts[message.dst].append(
+                Draft(
+                    ("peer" if self.per_peer else "receive", message.src, message.channel),
+                    order, order, operation, first.added, first.dst, count,
+                )
+            )  # fmt: skip
+
+    def _add(
+        self, rank: int, src: Slot, added: Slot | None, dst: Slot, at: tuple[int, int, int, int]
+    ) -> None:
+        """Steps within a rank that put `src` at `dst`, added to what is at `added`."""
+        if added is None:
+            self._local(rank, "copy", src, dst, 1, at)
+            return
+        if added != dst:
+            self._local(rank, "copy", added, dst, 1, at)
+        self._local(rank, "reduce", src, dst, 1, (at[0], at[1], at[2], at[3] + 1))
+
+    def _local(
+        self, rank: int, operation: str, src: Slot, dst: Slot, count: int, at: tuple[int, int, int, int]
+    ) -> None:
+        self.drafts[rank].append(Draft(("local", -1, 0), at, at, operation, src, dst, count))
+
+
+def _next(slot: Slot | None, later: Slot | None) -> bool:
+    """Whether a slot comes right after another, or neither is there."""
+    if slot is None or later is None:
+        return slot is later
+    return slot.buffer == later.buffer and slot.offset + 1 == later.offset
+
+
+def _neighbours(slots: Sequence[Slot]) -> bool:
+    return all(_next(a, b) for a, b in zip(slots, slots[1:], strict=False))
+
+
+def _runs(moves: Sequence[_Move], max_count: int = _LAST) -> list[list[_Move]]:
+    """Moves cut into stretches whose places are neighbours, of at most `max_count`."""
+    runs: list[list[_Move]] = []
+    for move in moves:
+        last = runs[-1] if runs else None
+        if last and len(last) < max_count and all(map(_next, last[-1], move)):
+            last.append(move)
+        else:
+            runs.append([move])
+    if max_count < _LAST:
+        # As even as can be: 65 chunks make 33 and 32, not 64 and 1.
+        even = []
+        for whole in _runs(moves):
+            size = math.ceil(len(whole) / math.ceil(len(whole) / max_count))
+            even += [whole[i : i + size] for i in range(0, len(whole), size)]
+        return even
+    return runs
+
+
+def _one_run(moves: Sequence[_Move]) -> bool:
+    return len(_runs(moves)) == 1

@@ -1,0 +1,285 @@
+"""The program: what each rank executes, step by step, on its input, output and scratch buffers.
+
+A rank runs its *threadblocks* at once, and each threadblock runs its steps one after another. A threadblock
+sends to at most one rank and receives from at most one, both over one *channel*: what goes from one rank to
+another over a channel is one queue, first in, first out. Between threadblocks of a rank, only dependencies
+order steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from taccl.collective import Collective
+from taccl.errors import InputError
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = [
+    "BUFFERS", "OPERATIONS", "PROTOCOLS", "Program", "RankProgram", "Slot", "Step", "StepAddress",
+    "Threadblock", "operation_parts",
+]  # fmt: skip
+
+BUFFERS = ("input", "output", "scratch")
+
+#: Transfers that may be on their way in one queue before the next one waits for room.
+PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
+
+
+class OperationParts(NamedTuple):
+    """What an operation does, in this order: receive, read `src`, write `dst`, send the result on."""
+
+    receives: bool
+    reads: bool
+    writes: bool
+    sends: bool
+
+
+#: A result is what was received or read; where both, their sum.
+OPERATIONS: Mapping[str, OperationParts] = {
+    "send": OperationParts(False, True, False, True),
+    "receive": OperationParts(True, False, True, False),
+    "receive-send": OperationParts(True, False, True, True),
+    "receive-reduce": OperationParts(True, True, True, False),
+    "receive-reduce-send": OperationParts(True, True, False, True),
+    "receive-reduce-copy-send": OperationParts(True, True, True, True),
+    "copy": OperationParts(False, True, True, False),
+    "reduce": OperationParts(False, True, True, False),  # dst = dst + src
+    "nop": OperationParts(False, False, False, False),
+}
+
+
+def operation_parts(operation: str) -> OperationParts:
+    """What an operation does.
+
+    Raises
+    ------
+    InputError
+        If there is no such operation.
+    """
+    if operation not in OPERATIONS:
+        raise InputError(f"found {operation!r}; expected one of {', '.join(OPERATIONS)}", where="operation")
+    return OPERATIONS[operation]
+
+
+class Slot(NamedTuple):
+    """One place for a chunk: a buffer of `BUFFERS`, and how many chunks come before it there."""
+
+    buffer: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.offset}]"
+
+
+class StepAddress(NamedTuple):
+    """One step of a program, for people to find it."""
+
+    rank: int
+    threadblock: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"(rank {self.rank}, threadblock {self.threadblock}, step {self.step})"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One instruction, of `count` chunks that are neighbours in each buffer it touches.
+
+    Parameters
+    ----------
+    operation : str
+        One of `OPERATIONS`.
+    src, dst : Slot, optional
+        The first chunk read, and the first written; None where the operation does not.
+    count : int
+    depends : tuple of (threadblock, step)
+        Steps of the same rank that must be done before this one begins.
+    """
+
+    operation: str
+    src: Slot | None = None
+    dst: Slot | None = None
+    count: int = 1
+    depends: tuple[tuple[int, int], ...] = ()
+
+    def __str__(self) -> str:
+        places = " -> ".join(str(slot) for slot in (self.src, self.dst) if slot is not None)
+        times = f" x{self.count}" if self.count != 1 else ""
+        return f"{self.operation} {places}{times}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Threadblock:
+    """Steps that run one after another; `send_to` and `receive_from` are ranks."""
+
+    steps: tuple[Step, ...]
+    send_to: int | None = None
+    receive_from: int | None = None
+    channel: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgram:
+    """What one rank runs, and how many chunks its buffers hold."""
+
+    input_chunks: int
+    output_chunks: int
+    scratch_chunks: int
+    threadblocks: tuple[Threadblock, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank executes.
+
+    Parameters
+    ----------
+    name : str
+    ranks : tuple of RankProgram
+    collective : Collective, optional
+        What the program is for: it says where chunks are in the user's buffers (`taccl.program.layout`) and
+        what the outputs must be. None: unknown, and outputs are not judged.
+    in_place : bool
+        Whether input and output are one buffer, the smaller inside the larger.
+    protocol : str
+        One of `PROTOCOLS`: how many transfers a queue holds.
+    """
+
+    name: str
+    ranks: tuple[RankProgram, ...]
+    collective: Collective | None = None
+    in_place: bool = False
+    protocol: str = "Simple"
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise InputError(
+                f"found {self.protocol!r}; expected one of {', '.join(PROTOCOLS)}", where="protocol"
+            )
+        if self.collective is not None and self.collective.num_ranks != len(self.ranks):
+            raise InputError(
+                f"found {format_count(len(self.ranks), 'rank')}; {self.collective.name} is over "
+                f"{self.collective.num_ranks}",
+                where="program",
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.ranks)
+
+    @cached_property
+    def num_steps(self) -> int:
+        return sum(1 for _ in self.steps())
+
+    @cached_property
+    def num_copies(self) -> int:
+        """Steps that only move or add data within a rank."""
+        return sum(step.operation in ("copy", "reduce") for _, step in self.steps())
+
+    @cached_property
+    def num_channels(self) -> int:
+        """One more than the highest channel in use; at least one."""
+        return 1 + max((tb.channel for rank in self.ranks for tb in rank.threadblocks), default=0)
+
+    @property
+    def max_threadblocks(self) -> int:
+        """Threadblocks of the rank that has most."""
+        return max((len(rank.threadblocks) for rank in self.ranks), default=0)
+
+    @property
+    def scratch_chunks(self) -> int:
+        """Chunks of scratch at the rank that has most."""
+        return max((rank.scratch_chunks for rank in self.ranks), default=0)
+
+    def steps(self) -> Iterator[tuple[StepAddress, Step]]:
+        """Every step with its address, by rank, threadblock and position."""
+        for r, rank in enumerate(self.ranks):
+            for t, threadblock in enumerate(rank.threadblocks):
+                for s, step in enumerate(threadblock.steps):
+                    yield StepAddress(r, t, s), step
+
+    def to_dict(self) -> dict[str, Any]:
+        """The program as plain values."""
+        return {
+            "name": self.name,
+            "collective": None if self.collective is None else self.collective.to_dict(),
+            "in_place": self.in_place,
+            "protocol": self.protocol,
+            "ranks": [
+                {
+                    "input_chunks": rank.input_chunks,
+                    "output_chunks": rank.output_chunks,
+                    "scratch_chunks": rank.scratch_chunks,
+                    "threadblocks": [_threadblock_to_dict(each) for each in rank.threadblocks],
+                }
+                for rank in self.ranks
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Program:
+        """The program that `to_dict` wrote."""
+        return cls(
+            name=data["name"],
+            collective=None if data["collective"] is None else Collective.from_dict(data["collective"]),
+            in_place=data["in_place"],
+            protocol=data["protocol"],
+            ranks=tuple(
+                RankProgram(
+                    each["input_chunks"],
+                    each["output_chunks"],
+                    each["scratch_chunks"],
+                    tuple(_threadblock_from_dict(tb) for tb in each["threadblocks"]),
+                )
+                for each in data["ranks"]
+            ),
+        )
+
+    def __repr__(self) -> str:
+        copies = f" of them {self.num_copies} within ranks," if self.num_copies else ""
+        place = "in place" if self.in_place else "out of place"
+        return (
+            f"Program({self.name!r}, {place}: {format_count(self.num_ranks, 'rank')}, "
+            f"{format_count(self.num_steps, 'step')},{copies} at most "
+            f"{format_count(self.max_threadblocks, 'threadblock')} and "
+            f"{format_count(self.scratch_chunks, 'chunk')} of scratch a rank, "
+            f"{format_count(self.num_channels, 'channel')}, {self.protocol})"
+        )
+
+
+def _threadblock_to_dict(threadblock: Threadblock) -> dict[str, Any]:
+    return {
+        "send_to": threadblock.send_to,
+        "receive_from": threadblock.receive_from,
+        "channel": threadblock.channel,
+        "steps": [
+            [
+                step.operation,
+                None if step.src is None else list(step.src),
+                None if step.dst is None else list(step.dst),
+                step.count,
+                [list(each) for each in step.depends],
+            ]
+            for step in threadblock.steps
+        ],
+    }
+
+
+def _threadblock_from_dict(data: dict[str, Any]) -> Threadblock:
+    steps = tuple(
+        Step(
+            operation,
+            None if src is None else Slot(*src),
+            None if dst is None else Slot(*dst),
+            count,
+            tuple((t, s) for t, s in depends),
+        )
+        for operation, src, dst, count, depends in data["steps"]
+    )
+    return Threadblock(steps, data["send_to"], data["receive_from"], data["channel"])

@@ -1,0 +1,122 @@
+"""Races: two accesses to one slot, one of them a write, that no dependency, threadblock or message orders."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.program.emit import read_slots, written_slots
+from taccl.program.faults import Fault
+from taccl.program.program import StepAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.program.execution import Execution, Memory
+    from taccl.program.program import Program, Step
+
+__all__ = ["find_races"]
+
+
+def find_races(program: Program, execution: Execution) -> Iterator[Fault]:
+    """Races among the steps that ran.
+
+    Every access must come after the last write before it, and every write after the reads since then: if
+    neighbours are in order, all are. The order is looked for within the rank first, which nearly always
+    settles it, and then along messages through other ranks.
+    """
+    when = {address: index for index, address in enumerate(execution.done)}
+    by_rank: dict[int, list[StepAddress]] = defaultdict(list)
+    for address in execution.done:
+        by_rank[address.rank].append(address)
+    for rank, addresses in by_rank.items():
+        clocks = _local_clocks(program, addresses)
+        for place, earlier, later in _conflicts(program, execution.memory[rank], addresses):
+            if clocks[later][earlier.threadblock] >= earlier.step or _comes_before(
+                program, execution, when, earlier, later
+            ):
+                continue
+            first, second = _step(program, earlier), _step(program, later)
+            yield Fault(
+                "race",
+                f"{earlier}, {first}, and {later}, {second}, both use {place[0]}[{place[1]}] of rank {rank}, "
+                "and no dependency orders them",
+                (earlier, later),
+                rank=rank,
+            )
+
+
+def _step(program: Program, address: StepAddress) -> Step:
+    return program.ranks[address.rank].threadblocks[address.threadblock].steps[address.step]
+
+
+def _local_clocks(program: Program, addresses: Sequence[StepAddress]) -> dict[StepAddress, NDArray[Any]]:
+    """Of every step: the last step of each threadblock of its rank done when it begins; -1: none."""
+    count = len(program.ranks[addresses[0].rank].threadblocks)
+    clocks: dict[StepAddress, NDArray[Any]] = {}
+    for address in addresses:
+        rank, t, s = address
+        clock = np.full(count, -1, dtype=np.int32)
+        if s:
+            clock[:] = clocks[StepAddress(rank, t, s - 1)]
+            clock[t] = s - 1
+        for other, index in _step(program, address).depends:
+            np.maximum(clock, clocks[StepAddress(rank, other, index)], out=clock)
+            clock[other] = max(clock[other], index)
+        clocks[address] = clock
+    return clocks
+
+
+def _conflicts(
+    program: Program, memory: Memory, addresses: Sequence[StepAddress]
+) -> Iterator[tuple[tuple[str, int], StepAddress, StepAddress]]:
+    """Pairs of accesses to one place that must be in order: (place, earlier, later)."""
+    writer: dict[tuple[str, int], StepAddress] = {}
+    readers: dict[tuple[str, int], list[StepAddress]] = defaultdict(list)
+    for address in addresses:
+        step = _step(program, address)
+        told: set[StepAddress] = set()
+        reads = {memory.place(slot) for slot in read_slots(step)}
+        writes = {memory.place(slot) for slot in written_slots(step)}
+        for place in sorted(reads | writes):
+            others = [writer[place]] if place in writer else []
+            if place in writes:
+                others += readers.pop(place, ())
+            for other in others:
+                if other.threadblock != address.threadblock and other not in told:
+                    told.add(other)
+                    yield place, other, address
+        for place in reads:
+            readers[place].append(address)
+        for place in writes:
+            writer[place] = address
+
+
+def _comes_before(
+    program: Program,
+    execution: Execution,
+    when: dict[StepAddress, int],
+    earlier: StepAddress,
+    later: StepAddress,
+) -> bool:
+    """Whether a chain of dependencies, threadblocks and messages leads from one step to another."""
+    seen = {later}
+    pending = [later]
+    while pending:
+        address = pending.pop()
+        rank, t, s = address
+        before = [StepAddress(rank, *each) for each in _step(program, address).depends]
+        if s:
+            before.append(StepAddress(rank, t, s - 1))
+        before += execution.matches.get(address, ())
+        for each in before:
+            if each == earlier:
+                return True
+            if each not in seen and when[each] > when[earlier]:
+                seen.add(each)
+                pending.append(each)
+    return False

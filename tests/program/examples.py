@@ -1,0 +1,63 @@
+"""Programs to look at and to spoil."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import taccl
+from taccl.collective import make
+from taccl.program.lower import lower
+from taccl.schedule.timing import exact_times
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+    from taccl.program.faults import Interpretation
+    from taccl.program.program import Program, Step
+    from taccl.schedule.schedule import Schedule
+
+#: Roots of the collectives that need several.
+ROOTS = {"multi-root-broadcast": (0, 2), "multi-root-scatter": (0, 2), "multi-root-gather": (2, 1)}
+
+
+def schedule_of(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1) -> Schedule:
+    """A schedule of the list scheduler, by the names of its collective and topology."""
+    topo = taccl.topologies.parse(topology)
+    collective = make(name, topo.num_ranks, chunks_per_rank=chunks_per_rank, roots=ROOTS.get(name))
+    problem = taccl.make_problem(topo, collective, chunk_bytes=100_000)
+    return taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+
+
+def timed(problem: Problem, transfers: list[tuple[int, int, int, int, bool]]) -> Schedule:
+    """The schedule of (start tick, chunk, link, group, reduce) entries, in that order and as early as can be."""
+    starts, chunks, links, groups, reduces = zip(*transfers, strict=True)
+    return exact_times(problem, chunk=chunks, link=links, starts=starts, group=groups, reduce=reduces)
+
+
+def program_of(
+    name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1, **options: object
+) -> Program:
+    """The schedule, lowered."""
+    return lower(schedule_of(name, topology, chunks_per_rank=chunks_per_rank), **options)  # type: ignore[arg-type]
+
+
+def with_steps(program: Program, rank: int, threadblock: int, steps: tuple[Step, ...]) -> Program:
+    """The program with other steps in one threadblock."""
+    mine = program.ranks[rank]
+    blocks = list(mine.threadblocks)
+    blocks[threadblock] = replace(blocks[threadblock], steps=steps)
+    ranks = list(program.ranks)
+    ranks[rank] = replace(mine, threadblocks=tuple(blocks))
+    return replace(program, ranks=tuple(ranks))
+
+
+def edited(program: Program, rank: int, threadblock: int, step: int, **changes: object) -> Program:
+    """The program with other fields in one step."""
+    steps = list(program.ranks[rank].threadblocks[threadblock].steps)
+    steps[step] = replace(steps[step], **changes)  # type: ignore[arg-type]
+    return with_steps(program, rank, threadblock, tuple(steps))
+
+
+def kinds(interpretation: Interpretation) -> set[str]:
+    """The kinds of fault found."""
+    return {fault.kind for fault in interpretation.faults}

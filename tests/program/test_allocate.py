@@ -1,0 +1,63 @@
+"""Scratch: no more than what is alive at once."""
+
+from __future__ import annotations
+
+from taccl.program.allocate import FOREVER, START, Allocator, Value
+from taccl.program.layout import RankLayout
+from taccl.program.program import Slot
+
+
+def allocator() -> Allocator:
+    """Of a rank without input whose output is chunk 0."""
+    return Allocator(RankLayout((), (0,)), False)
+
+
+def test_an_output_goes_where_it_must_be():
+    """Straight to its slot."""
+    value = Value(0, born=5, final=True)
+    allocator().place([value])
+    assert value.slot == Slot("output", 0)
+
+
+def test_slots_are_used_again():
+    """Three relayed chunks, of which two are alive at once, need two slots."""
+    each = allocator()
+    values = [Value(1, 10, read_until=30), Value(2, 20, read_until=50), Value(3, 40, read_until=60)]
+    for value in values:
+        each.place([value])
+    assert [value.place.offset for value in values] == [0, 1, 0]
+
+
+def test_a_slot_is_free_only_after_its_last_read():
+    """A send that ends when the next chunk arrives might wait for it: another slot."""
+    each = allocator()
+    first, second = Value(1, 10, read_until=30), Value(2, 30, read_until=40)
+    each.place([first])
+    each.place([second])
+    assert second.place == Slot("scratch", 1)
+
+
+def test_what_arrives_together_is_kept_together():
+    """Slot 0 is taken and slot 1 free: two neighbours begin at slot 1."""
+    each = allocator()
+    for value in (Value(1, 10, read_until=99), Value(2, 10, read_until=15)):
+        each.place([value])
+    pair = [Value(3, 20, read_until=30), Value(4, 20, read_until=30)]
+    each.place(pair)
+    assert [value.place.offset for value in pair] == [1, 2]
+
+
+def test_a_sum_stays_in_its_slot():
+    """What an arrival is added to makes room for the result, unless a send still reads it."""
+    for read_until, expected in ((START, 0), (20, 1)):
+        each = allocator()
+        before = Value(1, 10, read_until=read_until, added_at=20)
+        after = Value(1, 20, read_until=30, added_to=before)
+        each.place([before])
+        each.place([after])
+        assert after.place.offset == expected
+
+
+def test_an_output_is_never_overwritten():
+    """Not even after its last read."""
+    assert not Value(0, 5, read_until=6, final=True).makes_room(Value(1, FOREVER - 1))

@@ -1,0 +1,242 @@
+"""The interpreter: valid programs pass, and every way to spoil one is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from program.examples import edited, kinds, program_of, with_steps
+
+from taccl.collective import custom
+from taccl.errors import VerificationError
+from taccl.program.interpret import interpret
+from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+
+
+def find(program: Program, operation: str, *, depends: bool = False) -> StepAddress:
+    """The first step with that operation, and with a dependency if wanted."""
+    return next(
+        address
+        for address, step in program.steps()
+        if step.operation == operation and (step.depends or not depends)
+    )
+
+
+def step_at(program: Program, address: StepAddress) -> Step:
+    return program.ranks[address.rank].threadblocks[address.threadblock].steps[address.step]
+
+
+def test_every_dependency_of_an_allgather_is_needed():
+    """A send that no longer waits for what it sends on races with its arrival; both steps are named."""
+    program = program_of("allgather", "ring:5")
+    waiting = [address for address, step in program.steps() if step.depends]
+    assert waiting
+    for address in waiting:
+        (t, s), *rest = step_at(program, address).depends
+        interpretation = interpret(edited(program, *address, depends=tuple(rest)))
+        pairs = {frozenset(fault.steps) for fault in interpretation.faults if fault.kind == "race"}
+        assert frozenset((StepAddress(address.rank, t, s), address)) in pairs
+
+
+def test_overwriting_too_early_is_a_race():
+    """Scratch that is used again while a send may still read it."""
+    program = program_of("alltoall", "ring:6")
+    found = False
+    for address, step in program.steps():
+        if step.operation == "receive" and step.depends:
+            found = True
+            assert "race" in kinds(interpret(edited(program, *address, depends=())))
+    assert found
+
+
+def test_an_order_by_way_of_another_rank_counts():
+    """Rank 0 sends a slot to rank 1, which answers; the answer may overwrite the slot without a dependency."""
+    send, receive = Step("send", Slot("output", 0)), Step("receive", None, Slot("output", 0))
+    ranks = (
+        RankProgram(0, 1, 0, (Threadblock((send,), send_to=1), Threadblock((receive,), receive_from=1))),
+        RankProgram(0, 1, 0, (Threadblock((receive, send), send_to=0, receive_from=0),)),
+    )
+    assert interpret(Program("answer", ranks)).ok
+    reversed_order = Threadblock((send, receive), send_to=0, receive_from=0)
+    spoiled = Program("answer", (ranks[0], replace(ranks[1], threadblocks=(reversed_order,))))
+    assert kinds(interpret(spoiled)) == {"race"}
+
+
+def test_two_threadblocks_that_wait_for_each_other():
+    """Each rank receives before it sends: the cycle, from its lowest step."""
+    program = program_of("allgather", "ring:2", in_place=True, threadblocks="per-peer")
+    for rank in (0, 1):
+        first, second = program.ranks[rank].threadblocks[0].steps
+        if first.operation == "send":
+            program = with_steps(program, rank, 0, (second, first))
+    (fault,) = interpret(program).faults
+    assert fault.kind == "deadlock"
+    assert fault.steps == (StepAddress(0, 0, 0), StepAddress(1, 0, 0))
+    assert (
+        "2 steps wait for each other: (rank 0, threadblock 0, step 0) waits for a chunk from rank 1"
+        in str(fault)
+    )
+
+
+def test_dependencies_in_a_circle():
+    """A step that waits for a later one of the threadblock that waits for it."""
+    copy = Step("copy", Slot("input", 0), Slot("output", 0))
+    blocks = (
+        Threadblock((replace(copy, depends=((1, 0),)),)),
+        Threadblock((replace(copy, depends=((0, 0),)),)),
+    )
+    (fault,) = interpret(Program("circle", (RankProgram(1, 1, 0, blocks),))).faults
+    assert (fault.kind, fault.steps) == ("deadlock", (StepAddress(0, 0, 0), StepAddress(0, 1, 0)))
+
+
+def test_queues_hold_only_so_much():
+    """Both ranks send three chunks before they receive: Simple has room for two, LL for eight."""
+    sends = tuple(Step("send", Slot("input", i)) for i in range(3))
+    receives = tuple(Step("receive", None, Slot("output", i)) for i in range(3))
+    ranks = tuple(RankProgram(3, 3, 0, (Threadblock(sends + receives, 1 - r, 1 - r),)) for r in (0, 1))
+    (fault,) = interpret(Program("full", ranks)).faults
+    assert fault.steps == (StepAddress(0, 0, 2), StepAddress(1, 0, 2))
+    assert "waits for room" in str(fault)
+    assert interpret(Program("full", ranks, protocol="LL")).ok
+    assert not interpret(Program("full", ranks, protocol="LL"), capacity=2).ok
+
+
+def test_a_dropped_send_leaves_its_receiver_waiting():
+    """Both numbers are told, and who waits for what never comes."""
+    program = program_of("allgather", "ring:3")
+    address = find(program, "send")
+    steps = program.ranks[address.rank].threadblocks[address.threadblock].steps
+    interpretation = interpret(with_steps(program, address.rank, address.threadblock, steps[:-1]))
+    assert {"queue", "deadlock"} <= kinds(interpretation)
+    assert any("never sent" in fault.message for fault in interpretation.faults)
+
+
+def test_swapped_receives_are_wrong_output():
+    """Two chunks of one queue in each other's slot: rank and chunk are named, and what is there instead."""
+    program = program_of("allgather", "ring:2", chunks_per_rank=2, in_place=True)
+    address = find(program, "receive")
+    first, second = program.ranks[0].threadblocks[address.threadblock].steps[:2]
+    spoiled = with_steps(program, 0, address.threadblock, (second, first))
+    faults = interpret(spoiled).faults
+    assert {(fault.kind, fault.rank, fault.chunk) for fault in faults} == {("output", 0, 2), ("output", 0, 3)}
+    assert "should hold chunk 2, and holds chunk 3" in str(faults[0])
+
+
+def test_wrong_slots_are_wrong_output():
+    """A chunk received elsewhere leaves its slot as it was."""
+    program = program_of("allgather", "ring:2")
+    address = find(program, "receive")
+    other = Slot("output", 1 - step_at(program, address).dst.offset)
+    assert "output" in kinds(interpret(edited(program, *address, dst=other)))
+
+
+@pytest.mark.parametrize("change", ["dropped", "doubled"])
+def test_reductions_dropped_or_doubled(change):
+    """Rank 0's contribution is missing, or there twice, and is named."""
+    program = program_of("reduce", "ring:2")
+    address = find(program, "receive-reduce")
+    step = step_at(program, address)
+    if change == "dropped":
+        program = edited(program, *address, operation="receive", src=None)
+        words = "the sum without the contribution of rank 0"
+    else:
+        extra = Step("reduce", Slot("input", 0), step.dst)
+        program = with_steps(program, 0, address.threadblock, (step, extra))
+        words = "the sum with the contribution of rank 0 counted twice"
+    (fault,) = interpret(program).faults
+    assert (fault.kind, fault.rank, fault.chunk) == ("output", 0, 0)
+    assert words in fault.message
+
+
+def test_an_overwritten_input_is_named():
+    """Out of place the input is the user's."""
+    program = program_of("allgather", "ring:2")
+    mine = program.ranks[0]
+    extra = Threadblock((Step("copy", Slot("output", 1), Slot("input", 0)),))
+    ranks = (replace(mine, threadblocks=(*mine.threadblocks, extra)), program.ranks[1])
+    assert "input" in kinds(interpret(replace(program, ranks=ranks)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dst": Slot("output", 9)}, "writes chunks 9 to 9 of output, which holds 2"),
+        ({"dst": Slot("heap", 0)}, "buffer 'heap'"),
+        ({"dst": None}, "writes nothing"),
+        ({"count": 0}, "count of 0"),
+        ({"count": 3, "dst": Slot("output", 0)}, "chunks 0 to 2"),
+        ({"operation": "put"}, "no such operation"),
+        ({"operation": "send", "src": Slot("output", 0)}, "sends to no rank"),
+        ({"depends": ((7, 0),)}, "depends on threadblock 7"),
+        ({"depends": ((0, 7),)}, "depends on step 7 of threadblock 0"),
+    ],
+)
+def test_steps_that_cannot_run(changes, words):
+    """Nothing is run, and the step is named."""
+    program = program_of("allgather", "ring:2")
+    address = find(program, "receive")
+    interpretation = interpret(edited(program, *address, **changes))
+    assert interpretation.num_steps == 0
+    (fault,) = [each for each in interpretation.faults if each.kind == "step"]
+    assert (fault.steps, words in fault.message) == ((address,), True)
+
+
+def test_a_shared_queue_is_refused():
+    """Two threadblocks of one rank that send to one rank over one channel."""
+    program = program_of("allgather", "ring:2")
+    mine = program.ranks[0]
+    sender = next(tb for tb in mine.threadblocks if tb.send_to is not None)
+    ranks = (replace(mine, threadblocks=(*mine.threadblocks, replace(sender, steps=()))), program.ranks[1])
+    (fault,) = interpret(replace(program, ranks=ranks)).faults
+    assert fault.kind == "queue"
+    assert "all send from rank 0 to rank 1 over channel 0" in fault.message
+
+
+def test_without_a_collective_outputs_are_not_judged():
+    """Deadlocks and races are."""
+    program = replace(program_of("allgather", "ring:2"), collective=None)
+    address = find(program, "receive")
+    wrong = edited(program, *address, dst=Slot("output", 0))
+    interpretation = interpret(wrong)
+    assert not interpretation.outputs_checked
+    assert kinds(interpretation) == {"race"}
+
+
+def test_buffers_must_be_large_enough():
+    """An output of one chunk where the allgather has two."""
+    program = program_of("broadcast", "ring:2")
+    ranks = (replace(program.ranks[0], input_chunks=0, threadblocks=()), program.ranks[1])
+    assert "the input of rank 0 holds 0 chunks; expected 1" in str(interpret(replace(program, ranks=ranks)))
+
+
+def test_failed_programs_raise():
+    """With the number of faults, by kind, and the faults themselves."""
+    program = program_of("allgather", "ring:2")
+    interpret(program).raise_if_failed()
+    wrong = edited(program, *find(program, "receive"), dst=Slot("output", 0))
+    with pytest.raises(
+        VerificationError, match=r"the program has 2 faults \(race 1, output 1\)|output 2"
+    ) as caught:
+        interpret(wrong).raise_if_failed()
+    assert caught.value.violations
+
+
+def test_all_operations():
+    """A ring of three in which rank 1 adds and passes on without keeping, and rank 2 adds, keeps and passes on.
+
+    Every rank's input is its own contribution to one chunk; rank 1 ends with the sum as rank 0 passes it on.
+    """
+    one = Slot("input", 0)
+    out = Slot("output", 0)
+    nop = Step("nop")
+    ranks = (
+        RankProgram(1, 1, 0, (Threadblock((Step("send", one), Step("receive-send", None, out)), 1, 2),)),
+        RankProgram(
+            1, 1, 0, (Threadblock((nop, Step("receive-reduce-send", one), Step("receive", None, out)), 2, 0),)
+        ),
+        RankProgram(1, 1, 0, (Threadblock((Step("receive-reduce-copy-send", one, out),), 0, 1),)),
+    )
+    sums = custom(3, precondition={0: [0, 1, 2]}, postcondition={0: [0, 1, 2]}, combining=True)
+    interpretation = interpret(Program("ring", ranks, sums), capacity=1)
+    assert interpretation.ok
+    assert interpretation.num_steps == 6

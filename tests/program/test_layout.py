@@ -1,0 +1,60 @@
+"""Where chunks are in the user's buffers."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl.collective import allgather, allreduce, alltoall, gather, make, reduce_scatter, scan, scatter
+from taccl.program.layout import layout, split_chunks
+from taccl.program.program import Slot
+
+
+def test_allgather_has_its_own_part_inside_the_output():
+    """Rank 1 of 3 starts with chunks 2 and 3, which are at slots 2 and 3 of its output."""
+    where = layout(allgather(3, chunks_per_rank=2))[1]
+    assert where.inputs == (2, 3)
+    assert where.outputs == (0, 1, 2, 3, 4, 5)
+    assert (where.input_offset, where.output_offset) == (2, 0)
+    assert where.canonical(Slot("input", 1), in_place=True) == Slot("output", 3)
+    assert where.canonical(Slot("input", 1), in_place=False) == Slot("input", 1)
+
+
+def test_reduce_scatter_has_its_output_inside_the_input():
+    """Rank 2 of 3 keeps chunk 2."""
+    where = layout(reduce_scatter(3))[2]
+    assert (where.inputs, where.outputs, where.output_offset) == ((0, 1, 2), (2,), 2)
+    assert where.canonical(Slot("output", 0), in_place=True) == Slot("input", 2)
+
+
+def test_alltoall_orders_inputs_by_destination_and_outputs_by_source():
+    """Of 2 ranks: chunk 2 s + d goes from s to d."""
+    first, second = layout(alltoall(2))
+    assert (first.inputs, first.outputs) == ((0, 1), (0, 2))
+    assert (second.inputs, second.outputs) == ((2, 3), (1, 3))
+    assert (second.input_offset, second.output_offset) == (0, 0)
+
+
+def test_roots_of_scatter_and_gather_have_their_part_inside():
+    """Only the root has the large buffer."""
+    assert layout(scatter(3, root=1))[1].output_offset == 1
+    assert layout(scatter(3, root=1))[0].inputs == ()
+    assert layout(gather(3, root=1))[1].input_offset == 1
+
+
+def test_scan_holds_contributions_and_prefixes():
+    """Two pieces: slot p is piece p at every rank; chunk 3 p + r is piece p of the sum over 0..r."""
+    assert [where.inputs for where in layout(scan(3, chunks_per_rank=2))] == [(0, 3), (1, 4), (2, 5)]
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
+def test_parts_of_chunks_are_neighbours(name):
+    """Two parts of every chunk are what twice as many chunks per rank are."""
+    split, made = split_chunks(make(name, 3), 2), make(name, 3, chunks_per_rank=2)
+    assert split.chunks == made.chunks
+    assert layout(split) == layout(made)
+
+
+def test_one_part_is_the_collective_itself():
+    """Nothing to cut."""
+    collective = allreduce(2)
+    assert split_chunks(collective, 1) is collective

@@ -1,0 +1,250 @@
+"""Schedules to programs: what moves where, in which threadblock, and that it works with queues of one chunk."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from program.examples import program_of, schedule_of, timed
+from synthesis.small_problems import custom, problem_of, ring
+
+import taccl
+from taccl.collective import COLLECTIVES, allgather, broadcast, reduce
+from taccl.collective import custom as custom_collective
+from taccl.errors import InputError
+from taccl.formats.msccl_xml import dump_msccl_xml, parse_msccl_xml
+from taccl.program.interpret import interpret
+from taccl.program.lower import lower
+from taccl.program.program import Slot, Step
+from taccl.sketch.upstream import load_problem
+from taccl.topology.topology import TopologyBuilder
+
+OPTIONS = [
+    {"in_place": in_place, "threadblocks": threadblocks, "merged": merged, "instances": instances, **channels}
+    for in_place, threadblocks, merged, instances, channels in itertools.product(
+        (False, True), ("per-direction", "per-peer"), ("split", "pack"), (1, 2),
+        ({}, {"channels": "round-robin", "num_channels": 2}),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("topology", ["ring:4", "fully-connected:4", "ndv2"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_collective_with_every_option(name, topology):
+    """Right outputs, no race, no deadlock even with room for a single chunk in each queue."""
+    schedule = schedule_of(name, topology, chunks_per_rank=2)
+    for options in OPTIONS[:: 1 if topology == "ring:4" else 5]:
+        interpretation = interpret(lower(schedule, **options), capacity=1)
+        assert interpretation.ok, (options, interpretation)
+        assert interpretation.outputs_checked
+
+
+TABLE = [
+    ("allgather", "sk1-ndv2-n1", "topo-ndv2-1MB"), ("allgather", "sk1-ndv2-n2", "topo-ndv2-1MB"),
+    ("allgather", "sk1-ndv2-n4", "topo-ndv2-1MB"), ("allgather", "sk1-dgx2-n1", "topo-dgx2-1MB"),
+    ("allgather", "sk1-dgx2-n2", "topo-dgx2-1MB"), ("allgather", "sk2-dgx2-n2", "topo-dgx2-1KB"),
+    ("alltoall", "sk1-ndv2-n2", "topo-ndv2-1MB"), ("alltoall", "sk2-ndv2-n2", "topo-ndv2-1KB"),
+    ("alltoall", "sk2-dgx2-n2", "topo-dgx2-1KB"), ("alltoall", "sk1-dgx2-n2", "topo-dgx2-1MB"),
+    ("allreduce", "sk1-ndv2-n2", "topo-ndv2-1MB"), ("allreduce", "sk1-dgx2-n2", "topo-dgx2-1MB"),
+    ("reduce-scatter", "sk1-ndv2-n2", "topo-ndv2-1MB"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("collective", "sketch", "topology"), TABLE)
+def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
+    """They run right, in place and out of place, and so does what their MSCCL XML files hold."""
+    folder = shared_data / "upstream-taccl"
+    problem = load_problem(
+        folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
+    )
+    schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.1).schedule
+    for in_place, merged in ((False, "split"), (True, "pack")):
+        program = lower(schedule, in_place=in_place, merged=merged)
+        interpret(program, capacity=1).raise_if_failed()
+        again = parse_msccl_xml(dump_msccl_xml(program))
+        assert again.in_place == in_place
+        interpret(again).raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        *((name, each) for name in ("ring", "tree", "recursive", "hierarchical")
+          for each in ("allgather", "allreduce", "reduce-scatter")),
+        ("pairwise", "alltoall"),
+    ],
+)  # fmt: skip
+def test_baselines(name, collective):
+    """What libraries do today runs, too; where ranks exchange partial sums nobody overwrites what leaves."""
+    topology = taccl.topologies.ndv2(2) if name == "hierarchical" else taccl.topologies.fully_connected(8)
+    chunks = taccl.collectives.make(collective, topology.num_ranks)
+    problem = taccl.make_problem(topology, chunks, chunk_bytes=1000)
+    schedule = taccl.baselines.baseline(name, problem)
+    for in_place in (False, True):
+        interpret(lower(schedule, in_place=in_place), capacity=1).raise_if_failed()
+
+
+def test_an_allgather_in_place_copies_nothing():
+    """The own chunk is where it must be."""
+    program = program_of("allgather", in_place=True)
+    assert (program.num_copies, program.scratch_chunks) == (0, 0)
+
+
+def test_two_ranks_by_hand():
+    """Rank 0 copies its chunk to its own output, sends it from the input, and receives rank 1's into slot 1."""
+    program = program_of("allgather", "ring:2")
+    steps = {step for tb in program.ranks[0].threadblocks for step in tb.steps}
+    assert steps == {
+        Step("copy", Slot("input", 0), Slot("output", 0)),
+        Step("send", Slot("input", 0)),
+        Step("receive", None, Slot("output", 1)),
+    }
+    assert not any(step.depends for _, step in program.steps())
+
+
+def merged_problem():
+    """Four chunks from rank 0 to rank 1, two in a send."""
+    return problem_of(ring(2), custom(2, [([0], [1])] * 4), merging=frozenset({0}), max_merge=2)
+
+
+def test_a_merged_send_of_neighbours_is_one_step():
+    """Chunks 0 and 1 are neighbours at both ends, and so are 2 and 3."""
+    schedule = timed(
+        merged_problem(), [(0, 0, 0, 0, False), (0, 1, 0, 0, False), (9, 2, 0, 1, False), (9, 3, 0, 1, False)]
+    )
+    program = lower(schedule)
+    assert [step.count for _, step in program.steps()] == [2, 2, 2, 2]
+
+
+def test_a_merged_send_of_others_is_split_or_packed():
+    """Chunks 0 and 2 are no neighbours: two steps at each end, or one with two copies before and two after."""
+    schedule = timed(
+        merged_problem(), [(0, 0, 0, 0, False), (0, 2, 0, 0, False), (9, 1, 0, 1, False), (9, 3, 0, 1, False)]
+    )
+    split, packed = lower(schedule), lower(schedule, merged="pack")
+    assert (split.num_copies, split.num_steps) == (0, 8)
+    assert (packed.num_copies, packed.num_steps) == (8, 12)
+    interpret(packed, capacity=1).raise_if_failed()
+
+
+def test_long_steps_are_cut_evenly():
+    """Two chunks, one at most in a step."""
+    schedule = timed(merged_problem(), [(0, c, 0, 0, False) for c in range(4)])
+    assert [step.count for _, step in lower(schedule, max_count=3).steps()] == [2, 2, 2, 2]
+
+
+def test_two_ranks_that_exchange_sums_keep_what_leaves():
+    """In place, what arrives while the own contribution leaves is added up beside it, and copied at the end."""
+    collective = custom_collective(2, precondition={0: [0, 1]}, postcondition={0: [0, 1]}, combining=True)
+    problem = taccl.make_problem(taccl.topologies.ring(2), collective, chunk_bytes=1000)
+    program = lower(timed(problem, [(0, 0, 0, 0, True), (0, 0, 1, 1, True)]), in_place=True)
+    assert (program.scratch_chunks, program.num_copies) == (1, 2)
+    interpret(program, capacity=1).raise_if_failed()
+
+
+def test_a_multicast_goes_to_each():
+    """One send over a switch that multicasts is a send to each end."""
+    builder = TopologyBuilder("multicast", [0] * 3)
+    builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
+    program = lower(timed(problem_of(builder.build(), broadcast(3)), [(0, 0, 0, 0, False)]), in_place=True)
+    assert sorted(step.operation for _, step in program.steps()) == ["receive", "receive", "send", "send"]
+    interpret(program).raise_if_failed()
+
+
+def test_a_reducing_switch_is_added_up_at_its_end():
+    """One send from two ranks is two messages, both added."""
+    builder = TopologyBuilder("reducing", [0] * 3)
+    builder.add_link((0, 1), 2, alpha_us=1, beta_us_per_mb=1)
+    program = lower(timed(problem_of(builder.build(), reduce(3, root=2)), [(0, 0, 0, 0, True)]))
+    interpret(program).raise_if_failed()
+
+
+def test_a_reducing_switch_whose_sum_is_put_in_place():
+    """Rank 2 contributes nothing: what comes from rank 0 is put there, and what comes from rank 1 added."""
+    builder = TopologyBuilder("reducing", [0] * 3)
+    builder.add_link((0, 1), 2, alpha_us=1, beta_us_per_mb=1)
+    collective = custom_collective(3, precondition={0: [0, 1]}, postcondition={0: [2]}, combining=True)
+    program = lower(timed(problem_of(builder.build(), collective), [(0, 0, 0, 0, False)]))
+    received = [step.operation for _, step in program.steps() if step.operation.startswith("receive")]
+    assert sorted(received) == ["receive", "receive-reduce"]
+    interpret(program).raise_if_failed()
+
+
+def test_parallel_links_have_channels_of_their_own():
+    """Two links from rank 0 to rank 1 are two queues: the second chunk may arrive first."""
+    builder = TopologyBuilder("parallel", [0, 0])
+    for beta in (9, 1):
+        builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=beta)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 2))
+    program = lower(timed(problem, [(0, 0, 0, 0, False), (1, 1, 1, 1, False)]))
+    assert program.num_channels == 2
+    interpret(program).raise_if_failed()
+
+
+def test_what_already_arrived_is_not_sent_again():
+    """A chunk that rank 1 gets over both links is received once."""
+    builder = TopologyBuilder("parallel", [0, 0])
+    for beta in (9, 1):
+        builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=beta)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])]))
+    assert lower(timed(problem, [(0, 0, 0, 0, False), (0, 0, 1, 1, False)])).num_steps == 2
+
+
+def test_a_process_group_has_buffers_of_its_own():
+    """An allgather among ranks 3 and 1 of four: the others hold nothing."""
+    topology = taccl.topologies.ring(4)
+    collective = allgather(2).among([3, 1], num_ranks=4)
+    problem = taccl.make_problem(topology, collective, chunk_bytes=1000)
+    program = lower(taccl.synthesize(problem, backend="greedy").schedule)
+    assert [rank.output_chunks for rank in program.ranks] == [0, 2, 0, 2]
+    interpret(program, capacity=1).raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    ("policy", "count", "expected"),
+    [("single", 3, {0}), ("round-robin", 2, {0, 1}), ("by-chunk", 4, {0, 1, 2, 3}), ("by-peer", 2, {0, 1})],
+)
+def test_channels_by_name(policy, count, expected):
+    """Which channels the sends of an allgather on a ring of four, two chunks a rank, use."""
+    topology = "fully-connected:4" if policy == "by-peer" else "ring:4"
+    program = program_of("allgather", topology, chunks_per_rank=2, channels=policy, num_channels=count)
+    used = {tb.channel for rank in program.ranks for tb in rank.threadblocks if tb.send_to is not None}
+    assert used == expected
+    interpret(program, capacity=1).raise_if_failed()
+
+
+def test_one_threadblock_for_both_directions_halves_their_number():
+    """Three peers: six threadblocks, or three."""
+    counts = [
+        program_of("allgather", "fully-connected:4", in_place=True, threadblocks=each).max_threadblocks
+        for each in ("per-direction", "per-peer")
+    ]
+    assert counts == [6, 3]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"channels": "any"}, {"threadblocks": "one"}, {"merged": "never"}, {"num_channels": 0},
+        {"max_count": 0}, {"instances": 0}, {"protocol": "simple"},
+    ],
+)  # fmt: skip
+def test_unknown_options_are_named(options):
+    """The argument leads the message."""
+    with pytest.raises(InputError) as caught:
+        program_of("allgather", "ring:2", **options)
+    assert caught.value.where == next(iter(options))
+
+
+def test_chunks_of_several_sizes_are_refused():
+    """A program has no sizes."""
+    problem = problem_of(ring(2), custom(2, [([0], [1])] * 2), chunk_bytes=[1000, 2000])
+    with pytest.raises(InputError, match="1000 to 2000 bytes"):
+        lower(timed(problem, [(0, 0, 0, 0, False), (9, 1, 0, 1, False)]))
+
+
+def test_a_schedule_with_holes_is_refused():
+    """Rank 1's chunk never arrives at rank 0."""
+    problem = problem_of(ring(2), allgather(2))
+    with pytest.raises(InputError, match="chunk 1 never arrives at rank 0; verify"):
+        lower(timed(problem, [(0, 0, 0, 0, False)]))

@@ -1,0 +1,60 @@
+"""Programs as values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from program.examples import program_of
+
+from taccl.collective import allgather
+from taccl.errors import InputError
+from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, operation_parts
+
+
+def test_a_program_is_what_its_dictionary_says():
+    """Plain values that JSON holds, and back."""
+    program = program_of("scan", "ring:3", in_place=True, protocol="LL")
+    assert Program.from_dict(json.loads(json.dumps(program.to_dict()))) == program
+
+
+def test_a_program_says_what_it_needs():
+    """An allgather on two ranks: a send, a receive and a copy of the own chunk each, in a threadblock each."""
+    program = program_of("allgather", "ring:2")
+    assert repr(program) == (
+        "Program('allgather on ring:2', out of place: 2 ranks, 6 steps, of them 2 within ranks, at most "
+        "3 threadblocks and 0 chunks of scratch a rank, 1 channel, Simple)"
+    )
+
+
+def test_a_program_cannot_be_changed():
+    """Nouns are frozen."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        program_of("allgather", "ring:2").name = "other"  # type: ignore[misc]
+
+
+def test_steps_are_told_with_their_address():
+    """By rank, threadblock and position."""
+    address, step = next(iter(program_of("allgather", "ring:2").steps()))
+    assert address == StepAddress(0, 0, 0)
+    assert str(address) == "(rank 0, threadblock 0, step 0)"
+    assert str(Step("copy", Slot("input", 0), Slot("output", 1), 2)) == "copy input[0] -> output[1] x2"
+    assert str(step) == "copy input[0] -> output[0]" or step.operation == "send"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [({"protocol": "ll"}, "protocol"), ({"collective": allgather(3)}, "program")],
+)
+def test_what_does_not_fit_is_named(arguments, where):
+    """A protocol that does not exist, and a collective over other ranks."""
+    with pytest.raises(InputError) as caught:
+        Program("x", (RankProgram(1, 1, 0, ()),), **arguments)
+    assert caught.value.where == where
+
+
+def test_unknown_operation_is_named():
+    """With those that there are."""
+    with pytest.raises(InputError, match="'put'; expected one of send, receive"):
+        operation_parts("put")
