@@ -93,7 +93,7 @@ def _find(problem: Problem) -> Symmetries:
     for ranks in dict.fromkeys((*problem.clauses.symmetry, *_shifts(problem.topology.num_ranks))):
         if not looks.fits(ranks):
             continue
-        element = _element(problem, ranks, looks.moves(ranks))
+        element = _element(problem, ranks, looks)
         if element is None:
             continue
         finer = _orbits([*(g.links for g in kept), element.links], len(merged))
@@ -135,6 +135,7 @@ class _Looks:
         self.hold_kind = np.unique(cost, axis=0, return_inverse=True)[1].ravel()
         self.num_resources = len(problem.topology.resources)
         self.by_holds: dict[bytes, int] = {}
+        self.chunk_ends = self._chunk_ends(problem)
         if self.distinct:
             self.by_holds = {key: r for r, key in enumerate(self._signatures(np.arange(len(self.src))))}
 
@@ -148,6 +149,37 @@ class _Looks:
         cuts = np.searchsorted(self.hold_resource[order], np.arange(self.num_resources + 1))
         code = code[order]
         return [code[a:b].tobytes() for a, b in zip(cuts, cuts[1:], strict=False)]
+
+    def _chunk_ends(self, problem: Problem) -> NDArray[np.int64] | None:
+        """(4, num_chunks) origin, destination, root and size of every chunk, where each has one of them.
+
+        Destinations that are all ranks are left out, as they stay where they are.
+        """
+        chunks = problem.collective.chunks
+        lengths = {len(c.destinations) for c in chunks}
+        if any(len(c.origins) != 1 for c in chunks) or lengths - {1} and lengths != {self.num_ranks}:
+            return None
+        size = np.unique(np.asarray(problem.chunk_bytes), return_inverse=True)[1].ravel()
+        rows = [
+            [c.origins[0] for c in chunks],
+            [c.destinations[0] if lengths == {1} else self.num_ranks for c in chunks],
+            [self.num_ranks if c.root is None else c.root for c in chunks],
+        ]
+        return np.array([*rows, size], dtype=np.int64)
+
+    def chunks(self, problem: Problem, ranks: Sequence[int]) -> tuple[int, ...] | None:
+        """`chunk_permutation`, quickly where chunks have one origin, and one destination or all."""
+        if self.chunk_ends is None:
+            return chunk_permutation(problem, ranks)
+        moved = np.append(np.asarray(ranks, dtype=np.int64), self.num_ranks)
+        origin, destination, root, size = self.chunk_ends
+        images = np.stack((moved[origin], moved[destination], moved[root], size))
+        here, there = np.lexsort(self.chunk_ends), np.lexsort(images)
+        if not np.array_equal(self.chunk_ends[:, here], images[:, there]):
+            return None
+        permutation = np.empty(len(here), dtype=np.int64)
+        permutation[there] = here
+        return tuple(permutation.tolist())
 
     def moves(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Where links and resources go under a permutation that fits; None where it takes a closer look."""
@@ -163,11 +195,10 @@ class _Looks:
         return not self.single or np.array_equal(np.sort(self._codes(np.asarray(ranks))), self.sorted)
 
 
-def _element(
-    problem: Problem, ranks: tuple[int, ...], moves: tuple[tuple[int, ...], tuple[int, ...]] | None
-) -> Element | None:
+def _element(problem: Problem, ranks: tuple[int, ...], looks: _Looks) -> Element | None:
     """The symmetry that a rank permutation is of topology, collective and clauses; None where it is none."""
-    chunks = chunk_permutation(problem, ranks)
+    chunks = looks.chunks(problem, ranks)
+    moves = None if chunks is None else looks.moves(ranks)
     if moves is not None:
         links, resources = moves
     else:
