@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from taccl.formats.registry import write as write
     from taccl.problem import Problem as Problem
     from taccl.problem import make_problem as make_problem
+    from taccl.program.interpret import Interpretation as Interpretation
+    from taccl.program.interpret import interpret as interpret
+    from taccl.program.lower import lower as lower
+    from taccl.program.program import Program as Program
     from taccl.schedule.compact import CompactSchedule as CompactSchedule
     from taccl.schedule.implicit import ImplicitSchedule as ImplicitSchedule
     from taccl.schedule.schedule import Schedule as Schedule
@@ -91,6 +95,9 @@ _NAMES_OF_MODULE = {
     ),
     "taccl.formats.native": ("load", "save"),
     "taccl.formats.registry": ("convert", "write"),
+    "taccl.program.interpret": ("Interpretation", "interpret"),
+    "taccl.program.lower": ("lower",),
+    "taccl.program.program": ("Program",),
     "taccl.problem": ("Problem", "make_problem"),
     "taccl.schedule.compact": ("CompactSchedule",),
     "taccl.schedule.implicit": ("ImplicitSchedule",),

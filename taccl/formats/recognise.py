@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "ASTRA_NETWORK", "FORMATS", "NCCL_TOPOLOGY", "NVIDIA_SMI", "TACCL_SCHEDULE", "UPSTREAM_ALGORITHM",
-    "Format", "foreign_topology", "recognise",
+    "ASTRA_NETWORK", "FORMATS", "MSCCL_XML", "NCCL_TOPOLOGY", "NVIDIA_SMI", "TACCL_SCHEDULE",
+    "UPSTREAM_ALGORITHM", "Format", "foreign_topology", "recognise",
 ]  # fmt: skip
 
 TACCL_SCHEDULE = "taccl schedule"
@@ -30,6 +30,7 @@ UPSTREAM_ALGORITHM = "upstream algorithm"
 NCCL_TOPOLOGY = "NCCL topology"
 NVIDIA_SMI = "nvidia-smi matrix"
 ASTRA_NETWORK = "ASTRA-sim network"
+MSCCL_XML = "MSCCL XML"
 
 _LIMIT_BYTES = 10**9
 #: A file whose first field does not say what it is must be parsed whole, which takes many times its size.
@@ -66,6 +67,10 @@ FORMATS = (
     Format(
         NCCL_TOPOLOGY, "XML", "<system> at its top", "what NCCL_TOPO_DUMP_FILE and NCCL_TOPO_FILE name",
         mark="system",
+    ),
+    Format(
+        MSCCL_XML, "XML", "<algo> at its top", "what MSCCL and the published tool's runtime load",
+        mark="algo",
     ),
     Format(
         NVIDIA_SMI, "text", "a line of GPU0, GPU1, ... and CPU Affinity", "what `nvidia-smi topo -m` prints",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program, Step
 
-__all__ = ["Execution", "Memory", "execute"]
+__all__ = ["Execution", "Memory", "allocate_memory", "execute"]
 
 #: (rank, threadblock).
 Block = tuple[int, int]

@@ -159,6 +159,16 @@ class TestSynthesize:
 class TestVerify:
     """``taccl verify``."""
 
+    @pytest.mark.parametrize(
+        ("name", "code", "word"),
+        [("allgather-4", 0, "ok: a program of 24 steps on 4 ranks"), ("allgather-16-deadlock", 1, "deadlock: ")],
+    )
+    def test_program(self, run, shared_data, name, code, word):
+        """A program for a runtime is run: a good one is ok, one that hangs is refused with its cycle."""
+        found, out, _ = run("verify", shared_data / "msccl-xml" / f"{name}.xml")
+        assert found == code
+        assert word in out
+
     def test_valid(self, run, saved):
         """A valid file is named with what was checked."""
         code, out, _ = run("verify", saved)

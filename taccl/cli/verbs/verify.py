@@ -24,7 +24,10 @@ def add(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Check a schedule."""
     from taccl.cli.text import verification_text, verification_values
+    from taccl.formats.recognise import MSCCL_XML, recognise
 
+    if recognise(options.file) == MSCCL_XML:
+        return _program(options)
     schedule = schedule_from_options(options)
     verification = taccl.verify(schedule)
     count = format_count(len(verification.violations), "rule")
@@ -46,3 +49,28 @@ def run(options: argparse.Namespace) -> Answer:
         exit_code=0 if verification.ok else 1,
         complaint="" if verification.ok else complaint,
     )
+
+
+def _program(options: argparse.Namespace) -> Answer:
+    """Run a program of a runtime, and say whether it can hang, race or end up wrong."""
+    from taccl.formats.msccl_xml import load_msccl_xml
+
+    program = load_msccl_xml(options.file)
+    found = taccl.interpret(program)
+    steps = format_count(program.num_steps, "step")
+    ranks = format_count(len(program.ranks), "rank")
+    verdict = "ok" if found.ok else format_count(len(found.faults), "fault")
+    lines = [f"{options.file}: {verdict}: a program of {steps} on {ranks}"]
+    lines += [f"  {fault}" for fault in found.faults]
+    values = {
+        "file": options.file,
+        "ok": found.ok,
+        "num_steps": program.num_steps,
+        "num_ranks": len(program.ranks),
+        "faults": [
+            {"kind": each.kind, "message": each.message, "rank": each.rank, "chunk": each.chunk}
+            for each in found.faults
+        ],
+    }
+    complaint = "" if found.ok else f"{options.file}: the program has {verdict}"
+    return Answer("\n".join(lines), values, 0 if found.ok else 1, complaint)
