@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.errors import CollectiveError, TopologyError
+from taccl.synthesis.speeds import components, crowded, fast_rates, speed_classes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,13 +22,10 @@ if TYPE_CHECKING:
 
     from taccl.collective import Collective
     from taccl.problem import Costs, Problem
+    from taccl.synthesis.ways import Ways
     from taccl.topology.topology import Topology
 
-__all__ = ["Demand", "Fabric", "make_demand", "make_fabric", "pack_bits", "problem_arrays"]
-
-#: A link belongs to the next slower class when a send takes this many times that of the class's fastest.
-_CLASS_RATIO = 1.3
-_MAX_CLASSES = 4
+__all__ = ["Demand", "Fabric", "Holds", "make_demand", "make_fabric", "pack_bits", "problem_arrays"]
 
 
 class Fabric(NamedTuple):
@@ -119,6 +117,10 @@ class Demand:
         The same without relays, where there are any: what does not lead there is left out in the end.
     reach : (num_chunks,) int64, optional
         How far each chunk has to go. A rank sends its own in this order, farthest first.
+    target : (num_chunks,) int32, optional
+        The one rank that each chunk goes to, where that is so for all. Then `wanted` is left out.
+    ways : Ways, optional
+        How each chunk goes to its target.
     """
 
     units: NDArray[np.int64]
@@ -127,6 +129,8 @@ class Demand:
     wanted: NDArray[np.uint8] | None = None
     needed: NDArray[np.uint8] | None = None
     reach: NDArray[np.int64] | None = None
+    target: NDArray[np.int32] | None = None
+    ways: Ways | None = None
 
     @property
     def num_chunks(self) -> int:
@@ -177,7 +181,8 @@ def make_fabric(
         raise TopologyError("found no link from one rank to one rank; expected at least one", where="links")
     duration = costs.link_alpha + units * costs.link_beta
     speed = np.zeros(num_links, np.int32)
-    speed[kept] = _speed_classes(duration[kept])
+    everything = _holds(topology, costs, np.where(usable, np.arange(num_links), -1), num_links)
+    speed[kept] = speed_classes(crowded(everything, srcs, dsts, duration, units)[kept])
     ahead = (srcs - dsts) % topology.num_ranks
     link = kept[np.lexsort((kept, ahead[kept], speed[kept], dsts[kept]))].astype(np.int32)
     slot_of_link = np.full(num_links, -1, np.int32)
@@ -186,7 +191,7 @@ def make_fabric(
     out_slot = np.argsort(src, kind="stable").astype(np.int32)
     holds = _holds(topology, costs, slot_of_link, len(link))
     wakes = _wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units)
-    component = _components(src, dst, speed, topology.num_ranks)
+    component = components(src, dst, speed, topology.num_ranks)
     return Fabric(
         num_ranks=topology.num_ranks,
         num_links=num_links,
@@ -215,7 +220,7 @@ def make_fabric(
         group_slot=wakes.group_slot,
         group_lead=wakes.group_lead,
         component=component,
-        fast_rate=_fast_rates(holds, src, dst, speed, duration[link], units, component),
+        fast_rate=fast_rates(holds, src, dst, speed, duration[link], units, component),
     )
 
 
@@ -235,13 +240,17 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
     counts = np.fromiter((len(c.origins) for c in chunks), np.int64, len(chunks))
     origin = np.fromiter((r for c in chunks for r in c.origins), np.int32, int(counts.sum()))
     num_ranks = collective.num_ranks
+    origin_of = np.concatenate(([0], np.cumsum(counts)))
     wanted: NDArray[np.uint8] | None = None
+    if chunks and all(len(c.destinations) == 1 for c in chunks):
+        target = np.fromiter((c.destinations[0] for c in chunks), np.int32, len(chunks))
+        return Demand(costs.chunk_units, origin_of, origin, target=target)
     if not all(len(c.destinations) == num_ranks for c in chunks):
         rows = np.zeros((num_ranks, len(chunks)), bool)
         for c, chunk in enumerate(chunks):
             rows[list(chunk.destinations), c] = True
         wanted = pack_bits(rows)
-    return Demand(costs.chunk_units, np.concatenate(([0], np.cumsum(counts))), origin, wanted)
+    return Demand(costs.chunk_units, origin_of, origin, wanted)
 
 
 def pack_bits(rows: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -250,7 +259,7 @@ def pack_bits(rows: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Holds:
+class Holds:
     """Rows of holds that are not one link's alone, ordered by slot; and what a link holds by itself."""
 
     own_alpha: NDArray[np.int64]
@@ -263,7 +272,7 @@ class _Holds:
     num_resources: int
 
 
-def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int32], num_slots: int) -> _Holds:
+def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int32], num_slots: int) -> Holds:
     count = len(topology.holds)
     slot = slot_of_link[np.fromiter((h.link for h in topology.holds), np.int64, count)]
     resource = np.fromiter((h.resource for h in topology.holds), np.int64, count)
@@ -282,7 +291,7 @@ def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int32], nu
     kept = np.flatnonzero(~private)
     kept = kept[np.argsort(slot[kept], kind="stable")]
     names, numbered = np.unique(resource[kept], return_inverse=True)
-    return _Holds(
+    return Holds(
         own_alpha,
         own_beta,
         slot[kept].astype(np.int32),
@@ -308,7 +317,7 @@ class _Wakes:
 
 
 def _wakes(
-    holds: _Holds, alpha: NDArray[np.int64], beta: NDArray[np.int64], units: NDArray[np.int64]
+    holds: Holds, alpha: NDArray[np.int64], beta: NDArray[np.int64], units: NDArray[np.int64]
 ) -> _Wakes:
     """Groups of slots by resource and lead, and for every slot the groups that its holds concern.
 
@@ -334,64 +343,6 @@ def _wakes(
         group_slot=holds.slot[np.argsort(group, kind="stable")],
         group_lead=keys[1].astype(np.int64),
     )
-
-
-def _speed_classes(duration: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Classes of similar durations, 0 for the shortest; what is beyond the last class joins it."""
-    values = np.unique(duration)
-    classes = np.zeros(len(values), np.int32)
-    shortest, number = values[0], 0
-    for i, value in enumerate(values):
-        if value > _CLASS_RATIO * shortest and number < _MAX_CLASSES - 1:
-            shortest, number = value, number + 1
-        classes[i] = number
-    return classes[np.searchsorted(values, duration)]
-
-
-def _components(
-    src: NDArray[np.int32], dst: NDArray[np.int32], speed: NDArray[np.int32], num_ranks: int
-) -> NDArray[np.int32]:
-    num_classes = int(speed.max(initial=0)) + 1
-    component = np.tile(np.arange(num_ranks, dtype=np.int32), (num_classes, 1))
-    if num_classes > 1:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        for k in range(1, num_classes):
-            fast = speed < k
-            graph = coo_array(
-                (np.ones(int(fast.sum()), np.int8), (src[fast], dst[fast])), shape=(num_ranks, num_ranks)
-            )
-            component[k] = connected_components(graph.tocsr(), directed=True, connection="strong")[1]
-    return component
-
-
-def _fast_rates(
-    holds: _Holds,
-    src: NDArray[np.int32],
-    dst: NDArray[np.int32],
-    speed: NDArray[np.int32],
-    duration: NDArray[np.int64],
-    units: int,
-    component: NDArray[np.int32],
-) -> NDArray[np.float64]:
-    """Chunks a tick into every rank over links of faster classes, from its own component.
-
-    A link counts at its own rate, or, where resources are shared, at its part of the busiest of them.
-    """
-    rates = np.zeros(component.shape)
-    alone = 1.0 / np.maximum(holds.own_alpha + units * holds.own_beta, 1)
-    for k in range(1, len(component)):
-        fast = (speed < k) & (component[k][src] == component[k][dst])
-        rows = np.flatnonzero(fast[holds.slot] & holds.receives)
-        length = np.maximum(holds.alpha[rows] + units * holds.beta[rows], 1)
-        demanded = np.bincount(
-            holds.resource[rows], weights=length * alone[holds.slot[rows]], minlength=holds.num_resources
-        )
-        crowd = np.ones(len(src))
-        np.maximum.at(crowd, holds.slot[rows], demanded[holds.resource[rows]])
-        rates[k] = np.bincount(dst[fast], weights=(alone / crowd)[fast], minlength=component.shape[1])
-    return rates
 
 
 def _starts(sorted_or_not: NDArray[np.int32] | NDArray[np.int64], count: int) -> NDArray[np.int64]:

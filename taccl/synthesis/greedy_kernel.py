@@ -17,21 +17,21 @@ ranks that are far behind it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
-import numba
-import numpy as np  # noqa: TC002  numba resolves annotations of the tuples
+from taccl.synthesis.events import compiled, next_time, pop, post, push
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    import numpy as np
     from numpy.typing import NDArray
 
+    from taccl.synthesis.events import Events
     from taccl.synthesis.fabric import Fabric
+    from taccl.synthesis.spread_state import State
 
 __all__ = [
     "FEWEST_FIRST", "HEAP_FULL", "IN_TURN", "OVER_LIMIT", "SHUFFLED", "STOPPED", "STUCK",
-    "NUM_SENDS", "SIGNAL", "Events", "State", "add_ways", "mark_needed", "pop", "push", "spread_chunks",
+    "NUM_SENDS", "SIGNAL", "pop", "push", "spread_chunks",
 ]  # fmt: skip
 
 #: In which order a rank asks the links into it: by how few chunks they have left to offer, in turn, or any.
@@ -44,8 +44,6 @@ _CHUNK_BITS = 32
 _FREED = (1 << _CHUNK_BITS) - 1  # in the place of a chunk: only the link is free again
 _RANDOM_MASK = (1 << 31) - 1
 _NONE = -1
-_NEVER = 2**62
-_RELAY_PRICE = 1.25
 
 # Places in `State.scalar`.
 _NUM_ACTIVE, NUM_SENDS, _FINISH, _RANDOM, SIGNAL = range(5)
@@ -53,99 +51,11 @@ _NUM_ACTIVE, NUM_SENDS, _FINISH, _RANDOM, SIGNAL = range(5)
 # What a link may bring to a rank.
 _FRESH, _BEHIND, _ANYTHING = 0, 1, 2
 
-_Function = TypeVar("_Function", bound="Callable[..., Any]")
-
-
-def _compiled(function: _Function) -> _Function:
-    """The function compiled, but without counting references to arrays, which doubles the time.
-
-    So it must not make an array.
-    """
-    options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
-    compiled: _Function = numba.njit(**options)(function)
-    return compiled
-
-
-class State(NamedTuple):
-    """What changes while chunks spread; all of it is used up.
-
-    Parameters
-    ----------
-    log_of, log, log_end
-        Rank r's chunks in order of arrival are ``log[log_of[r]:log_end[r]]``: its own to begin with; there is
-        room for all it is to receive.
-    claimed, missing
-        Bits of the chunks that a rank has, expects, or is not to receive; how many are left to claim.
-    held, num_held
-        Bits of the chunks that some rank of a component has or expects, by class and component, and their
-        number. An empty first axis switches the rules for slow links off.
-    resource_free : (num_resources,)
-        When shared resources are free.
-    link_free, place, fresh_place, armed, turn, queue : (num_slots,)
-        When links are free; the place in the source's log before which all is claimed at the destination,
-        and before which all is held in its component; links to look at; where a rank's turn of links is;
-        room for the links that a rank asks.
-    active, is_active : (num_ranks,)
-        Ranks with links to look at.
-    arrival_lane, freed_lane, wake_lane
-        The lane of every event that a send over a slot causes, -1 for the heap.
-    sent_chunk, sent_link, sent_start
-        One row for every send, in order of start.
-    scalar : (5,) int64
-        Active ranks, sends, the finish so far, the state of the random generator, and a sign from outside
-        to stop.
-    """
-
-    log_of: NDArray[np.int64]
-    log: NDArray[Any]
-    log_end: NDArray[np.int64]
-    claimed: NDArray[np.uint8]
-    missing: NDArray[np.int64]
-    held: NDArray[np.uint8]
-    num_held: NDArray[np.int64]
-    resource_free: NDArray[np.int64]
-    link_free: NDArray[np.int64]
-    place: NDArray[np.int64]
-    fresh_place: NDArray[np.int64]
-    armed: NDArray[np.bool_]
-    turn: NDArray[np.int64]
-    queue: NDArray[np.int64]
-    active: NDArray[np.int64]
-    is_active: NDArray[np.bool_]
-    arrival_lane: NDArray[np.int32]
-    freed_lane: NDArray[np.int32]
-    wake_lane: NDArray[np.int32]
-    sent_chunk: NDArray[Any]
-    sent_link: NDArray[np.int32]
-    sent_start: NDArray[Any]
-    scalar: NDArray[np.int64]
-
-
-class Events(NamedTuple):
-    """What is to happen, in order of time: lanes, and a heap for what has none.
-
-    Parameters
-    ----------
-    lane_of, lane_head, lane_size, lane_time, lane_what
-        Lane q is a ring in ``lane_of[q]:lane_of[q + 1]``.
-    heap_time, heap_what, heap_size
-        A binary heap; the last has one number.
-    """
-
-    lane_of: NDArray[np.int64]
-    lane_head: NDArray[np.int64]
-    lane_size: NDArray[np.int64]
-    lane_time: NDArray[np.int64]
-    lane_what: NDArray[np.int64]
-    heap_time: NDArray[np.int64]
-    heap_what: NDArray[np.int64]
-    heap_size: NDArray[np.int64]
-
 
 # In all below: d destination, e slot, k speed class, c chunk, h hold, q lane; s the State.
 
 
-@_compiled
+@compiled
 def spread_chunks(
     fabric: Fabric,
     s: State,
@@ -192,13 +102,14 @@ def spread_chunks(
                 d = s.active[i]
                 if s.missing[d] == 0:
                     continue
-                end = fabric.into[d]
-                while end < fabric.into[d + 1]:
-                    # The next run of links of one class into d.
-                    begin = end
-                    k = fabric.speed[begin] if tiered else 0
-                    while end < fabric.into[d + 1] and (not tiered or fabric.speed[end] == k):
-                        end += 1
+                begin = fabric.into[d + 1]
+                while begin > fabric.into[d]:
+                    # The next run of links of one class into d, slow ones first: what they share with fast
+                    # ones is better used for chunks that only they can bring.
+                    end = begin
+                    k = fabric.speed[end - 1] if tiered else 0
+                    while begin > fabric.into[d] and (not tiered or fabric.speed[begin - 1] == k):
+                        begin -= 1
                     if sweep == 1 and k == 0:
                         continue
                     what = _BEHIND if sweep == 1 else _FRESH if k > 0 and not forced else _ANYTHING
@@ -216,7 +127,7 @@ def spread_chunks(
         for i in range(s.scalar[_NUM_ACTIVE]):
             s.is_active[s.active[i]] = False
         s.scalar[_NUM_ACTIVE] = 0
-        later = _next_time(events)
+        later = next_time(events)
         if later < 0:
             # Nothing is under way: whatever is missing must come against the rules, or cannot come.
             if forced:
@@ -233,144 +144,7 @@ def spread_chunks(
     return int(s.scalar[_FINISH])
 
 
-@_compiled
-def add_ways(
-    fabric: Fabric,
-    units: NDArray[np.int64],
-    origin_of: NDArray[np.int64],
-    origin: NDArray[np.int32],
-    wanted: NDArray[np.uint8],
-    may_relay: NDArray[np.bool_],
-    at_once: int,
-    load: NDArray[np.float64],
-    resource_load: NDArray[np.float64],
-    cost: NDArray[np.int64],
-    way: NDArray[np.int64],
-    is_done: NDArray[np.bool_],
-    is_on_way: NDArray[np.bool_],
-    heap_time: NDArray[np.int64],
-    heap_what: NDArray[np.int64],
-    reach: NDArray[np.int64],
-) -> int:
-    """Add to the ranks that want each chunk those on its ways; the first chunk that has none, or -1.
-
-    Parameters
-    ----------
-    wanted : (num_ranks, ceil(num_chunks / 8)) uint8
-        Changed in place.
-    may_relay : (num_ranks,) bool
-    at_once : int
-        Up to so many neighbouring chunks with the same origins share one search.
-    load, resource_load
-        Ticks for which links and resources are taken so far; zeros to begin with.
-    cost, way, is_done, is_on_way, heap_time, heap_what
-        Room for the search.
-    reach : (num_chunks,) int64
-        Set to the cost of the longest way of every chunk.
-    """
-    num_ranks = len(fabric.into) - 1
-    most = 1.0
-    begin = 0
-    while begin < len(units):
-        end = begin + 1
-        while end < len(units) and end - begin < at_once and _same_origins(origin_of, origin, begin, end):
-            end += 1
-        for d in range(num_ranks):
-            cost[d] = _NEVER
-            way[d] = _NONE
-            is_done[d] = False
-        size = 0
-        for i in range(origin_of[begin], origin_of[begin + 1]):
-            cost[origin[i]] = 0
-            push(heap_time, heap_what, size, 0, origin[i])
-            size += 1
-        while size:
-            r = pop(heap_time, heap_what, size)
-            size -= 1
-            if is_done[r]:
-                continue
-            is_done[r] = True
-            if way[r] >= 0 and not may_relay[r] and not wanted[r, begin >> 3] >> (begin & 7) & 1:
-                continue
-            for i in range(fabric.out_of[r], fabric.out_of[r + 1]):
-                e = fabric.out_slot[i]
-                d = fabric.dst[e]
-                busy = load[e]
-                for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
-                    busy = max(busy, resource_load[fabric.hold_resource[h]])
-                took = fabric.alpha[e] + units[begin] * fabric.beta[e]
-                # A rank that does not want the chunk is a detour; the most loaded link counts double.
-                is_wanted = wanted[d, begin >> 3] >> (begin & 7) & 1
-                price = (
-                    int(took * (1.0 + 4.0 * (busy / most) ** 2) * (1.0 if is_wanted else _RELAY_PRICE)) + 1
-                )
-                if not is_done[d] and cost[r] + price < cost[d]:
-                    cost[d] = cost[r] + price
-                    way[d] = e
-                    push(heap_time, heap_what, size, cost[d], d)
-                    size += 1
-        for c in range(begin, end):
-            for d in range(num_ranks):
-                is_done[d] = wanted[d, c >> 3] >> (c & 7) & 1
-                is_on_way[d] = False
-            for d in range(num_ranks):
-                if not is_done[d]:
-                    continue
-                if cost[d] == _NEVER:
-                    return c
-                reach[c] = max(reach[c], cost[d])
-                r = d
-                while way[r] >= 0 and not is_on_way[r]:
-                    e = way[r]
-                    is_on_way[r] = True
-                    wanted[r, c >> 3] |= 1 << (c & 7)
-                    load[e] += fabric.own_alpha[e] + units[c] * fabric.own_beta[e]
-                    most = max(most, load[e])
-                    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
-                        q = fabric.hold_resource[h]
-                        resource_load[q] += fabric.hold_alpha[h] + units[c] * fabric.hold_beta[h]
-                        most = max(most, resource_load[q])
-                    r = fabric.src[e]
-        begin = end
-    return _NONE
-
-
-@_compiled
-def _same_origins(origin_of: NDArray[np.int64], origin: NDArray[np.int32], a: int, b: int) -> bool:
-    """Whether two chunks start at the same ranks."""
-    if origin_of[a + 1] - origin_of[a] != origin_of[b + 1] - origin_of[b]:
-        return False
-    for i in range(origin_of[a + 1] - origin_of[a]):
-        if origin[origin_of[a] + i] != origin[origin_of[b] + i]:
-            return False
-    return True
-
-
-@_compiled
-def mark_needed(
-    chunk: NDArray[Any],
-    src: NDArray[np.int32],
-    dst: NDArray[np.int32],
-    needed: NDArray[np.uint8],
-    keep: NDArray[np.bool_],
-) -> None:
-    """Mark the sends that lead to a rank that needs the chunk; `needed` is used up.
-
-    Parameters
-    ----------
-    chunk, src, dst, keep : (num_sends,)
-        In order of start, one send at most for a chunk and destination.
-    needed : (num_ranks, ceil(num_chunks / 8)) uint8
-        Bits of the chunks that ranks need.
-    """
-    for t in range(len(chunk) - 1, -1, -1):
-        c = int(chunk[t])
-        if needed[dst[t], c >> 3] >> (c & 7) & 1:
-            keep[t] = True
-            needed[src[t], c >> 3] |= 1 << (c & 7)
-
-
-@_compiled
+@compiled
 def _start_turns(s: State, seed: int) -> None:
     """Let turns begin anywhere, unless the seed is 0."""
     state = (seed * 7919 + 1) & _RANDOM_MASK
@@ -381,13 +155,13 @@ def _start_turns(s: State, seed: int) -> None:
     s.scalar[_RANDOM] = state
 
 
-@_compiled
+@compiled
 def _random(state: int) -> int:
     """The next state of a small generator; its upper bits are the random ones."""
     return (state * 1103515245 + 12345) & _RANDOM_MASK
 
 
-@_compiled
+@compiled
 def _look_everywhere(fabric: Fabric, s: State) -> None:
     for e in range(len(s.armed)):
         s.place[e] = s.log_of[fabric.src[e]]
@@ -397,7 +171,7 @@ def _look_everywhere(fabric: Fabric, s: State) -> None:
         _look_at(s, d)
 
 
-@_compiled
+@compiled
 def _look_at(s: State, d: int) -> None:
     """Put a rank on the list of those with links to look at."""
     if not s.is_active[d]:
@@ -406,7 +180,7 @@ def _look_at(s: State, d: int) -> None:
         s.scalar[_NUM_ACTIVE] += 1
 
 
-@_compiled
+@compiled
 def _ask(fabric: Fabric, s: State, begin: int, end: int, order: int, time: int, every: bool) -> int:
     """Put the links to ask of ``begin:end`` into the queue, in order; how many."""
     width = end - begin
@@ -444,7 +218,7 @@ def _ask(fabric: Fabric, s: State, begin: int, end: int, order: int, time: int, 
     return asked
 
 
-@_compiled
+@compiled
 def _find(
     fabric: Fabric, s: State, e: int, d: int, k: int, what: int, theta: float, units: NDArray[np.int64]
 ) -> int:
@@ -481,7 +255,7 @@ def _find(
     return chunk
 
 
-@_compiled
+@compiled
 def _is_free(fabric: Fabric, s: State, e: int, size: int, time: int) -> bool:
     """Whether the shared resources of a link are free for a send that starts now."""
     free = True
@@ -493,7 +267,7 @@ def _is_free(fabric: Fabric, s: State, e: int, size: int, time: int) -> bool:
     return free
 
 
-@_compiled
+@compiled
 def _start(fabric: Fabric, s: State, events: Events, e: int, d: int, c: int, size: int, time: int) -> None:
     """Start a send: claim the chunk, hold the resources, and post what will happen."""
     s.claimed[d, c >> 3] |= 1 << (c & 7)
@@ -512,9 +286,9 @@ def _start(fabric: Fabric, s: State, events: Events, e: int, d: int, c: int, siz
     own = fabric.own_alpha[e] + size * fabric.own_beta[e]
     s.scalar[_FINISH] = max(s.scalar[_FINISH], time + took)
     s.link_free[e] = time + own
-    _post(events, s.arrival_lane[e], time + took, e << _CHUNK_BITS | c)
+    post(events, s.arrival_lane[e], time + took, e << _CHUNK_BITS | c)
     if own != took:
-        _post(events, s.freed_lane[e], time + own, e << _CHUNK_BITS | _FREED)
+        post(events, s.freed_lane[e], time + own, e << _CHUNK_BITS | _FREED)
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
         s.resource_free[fabric.hold_resource[h]] = time + held
@@ -523,39 +297,10 @@ def _start(fabric: Fabric, s: State, events: Events, e: int, d: int, c: int, siz
         g = int(fabric.wake_group[w])
         held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
         at = time + max(0, held - fabric.group_lead[g])
-        _post(events, s.wake_lane[w], at, (len(s.armed) + g) << _CHUNK_BITS)
+        post(events, s.wake_lane[w], at, (len(s.armed) + g) << _CHUNK_BITS)
 
 
-@_compiled
-def _post(events: Events, q: int, at: int, what: int) -> None:
-    """Post an event to a lane, or to the heap."""
-    if q >= 0:
-        row = events.lane_of[q] + events.lane_head[q] + events.lane_size[q]
-        if row >= events.lane_of[q + 1]:
-            row -= events.lane_of[q + 1] - events.lane_of[q]
-        events.lane_time[row] = at
-        events.lane_what[row] = what
-        events.lane_size[q] += 1
-    else:
-        push(events.heap_time, events.heap_what, events.heap_size[0], at, what)
-        events.heap_size[0] += 1
-
-
-@_compiled
-def _next_time(events: Events) -> int:
-    """The time of the next event; -1 if there is none."""
-    time = _NONE
-    if events.heap_size[0]:
-        time = events.heap_time[0]
-    for q in range(len(events.lane_size)):
-        if events.lane_size[q]:
-            at = events.lane_time[events.lane_of[q] + events.lane_head[q]]
-            if time < 0 or at < time:
-                time = at
-    return time
-
-
-@_compiled
+@compiled
 def _let_happen(fabric: Fabric, s: State, events: Events, time: int) -> None:
     """Everything that happens at this time."""
     while events.heap_size[0] and events.heap_time[0] == time:
@@ -574,7 +319,7 @@ def _let_happen(fabric: Fabric, s: State, events: Events, time: int) -> None:
             _happen(fabric, s, events.lane_what[row], time)
 
 
-@_compiled
+@compiled
 def _happen(fabric: Fabric, s: State, what: int, time: int) -> None:
     """One event: a chunk arrives, a link is free, or a resource is."""
     e = what >> _CHUNK_BITS
@@ -595,7 +340,7 @@ def _happen(fabric: Fabric, s: State, what: int, time: int) -> None:
                     _arm(s, o, fabric.dst[o], time)
 
 
-@_compiled
+@compiled
 def _may_start(fabric: Fabric, s: State, e: int, time: int) -> bool:
     """Whether no shared resource of a link is surely held; if one is, its release will wake the link."""
     free = True
@@ -605,43 +350,9 @@ def _may_start(fabric: Fabric, s: State, e: int, time: int) -> bool:
     return free
 
 
-@_compiled
+@compiled
 def _arm(s: State, e: int, d: int, time: int) -> None:
     """Have a link looked at, if it is free and its destination misses anything."""
     if s.link_free[e] <= time and s.missing[d]:
         s.armed[e] = True
         _look_at(s, d)
-
-
-@_compiled
-def push(heap_time: NDArray[np.int64], heap_what: NDArray[np.int64], size: int, time: int, what: int) -> None:
-    """Put an event on a binary heap of `size` events."""
-    i = size
-    while i > 0:
-        parent = (i - 1) >> 1
-        if heap_time[parent] <= time:
-            break
-        heap_time[i], heap_what[i] = heap_time[parent], heap_what[parent]
-        i = parent
-    heap_time[i], heap_what[i] = time, what
-
-
-@_compiled
-def pop(heap_time: NDArray[np.int64], heap_what: NDArray[np.int64], size: int) -> int:
-    """Take the first event off a binary heap of `size` events."""
-    first = heap_what[0]
-    last = size - 1
-    time, what = heap_time[last], heap_what[last]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= last:
-            break
-        if child + 1 < last and heap_time[child + 1] < heap_time[child]:
-            child += 1
-        if heap_time[child] >= time:
-            break
-        heap_time[i], heap_what[i] = heap_time[child], heap_what[child]
-        i = child
-    heap_time[i], heap_what[i] = time, what
-    return int(first)

@@ -1,7 +1,8 @@
 """Which ranks carry a chunk on its way to ranks that want it, when they do not want it themselves.
 
-Chunk by chunk, shortest ways from where it starts to where it is wanted, on costs that rise with the load
-that earlier chunks put on a link and on the resources it shares. Only ranks are kept: the kernel chooses
+Where every chunk goes to one rank, its whole way is chosen (`taccl.synthesis.ways`). Else, chunk by chunk,
+shortest ways from where it starts to where it is wanted are found, on costs that rise with the load that
+earlier chunks put on a link and on the resources it shares. Of those only ranks are kept: the kernel chooses
 links.
 """
 
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import CollectiveError
-from taccl.synthesis.greedy_kernel import add_ways
+from taccl.synthesis.relay_kernel import add_ways
+from taccl.synthesis.ways import find_ways
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +28,7 @@ _MOST_SEARCHES = 4096
 
 
 def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] | None = None) -> Demand:
-    """The demand with relays among the ranks that receive a chunk, and chunks in order, farthest first.
+    """The demand with its ways, or with relays among the ranks that receive a chunk, farthest first.
 
     Parameters
     ----------
@@ -38,6 +40,8 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
     CollectiveError
         If a chunk cannot reach a rank that wants it.
     """
+    if demand.target is not None:
+        return replace(demand, ways=find_ways(fabric, demand, may_relay=may_relay))
     if demand.wanted is None:
         return demand
     num_ranks, num_chunks = fabric.num_ranks, demand.num_chunks

@@ -6,9 +6,7 @@ every send and no Python object for any: `Spread.schedule` turns them into a `Sc
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,7 @@ import numpy as np
 
 from taccl.errors import CollectiveError, InputError, NoSolutionError
 from taccl.schedule.schedule import make_schedule
+from taccl.synthesis.events import Events, stopping
 from taccl.synthesis.greedy_kernel import (
     FEWEST_FIRST,
     HEAP_FULL,
@@ -24,11 +23,11 @@ from taccl.synthesis.greedy_kernel import (
     SHUFFLED,
     SIGNAL,
     STUCK,
-    Events,
-    State,
-    mark_needed,
     spread_chunks,
 )
+from taccl.synthesis.queues import queue_bytes, send_queued
+from taccl.synthesis.relay_kernel import mark_needed
+from taccl.synthesis.spread_state import State
 from taccl.units import format_size
 
 if TYPE_CHECKING:
@@ -62,6 +61,10 @@ class Rule:
 
     order: str = "fewest-first"
     theta: float = 1.0
+
+
+#: How chunks are sent along ways that are given; `spread` does so where each goes to one rank.
+QUEUES = Rule("urgent-first", -1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,8 @@ class Spread:
 def default_rules(fabric: Fabric) -> tuple[Rule, ...]:
     """The rules worth trying on a fabric, best guess first."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
-    thetas = (1.0, 0.5, 0.0) if fabric.num_classes > 1 else (-1.0,)
-    return tuple(Rule(order, theta) for order in orders for theta in thetas)
+    thetas = (1.0, 2.0, 0.5, 0.0) if fabric.num_classes > 1 else (-1.0,)
+    return tuple(Rule(order, theta) for theta in thetas for order in orders)
 
 
 def spread(
@@ -148,6 +151,11 @@ def spread(
             f"the {format_size(memory_limit_bytes)} allowed; raise the limit, or take fewer ranks or chunks",
             where="memory_limit",
         )
+    if demand.target is not None:
+        sent = send_queued(
+            fabric, demand, num_runs=num_runs, seed=seed, target_ticks=target_ticks, time_limit_s=time_limit_s
+        )
+        return Spread(*sent.columns(fabric), sent.finish_ticks, QUEUES, sent.seed, sent.num_runs)
     rules = tuple(rules or default_rules(fabric))
     began = time.monotonic()
     best: Spread | None = None
@@ -171,6 +179,8 @@ def spread(
 
 def memory_needed(fabric: Fabric, demand: Demand) -> int:
     """Bytes that `spread` needs at its peak, within some percent."""
+    if demand.target is not None:
+        return queue_bytes(fabric, demand)
     arrivals = fabric.num_ranks * demand.num_chunks
     if demand.wanted is not None:
         arrivals = int(np.bitwise_count(demand.wanted).sum())
@@ -234,7 +244,7 @@ def _run(
         state = _make_state(fabric, demand, lanes, tiered=rule.theta >= 0, start=start_type)
         events = _make_events(lanes, heap_room)
         most = int(np.iinfo(start_type).max)
-        with _stopping(state, seconds):
+        with stopping(state.scalar[SIGNAL:], seconds):
             finish = int(
                 spread_chunks(
                     fabric, state, events, units, _ORDERS[rule.order], rule.theta, seed, min(limit, most)
@@ -258,25 +268,6 @@ def _run(
     if demand.needed is not None:
         columns, finish = _pruned(fabric, demand, *columns)
     return Spread(*columns, finish, rule, seed, 1)
-
-
-@contextmanager
-def _stopping(state: State, seconds: float | None) -> Iterator[None]:
-    """Have the kernel stop after so many seconds."""
-    if seconds is None:
-        yield
-        return
-
-    def stop() -> None:
-        state.scalar[SIGNAL] = 1
-
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _pruned(
