@@ -41,6 +41,9 @@ __all__ = ["Prices", "lower_bound", "prices"]
 
 #: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
 _MAX_TIMED = 60_000
+#: Beyond so many ranks only some chunks' shortest ways are found.
+_MOST_RANKS_TIMED = 2_048
+_FEW_CHUNKS = 16
 #: Seconds for finding sets of ranks that are crossed too little, by default.
 _CUTS_S = 20.0
 
@@ -84,7 +87,7 @@ def lower_bound(
     if not divisible and _pairs(demand) <= _MAX_TIMED:
         finders += [partial(_counting, demand, in_network=granted), partial(_one_machine, demand)]
     elif not divisible:
-        finders.append(partial(_counted, demand, volume))
+        finders.insert(0, partial(_counted, demand, volume))
     since = time.monotonic()
     for find in finders:
         if time.monotonic() - since >= budget_s:
@@ -221,6 +224,8 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
 def _latency(demand: Demand, *, divisible: bool) -> _Claim:
     """The longest shortest way from where a chunk starts to where it must end; in alphas, if divisible."""
     best = _Claim(0, "nothing has to be sent", "none", None)
+    if demand.topology.num_ranks > _MOST_RANKS_TIMED:
+        return _some_latency(demand, divisible=divisible)
     for (data, whole), c in demand.example.items():
         units = 0 if divisible else whole
         if demand.sums_for_all:
@@ -232,6 +237,38 @@ def _latency(demand: Demand, *, divisible: bool) -> _Claim:
             if np.isfinite(heads[target]) and heads[target] > best.ticks:
                 what = f"the shortest way of chunk {c} to rank {target}"
                 best = _Claim(int(heads[target]), what, "latency", Path(c, target))
+    return best
+
+
+def _some_latency(demand: Demand, *, divisible: bool) -> _Claim:
+    """The same of a few chunks, where there are too many ranks for the times between all of them."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import dijkstra
+
+    best = _Claim(0, "nothing has to be sent", "none", None)
+    if not demand.single_ended or demand.sums_for_all or demand.problem.collective.derivations:
+        return best
+    problem, ends = demand.problem, demand.topology.links
+    src, dst = ([getattr(ends[e], end) for e in problem.links_allowed] for end in ("src", "dst"))
+    allowed = np.array(problem.links_allowed, dtype=np.int64)
+    few = list(demand.example.items())
+    for (data, whole), c in few[:: max(1, len(few) // _FEW_CHUNKS)]:
+        units = 0 if divisible else whole
+        times = problem.costs.link_alpha[allowed] + units * problem.costs.link_beta[allowed]
+        # The cheapest of parallel links; the graph knows no arcs that take no time.
+        order = np.lexsort((times, dst, src))
+        code = np.asarray(src)[order] * demand.topology.num_ranks + np.asarray(dst)[order]
+        order = order[np.concatenate(([True], code[1:] != code[:-1]))]
+        shape = (demand.topology.num_ranks,) * 2
+        graph = coo_array(
+            (times[order] + 2.0**-20, (np.asarray(src)[order], np.asarray(dst)[order])), shape=shape
+        )
+        heads = np.floor(dijkstra(graph.tocsr(), indices=list(data.origins), min_only=True))
+        targets = [r for r in data.destinations if np.isfinite(heads[r])]
+        farthest = max(targets, key=lambda r: heads[r], default=None)
+        if farthest is not None and heads[farthest] > best.ticks:
+            what = f"the shortest way of chunk {c} to rank {farthest}"
+            best = _Claim(int(heads[farthest]), what, "latency", Path(c, farthest))
     return best
 
 

@@ -32,6 +32,8 @@ __all__ = ["throughput"]
 Parts = tuple[frozenset[int], ...]
 
 _MAX_SETS = 5_000
+#: Of more ranks that are all different, only so many are looked at by themselves.
+_MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
 
 
@@ -85,7 +87,13 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
     """Each rank, each node, and what is left without it; of a shared sum, all ranks and all nodes."""
     topology = volume.problem.topology
     everyone = frozenset(range(topology.num_ranks))
-    families = [[frozenset((r,)) for r in sorted(set(symmetries.ranks.tolist()))]]
+    different = sorted(set(symmetries.ranks.tolist()))
+    if len(different) > _MOST_RANKS:  # those with the fewest links, which limit first
+        different = sorted(
+            different, key=lambda r: (len(topology.links_to[r]), len(topology.links_from[r]), r)
+        )
+        different = sorted(different[:_MOST_RANKS])
+    families = [[frozenset((r,)) for r in different]]
     if topology.num_nodes > 1:
         nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
         families.append([nodes[i] for i in sorted(set(symmetries.sets(nodes).tolist()))])
@@ -115,10 +123,11 @@ class _Program:
         self.columns, self.column_size = np.unique(symmetries.resources[used], return_counts=True)
         self.used = used
         self.sets: dict[Parts, tuple[int, NDArray[np.float64]]] = {}
-        self.holds = np.zeros((len(self.rows), len(self.columns)))
-        for row, e in enumerate(self.rows.tolist()):
-            for resource, ticks in volume.held[e].items():
-                self.holds[row, self._column(resource)] += ticks
+        self.holds: list[tuple[int, int, int]] = [
+            (row, self._column(resource), ticks)
+            for row, e in enumerate(self.rows.tolist())
+            for resource, ticks in volume.held[e].items()
+        ]
 
     def _column(self, resource: int) -> int:
         return int(np.searchsorted(self.columns, self.symmetries.resources[resource]))
@@ -134,13 +143,15 @@ class _Program:
     def solve(self) -> _Priced | None:
         """The best prices and charges; None where the program has no bound."""
         from scipy.optimize import linprog
-        from scipy.sparse import csr_array, hstack
+        from scipy.sparse import coo_array, csr_array, hstack, vstack
 
         need = np.array([needed for needed, _ in self.sets.values()], dtype=float)
         scale = need.max()
-        crossing = np.stack([count for _, count in self.sets.values()], axis=1)
-        ticks = self.holds.max() or 1.0
-        matrix = hstack([csr_array(crossing), csr_array(-self.holds / ticks)])
+        crossing = vstack([csr_array(count[None, :]) for _, count in self.sets.values()]).T
+        row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
+        ticks = float(held.max()) or 1.0
+        paid = coo_array((-held / ticks, (row, column)), shape=(len(self.rows), len(self.columns)))
+        matrix = hstack([crossing, paid]).tocsr()
         total = np.concatenate((np.zeros(len(need)), self.column_size.astype(float)))
         answer = linprog(
             np.concatenate((-need / scale, np.zeros(len(self.columns)))),

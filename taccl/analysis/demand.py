@@ -97,19 +97,23 @@ class Demand:
         self.example: dict[tuple[Chunk, int], int] = {}
         for c, key in enumerate(zip(problem.collective.chunks, units, strict=True)):
             self.example.setdefault(key, c)
-        #: By whether a rank is a destination: the classes of chunks that end, or start, at every rank.
-        self._at_rank: dict[bool, list[list[tuple[Chunk, int]]]] = {
-            ends: [[] for _ in range(self.topology.num_ranks)] for ends in (False, True)
-        }
-        for key, c in self.example.items():
-            for r in key[0].destinations:
-                self._at_rank[True][r].append(key)
-            for r in self.distances.origins(c):
-                self._at_rank[False][r].append(key)
         self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
         self._links_of: dict[tuple[int, bool | None], int] = {}
         self._crossings: dict[tuple[int, int, frozenset[int], int], _Crossing | None] = {}
         self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
+
+    @cached_property
+    def _at_rank(self) -> dict[bool, list[list[tuple[Chunk, int]]]]:
+        """By whether a rank is a destination: the classes of chunks that end, or start, at every rank."""
+        classes: dict[bool, list[list[tuple[Chunk, int]]]] = {
+            ends: [[] for _ in range(self.topology.num_ranks)] for ends in (False, True)
+        }
+        for key, c in self.example.items():
+            for r in key[0].destinations:
+                classes[True][r].append(key)
+            for r in self.distances.origins(c):
+                classes[False][r].append(key)
+        return classes
 
     @cached_property
     def symmetries(self) -> Symmetries:
