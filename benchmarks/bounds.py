@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -27,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from benchmarks.cases import CASES, Case, data_folder
+from benchmarks.machine import machine
 from benchmarks.scale import rail_rings, random_regular
 from taccl.analysis.distances import Distances
 from taccl.analysis.flows import multicommodity
@@ -131,11 +130,11 @@ def main() -> int:
             results[part] = runs[part]()
             print(flush=True)
     misses = sum(not row.get("met", True) for rows in results.values() for row in rows)
-    print(f"{misses} missed; {_machine()}")
+    print(f"{misses} missed; {machine()}")
     print(", ".join(f"{name} {number}" for name, number in _versions().items()))
     if options.output is not None:
         command = " ".join(["python -m benchmarks.bounds", *sys.argv[1:]])
-        document = {"command": command, "machine": _machine(), "versions": _versions(), **results}
+        document = {"command": command, "machine": machine(), "versions": _versions(), **results}
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     if options.plot is not None:
         draw(results["growth"], options.plot)
@@ -312,11 +311,6 @@ def _problem(topology: Topology, collective: str) -> Problem:
 
 def _verdict(met: bool) -> str:
     return "met" if met else "MISSED"
-
-
-def _machine() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}"
 
 
 def _versions() -> dict[str, str]:

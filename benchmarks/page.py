@@ -101,6 +101,7 @@ def _bounds(data: dict[str, Any]) -> list[str]:
 def _scale(data: dict[str, Any]) -> str:
     head = (
         "case",
+        "collective",
         "ranks",
         "sends",
         "CPU s",
@@ -114,6 +115,7 @@ def _scale(data: dict[str, Any]) -> str:
     rows = [
         (
             row["case"],
+            row["collective"],
             str(row["ranks"]),
             str(row["sends"]),
             f"{row['cpu_s']:.3g}",

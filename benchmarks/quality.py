@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import CASES, Case, data_folder
+from benchmarks.machine import machine
 
 BACKENDS = ("auto", "highs", "scip", "cbc", "gurobi", "cpsat", "greedy")
 
@@ -47,12 +46,12 @@ def main() -> int:
             rows.append(row)
             print(_line(row), flush=True)
     misses = [row for row in rows if row["verdict"] == "missed"]
-    print(f"\n{len(rows)} runs, {len(misses)} below their floor; {_machine()}")
+    print(f"\n{len(rows)} runs, {len(misses)} below their floor; {machine()}")
     if rows and rows[0].get("versions"):
         print(", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items()))
     if options.output is not None:
         command = " ".join(["python -m benchmarks.quality", *sys.argv[1:]])
-        document = {"command": command, "machine": _machine(), "rows": rows}
+        document = {"command": command, "machine": machine(), "rows": rows}
         options.output.write_text(json.dumps(document, indent=1) + "\n")
     return 1 if misses else 0
 
@@ -115,11 +114,6 @@ def _line(row: dict[str, Any]) -> str:
         f"{start}{row['finish_us']:>9.1f} {floor:>8} {row['bound_us']:>9.1f} {row['gap']:>7.2%} "
         f"{row['command_seconds']:>8.1f} {row['verdict']:<7} {parts}{notes}"
     )
-
-
-def _machine() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

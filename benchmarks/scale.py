@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import platform
 import random
 import resource
 import subprocess
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import taccl
+from benchmarks.machine import machine
 from taccl.analysis.verify_compact import verify_compact
 from taccl.problem import Problem, make_problem
 from taccl.synthesis.large import schedule_large
@@ -255,10 +255,10 @@ def main() -> int:
     if growth:
         print("\nmeshes: " + ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in growth.items()))
     misses = sum(not row["met"] for row in rows)
-    print(f"\n{len(rows)} cases, {misses} missed; {platform.platform()}, Python {platform.python_version()}")
+    print(f"\n{len(rows)} cases, {misses} missed; {machine()}")
     if options.output is not None:
         command = ["python -m benchmarks.scale", *sys.argv[1:]]
-        document = {"command": " ".join(command), "machine": platform.platform(), "rows": rows}
+        document = {"command": " ".join(command), "machine": machine(), "rows": rows}
         options.output.write_text(json.dumps(document | {"growth": growth}, indent=1) + "\n")
     return 1 if misses else 0
 
