@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from taccl.formats.registry import convert as convert
     from taccl.formats.registry import write as write
     from taccl.problem import Problem as Problem
+    from taccl.problem import alltoallv_problem as alltoallv_problem
     from taccl.problem import make_problem as make_problem
     from taccl.program.interpret import Interpretation as Interpretation
     from taccl.program.interpret import interpret as interpret
@@ -98,7 +99,7 @@ _NAMES_OF_MODULE = {
     "taccl.program.interpret": ("Interpretation", "interpret"),
     "taccl.program.lower": ("lower",),
     "taccl.program.program": ("Program",),
-    "taccl.problem": ("Problem", "make_problem"),
+    "taccl.problem": ("Problem", "alltoallv_problem", "make_problem"),
     "taccl.schedule.compact": ("CompactSchedule",),
     "taccl.schedule.implicit": ("ImplicitSchedule",),
     "taccl.schedule.schedule": ("Schedule",),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.collective import Collective
+from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError, NumericsWarning, SketchError, TopologyError
 from taccl.topology.topology import Topology
 from taccl.units import BYTES_PER_MB, format_size
@@ -24,9 +24,9 @@ from taccl.units import BYTES_PER_MB, format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "make_problem"]
+__all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "alltoallv_problem", "make_problem"]
 
 #: How finely time may be cut: beyond a picosecond, costs are rounded to it, with a word.
 _MAX_TICKS_PER_US = 10**6
@@ -375,6 +375,44 @@ def make_problem(
     if clauses is None:
         clauses = Clauses(max_merge=6, merging=frozenset(topology.internode_links))
     return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes))
+
+
+def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses | None = None) -> Problem:
+    """An exchange in which every rank sends every other its own number of bytes.
+
+    Parameters
+    ----------
+    sizes : (num_ranks, num_ranks) array_like of int
+        Bytes from the row's rank to the column's. What a rank keeps, and pairs of 0 bytes, are no chunks.
+
+    Raises
+    ------
+    CollectiveError
+        If the matrix is not square with a row for each rank, or holds something but whole numbers of bytes.
+    """
+    table = np.asarray(sizes)
+    num_ranks = topology.num_ranks
+    if table.shape != (num_ranks, num_ranks):
+        raise CollectiveError(
+            f"found a matrix of shape {table.shape}; expected {(num_ranks, num_ranks)}, a row and a column "
+            f"for each rank of {topology.name}",
+            where="sizes",
+        )
+    if table.dtype.kind not in "iu":
+        raise CollectiveError(f"found {table.dtype} numbers; expected whole numbers of bytes", where="sizes")
+    if (table < 0).any():
+        row, column = (int(i) for i in np.argwhere(table < 0)[0])
+        raise CollectiveError(
+            f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more", where="sizes"
+        )
+    pairs = [(int(r), int(c)) for r, c in np.argwhere(table > 0) if r != c]
+    if not pairs:
+        raise CollectiveError(
+            "found nothing to send; expected bytes between two ranks at least", where="sizes"
+        )
+    collective = Collective("alltoallv", num_ranks, tuple(Chunk((r,), (c,)) for r, c in pairs))
+    chunk_bytes = [int(table[pair]) for pair in pairs]
+    return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=clauses)
 
 
 def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int:

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> Answer:
     implicit = implicit_answer(options)
     if implicit is not None:
         return implicit
-    problem = problem_from_options(options)
+    problem = problem_from_options(options, reachable=False)  # synthesize explains what cannot be reached
     memory_limit_mb = None
     if options.memory_limit is not None:
         memory_limit_mb = max(1, parse_size(options.memory_limit, where="--memory-limit") // 10**6)
