@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.things import is_file, kind_of, sketch_from_word, topology_from_word
+from taccl.cli.things import is_file, kind_of, names_topology, sketch_from_word, topology_from_word
 from taccl.errors import CollectiveError, InputError
 from taccl.names import did_you_mean, matching
 from taccl.units import parse_size
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_problem_options", "add_schedule", "add_sketch", "add_verb", "at_least_zero", "jitter", "positive",
-    "problem_from_options", "schedule_from_options", "seconds", "sizes",
+    "problem_from_options", "schedule_from_options", "seconds", "settle_topology", "sizes",
 ]  # fmt: skip
 
 #: More chunks than this fill the memory before any schedule is begun.
@@ -43,7 +43,7 @@ def add_verb(
 
 def add_sketch(verb: argparse.ArgumentParser) -> None:
     """Declare the sketch, which may be left out where a topology is given."""
-    help = "a shipped name (ndv2/sk1), a TOML or JSON file, or an upstream sketch file"
+    help = "a shipped name (ndv2/sk1), a TOML or JSON file, an upstream sketch file; or a topology"
     verb.add_argument("sketch", nargs="?", metavar="SKETCH", help=help)
 
 
@@ -117,6 +117,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     InputError
         If options clash or are missing, or a file or a name cannot be used.
     """
+    settle_topology(options)
     if options.topology is None and options.sketch is None:
         raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
     if options.topology is not None and is_file(options.topology):
@@ -133,6 +134,12 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         )
     sketch = sketch_from_word(options.sketch)
     return _apply(options, sketch, _topology(options, sketch), reachable=reachable)
+
+
+def settle_topology(options: argparse.Namespace) -> None:
+    """Take a topology that stands where a sketch may stand for what it is."""
+    if options.topology is None and options.sketch is not None and names_topology(options.sketch):
+        options.topology, options.sketch = options.sketch, None
 
 
 def positive(word: str) -> int:

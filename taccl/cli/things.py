@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-__all__ = ["Kind", "is_file", "kind_of", "sketch_from_word", "topology_from_word"]
+__all__ = ["Kind", "is_file", "kind_of", "names_topology", "sketch_from_word", "topology_from_word"]
 
 Kind = Literal["schedule", "sketch", "upstream sketch", "topology", "upstream topology"]
 
@@ -55,6 +55,19 @@ def topology_from_word(word: str, *, nodes: int | None = None, profile: str | No
             where=word,
         )
     return topology
+
+
+def names_topology(word: str) -> bool:
+    """Whether a word that may be a sketch or a topology is surely a topology: a file of one, or a name."""
+    if is_file(word):
+        return kind_of(word, unclear="sketch") in ("topology", "upstream topology")
+    from taccl.topology.registry import find_kind
+
+    try:
+        find_kind(word.partition(":")[0], word)
+    except InputError:
+        return False
+    return True
 
 
 def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:

@@ -146,3 +146,11 @@ class TestSimulate:
         code, out, err = run("simulate", saved, *words)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
+
+
+def test_a_topology_may_stand_where_a_sketch_does(run):
+    """``taccl bound torus:4x4`` is ``taccl bound --topology torus:4x4``."""
+    rest = ("--collective", "allgather", "--size", "16MB", "--json")
+    code, out, _ = run("bound", "torus:4x4", *rest)
+    assert code == 0
+    assert out == run("bound", "--topology", "torus:4x4", *rest)[1]

@@ -17,6 +17,7 @@ from taccl.cli.options import (
     positive,
     problem_from_options,
     seconds,
+    settle_topology,
 )
 from taccl.cli.output import progress_shown, say
 from taccl.cli.saving import add_output, check_output, with_file
@@ -47,6 +48,7 @@ def run(options: argparse.Namespace) -> Answer:
     from taccl.cli.text import result_text
 
     check_output(options)
+    settle_topology(options)
     implicit = implicit_answer(options)
     if implicit is not None:
         return implicit
