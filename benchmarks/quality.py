@@ -72,8 +72,10 @@ def run_case(
     seconds = time.monotonic() - began
     row: dict[str, Any] = {"case": case.name, "backend": backend, "cost_model": cost_model}
     row |= {"command_seconds": round(seconds, 2), "exit_code": done.returncode, "floor": case.floor}
+    # Notes name files; where they lie on this machine is nobody's business.
+    stdout = done.stdout.replace(f"{data_folder().as_posix()}/", "")
     try:
-        printed = json.loads(done.stdout)
+        printed = json.loads(stdout)
     except json.JSONDecodeError:
         printed = {"error": done.stderr.strip().splitlines()[-1] if done.stderr else "printed nothing"}
     keep = ("finish_us", "bound_us", "gap", "verified", "stopped", "producer", "stages", "versions", "notes")
