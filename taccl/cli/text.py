@@ -79,24 +79,12 @@ def schedule_text(schedule: Schedule, found: dict[str, Any], *, limit: int) -> s
 
 def schedule_values(schedule: Schedule, found: dict[str, Any]) -> dict[str, Any]:
     """A schedule's figures as plain values."""
-    problem = schedule.problem
+    from taccl.synthesis.result import schedule_figures
+
     return {
         "kind": "schedule",
-        "finish_us": schedule.finish_us,
-        "algbw_gb_per_s": schedule.algbw_gb_per_s,
-        "busbw_gb_per_s": schedule.busbw_gb_per_s,
-        "collective": problem.collective.name,
-        "topology": problem.topology.name,
-        "sketch": problem.clauses.name or None,
-        "cost_model": problem.topology.cost_model,
-        "size_bytes": problem.size_bytes,
-        "num_ranks": problem.topology.num_ranks,
-        "num_chunks": problem.collective.num_chunks,
-        "num_transfers": schedule.num_transfers,
-        "num_sends": schedule.num_sends,
-        "producer": schedule.producer,
-        "digest": schedule.digest(),
-        "notes": list(problem.notes),
+        **schedule_figures(schedule),
+        "notes": list(schedule.problem.notes),
         "result": found or None,
     }
 

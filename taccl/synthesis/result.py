@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["Result", "Stage"]
+__all__ = ["Result", "Stage", "schedule_figures"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +106,13 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, as ``taccl synthesize --json`` prints them."""
         schedule = self.schedule
-        problem = schedule.problem
         return {
-            "finish_us": self.finish_us,
             "bound_us": self.bound_us,
             "bound_limits": self.bound.limits,
             "gap": self.gap if self.gap != float("inf") else None,
-            "algbw_gb_per_s": schedule.algbw_gb_per_s,
-            "busbw_gb_per_s": schedule.busbw_gb_per_s,
             "backend": self.backend,
             "verified": True,
-            "collective": problem.collective.name,
-            "topology": problem.topology.name,
-            "sketch": problem.clauses.name or None,
-            "cost_model": problem.topology.cost_model,
-            "size_bytes": problem.size_bytes,
-            "num_ranks": problem.topology.num_ranks,
-            "num_chunks": problem.collective.num_chunks,
-            "num_transfers": schedule.num_transfers,
-            "num_sends": schedule.num_sends,
-            "producer": schedule.producer,
+            **schedule_figures(schedule),
             "stages": [
                 {
                     "name": s.name,
@@ -144,7 +131,6 @@ class Result:
             "interrupted": self.interrupted,
             "versions": dict(self.versions),
             "notes": list(self.notes),
-            "digest": schedule.digest(),
         }
 
     def __repr__(self) -> str:
@@ -163,3 +149,24 @@ class Result:
             line = f"  {s.name:<12} {s.solver:<8} {s.status:<12} {s.seconds:7.2f} s  {finish}"
             lines.append(f"{line}  {s.message}".rstrip())
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def schedule_figures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
+    """What a schedule is of and how long it takes, as plain values."""
+    problem = schedule.problem
+    return {
+        "finish_us": schedule.finish_us,
+        "algbw_gb_per_s": schedule.algbw_gb_per_s,
+        "busbw_gb_per_s": schedule.busbw_gb_per_s,
+        "collective": problem.collective.name,
+        "topology": problem.topology.name,
+        "sketch": problem.clauses.name or None,
+        "cost_model": problem.topology.cost_model,
+        "size_bytes": problem.size_bytes,
+        "num_ranks": problem.topology.num_ranks,
+        "num_chunks": problem.collective.num_chunks,
+        "num_transfers": schedule.num_transfers,
+        "num_sends": schedule.num_sends,
+        "producer": schedule.producer,
+        "digest": schedule.digest(),
+    }
