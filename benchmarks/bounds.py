@@ -27,10 +27,10 @@ import taccl
 from benchmarks.cases import CASES, Case, data_folder
 from benchmarks.machine import machine
 from benchmarks.scale import rail_rings, random_regular
-from taccl.analysis.distances import Distances
-from taccl.analysis.flows import multicommodity
-from taccl.analysis.symmetries import find_symmetries
-from taccl.analysis.volume import Volume
+from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.flows import multicommodity
+from taccl.analysis.certificates.symmetries import find_symmetries
+from taccl.analysis.certificates.volume import Volume
 from taccl.sketch.upstream import load_problem
 
 if TYPE_CHECKING:

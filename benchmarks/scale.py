@@ -30,7 +30,7 @@ import numpy as np
 
 import taccl
 from benchmarks.machine import machine
-from taccl.analysis.verify_compact import verify_compact
+from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.problem import Problem, make_problem
 from taccl.synthesis.large import schedule_large
 from taccl.topology.topology import Hold, Resource, Topology, TopologyBuilder

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from taccl import baselines as baselines
     from taccl import collective as collectives  # noqa: F401
     from taccl import topologies as topologies
-    from taccl.analysis.bounds import Prices as Prices
-    from taccl.analysis.bounds import lower_bound as lower_bound
-    from taccl.analysis.bounds import prices as prices
-    from taccl.analysis.certificate import Certificate as Certificate
-    from taccl.analysis.simulate import simulate as simulate
-    from taccl.analysis.simulation import Simulation as Simulation
-    from taccl.analysis.steady import SteadyState as SteadyState
-    from taccl.analysis.steady import initiation_interval as initiation_interval
-    from taccl.analysis.verify import Verification as Verification
-    from taccl.analysis.verify import verify as verify
+    from taccl.analysis.certificates.bounds import Prices as Prices
+    from taccl.analysis.certificates.bounds import lower_bound as lower_bound
+    from taccl.analysis.certificates.bounds import prices as prices
+    from taccl.analysis.certificates.certificate import Certificate as Certificate
+    from taccl.analysis.simulation.simulate import simulate as simulate
+    from taccl.analysis.simulation.simulation import Simulation as Simulation
+    from taccl.analysis.simulation.steady import SteadyState as SteadyState
+    from taccl.analysis.simulation.steady import initiation_interval as initiation_interval
+    from taccl.analysis.verification.verify import Verification as Verification
+    from taccl.analysis.verification.verify import verify as verify
     from taccl.collective import Collective as Collective
     from taccl.errors import CollectiveError as CollectiveError
     from taccl.errors import ExecutionError as ExecutionError
@@ -64,14 +64,14 @@ if TYPE_CHECKING:
     from taccl.sketch.library import shipped_sketches as shipped_sketches
     from taccl.sketch.sketch import Sketch as Sketch
     from taccl.synthesis.backends import backends as backends
-    from taccl.synthesis.explain import Explanation as Explanation
-    from taccl.synthesis.explain import explain as explain
-    from taccl.synthesis.implicit import ImplicitResult as ImplicitResult
-    from taccl.synthesis.implicit import synthesize_implicit as synthesize_implicit
+    from taccl.synthesis.explaining.explain import Explanation as Explanation
+    from taccl.synthesis.explaining.explain import explain as explain
     from taccl.synthesis.pipeline import synthesize as synthesize
     from taccl.synthesis.replan import Replan as Replan
     from taccl.synthesis.replan import replan as replan
     from taccl.synthesis.result import Result as Result
+    from taccl.synthesis.symmetric.implicit import ImplicitResult as ImplicitResult
+    from taccl.synthesis.symmetric.implicit import synthesize_implicit as synthesize_implicit
     from taccl.topology.topology import Topology as Topology
 
     __version__: str
@@ -81,12 +81,12 @@ _MODULES = {
 }  # fmt: skip
 
 _NAMES_OF_MODULE = {
-    "taccl.analysis.bounds": ("Prices", "lower_bound", "prices"),
-    "taccl.analysis.certificate": ("Certificate",),
-    "taccl.analysis.simulate": ("simulate",),
-    "taccl.analysis.simulation": ("Simulation",),
-    "taccl.analysis.steady": ("SteadyState", "initiation_interval"),
-    "taccl.analysis.verify": ("Verification", "verify"),
+    "taccl.analysis.certificates.bounds": ("Prices", "lower_bound", "prices"),
+    "taccl.analysis.certificates.certificate": ("Certificate",),
+    "taccl.analysis.simulation.simulate": ("simulate",),
+    "taccl.analysis.simulation.simulation": ("Simulation",),
+    "taccl.analysis.simulation.steady": ("SteadyState", "initiation_interval"),
+    "taccl.analysis.verification.verify": ("Verification", "verify"),
     "taccl.collective": ("Collective",),
     "taccl.errors": (
         "CollectiveError", "ExecutionError", "ExportError", "FallbackWarning", "FormatError",
@@ -106,8 +106,8 @@ _NAMES_OF_MODULE = {
     "taccl.sketch.library": ("load_sketch", "shipped_sketches"),
     "taccl.sketch.sketch": ("Sketch",),
     "taccl.synthesis.backends": ("backends",),
-    "taccl.synthesis.explain": ("Explanation", "explain"),
-    "taccl.synthesis.implicit": ("ImplicitResult", "synthesize_implicit"),
+    "taccl.synthesis.explaining.explain": ("Explanation", "explain"),
+    "taccl.synthesis.symmetric.implicit": ("ImplicitResult", "synthesize_implicit"),
     "taccl.synthesis.pipeline": ("synthesize",),
     "taccl.synthesis.replan": ("Replan", "replan"),
     "taccl.synthesis.result": ("Result",),

@@ -184,7 +184,7 @@ def _value(cell: str, values: dict[str, int]) -> float:
 
 def test_kinds_of_violation_are_current():
     """The table in the concepts names every kind of violation, and no other."""
-    from taccl.analysis.verify import KINDS
+    from taccl.analysis.verification.verify import KINDS
 
     _, _, section = (
         (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").partition("the verifier checks")
@@ -200,16 +200,17 @@ def test_tree_is_current():
         for block in blocks_of(ROOT / "docs" / "architecture.md")
         if "errors.py" in block.content
     )
-    named, folder = set(), ""
+    named: set[str] = set()
+    folders: dict[int, str] = {}
     for line in tree.splitlines()[1:]:
         words = line.split()
         indent = len(line) - len(line.lstrip())
         if indent == 0:
             break
+        folder = folders.get(indent, "") if indent > 2 else ""
         if words[0].endswith("/"):
-            folder = words[0]
+            folders[indent + 2] = folder + words[0]
             continue
-        folder = folder if indent > 2 else ""
         named |= {
             folder + word for word in words if word.endswith(".py") and word != "make_sketch_reference.py"
         }

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl import collective as collectives
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.check import check_certificate
-from taccl.analysis.verify import verify
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.check import check_certificate
+from taccl.analysis.verification.verify import verify
 from taccl.collective import Chunk, Collective, ProcessGroup, together
 from taccl.errors import CollectiveError, InfeasibleError, SketchError, TopologyError
 from taccl.problem import Clauses, Problem, make_problem
@@ -20,11 +20,11 @@ from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import chunk_permutation
-from taccl.synthesis.explain import explain
-from taccl.synthesis.fabric import problem_arrays
+from taccl.synthesis.compiled.fabric import problem_arrays
+from taccl.synthesis.compiled.relays import with_relays
+from taccl.synthesis.compiled.scale import spread
+from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.pipeline import synthesize
-from taccl.synthesis.relays import with_relays
-from taccl.synthesis.scale import spread
 from taccl.topology.fabrics import fully_connected, mesh, ring
 from taccl.topology.machines import dgx_h100
 from taccl.topology.topology import TopologyBuilder

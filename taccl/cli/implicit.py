@@ -14,7 +14,7 @@ from taccl.units import format_count, format_size, format_us, parse_size
 if TYPE_CHECKING:
     import argparse
 
-    from taccl.synthesis.implicit import ImplicitResult
+    from taccl.synthesis.symmetric.implicit import ImplicitResult
     from taccl.topology.named import NamedFabric
 
 __all__ = ["implicit_answer"]

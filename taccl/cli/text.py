@@ -11,11 +11,11 @@ from taccl.units import format_count, format_size, format_us
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.bounds import Prices
-    from taccl.analysis.certificate import Certificate
-    from taccl.analysis.simulation import Simulation
-    from taccl.analysis.steady import SteadyState
-    from taccl.analysis.verify import Verification
+    from taccl.analysis.certificates.bounds import Prices
+    from taccl.analysis.certificates.certificate import Certificate
+    from taccl.analysis.simulation.simulation import Simulation
+    from taccl.analysis.simulation.steady import SteadyState
+    from taccl.analysis.verification.verify import Verification
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule

@@ -34,14 +34,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taccl.analysis.events import DATA, events_of
+from taccl.analysis.simulation.events import DATA, events_of
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.formats.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.events import Events
+    from taccl.analysis.simulation.events import Events
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from taccl.analysis.bounds import lower_bound
+from taccl.analysis.certificates.bounds import lower_bound
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import read_limited, write_whole
 from taccl.problem import Problem

@@ -17,16 +17,16 @@ from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.analysis.events import events_of
-from taccl.analysis.simulation import Simulation
-from taccl.analysis.usage import JITTER_BITS
+from taccl.analysis.simulation.events import events_of
+from taccl.analysis.simulation.simulation import Simulation
+from taccl.analysis.simulation.usage import JITTER_BITS
 from taccl.formats.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from taccl.analysis.events import Events
+    from taccl.analysis.simulation.events import Events
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 

@@ -122,7 +122,7 @@ KINDS = {
     "schedule": "taccl.schedule.schedule:Schedule",
     "compact schedule": "taccl.schedule.compact:CompactSchedule",
     "implicit schedule": "taccl.schedule.implicit:ImplicitSchedule",
-    "simulation": "taccl.analysis.simulation:Simulation",
+    "simulation": "taccl.analysis.simulation.simulation:Simulation",
     "program": "taccl.program.program:Program",
     "topology": "taccl.topology.topology:Topology",
 }
@@ -131,6 +131,6 @@ KINDS = {
 WAYS = {
     ("compact schedule", "schedule"): "taccl.schedule.compact:CompactSchedule.expand",
     ("implicit schedule", "schedule"): "taccl.schedule.implicit:ImplicitSchedule.expand",
-    ("simulation", "schedule"): "taccl.analysis.simulation:Simulation.as_schedule",
+    ("simulation", "schedule"): "taccl.analysis.simulation.simulation:Simulation.as_schedule",
     ("schedule", "program"): "taccl.program.lower:lower",
 }

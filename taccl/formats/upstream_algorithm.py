@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import read_limited
 from taccl.formats.upstream_algorithm_collective import collective_of

@@ -80,7 +80,7 @@ class ImplicitSchedule:
         One of `IMPLICIT_COLLECTIVES`.
     chunks_per_rank, chunk_bytes : int
     pattern : Pattern
-        What it says is for `taccl.analysis.verify_implicit` to judge.
+        What it says is for `taccl.analysis.verification.verify_implicit` to judge.
     producer : str
 
     Raises

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
 from taccl.synthesis import jobshop
 from taccl.synthesis.greedy import ListSchedule, Send
@@ -21,7 +21,7 @@ from taccl.synthesis.routing import needed_moves
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.certificate import Certificate
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.search import Search

@@ -13,9 +13,9 @@ import numpy as np
 
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.compact import CompactSchedule
-from taccl.synthesis.fabric import problem_arrays
-from taccl.synthesis.relays import with_relays
-from taccl.synthesis.scale import spread
+from taccl.synthesis.compiled.fabric import problem_arrays
+from taccl.synthesis.compiled.relays import with_relays
+from taccl.synthesis.compiled.scale import spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.distances import Distances
+from taccl.analysis.certificates.distances import Distances
 from taccl.sketch.symmetry import generate_group
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING
 
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.verify import verify
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
 from taccl.errors import (
     FallbackWarning,
     InfeasibleError,
@@ -36,7 +36,7 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.combining import retime
-from taccl.synthesis.explain import explain
+from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.result import Result, Stage
 from taccl.synthesis.search import Options, Search
@@ -45,7 +45,7 @@ from taccl.synthesis.twins import Twin, find_twin, hand_over
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taccl.analysis.certificate import Certificate
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 

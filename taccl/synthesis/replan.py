@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.fixed import Planner, schedule_trees
-from taccl.synthesis.routes import Roads, Tree, bare_trees, lighten, mend, read_trees
+from taccl.synthesis.compiled.fixed import Planner, schedule_trees
+from taccl.synthesis.compiled.routes import Roads, Tree, bare_trees, lighten, mend, read_trees
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from taccl.problem import Problem
-    from taccl.synthesis.fixed import Order, Sends
+    from taccl.synthesis.compiled.fixed import Order, Sends
 
 __all__ = ["Replan", "replan"]
 

@@ -10,7 +10,7 @@ from taccl.units import format_us
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taccl.analysis.certificate import Certificate
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.greedy import unfold
 from taccl.synthesis.orbits import fold, timing_group

@@ -212,9 +212,7 @@ class Topology:
 
         return without(self, links=links, ranks=ranks, resources=resources)
 
-    def degraded(
-        self, links: Mapping[int | tuple[int, int] | str, int | float | str | Fraction]
-    ) -> Topology:
+    def degraded(self, links: Mapping[int | tuple[int, int] | str, int | float | str | Fraction]) -> Topology:
         """With some links slower than they were; see `taccl.topology.transform.degraded`."""
         from taccl.topology.transform import degraded
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificate import Border, Machine, Path, PathPrices, SetCharge, SetPrices
+from taccl.analysis.certificates.certificate import Border, Machine, Path, PathPrices, SetCharge, SetPrices
 
 if TYPE_CHECKING:
     import random
 
-    from taccl.analysis.certificate import Witness
+    from taccl.analysis.certificates.certificate import Witness
     from taccl.problem import Problem
 
 

@@ -12,8 +12,8 @@ from synthesis.brute_force import TooLarge, optimal_ticks
 from synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
 
 from taccl import collective as collectives
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.verify import verify
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis.pipeline import synthesize

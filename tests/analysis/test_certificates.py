@@ -15,9 +15,9 @@ from synthesis.small_problems import custom, problem_of, random_problem, ring
 
 from taccl import baselines, topologies
 from taccl import collective as collectives
-from taccl.analysis import bounds
-from taccl.analysis.bounds import lower_bound, prices
-from taccl.analysis.simulate import simulate
+from taccl.analysis.certificates import bounds
+from taccl.analysis.certificates.bounds import lower_bound, prices
+from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import Clauses, make_problem
 from taccl.synthesis.pipeline import synthesize

@@ -9,15 +9,15 @@ import pytest
 from synthesis.small_problems import custom, full, problem_of, ring
 
 from taccl import collective as collectives
-from taccl.analysis import cuts
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.cuts import throughput
-from taccl.analysis.symmetries import Symmetries, find_symmetries
-from taccl.analysis.volume import Volume
+from taccl.analysis.certificates import cuts
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.cuts import throughput
+from taccl.analysis.certificates.symmetries import Symmetries, find_symmetries
+from taccl.analysis.certificates.volume import Volume
 from taccl.topology.topology import Topology, TopologyBuilder
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificate import SetPrices
+    from taccl.analysis.certificates.certificate import SetPrices
     from taccl.problem import Problem
 
 MB = 10**6

@@ -10,9 +10,9 @@ import pytest
 from synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
 from taccl import collective as collectives
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.demand import Demand, Job
-from taccl.analysis.verify import verify
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.demand import Demand, Job
+from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem

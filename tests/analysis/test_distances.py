@@ -11,7 +11,7 @@ import pytest
 from synthesis.small_problems import custom, problem_of, random_problem, ring
 
 from taccl import collective as collectives
-from taccl.analysis.distances import Distances, shortest_times
+from taccl.analysis.certificates.distances import Distances, shortest_times
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ import pytest
 from synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
 from taccl import collective as collectives
-from taccl.analysis import flows
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.distances import Distances
-from taccl.analysis.flows import cheapest_ways, multicommodity
-from taccl.analysis.symmetries import find_symmetries
-from taccl.analysis.volume import Volume
+from taccl.analysis.certificates import flows
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.flows import cheapest_ways, multicommodity
+from taccl.analysis.certificates.symmetries import find_symmetries
+from taccl.analysis.certificates.volume import Volume
 from taccl.topology.topology import Topology, TopologyBuilder
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificate import PathPrices
+    from taccl.analysis.certificates.certificate import PathPrices
     from taccl.problem import Problem
 
 MB = 10**6

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from synthesis.small_problems import custom, problem_of
 
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.demand import Demand, Job
-from taccl.analysis.one_machine import batch_ends, machine_ticks
-from taccl.analysis.verify import verify
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.demand import Demand, Job
+from taccl.analysis.certificates.one_machine import batch_ends, machine_ticks
+from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import TopologyBuilder
 

@@ -23,9 +23,9 @@ from valid_schedules import (
 
 from taccl import baselines, topologies
 from taccl import collective as collectives
-from taccl.analysis.assumptions import assume
-from taccl.analysis.simulate import simulate
-from taccl.analysis.verify import verify
+from taccl.analysis.simulation.assumptions import assume
+from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule

@@ -11,8 +11,8 @@ from valid_schedules import MB, Row, allreduce, build, ingress_nic, relay, share
 
 from taccl import baselines, topologies
 from taccl import collective as collectives
-from taccl.analysis.simulate import simulate
-from taccl.analysis.steady import initiation_interval
+from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.simulation.steady import initiation_interval
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder

@@ -11,11 +11,11 @@ from synthesis.small_problems import custom, full, problem_of, ring
 
 from taccl import collective as collectives
 from taccl import topologies
-from taccl.analysis.cuts import throughput
-from taccl.analysis.distances import Distances
-from taccl.analysis.flows import multicommodity
-from taccl.analysis.symmetries import Symmetries, find_symmetries
-from taccl.analysis.volume import Volume
+from taccl.analysis.certificates.cuts import throughput
+from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.flows import multicommodity
+from taccl.analysis.certificates.symmetries import Symmetries, find_symmetries
+from taccl.analysis.certificates.volume import Volume
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.topology.topology import Topology, TopologyBuilder
 

@@ -27,7 +27,7 @@ from valid_schedules import (
 )
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.errors import NumericsWarning, VerificationError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.schedule import make_schedule

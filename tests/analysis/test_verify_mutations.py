@@ -10,7 +10,7 @@ import valid_schedules as valid
 from tick_simulation import is_valid
 from valid_schedules import SMALL, Row, build, rows_of
 
-from taccl.analysis.verify import KINDS, verify
+from taccl.analysis.verification.verify import KINDS, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

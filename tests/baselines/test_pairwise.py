@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.baselines import pairwise
 from taccl.topology import fabrics
 

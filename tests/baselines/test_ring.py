@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.baselines import ring
 from taccl.baselines.cycles import find_rings
 from taccl.baselines.routes import Routes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.baselines import tree
 from taccl.baselines.tree import binary_tree, two_trees
 from taccl.errors import CollectiveError

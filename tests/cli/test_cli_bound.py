@@ -103,7 +103,7 @@ class TestSimulate:
 
     def test_options_are_passed_on(self, run_json, saved, monkeypatch):
         """Every option arrives in its type."""
-        from taccl.analysis import simulate as module
+        from taccl.analysis.simulation import simulate as module
 
         whole, passed = module.simulate, []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
 from taccl.formats.files import read_limited, write_whole
 from taccl.formats.native import dump_schedule, found_by, load, load_schedule, read_document, save

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TopologyError
 from taccl.problem import make_problem
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import Pattern, ticks_of
-from taccl.synthesis.translation import translate
+from taccl.synthesis.symmetric.translation import translate
 from taccl.topology import fabrics
 from taccl.topology.named import parse_named
 from taccl.topology.translations import translations_of_fabric

@@ -8,7 +8,7 @@ import pytest
 from synthesis.small_problems import custom, problem_of, random_problem
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.errors import NoSolutionError
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times

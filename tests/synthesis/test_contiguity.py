@@ -11,7 +11,7 @@ import pytest
 from synthesis.small_problems import MB, custom, problem_of, random_problem, two_nodes
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.sketch.group import symmetry_group
 from taccl.solvers.solver import solve
 from taccl.synthesis.contiguity import TAGS, build_contiguity, merged

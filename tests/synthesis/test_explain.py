@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from taccl import collective as collectives
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.verify import verify
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, SketchError
 from taccl.problem import Clauses, make_problem
 from taccl.sketch import apply as apply_module
@@ -19,9 +19,9 @@ from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.sketch import Sketch
 from taccl.solvers.registry import known_solvers, solver_infos
-from taccl.synthesis import clashes
-from taccl.synthesis.explain import explain
-from taccl.synthesis.loosening import Barriers, halves
+from taccl.synthesis.explaining import clashes
+from taccl.synthesis.explaining.explain import explain
+from taccl.synthesis.explaining.loosening import Barriers, halves
 from taccl.synthesis.pipeline import synthesize
 from taccl.topology.fabrics import ring
 from taccl.topology.machines import ndv2

@@ -18,7 +18,7 @@ from synthesis.small_problems import (
 )
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.problem import make_problem
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis import jobshop

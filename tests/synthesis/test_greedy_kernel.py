@@ -12,12 +12,12 @@ import pytest
 
 import taccl
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError, InputError
 from taccl.problem import Clauses, make_problem
-from taccl.synthesis.fabric import Demand, make_demand, make_fabric, pack_bits, problem_arrays
-from taccl.synthesis.relays import with_relays
-from taccl.synthesis.scale import Rule, memory_needed, spread
+from taccl.synthesis.compiled.fabric import Demand, make_demand, make_fabric, pack_bits, problem_arrays
+from taccl.synthesis.compiled.relays import with_relays
+from taccl.synthesis.compiled.scale import Rule, memory_needed, spread
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
 
@@ -354,9 +354,9 @@ def test_kernel_is_the_same_undecorated():
     code = (
         "import taccl, numba\n"
         "from taccl.problem import make_problem\n"
-        "from taccl.synthesis.fabric import problem_arrays\n"
-        "from taccl.synthesis.relays import with_relays\n"
-        "from taccl.synthesis.scale import spread\n"
+        "from taccl.synthesis.compiled.fabric import problem_arrays\n"
+        "from taccl.synthesis.compiled.relays import with_relays\n"
+        "from taccl.synthesis.compiled.scale import spread\n"
         "for topology, name in ((taccl.topologies.dgx_a100(2), 'allgather'), (taccl.topologies.mesh(3, 3), 'scatter')):\n"
         "    collective = taccl.collectives.make(name, topology.num_ranks)\n"
         "    fabric, demand = problem_arrays(make_problem(topology, collective, chunk_bytes=10**6))\n"

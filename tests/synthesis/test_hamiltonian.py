@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from taccl import topologies
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.verify import verify
-from taccl.analysis.verify_implicit import verify_implicit
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import TopologyError
-from taccl.synthesis.hamiltonian import hamiltonian_ring, has_hamiltonian_ring, ring_through
-from taccl.synthesis.implicit import synthesize_implicit
+from taccl.synthesis.symmetric.hamiltonian import hamiltonian_ring, has_hamiltonian_ring, ring_through
+from taccl.synthesis.symmetric.implicit import synthesize_implicit
 from taccl.topology.named import parse_named
 
 DIMS = [

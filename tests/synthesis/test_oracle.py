@@ -21,8 +21,8 @@ from synthesis.small_problems import (
 )
 
 from taccl import collective as collectives
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.verify import verify
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
 from taccl.schedule.combine import reduction_half, reverse
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis import jobshop

@@ -9,7 +9,7 @@ import pytest
 from synthesis.small_problems import custom, full, problem_of, ring
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.upstream import load_problem

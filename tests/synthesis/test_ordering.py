@@ -8,7 +8,7 @@ import pytest
 from synthesis.small_problems import custom, problem_of, relayed, ring, two_nodes
 
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold

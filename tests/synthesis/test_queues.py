@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 import taccl
 from taccl import collective as collectives
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.verify import verify
-from taccl.analysis.verify_compact import verify_compact
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.errors import CollectiveError, InputError
 from taccl.problem import Clauses, make_problem
-from taccl.synthesis.fabric import problem_arrays
+from taccl.synthesis.compiled.fabric import problem_arrays
+from taccl.synthesis.compiled.queues import send_queued
+from taccl.synthesis.compiled.relays import with_relays
+from taccl.synthesis.compiled.scale import QUEUES, memory_needed, spread
+from taccl.synthesis.compiled.ways import find_ways
 from taccl.synthesis.large import schedule_large
-from taccl.synthesis.queues import send_queued
-from taccl.synthesis.relays import with_relays
-from taccl.synthesis.scale import QUEUES, memory_needed, spread
-from taccl.synthesis.ways import find_ways
 from taccl.topology.topology import TopologyBuilder
 
 MB = 10**6

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from taccl import baselines
 from taccl import collective as collectives
-from taccl.analysis.verify import verify
+from taccl.analysis.verification.verify import verify
 from taccl.collective import Collective, together
 from taccl.errors import InputError, TopologyError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.fixed import Planner
+from taccl.synthesis.compiled.fixed import Planner
+from taccl.synthesis.compiled.routes import Roads, bare_trees, lighten, mend, read_trees
 from taccl.synthesis.pipeline import synthesize
 from taccl.synthesis.replan import Replan, replan
-from taccl.synthesis.routes import Roads, bare_trees, lighten, mend, read_trees
 from taccl.topology.fabrics import fully_connected, mesh, ring
 from taccl.topology.machines import dgx_h100
 from taccl.topology.topology import TopologyBuilder
@@ -293,7 +293,7 @@ class TestTrees:
 
     def test_undecorated_and_compiled_kernel_agree(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The same starts, run as plain Python."""
-        from taccl.synthesis import events, fixed_kernel
+        from taccl.synthesis.compiled import events, fixed_kernel
 
         case = problem(mesh(2, 3), collectives.allreduce(6))
         trees = bare_trees(case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import taccl
 from taccl.problem import make_problem
-from taccl.synthesis.fabric import problem_arrays
+from taccl.synthesis.compiled.fabric import problem_arrays
 from taccl.topology.topology import TopologyBuilder
 
 

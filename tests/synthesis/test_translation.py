@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from taccl import collective as collectives
 from taccl import topologies
-from taccl.analysis.bounds import lower_bound
-from taccl.analysis.translation_bound import bound_of
-from taccl.analysis.verify import verify
-from taccl.analysis.verify_implicit import verify_implicit
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.translation_bound import bound_of
+from taccl.analysis.verification.verify import verify
+from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import InputError, TopologyError
 from taccl.problem import make_problem
-from taccl.synthesis.find_translations import find_translations
-from taccl.synthesis.implicit import implicit_translations, synthesize_implicit
-from taccl.synthesis.translation import memory_needed, translate
+from taccl.synthesis.symmetric.find_translations import find_translations
+from taccl.synthesis.symmetric.implicit import implicit_translations, synthesize_implicit
+from taccl.synthesis.symmetric.translation import memory_needed, translate
 from taccl.topology import transform
 from taccl.topology.named import NamedFabric, as_named, parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
@@ -380,7 +380,7 @@ def test_kernel_is_the_same_undecorated():
     """Without compilation, the same patterns come out."""
     code = (
         "import numba\n"
-        "from taccl.synthesis.implicit import synthesize_implicit as make\n"
+        "from taccl.synthesis.symmetric.implicit import synthesize_implicit as make\n"
         "for name, collective in (('torus:3x7', 'allgather'), ('torus:4x4', 'alltoall'), ('star:4', 'allreduce')):\n"
         "    print(make(name, collective).schedule.digest())\n"
         "print(make('torus:4x4', bandwidth_gb_per_s=[75, 50]).schedule.digest())\n"

@@ -25,7 +25,7 @@ def add(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Explain a problem."""
-    from taccl.synthesis.explain import explain
+    from taccl.synthesis.explaining.explain import explain
 
     problem = problem_from_options(options, reachable=False)
     found = explain(problem, backend=options.backend, time_limit_s=options.time_limit)

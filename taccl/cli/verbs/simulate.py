@@ -40,8 +40,8 @@ def add(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Simulate a schedule, once for each size."""
-    from taccl.analysis.simulate import simulate
-    from taccl.analysis.steady import initiation_interval
+    from taccl.analysis.simulation.simulate import simulate
+    from taccl.analysis.simulation.steady import initiation_interval
     from taccl.cli.text import simulation_text, simulation_values
 
     schedule = schedule_from_options(options)

@@ -1,0 +1,1 @@
+"""Lower bounds, each with a witness that arithmetic alone checks."""

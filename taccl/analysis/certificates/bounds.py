@@ -1,0 +1,435 @@
+"""Lower bounds on the finish of any schedule of a problem, each with a witness and one sentence.
+
+`lower_bound` is the best of: latency (the longest shortest way), counting (whole chunks that a rank or a node
+must pass, over the rate of the resources they can pass), the one-machine bound (a resource's batches, from
+the releases of its chunks to the tail behind the last one), throughput (the best prices of resources and
+sets of ranks) and multicommodity flow (the best prices of resources and ways). All hold for the declared
+problem: its topology, collective and sketch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.certificate import Border, Certificate, Machine, Path
+from taccl.analysis.certificates.cuts import throughput
+from taccl.analysis.certificates.demand import Demand, Job, as_spreading
+from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.flows import multicommodity
+from taccl.analysis.certificates.one_machine import machine_ticks
+from taccl.analysis.certificates.symmetries import find_symmetries
+from taccl.analysis.certificates.volume import Volume, crossing_links
+from taccl.problem import Clauses
+from taccl.sketch.reachability import check_reachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taccl.analysis.certificates.certificate import Witness
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["Prices", "lower_bound", "prices"]
+
+#: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
+_MAX_TIMED = 60_000
+#: Beyond so many ranks only some chunks' shortest ways are found.
+_MOST_RANKS_TIMED = 2_048
+_FEW_CHUNKS = 16
+#: Seconds for finding sets of ranks that are crossed too little, by default.
+_CUTS_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A bound in ticks, which may be a fraction where data is divisible."""
+
+    ticks: int | Fraction
+    limits: str
+    kind: str
+    witness: Witness | None
+
+
+def lower_bound(
+    problem: Problem, *, divisible: bool = False, in_network: bool | None = None, budget_s: float = _CUTS_S
+) -> Certificate:
+    """The best proven lower bound of the declared problem: topology, collective and sketch.
+
+    Parameters
+    ----------
+    divisible : bool
+        Bound data that may be cut as finely as one likes, rather than whole chunks.
+    in_network : bool, optional
+        Whether switches are granted to reduce what passes them. Default: where links of the topology do.
+    budget_s : float
+        When to stop looking for what limits more: the bound holds at any time. Latency is always found.
+
+    Raises
+    ------
+    InputError
+        If a chunk cannot reach a destination: the error names the rank, the chunk and the clause.
+    """
+    check_reachable(problem)
+    reads = as_spreading(problem)
+    demand = Demand(reads)
+    granted = not demand.single_ended if in_network is None else in_network
+    volume = Volume(reads, divisible=divisible)
+    claims = [_latency(demand, divisible=divisible)]
+    finders = [partial(_throughput, volume, in_network=granted, budget_s=budget_s)]
+    if not divisible and _pairs(demand) <= _MAX_TIMED:
+        finders += [partial(_counting, demand, in_network=granted), partial(_one_machine, demand)]
+    elif not divisible:
+        finders.insert(0, partial(_counted, demand, volume))
+    since = time.monotonic()
+    for find in finders:
+        if time.monotonic() - since >= budget_s:
+            break
+        for claim in find():
+            claims.append(claim)
+            if time.monotonic() - since >= budget_s:
+                break
+    best = max(claims, key=lambda claim: claim.ticks)
+    bound = Fraction(best.ticks) / problem.costs.ticks_per_us
+    return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, granted)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a sketch, whole chunks and the search cost, each apart; see `prices`.
+
+    Parameters
+    ----------
+    bound : Certificate
+        Of the declared problem.
+    without_sketch : Certificate
+        Of the same topology and collective under no clause.
+    divisible : Certificate
+        Of the declared problem, if data could be cut at will.
+    finish : Fraction, optional
+        Of a schedule, in microseconds.
+    """
+
+    bound: Certificate
+    without_sketch: Certificate
+    divisible: Certificate
+    finish: Fraction | None = None
+
+    @property
+    def sketch(self) -> float:
+        """By how much the bound rises with the sketch, relatively."""
+        return _ratio(self.bound.bound, self.without_sketch.bound)
+
+    @property
+    def chunks(self) -> float:
+        """By how much the bound rises because chunks travel whole, relatively."""
+        return _ratio(self.bound.bound, self.divisible.bound)
+
+    @property
+    def solver(self) -> float | None:
+        """By how much the schedule is above the bound, relatively; None without a schedule."""
+        return None if self.finish is None else self.bound.gap(self.finish)
+
+    def __repr__(self) -> str:
+        rows = [
+            f"bound {self.bound.bound_us:.6g} us, limited by {self.bound.limits}",
+            f"  sketch: +{self.sketch:.2%} over {self.without_sketch.bound_us:.6g} us without it",
+            f"  whole chunks: +{self.chunks:.2%} over {self.divisible.bound_us:.6g} us for divisible data",
+        ]
+        if self.finish is not None:
+            rows.append(f"  solver: +{self.solver:.2%}, a finish of {float(self.finish):.6g} us")
+        return "\n".join(rows)
+
+
+def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
+    """What the sketch costs at least, what whole chunks cost, and what the search left.
+
+    The first two are ratios of bounds: without the clauses, and for data that may be cut at will.
+    """
+    free = Clauses(
+        max_merge=problem.clauses.max_merge,
+        merging=problem.clauses.merging,
+        symmetry=problem.clauses.symmetry,
+    )
+    return Prices(
+        lower_bound(problem),
+        lower_bound(replace(problem, clauses=free)),
+        lower_bound(problem, divisible=True),
+        None if schedule is None else schedule.finish,
+    )
+
+
+def _ratio(bound: Fraction, other: Fraction) -> float:
+    return float(bound / other - 1) if other else 0.0
+
+
+def _pairs(demand: Demand) -> int:
+    """How many crossings of a chunk into a rank would be timed."""
+    pairs = sum(len(data.destinations) + len(data.origins) for data, _ in demand.classes)
+    same = len(demand.symmetries.ranks) // max(1, len(set(demand.symmetries.ranks.tolist())))
+    return pairs // same
+
+
+def _throughput(volume: Volume, *, in_network: bool, budget_s: float) -> Iterator[_Claim]:
+    """The best prices, by linear programs; in whole ticks where chunks travel whole."""
+    symmetries = find_symmetries(volume.problem)
+
+    def ticks(bound: Fraction) -> int | Fraction:
+        return -(-bound.numerator // bound.denominator) if volume.by_chunk else bound
+
+    found = throughput(volume, symmetries, in_network=in_network, budget_s=budget_s)
+    if found is not None:
+        bound, witness = found
+        dearest = max(witness.charges, key=lambda each: (each.charge, len(each.parts)))
+        yield _Claim(ticks(bound), _what_crosses(volume, dearest.parts), "throughput", witness)
+    if volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks):
+        flowed = multicommodity(volume, Distances(volume.problem), symmetries)
+        if flowed is not None:
+            bound, paths, solved = flowed
+            dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
+            count = sum(price > 0 for price in paths.prices)
+            name = volume.problem.topology.resources[dear].name
+            what = f"all ways together, over the rate of {name}" + (
+                f" and {count - 1} resources like it" if count > 1 else ""
+            )
+            yield _Claim(
+                ticks(bound), what if solved else f"distance times volume: {what}", "multicommodity", paths
+            )
+
+
+def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
+    """What limits, in words."""
+    topology = volume.problem.topology
+    if len(parts) > 1:
+        return f"what {len(parts)} parts of the ranks must exchange to share each sum"
+    ranks = parts[0]
+    rest = set(range(topology.num_ranks)) - ranks
+    for verb, some in (("enter", set(ranks)), ("leave", rest)):
+        if len(some) == 1:
+            return f"what must {verb} rank {min(some)}, and ranks like it"
+        nodes = {topology.node_of_rank[r] for r in some}
+        if len(nodes) == 1 and some == set(topology.ranks_of_node[min(nodes)]):
+            return f"what must {verb} node {min(nodes)}, and nodes like it"
+    shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"what must enter ranks {shown} ({len(ranks)} of them)"
+
+
+def _latency(demand: Demand, *, divisible: bool) -> _Claim:
+    """The longest shortest way from where a chunk starts to where it must end; in alphas, if divisible."""
+    best = _Claim(0, "nothing has to be sent", "none", None)
+    if demand.topology.num_ranks > _MOST_RANKS_TIMED:
+        return _some_latency(demand, divisible=divisible)
+    for (data, whole), c in demand.example.items():
+        units = 0 if divisible else whole
+        if demand.sums_for_all:
+            times = demand.distances.times(demand.distances.carried(c, reducing=None), units)
+            heads = times[list(data.origins)].max(axis=0)
+        else:
+            heads = demand.distances.heads(c, units=0 if divisible else None)
+        for target in data.destinations:
+            if np.isfinite(heads[target]) and heads[target] > best.ticks:
+                what = f"the shortest way of chunk {c} to rank {target}"
+                best = _Claim(int(heads[target]), what, "latency", Path(c, target))
+    return best
+
+
+def _some_latency(demand: Demand, *, divisible: bool) -> _Claim:
+    """The same of a few chunks, where there are too many ranks for the times between all of them."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import dijkstra
+
+    best = _Claim(0, "nothing has to be sent", "none", None)
+    if not demand.single_ended or demand.sums_for_all or demand.problem.collective.derivations:
+        return best
+    problem, ends = demand.problem, demand.topology.links
+    src, dst = ([getattr(ends[e], end) for e in problem.links_allowed] for end in ("src", "dst"))
+    allowed = np.array(problem.links_allowed, dtype=np.int64)
+    few = list(demand.example.items())
+    for (data, whole), c in few[:: max(1, len(few) // _FEW_CHUNKS)]:
+        units = 0 if divisible else whole
+        times = problem.costs.link_alpha[allowed] + units * problem.costs.link_beta[allowed]
+        # The cheapest of parallel links; the graph knows no arcs that take no time.
+        order = np.lexsort((times, dst, src))
+        code = np.asarray(src)[order] * demand.topology.num_ranks + np.asarray(dst)[order]
+        order = order[np.concatenate(([True], code[1:] != code[:-1]))]
+        shape = (demand.topology.num_ranks,) * 2
+        graph = coo_array(
+            (times[order] + 2.0**-20, (np.asarray(src)[order], np.asarray(dst)[order])), shape=shape
+        )
+        heads = np.floor(dijkstra(graph.tocsr(), indices=list(data.origins), min_only=True))
+        targets = [r for r in data.destinations if np.isfinite(heads[r])]
+        farthest = max(targets, key=lambda r: heads[r], default=None)
+        if farthest is not None and heads[farthest] > best.ticks:
+            what = f"the shortest way of chunk {c} to rank {farthest}"
+            best = _Claim(int(heads[farthest]), what, "latency", Path(c, farthest))
+    return best
+
+
+def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
+    """Chunks that must enter or leave a set of ranks, over the rate of all the resources they can pass."""
+    if not demand.single_ended:
+        return
+    if demand.sums_for_all and not in_network:
+        yield from _gossip(demand)
+    for name, sets in demand.families:
+        for entering in (True, False):
+            for ranks in demand.different(sets):
+                border = demand.border(ranks, entering=entering)
+                if border is None:
+                    continue
+                jobs = border.jobs
+                cover = _cover(demand, {e for job in jobs for e in job.links})
+                early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
+                ticks = early + _window(demand, jobs, cover) + late
+                which = (
+                    demand.topology.node_of_rank[min(border.ranks)] if name == "node" else min(border.ranks)
+                )
+                verb = "enter" if entering else "leave"
+                chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
+                what = f"{chunks} must {verb} {name} {which} through {_number(cover)}"
+                yield _Claim(ticks, what, "counting", Border(border.ranks, entering))
+
+
+def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
+    """`_counting` without times: whole chunks that must enter each rank and node, for very many of them."""
+    if not (volume.by_chunk and volume.spreads and demand.single_ended):
+        return
+    size = int(demand.problem.costs.chunk_units[0])
+    job = Job(frozenset(), size, 0, 0, frozenset())
+    for name, sets in demand.families:
+        for ranks in demand.different(sets):
+            needed = volume.needed((ranks,))
+            if needed:
+                cover = _cover(demand, set(crossing_links(demand.problem, (ranks,)).tolist()))
+                number = demand.topology.node_of_rank[min(ranks)] if name == "node" else min(ranks)
+                what = f"{needed} chunks must enter {name} {number} through {_number(cover)}"
+                ticks = _window(demand, [job] * needed, cover)
+                yield _Claim(ticks, what, "counting", Border(ranks, True))
+
+
+def _gossip(demand: Demand) -> Iterator[_Claim]:
+    """A sum that n ranks (or nodes) share takes at least 2(n - 1) sends, whoever adds what.
+
+    Each one's contribution must leave it and the sum must reach it: until some one holds the sum, n - 1
+    sends have been made at least, and each of the n - 1 others then still needs one.
+    """
+    topology = demand.topology
+    everyone = frozenset(range(topology.num_ranks))
+    for name, part_of, links in (
+        ("ranks", tuple(range(topology.num_ranks)), set(demand.problem.links_allowed)),
+        ("nodes", topology.node_of_rank, set(demand.problem.links_allowed) & set(topology.internode_links)),
+    ):
+        sizes, sends = [], 0
+        for (data, units), count in demand.classes.items():
+            parts = {part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations}
+            if len(parts) > 1:
+                sends += 2 * (len(parts) - 1) * count
+                sizes.append(units)
+        if sends and links:
+            covers = _cover(demand, links)
+            job = Job(frozenset(), min(sizes), 0, 0, frozenset())
+            what = f"{sends} sends are needed between all {name} together, through {_number(covers)}"
+            ticks = _window(demand, [job] * sends, covers)
+            yield _Claim(ticks, what, "counting", Border(everyone, name == "ranks"))
+
+
+def _number(cover: Sequence[object]) -> str:
+    return f"{len(cover)} resource{'s' if len(cover) != 1 else ''}"
+
+
+def _cover(demand: Demand, links: set[int]) -> list[tuple[int, int, bool]]:
+    """Resources that all the links hold between them: (alpha, beta, merges) of each, at its fastest."""
+    cover, left = [], set(links)
+    merging = demand.problem.clauses.merging if demand.problem.clauses.max_merge > 1 else frozenset()
+    users: dict[int, list[int]] = defaultdict(list)
+    for e in sorted(left):
+        for resource in demand.held[e]:
+            users[resource].append(e)
+    queue = [(-len(mine), resource) for resource, mine in users.items()]
+    heapq.heapify(queue)
+    while left:  # next the resource that the most of the links left hold
+        count, resource = heapq.heappop(queue)
+        mine = [e for e in users[resource] if e in left]
+        if len(mine) < -count:
+            heapq.heappush(queue, (-len(mine), resource))
+            continue
+        alpha = min(demand.held[e][resource][0] for e in mine)
+        beta = min(demand.held[e][resource][1] for e in mine)
+        cover.append((alpha, beta, any(e in merging for e in mine)))
+        left -= set(mine)
+    return cover
+
+
+def _window(demand: Demand, jobs: Sequence[Job], cover: Sequence[tuple[int, int, bool]]) -> int:
+    """The shortest time in which the resources together can pass all jobs, whole chunks each."""
+    uniform = len({job.units for job in jobs}) == 1
+    size, total = min(job.units for job in jobs), sum(job.units for job in jobs)
+    max_merge = demand.problem.clauses.max_merge
+
+    def passes(time: int) -> bool:
+        done = 0
+        for alpha, beta, merges in cover:
+            if beta == 0 and (alpha == 0 or not uniform):
+                return True
+            if not uniform:
+                done += time // beta
+            elif merges:
+                full, rest = divmod(time, alpha + max_merge * size * beta)
+                part = max(0, rest - alpha) // (size * beta) if beta else 0
+                done += (full * max_merge + min(part, max_merge)) * size
+            else:
+                done += time // (alpha + size * beta) * size
+        return done >= total
+
+    low, high = 0, 1
+    while not passes(high):
+        high *= 2
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if passes(middle) else (middle + 1, high)
+    return low
+
+
+def _one_machine(demand: Demand) -> Iterator[_Claim]:
+    """Jobs that must all pass one resource, from their releases to the tail behind the last batch.
+
+    Sets of ranks are disjoint, so jobs of different sets are different sends, unless a link multicasts or
+    reduces: then each set counts by itself.
+    """
+    links_of: dict[int, list[int]] = defaultdict(list)
+    for e in demand.problem.links_allowed:
+        for resource in demand.held[e]:
+            links_of[resource].append(e)
+    ends = demand.topology.links
+    for resource in sorted(set(demand.symmetries.resources[sorted(links_of)].tolist())):
+        name = demand.topology.resources[resource].name
+        for family, sets in demand.families:
+            set_of = {r: ranks for ranks in sets for r in ranks}
+            for entering in (True, False):
+                near = {
+                    set_of[r]
+                    for e in links_of[resource]
+                    for r in (ends[e].dsts if entering else ends[e].srcs)
+                }
+                jobs: list[Job] = []
+                for ranks in sorted(near, key=min):
+                    border = demand.border(ranks, entering=entering)
+                    mine = [
+                        job
+                        for job in (border.jobs if border is not None else ())
+                        if all(resource in demand.held[e] for e in job.links)
+                    ]
+                    jobs = [*jobs, *mine] if demand.single_ended else max(jobs, mine, key=len)
+                if jobs:
+                    verb = "entering" if entering else "leaving"
+                    chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
+                    limits = f"{chunks} {verb} a {family} must pass {name}"
+                    witness = Machine(resource, family, entering)
+                    yield _Claim(machine_ticks(demand, resource, jobs), limits, "one machine", witness)

@@ -1,0 +1,189 @@
+"""The certificate: a proven lower bound on the finish of any schedule, with the witness that proves it.
+
+Five kinds of witness, all of them arithmetic to check (`taccl.analysis.certificates.check`):
+
+latency
+    A chunk and a destination: the shortest way there.
+counting
+    A set of ranks: the whole chunks that must cross its border, over the rate of what they can pass.
+one machine
+    A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
+throughput
+    A price per resource and sets of ranks. In a schedule that finishes at T each resource is held for T at
+    most, so T times the sum of prices is at least what all sends pay; and every chunk that must cross the
+    border of a set pays what the set charges. Linear-programming duality makes the best prices tight.
+multicommodity
+    A price per resource: every chunk pays at least the cheapest way to its destination.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from taccl.units import format_us
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from taccl.problem import Problem
+
+__all__ = ["Border", "Certificate", "Machine", "Path", "PathPrices", "SetCharge", "SetPrices", "Witness"]
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The shortest way of a chunk to a destination."""
+
+    chunk: int
+    destination: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "path", "chunk": self.chunk, "destination": self.destination}
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """What must enter (or leave) a set of ranks.
+
+    Of sums that many need `ranks` may be all: then what ranks must send one another, or, where `entering` is
+    False, what nodes must.
+    """
+
+    ranks: frozenset[int]
+    entering: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "border", "ranks": sorted(self.ranks), "entering": self.entering}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A resource that chunks must pass as they enter (or leave) ranks, or nodes (`family`)."""
+
+    resource: int
+    family: str
+    entering: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": "machine",
+            "resource": self.resource,
+            "family": self.family,
+            "entering": self.entering,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SetCharge:
+    """What the sends between sets of ranks are charged each.
+
+    With one set, sends that enter it; with several (a partition), sends from one to another: a sum that k
+    of them share takes 2(k - 1) sends at least.
+    """
+
+    parts: tuple[frozenset[int], ...]
+    charge: Fraction
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"parts": [sorted(part) for part in self.parts], "charge": str(self.charge)}
+
+
+@dataclass(frozen=True, slots=True)
+class SetPrices:
+    """Prices of resources per tick, and what sets of ranks charge: no send is charged more than it pays."""
+
+    prices: tuple[int, ...]
+    charges: tuple[SetCharge, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        charges = [each.to_dict() for each in self.charges]
+        return {"kind": "set prices", "prices": list(self.prices), "charges": charges}
+
+
+@dataclass(frozen=True, slots=True)
+class PathPrices:
+    """Prices of resources per tick: each chunk pays its cheapest way at least."""
+
+    prices: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "path prices", "prices": list(self.prices)}
+
+
+Witness = Path | Border | Machine | SetPrices | PathPrices
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A proven lower bound on the finish of any schedule of a problem; see `lower_bound`.
+
+    Parameters
+    ----------
+    problem : Problem
+        What the bound holds for: topology, collective and sketch.
+    bound : Fraction
+        Microseconds, exact.
+    kind : str
+        ``"latency"``, ``"counting"``, ``"one machine"``, ``"throughput"`` or ``"multicommodity"``;
+        ``"none"`` where nothing must be sent.
+    limits : str
+        One sentence that says what limits.
+    witness : Witness, optional
+        What `check` needs; None where nothing must be sent.
+    divisible : bool
+        Whether data may be cut as finely as one likes: then no alpha is paid for throughput.
+    in_network : bool
+        Whether switches are granted to reduce what passes them, even where this topology's do not.
+    """
+
+    problem: Problem
+    bound: Fraction
+    kind: str
+    limits: str
+    witness: Witness | None = None
+    divisible: bool = False
+    in_network: bool = False
+
+    @property
+    def bound_us(self) -> float:
+        """The bound in microseconds."""
+        return float(self.bound)
+
+    @property
+    def algbw_gb_per_s(self) -> float | None:
+        """The bandwidth that no schedule can pass, in GB/s as nccl-tests counts it; None without a size."""
+        size_bytes = self.problem.size_bytes
+        return None if size_bytes is None or not self.bound else float(size_bytes / self.bound / 1000)
+
+    def gap(self, finish: Fraction) -> float:
+        """(finish - bound) / bound; 0 is a proven optimum, infinite without a positive bound."""
+        if not self.bound:
+            return float("inf") if finish else 0.0
+        return float((finish - self.bound) / self.bound)
+
+    def check(self) -> bool:
+        """Whether the witness proves the bound, by arithmetic alone: no solver, none of what found it."""
+        from taccl.analysis.certificates.check import check_certificate
+
+        return check_certificate(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate as plain values."""
+        return {
+            "bound_us": self.bound_us,
+            "kind": self.kind,
+            "bound_limits": self.limits,
+            "divisible": self.divisible,
+            "in_network": self.in_network,
+            "algbw_gb_per_s": self.algbw_gb_per_s,
+            "witness": None if self.witness is None else self.witness.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        bandwidth = self.algbw_gb_per_s
+        return (
+            f"Certificate({format_us(self.bound_us)}"
+            + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else "")
+            + f": {self.kind}, limited by {self.limits})"
+        )

@@ -1,0 +1,266 @@
+"""The throughput bound: the best prices of resources, with sets of ranks that charge what enters them.
+
+A linear program on the orbits of a problem's symmetries. Its sets are ranks and nodes, what is left without
+each, and, for chunks that spread, any further set that a maximum flow finds to be crossed too little.
+Source: Edmonds, "Edge-disjoint branchings", in *Combinatorial Algorithms* (1973), for why cuts decide how
+fast chunks can spread; Dantzig, Fulkerson and Johnson, Operations Research 2 (1954), for adding them as
+they are found.
+"""
+
+# w price of a resource per tick, z charge of a set, p what a send over a link pays, x sends over a link
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.certificate import SetCharge, SetPrices
+from taccl.analysis.certificates.volume import Volume, crossing_links
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.analysis.certificates.symmetries import Symmetries
+
+__all__ = ["throughput"]
+
+Parts = tuple[frozenset[int], ...]
+
+_MAX_SETS = 5_000
+#: Of more ranks that are all different, only so many are looked at by themselves.
+_MOST_RANKS = 1_024
+_FLOW_SCALE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A solution of the program: w and z on orbits, and x on links."""
+
+    price: NDArray[np.float64]
+    charge: NDArray[np.float64]
+    sends: NDArray[np.float64]
+    value: float
+
+
+def throughput(
+    volume: Volume, symmetries: Symmetries, *, in_network: bool, budget_s: float
+) -> tuple[Fraction, SetPrices] | None:
+    """The bound in ticks and its witness; None where nothing crosses any set.
+
+    Parameters
+    ----------
+    in_network : bool
+        Whether switches are granted to reduce.
+    budget_s : float
+        When to stop looking for further sets.
+    """
+    since = time.monotonic()
+    sets = _sets(volume, symmetries, in_network=in_network)
+    if not sets:
+        return None
+    program = _Program(volume, symmetries)
+    for parts in sets:
+        program.add(parts)
+    solved = program.solve()
+    while solved is not None and time.monotonic() - since < budget_s and len(program.sets) < _MAX_SETS:
+        found = _too_little(volume, symmetries, solved.sends, set(program.sets), since + budget_s)
+        if not found:
+            break
+        before = solved.value
+        for parts in found:
+            program.add(parts)
+        better = program.solve()
+        if better is None:
+            break
+        solved = better
+        if solved.value <= before * (1 + 1e-9):
+            break
+    return None if solved is None else program.witness(solved)
+
+
+def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[Parts]:
+    """Each rank, each node, and what is left without it; of a shared sum, all ranks and all nodes."""
+    topology = volume.problem.topology
+    everyone = frozenset(range(topology.num_ranks))
+    different = sorted(set(symmetries.ranks.tolist()))
+    if len(different) > _MOST_RANKS:  # those with the fewest links, which limit first
+        different = sorted(
+            different, key=lambda r: (len(topology.links_to[r]), len(topology.links_from[r]), r)
+        )
+        different = sorted(different[:_MOST_RANKS])
+    families = [[frozenset((r,)) for r in different]]
+    if topology.num_nodes > 1:
+        nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
+        families.append([nodes[i] for i in sorted(set(symmetries.sets(nodes).tolist()))])
+    sets: list[Parts] = []
+    for family in families:
+        for ranks in family:
+            sets += [(part,) for part in (ranks, everyone - ranks) if part and part != everyone]
+    if volume.shares_sums and volume.single_ended and not in_network:
+        sets.append(tuple(frozenset((r,)) for r in sorted(everyone)))
+        if topology.num_nodes > 1:
+            sets.append(tuple(frozenset(ranks) for ranks in topology.ranks_of_node if ranks))
+    return [parts for parts in dict.fromkeys(sets) if volume.needed(parts)]
+
+
+class _Program:
+    """max sum need z, subject to: z of the sets that a link enters <= what it pays, sum w = 1."""
+
+    def __init__(self, volume: Volume, symmetries: Symmetries) -> None:
+        self.volume, self.symmetries = volume, symmetries
+        allowed = np.array(volume.problem.links_allowed, dtype=np.int64)
+        orbit_of_link = symmetries.links[allowed]
+        self.rows, size = np.unique(orbit_of_link, return_counts=True)
+        self.row_size = size
+        self.row_of_link = np.full(len(symmetries.links), -1)
+        self.row_of_link[allowed] = np.searchsorted(self.rows, orbit_of_link)
+        used = sorted({resource for e in allowed.tolist() for resource in volume.held[e]})
+        self.columns, self.column_size = np.unique(symmetries.resources[used], return_counts=True)
+        self.used = used
+        self.sets: dict[Parts, tuple[int, NDArray[np.float64]]] = {}
+        self.holds: list[tuple[int, int, int]] = [
+            (row, self._column(resource), ticks)
+            for row, e in enumerate(self.rows.tolist())
+            for resource, ticks in volume.held[e].items()
+        ]
+
+    def _column(self, resource: int) -> int:
+        return int(np.searchsorted(self.columns, self.symmetries.resources[resource]))
+
+    def add(self, parts: Parts) -> None:
+        """Let sets charge: the share of each orbit of links that crosses into them."""
+        if parts in self.sets:
+            return
+        rows = self.row_of_link[crossing_links(self.volume.problem, parts)]
+        count = np.bincount(rows[rows >= 0], minlength=len(self.rows)) / self.row_size
+        self.sets[parts] = (self.volume.needed(parts), count)
+
+    def solve(self) -> _Priced | None:
+        """The best prices and charges; None where the program has no bound."""
+        from scipy.optimize import linprog
+        from scipy.sparse import coo_array, csr_array, hstack, vstack
+
+        need = np.array([needed for needed, _ in self.sets.values()], dtype=float)
+        scale = need.max()
+        crossing = vstack([csr_array(count[None, :]) for _, count in self.sets.values()]).T
+        row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
+        ticks = float(held.max()) or 1.0
+        paid = coo_array((-held / ticks, (row, column)), shape=(len(self.rows), len(self.columns)))
+        matrix = hstack([crossing, paid]).tocsr()
+        total = np.concatenate((np.zeros(len(need)), self.column_size.astype(float)))
+        answer = linprog(
+            np.concatenate((-need / scale, np.zeros(len(self.columns)))),
+            A_ub=matrix,
+            b_ub=np.zeros(len(self.rows)),
+            A_eq=total[None, :],
+            b_eq=[1.0],
+            method="highs",
+        )
+        if answer.status != 0:
+            return None
+        sends = -answer.ineqlin.marginals * scale / self.row_size
+        return _Priced(
+            np.maximum(answer.x[len(need) :], 0),
+            np.maximum(answer.x[: len(need)], 0) * ticks,
+            np.where(self.row_of_link >= 0, np.maximum(sends, 0)[self.row_of_link], 0.0),
+            -answer.fun * scale * ticks,
+        )
+
+    def witness(self, solved: _Priced) -> tuple[Fraction, SetPrices] | None:
+        """Exact prices and charges near those of the program, and the bound that they prove."""
+        best: tuple[Fraction, SetPrices] | None = None
+        for digits in (10**3, 10**7):
+            found = self._exact(solved, digits)
+            if found is not None and (best is None or found[0] > best[0]):
+                best = found
+        return best
+
+    def _exact(self, solved: _Priced, digits: int) -> tuple[Fraction, SetPrices] | None:
+        top = solved.price.max()
+        rounded = [Fraction(float(w / top)).limit_denominator(digits) for w in solved.price]
+        scale = math.lcm(*(w.denominator for w in rounded))
+        if scale > 10**12:
+            rounded, scale = [Fraction(round(w / top * digits), digits) for w in solved.price], digits
+        price = [int(w * scale) for w in rounded]
+        total = sum(w * int(size) for w, size in zip(price, self.column_size, strict=True))
+        charged = [
+            (parts, needed, count, Fraction(float(z / top)).limit_denominator(digits) * scale)
+            for (parts, (needed, count)), z in zip(self.sets.items(), solved.charge, strict=True)
+            if z > top * 1e-9
+        ]
+        if not total or not charged:
+            return None
+        size = self.row_size.tolist()
+        share = Fraction(1)
+        for row, e in enumerate(self.rows.tolist()):
+            asked = sum(
+                (z * Fraction(round(count[row] * size[row]), size[row]) for _, _, count, z in charged),
+                Fraction(0),
+            )
+            if asked:
+                held = self.volume.held[e].items()
+                share = min(share, sum(price[self._column(r)] * ticks for r, ticks in held) / asked)
+        bound = share * sum((needed * z for _, needed, _, z in charged), Fraction(0)) / total
+        prices = [0] * len(self.symmetries.resources)
+        for resource in self.used:
+            prices[resource] = price[self._column(resource)]
+        charges: list[SetCharge] = []
+        for parts, _, _, z in charged:
+            images = self.symmetries.images(parts)
+            charges += [
+                SetCharge(image, share * z / (len(images) * self.volume.ticks_scale)) for image in images
+            ]
+        return bound / self.volume.ticks_scale, SetPrices(tuple(prices), tuple(charges))
+
+
+def _too_little(
+    volume: Volume, symmetries: Symmetries, sends: NDArray[np.float64], known: set[Parts], deadline: float
+) -> list[Parts]:
+    """Sets that chunks must enter more often than `sends` lets them, by maximum flows to each rank.
+
+    The flow to a rank has an arc per link, as wide as its sends, and one from a source to where each chunk
+    that the rank wants is at first; a cut below what the rank wants is a set that is entered too little.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    if not (volume.spreads and volume.single_ended):
+        return []
+    num_ranks = volume.problem.topology.num_ranks
+    src, dst = volume.ends
+    scale = _FLOW_SCALE / max(1.0, float(sends.max()), float(volume.total))
+    found: list[Parts] = []
+    for target in sorted(set(symmetries.ranks.tolist())):
+        supply = volume.wanted_by(target)
+        if not supply.any() or time.monotonic() > deadline:
+            continue
+        width = np.concatenate((np.rint(sends * scale), np.rint(supply * scale))).astype(np.int32)
+        rows = np.concatenate((src, np.full(num_ranks, num_ranks)))
+        columns = np.concatenate((dst, np.arange(num_ranks)))
+        graph = coo_array((width, (rows, columns)), shape=(num_ranks + 1, num_ranks + 1)).tocsr()
+        flow = maximum_flow(graph, num_ranks, target)
+        if flow.flow_value >= (1 - 1e-4) * width[len(src) :].sum():
+            continue
+        inside = _behind(graph - flow.flow, num_ranks)
+        parts = (frozenset(np.flatnonzero(~inside[:num_ranks]).tolist()),)
+        if parts not in known:
+            found.append(parts)
+    return found
+
+
+def _behind(residual: object, source: int) -> NDArray[np.bool_]:
+    """What the source still reaches over arcs that are not full."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order
+
+    left = csr_array(residual)
+    left.data = (left.data > 0).astype(np.int8)
+    left.eliminate_zeros()
+    reached = np.zeros(left.shape[0], dtype=bool)
+    reached[breadth_first_order(left, source, return_predecessors=False)] = True
+    return reached

@@ -1,0 +1,238 @@
+"""The multicommodity bound: the best prices of resources when every chunk takes its cheapest way.
+
+For chunks with one destination (alltoall, scatter, gather). A linear program of flows, one commodity per
+starting place, on the orbits of a problem's symmetries; its dual prices are the witness. Where it would be
+too large, every resource costs the same, which gives distance times volume over capacity.
+Source: Leighton and Rao, "Multicommodity max-flow min-cut theorems", Journal of the ACM 46 (1999).
+"""
+
+# w price of a resource per tick, f flow of a commodity over an arc
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.certificate import PathPrices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.analysis.certificates.distances import Distances
+    from taccl.analysis.certificates.symmetries import Symmetries
+    from taccl.analysis.certificates.volume import Volume
+
+__all__ = ["multicommodity"]
+
+#: Programs with more flows than this are not solved.
+_MAX_FLOWS = 400_000
+#: Whole prices add up to about this, so that ways stay exact in double precision.
+_PRICE_TOTAL = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class _Commodity:
+    """What starts at some ranks and may use some links, by destination; `count` others are like it."""
+
+    origins: tuple[int, ...]
+    links: tuple[int, ...]
+    volume: dict[int, int]
+    count: int
+
+
+def multicommodity(
+    volume: Volume, distances: Distances, symmetries: Symmetries
+) -> tuple[Fraction, PathPrices, bool] | None:
+    """The bound in ticks, its witness, and whether the program was solved; None where it does not apply.
+
+    A chunk with several destinations counts for the farthest.
+    """
+    if not volume.spreads or volume.collective.derivations:
+        return None
+    commodities = list(_commodities(volume, distances, symmetries))
+    if not commodities:
+        return None
+    arcs = [_arcs(volume, each.links) for each in commodities]
+    solved = sum(len(each[0]) for each in arcs) <= _MAX_FLOWS
+    priced = _solve(volume, symmetries, commodities, arcs) if solved else None
+    candidates = list(_flat(volume)) if priced is None else list(_rounded(priced, symmetries))
+    proven = [(_proved(volume, commodities, arcs, w), PathPrices(tuple(w))) for w in candidates]
+    bound, witness = max(proven, key=lambda each: each[0])
+    return bound / volume.ticks_scale, witness, priced is not None
+
+
+def _commodities(volume: Volume, distances: Distances, symmetries: Symmetries) -> Iterator[_Commodity]:
+    """One commodity per orbit of (origins, links)."""
+    chunks = volume.collective.chunks
+    number: dict[tuple[tuple[int, ...], int], int] = {}
+    of_chunk = np.full(len(chunks), -1)
+    volumes: list[dict[int, int]] = []
+    for c, chunk in enumerate(chunks):
+        targets = set(chunk.destinations) - set(chunk.origins)
+        if not targets or not chunk.origins:
+            continue
+        target = next(iter(targets))
+        if len(targets) > 1:
+            heads = distances.heads(c)
+            target = max(sorted(targets), key=lambda r: heads[r])
+        key = (chunk.origins, distances.carried(c))
+        if key not in number:
+            number[key] = len(volumes)
+            volumes.append(defaultdict(int))
+        of_chunk[c] = number[key]
+        volumes[number[key]][target] += int(volume.weight[c])
+    alone = any(len(set(chunk.destinations) - set(chunk.origins)) > 1 for chunk in chunks)
+    like = np.arange(len(volumes))  # the first commodity of each orbit
+    if not alone:
+        for c in np.flatnonzero(of_chunk >= 0).tolist():
+            like[of_chunk[c]] = min(like[of_chunk[c]], of_chunk[symmetries.chunks[c]])
+        while not np.array_equal(like[like], like):
+            like = like[like]
+    counts = np.bincount(like, minlength=len(like))
+    for (origins, links), i in number.items():
+        if like[i] == i:
+            yield _Commodity(origins, distances.links(links), volumes[i], int(counts[i]))
+
+
+def _arcs(
+    volume: Volume, links: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(link, source, destination) of every pair of ranks that some links join."""
+    ends = volume.problem.topology.links
+    found = [(e, src, dst) for e in links for src in ends[e].srcs for dst in ends[e].dsts]
+    table = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _solve(
+    volume: Volume,
+    symmetries: Symmetries,
+    commodities: Sequence[_Commodity],
+    arcs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]],
+) -> NDArray[np.float64] | None:
+    """min T, subject to: flows arrive, and no orbit of resources is held for longer than T on average.
+
+    Returns the dual price of every resource; None where the program was not solved.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
+    num_ranks = volume.problem.topology.num_ranks
+    orbits, column, size = np.unique(symmetries.resources, return_inverse=True, return_counts=True)
+    ticks = max((t for held in volume.held for t in held.values()), default=1) or 1
+    unit = max(max(each.volume.values()) for each in commodities)
+    num_arcs = [len(link) for link, _, _ in arcs]
+    first = np.concatenate(([0], np.cumsum(num_arcs))).astype(np.int64)
+    last = int(first[-1])  # the variable T
+    arrive: tuple[list[NDArray[np.int64]], ...] = ([], [], [])
+    load: tuple[list[int], list[int], list[float]] = ([], [], [])
+    asked = np.zeros(len(commodities) * num_ranks)
+    for k, (each, (link, src, dst)) in enumerate(zip(commodities, arcs, strict=True)):
+        flows = first[k] + np.arange(len(link))
+        for sign, end in ((1, dst), (-1, src)):
+            inner = ~np.isin(end, each.origins)
+            arrive[0].append(k * num_ranks + end[inner])
+            arrive[1].append(flows[inner])
+            arrive[2].append(np.full(int(inner.sum()), sign))
+        for target, amount in each.volume.items():
+            asked[k * num_ranks + target] += amount / unit
+        for flow, e in zip(flows.tolist(), link.tolist(), strict=True):
+            for resource, held in volume.held[e].items():
+                orbit = int(column[resource])
+                load[0].append(orbit)
+                load[1].append(flow)
+                load[2].append(each.count * held / ticks / int(size[orbit]))
+    arrivals = coo_array(
+        (np.concatenate(arrive[2]), (np.concatenate(arrive[0]), np.concatenate(arrive[1]))),
+        shape=(len(asked), last + 1),
+    )
+    load[0].extend(range(len(orbits)))
+    load[1].extend([last] * len(orbits))
+    load[2].extend([-1.0] * len(orbits))
+    loads = coo_array((load[2], (load[0], load[1])), shape=(len(orbits), last + 1))
+    objective = np.zeros(last + 1)
+    objective[last] = 1
+    answer = linprog(
+        objective, A_ub=loads.tocsr(), b_ub=np.zeros(len(orbits)), A_eq=arrivals.tocsr(), b_eq=asked,
+        method="highs-ds" if last < 20_000 else "highs-ipm",
+    )  # fmt: skip
+    if answer.status != 0:
+        return None
+    price = np.maximum(-answer.ineqlin.marginals, 0) / size
+    per_resource: NDArray[np.float64] = price[column]
+    return per_resource
+
+
+def _rounded(price: NDArray[np.float64], symmetries: Symmetries) -> Iterator[list[int]]:
+    """Whole prices near the program's: as simple ratios, and with more digits."""
+    top = float(price.max()) or 1.0
+    orbits, column = np.unique(symmetries.resources, return_inverse=True)
+    ratios = (price[orbits] / top).tolist()
+    simple = [Fraction(ratio).limit_denominator(1000) for ratio in ratios]
+    scale = math.lcm(*(ratio.denominator for ratio in simple))
+    fine = [round(ratio * _PRICE_TOTAL) for ratio in ratios]
+    for each in ([int(ratio * scale) for ratio in simple] if scale <= _PRICE_TOTAL else fine, fine):
+        yield [each[i] for i in column.tolist()]
+
+
+def _flat(volume: Volume) -> Iterator[list[int]]:
+    """One price for all resources; for those that links between nodes hold; for those that links share."""
+    topology = volume.problem.topology
+    users: list[set[int]] = [set() for _ in topology.resources]
+    for e in volume.problem.links_allowed:
+        for resource in volume.held[e]:
+            users[resource].add(e)
+    between = set(topology.internode_links)
+    for chosen in (
+        [bool(links) for links in users],
+        [bool(links & between) for links in users],
+        [len(links) > 1 for links in users],
+    ):
+        if any(chosen):
+            yield [int(each) for each in chosen]
+
+
+def _proved(
+    volume: Volume,
+    commodities: Sequence[_Commodity],
+    arcs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]],
+    price: Sequence[int],
+) -> Fraction:
+    """What prices prove: the price of every chunk's cheapest way, over the sum of prices."""
+    pays = np.array([sum(price[r] * t for r, t in held.items()) for held in volume.held], dtype=float)
+    total = 0
+    for each, (link, src, dst) in zip(commodities, arcs, strict=True):
+        cheapest = cheapest_ways(volume.problem.topology.num_ranks, src, dst, pays[link], each.origins)
+        total += each.count * sum(int(cheapest[r]) * amount for r, amount in each.volume.items())
+    return Fraction(total, sum(price) or 1)
+
+
+def cheapest_ways(
+    num_ranks: int,
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+    pays: NDArray[np.float64],
+    origins: Sequence[int],
+) -> NDArray[np.float64]:
+    """(num_ranks,) the price of the cheapest way to every rank from the nearest origin."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
+    # The cheapest of parallel arcs; one more than the price, as the graph knows no arcs of price 0.
+    order = np.lexsort((pays, dst, src))
+    code = src[order] * num_ranks + dst[order]
+    keep = np.ones(len(code), dtype=bool)
+    keep[1:] = code[1:] != code[:-1]
+    chosen = order[keep]
+    step = 2.0**-20  # far below 1 / num_ranks: whole prices are what is left when it is dropped
+    graph = csr_array((pays[chosen] + step, (src[chosen], dst[chosen])), shape=(num_ranks, num_ranks))
+    found: NDArray[np.float64] = np.floor(dijkstra(graph, indices=list(origins), min_only=True))
+    found[list(origins)] = 0
+    return found

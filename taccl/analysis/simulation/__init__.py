@@ -1,0 +1,1 @@
+"""Schedules replayed: under other assumptions, where time goes, and how soon the next can follow."""

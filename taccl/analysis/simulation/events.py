@@ -1,0 +1,159 @@
+"""The events of a schedule and what each waits for: the order that it keeps, apart from the times it had.
+
+An event is the start of a send. It waits for chunks to arrive, and for its turn on every resource. Which
+chunk, and whose turn, is read off the schedule's own times; how long each wait takes follows the costs of a
+problem that may differ from the schedule's in sizes and costs (`taccl.analysis.simulation.assumptions`).
+
+A wait says ``start[target] >= start[source] + after - lead + extra``: `after` is how long after the
+source's start something ends (a hold, the send itself), `lead` how long after the target's own start it is
+needed, both in ticks, and `extra` is the one tick by which a sum must be taken before it changes. A wait
+with `tile` 1 reaches from one tile of a message to the next: the first send on a resource follows the last
+one of the tile before. Events beyond the sends are joins, which happen when all that they wait for has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taccl.analysis.simulation.order import CLAUSE, DATA, SUM, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.analysis.simulation.order import Use
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["CLAUSE", "DATA", "SUM", "Events", "events_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The events of a schedule: sends first, in order of the schedule's groups, then joins.
+
+    Parameters
+    ----------
+    link, duration : (num_sends,) list of int
+    transfers : (num_sends,) list of list of int
+        The schedule's transfers that travel in each send.
+    source, target, after, lead, extra, cause, tile : (num_waits,) list of int
+        The waits, as the module's docstring has it.
+    waits_of : (num_events,) list of list of int
+        The waits of every event.
+    uses : mapping of resource to list of Use
+        In the order that the schedule keeps.
+    components : list of list of int
+        Events in an order in which each comes after all that it waits for within a tile. Events that bound
+        each other, as two ranks that exchange partial sums do, share a component.
+    """
+
+    num_sends: int
+    num_events: int
+    link: list[int]
+    duration: list[int]
+    transfers: list[list[int]]
+    source: list[int]
+    target: list[int]
+    after: list[int]
+    lead: list[int]
+    extra: list[int]
+    cause: list[int]
+    tile: list[int]
+    waits_of: list[list[int]]
+    uses: dict[int, list[Use]]
+    components: list[list[int]]
+
+    def gaps(self) -> list[int]:
+        """Ticks from the source's start to the target's earliest, of every wait."""
+        return [a - b + c for a, b, c in zip(self.after, self.lead, self.extra, strict=True)]
+
+
+def events_of(schedule: Schedule, problem: Problem) -> Events:
+    """The events of a schedule, with times under the costs of `problem`.
+
+    Parameters
+    ----------
+    problem : Problem
+        The schedule's own, or one that differs from it in sizes and costs only.
+
+    Raises
+    ------
+    InputError
+        If chunk, link or group is not one, or a rank sends a chunk that never arrives there.
+    """
+    order = Order(schedule, problem)
+    uses = order.on_resources()
+    if problem.collective.combining and not problem.collective.derivations:
+        order.of_sums()
+    else:
+        order.of_copies()
+    order.of_own_first()
+    waits_of: list[list[int]] = [[] for _ in range(order.num_events)]
+    successors: list[list[int]] = [[] for _ in range(order.num_events)]
+    columns: list[list[int]] = [list(column) for column in zip(*order.waits, strict=True)] or [[]] * 7
+    source, target, after, lead, extra, cause, tile = columns
+    for wait, (a, b, later) in enumerate(zip(source, target, tile, strict=True)):
+        waits_of[b].append(wait)
+        if not later:
+            successors[a].append(b)
+    return Events(
+        num_sends=order.num_sends,
+        num_events=order.num_events,
+        link=order.link,
+        duration=order.duration,
+        transfers=order.transfers,
+        source=source,
+        target=target,
+        after=after,
+        lead=lead,
+        extra=extra,
+        cause=cause,
+        tile=tile,
+        waits_of=waits_of,
+        uses=uses,
+        components=_components(successors),
+    )
+
+
+def _components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Strongly connected components, each after those that lead to it (Tarjan 1972, without recursion)."""
+    count = len(successors)
+    index, low, on_stack = [-1] * count, [0] * count, [False] * count
+    place = [0] * count  # how many of its successors an event has followed
+    found: list[list[int]] = []
+    stack: list[int] = []
+    visited = 0
+    for root in range(count):
+        if index[root] >= 0:
+            continue
+        path = [root]
+        while path:
+            a = path[-1]
+            if index[a] < 0:
+                index[a] = low[a] = visited
+                visited += 1
+                stack.append(a)
+                on_stack[a] = True
+            following, i = successors[a], place[a]
+            while i < len(following):
+                b = following[i]
+                if index[b] < 0:
+                    break
+                if on_stack[b] and low[b] < low[a]:
+                    low[a] = low[b]
+                i += 1
+            place[a] = i
+            if i < len(following):
+                path.append(following[i])
+                continue
+            path.pop()
+            if low[a] == index[a]:
+                component: list[int] = []
+                while not component or component[-1] != a:
+                    component.append(stack.pop())
+                    on_stack[component[-1]] = False
+                found.append(component)
+            if path and low[a] < low[path[-1]]:
+                low[path[-1]] = low[a]
+    return found[::-1]

@@ -1,0 +1,310 @@
+"""What a simulation found: finish, use of every resource, idle time by cause, and the critical path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from taccl.analysis.simulation.events import CLAUSE, SUM
+from taccl.analysis.simulation.usage import JITTER_BITS, spend
+from taccl.errors import InputError
+from taccl.schedule.schedule import make_schedule
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.analysis.simulation.events import Events
+    from taccl.analysis.simulation.usage import Run
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["ResourceUse", "Simulation", "Step", "as_text", "describe_wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One send of a critical path, and what its start waited for.
+
+    Parameters
+    ----------
+    chunks : tuple of int
+        The chunks that travel in it.
+    tile, group, link : int
+        `group` is the send's in the schedule.
+    start, end : Fraction
+        Microseconds, exact.
+    waited_for : {"nothing", "data", "resource", "clause"}
+        What came last before the start; ``"nothing"`` for a send at time 0.
+    what : str
+        The chunk, the resource or the clause.
+    """
+
+    chunks: tuple[int, ...]
+    link: int
+    link_name: str
+    start: Fraction
+    end: Fraction
+    waited_for: Literal["nothing", "data", "resource", "clause"]
+    what: str
+    tile: int
+    group: int
+
+    @property
+    def start_us(self) -> float:
+        return float(self.start)
+
+    @property
+    def end_us(self) -> float:
+        return float(self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """How a resource spends the time until the finish; all times are exact microseconds.
+
+    Parameters
+    ----------
+    busy : Fraction
+        While a send holds it.
+    idle_for_data : Fraction
+        While the next send's chunks are not at its sources, or are on their way here.
+    idle_for_clause : Fraction
+        While a clause asks the next send to wait (`own_first`).
+    idle_for_resource : Fraction
+        While the next send waits for another resource.
+    idle_at_end : Fraction
+        After the last send.
+    """
+
+    name: str
+    num_sends: int
+    busy: Fraction
+    idle_for_data: Fraction
+    idle_for_clause: Fraction
+    idle_for_resource: Fraction
+    idle_at_end: Fraction
+
+    @property
+    def busy_us(self) -> float:
+        return float(self.busy)
+
+    @property
+    def utilisation(self) -> float:
+        """The busy part of the time until the finish."""
+        total = (
+            self.busy + self.idle_for_data + self.idle_for_clause + self.idle_for_resource + self.idle_at_end
+        )
+        return float(self.busy / total) if total else 0.0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Simulation:
+    """A schedule as it runs under a problem's costs; see `taccl.analysis.simulate.simulate`.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Whose order and merges were kept.
+    problem : Problem
+        Sizes and costs that were assumed.
+    """
+
+    schedule: Schedule
+    problem: Problem
+    tiles: int
+    jitter: float
+    seed: int
+    run: Run = field(repr=False)
+
+    @property
+    def _ticks_per_us(self) -> int:
+        return self.problem.costs.ticks_per_us << (JITTER_BITS if self.run.factors is not None else 0)
+
+    def _us(self, ticks: int) -> Fraction:
+        return Fraction(int(ticks), self._ticks_per_us)
+
+    @cached_property
+    def _lasts(self) -> tuple[tuple[int, int, int], ...]:
+        """The last arrival of the first tile, of the first two, ...: ticks, tile, send; the first such."""
+        events = self.run.events
+        last, lasts = (0, 0, 0), []
+        for tile in range(self.tiles):
+            starts, scale = self.run.starts[tile].tolist(), self.run.scale(tile)
+            ends = [starts[send] + ticks * scale[send] for send, ticks in enumerate(events.duration)]
+            latest = max(ends, default=0)
+            if latest > last[0]:
+                last = (latest, tile, ends.index(latest))
+            lasts.append(last)
+        return tuple(lasts)
+
+    @property
+    def _last(self) -> tuple[int, int, int]:
+        return self._lasts[-1]
+
+    @property
+    def finishes(self) -> tuple[Fraction, ...]:
+        """The last arrival of the first tile, of the first two tiles, and so on, in exact microseconds."""
+        return tuple(self._us(ticks) for ticks, _, _ in self._lasts)
+
+    @property
+    def finish(self) -> Fraction:
+        """The last arrival of the last tile, in exact microseconds."""
+        return self._us(self._last[0])
+
+    @property
+    def finish_us(self) -> float:
+        """The last arrival of the last tile, in microseconds."""
+        return float(self.finish)
+
+    @property
+    def algbw_gb_per_s(self) -> float | None:
+        """Size of all tiles over finish in GB/s; None where the size is not known."""
+        size_bytes = self.problem.size_bytes
+        if size_bytes is None or not self.finish:
+            return None
+        return float(self.tiles * size_bytes / self.finish / 1000)
+
+    @property
+    def busbw_gb_per_s(self) -> float | None:
+        """Bus bandwidth in GB/s, as nccl-tests defines it; None where the size is not known."""
+        algbw = self.algbw_gb_per_s
+        return None if algbw is None else algbw * self.problem.collective.busbw_factor
+
+    @cached_property
+    def critical_path(self) -> tuple[Step, ...]:
+        """Sends from time 0 to the finish, each of which held up the next."""
+        events = self.run.events
+        if not events.num_sends:
+            return ()
+        _, tile, event = self._last
+        steps = []
+        while True:
+            wait = int(self.run.bindings[tile][event])
+            if event < events.num_sends:
+                start = int(self.run.starts[tile][event])
+                end = start + events.duration[event] * self.run.scale(tile)[event]
+                steps.append(self._step(tile, event, start, end, wait))
+            if wait < 0:
+                return tuple(reversed(steps))
+            event = events.source[wait]
+            tile -= events.tile[wait]
+
+    def _step(self, tile: int, send: int, start: int, end: int, wait: int) -> Step:
+        events, links = self.run.events, self.problem.topology.links
+        waited_for, what = describe_wait(self.schedule, events, wait)
+        chunks = tuple(int(self.schedule.chunk[t]) for t in events.transfers[send])
+        link = events.link[send]
+        us = self._us
+        return Step(chunks, link, str(links[link]), us(start), us(end), waited_for, what, tile, send)
+
+    @cached_property
+    def resources(self) -> tuple[ResourceUse, ...]:
+        """The resources that a send holds at some time, the busiest first."""
+        finish, us, names = self._last[0], self._us, self.problem.topology.resources
+        return tuple(
+            ResourceUse(
+                names[each.resource].name, each.num_sends, *(us(ticks) for ticks in each.parts(finish))
+            )
+            for each in spend(self.run)
+        )
+
+    def as_schedule(self) -> Schedule:
+        """The schedule at the times found here, of the problem that was assumed.
+
+        Raises
+        ------
+        InputError
+            If there are several tiles or jitter, which no schedule can hold.
+        """
+        if self.tiles > 1 or self.jitter:
+            raise InputError(
+                f"found {self.tiles} tiles and jitter {self.jitter:g}; a schedule is one tile without "
+                "jitter: simulate that",
+                where="tiles, jitter",
+            )
+        events = self.run.events
+        start = [0] * len(self.schedule)
+        end, group = list(start), list(start)
+        for send, transfers in enumerate(events.transfers):
+            for transfer in transfers:
+                start[transfer] = int(self.run.starts[0][send])
+                end[transfer] = start[transfer] + events.duration[send]
+                group[transfer] = send
+        old = self.schedule
+        return make_schedule(
+            self.problem,
+            chunk=old.chunk,
+            link=old.link,
+            start=start,
+            end=end,
+            group=group,
+            reduce=old.reduce,
+            producer=old.producer,
+        )
+
+    def table(self, *, limit: int | None = None) -> str:
+        """The resources as text, the busiest first: busy and idle microseconds by cause."""
+        idle_columns = ("for_data", "for_clause", "for_resource", "at_end")
+        rows: list[tuple[str, ...]] = [("resource", "sends", "busy_us", "busy_%", *idle_columns)]
+        for use in self.resources[:limit]:
+            idle = (use.idle_for_data, use.idle_for_clause, use.idle_for_resource, use.idle_at_end)
+            cells = (f"{float(time):.3f}" for time in idle)
+            busy = (str(use.num_sends), f"{use.busy_us:.3f}", f"{100 * use.utilisation:.1f}")
+            rows.append((use.name, *busy, *cells))
+        hidden = len(self.resources) - (len(rows) - 1)
+        return as_text(rows) + (f"\n... and {hidden} more" if hidden else "")
+
+    def path_table(self, *, limit: int | None = None) -> str:
+        """The critical path as text, one send a row."""
+        rows: list[tuple[str, ...]] = [("start_us", "end_us", "tile", "chunks", "link", "waited for")]
+        for step in self.critical_path[:limit]:
+            times = f"{step.start_us:.3f}", f"{step.end_us:.3f}"
+            reason = f"{step.waited_for}: {step.what}" if step.what else step.waited_for
+            rows.append((*times, str(step.tile), ",".join(map(str, step.chunks)), step.link_name, reason))
+        hidden = len(self.critical_path) - (len(rows) - 1)
+        return as_text(rows) + (f"\n... and {hidden} more" if hidden else "")
+
+    def __repr__(self) -> str:
+        problem = self.problem
+        size = format_size(problem.size_bytes) if problem.size_bytes else "size unknown"
+        details = [size, f"alpha {problem.topology.alpha_meaning}"]
+        if self.tiles > 1:
+            details.append(f"{self.tiles} tiles")
+        if self.jitter:
+            details.append(f"jitter {self.jitter:g}, seed {self.seed}")
+        algbw = self.algbw_gb_per_s
+        rate = "" if algbw is None else f", {algbw:.2f} GB/s"
+        return (
+            f"Simulation({problem.collective.name} on {problem.topology.name}, {', '.join(details)}: "
+            f"finish {self.finish_us:.3f} us{rate})"
+        )
+
+
+def describe_wait(
+    schedule: Schedule, events: Events, wait: int
+) -> tuple[Literal["nothing", "data", "resource", "clause"], str]:
+    """The kind of a wait and its name: the chunk, the resource or the clause."""
+    if wait < 0:
+        return "nothing", ""
+    cause, target = events.cause[wait], events.target[wait]
+    if cause >= 0:
+        return "resource", schedule.problem.topology.resources[cause].name
+    if cause == CLAUSE:
+        return "clause", "own_first"
+    mine = [int(schedule.chunk[t]) for t in events.transfers[target]]
+    source = events.source[wait]
+    brought = [int(schedule.chunk[t]) for t in events.transfers[source]] if source < events.num_sends else []
+    shared = [chunk for chunk in mine if chunk in brought] or mine
+    name = f"chunk{'s' if len(shared) > 1 else ''} {', '.join(map(str, shared))}"
+    return "data", f"{name}, to be sent on first" if cause == SUM else name
+
+
+def as_text(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as lines, in columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    )

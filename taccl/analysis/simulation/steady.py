@@ -1,0 +1,287 @@
+"""The steady state: the smallest period at which tiles of a large message can follow one another.
+
+Runtimes loop a program over the tiles of a message, so that its bandwidth is one over that period and not
+over one pass. With the order on each resource kept, start s of tile t is at ``potential[s] + t * interval``;
+that is possible if and only if no cycle of waits takes longer than the interval times the tiles that it
+reaches over. So the interval is the maximum cycle ratio, found here by raising it from the busiest
+resource's load: longest paths either settle, which proves it, or close a cycle, whose ratio is the next
+value tried (Dinkelbach's method, as in Lawler, Combinatorial Optimization, 1976, section 3.13). All
+arithmetic is on integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from taccl.analysis.simulation.events import events_of
+from taccl.analysis.simulation.simulation import as_text, describe_wait
+from taccl.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.analysis.simulation.events import Events
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["CycleStep", "SteadyState", "initiation_interval"]
+
+
+@dataclass(frozen=True, slots=True)
+class CycleStep:
+    """One send of the cycle that limits, and what it waits for: the step before it.
+
+    Parameters
+    ----------
+    chunks : tuple of int
+        The chunks that travel in it.
+    group, link : int
+        `group` is the send's in the schedule.
+    tile : int
+        Counted from the tile of the cycle's first send.
+    after : Fraction
+        Microseconds from the start of the step before (of the first step: the last) to this one's; negative
+        where ingress lets a send start before the one whose turn comes first.
+    waits_for : {"data", "resource", "clause"}
+    what : str
+        The chunk, the resource or the clause.
+    """
+
+    chunks: tuple[int, ...]
+    link: int
+    link_name: str
+    group: int
+    tile: int
+    after: Fraction
+    waits_for: Literal["nothing", "data", "resource", "clause"]
+    what: str
+
+    @property
+    def after_us(self) -> float:
+        return float(self.after)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SteadyState:
+    """How fast tiles can follow one another, with the cycle that limits; see `initiation_interval`.
+
+    Parameters
+    ----------
+    interval : Fraction
+        Microseconds between the starts of consecutive tiles, exact.
+    cycle_tiles : int
+        The tiles that the cycle reaches over; its length is that many intervals.
+    busiest_resource : str
+    busiest_load : Fraction
+        Microseconds for which one tile holds the busiest resource; no interval is below it.
+    """
+
+    schedule: Schedule
+    interval: Fraction
+    cycle_tiles: int
+    busiest_resource: str
+    busiest_load: Fraction
+    _waits: tuple[int, ...] = field(repr=False)
+    _potentials: tuple[int, ...] = field(repr=False)
+
+    @property
+    def interval_us(self) -> float:
+        """Microseconds between the starts of consecutive tiles."""
+        return float(self.interval)
+
+    @property
+    def algbw_gb_per_s(self) -> float | None:
+        """Size of a tile over the interval in GB/s; None where the size is not known."""
+        size_bytes = self.schedule.problem.size_bytes
+        if size_bytes is None or not self.interval:
+            return None
+        return float(size_bytes / self.interval / 1000)
+
+    @property
+    def busbw_gb_per_s(self) -> float | None:
+        """Bus bandwidth in GB/s, as nccl-tests defines it; None where the size is not known."""
+        algbw = self.algbw_gb_per_s
+        return None if algbw is None else algbw * self.schedule.problem.collective.busbw_factor
+
+    @property
+    def limits(self) -> str:
+        """One sentence that says what limits."""
+        if not self.interval:
+            return "no resource is held"
+        if self.interval == self.busiest_load:
+            return f"{self.busiest_resource} is never idle"
+        tiles = f"{self.cycle_tiles} tile{'s' if self.cycle_tiles > 1 else ''}"
+        share = float(self.busiest_load / self.interval)
+        return (
+            f"{len(self.cycle)} sends wait for one another in a cycle over {tiles}; the busiest resource, "
+            f"{self.busiest_resource}, is in use for {share:.1%} of the time"
+        )
+
+    @cached_property
+    def cycle(self) -> tuple[CycleStep, ...]:
+        """The sends that wait for one another, in order; the first waits for the last."""
+        schedule, events = self.schedule, events_of(self.schedule, self.schedule.problem)
+        gaps, links = events.gaps(), schedule.problem.topology.links
+        us = schedule.problem.costs.us
+        # Begin behind a send, so that every join on the way is passed between two sends.
+        first = next((i for i, w in enumerate(self._waits) if events.source[w] < events.num_sends), 0)
+        steps = []
+        after = tile = 0
+        for wait in (*self._waits[first:], *self._waits[:first]):
+            after += gaps[wait]
+            tile += events.tile[wait]
+            send = events.target[wait]
+            if send >= events.num_sends:
+                continue
+            waits_for, what = describe_wait(schedule, events, wait)
+            chunks = tuple(int(schedule.chunk[t]) for t in events.transfers[send])
+            link = events.link[send]
+            steps.append(CycleStep(chunks, link, str(links[link]), send, tile, us(after), waits_for, what))
+            after = 0
+        return tuple(steps)
+
+    def check(self) -> bool:
+        """Whether arithmetic alone confirms the interval.
+
+        The cycle is one, and as long as the tiles that it reaches over times the interval, so that nothing
+        shorter will do; and potentials satisfy every wait, so that it does.
+        """
+        problem = self.schedule.problem
+        events = events_of(self.schedule, problem)
+        gaps, ticks = events.gaps(), self.interval * problem.costs.ticks_per_us
+        if not events.uses:
+            return ticks == 0
+        if len(self._potentials) != events.num_events or not self._waits:
+            return False
+        following = (*self._waits[1:], self._waits[0])
+        closed = all(
+            events.target[a] == events.source[b] for a, b in zip(self._waits, following, strict=True)
+        )
+        tiles = sum(events.tile[w] for w in self._waits)
+        tight = tiles == self.cycle_tiles > 0 and sum(gaps[w] for w in self._waits) == ticks * tiles
+        one = ticks.denominator
+        feasible = all(
+            self._potentials[b] + ticks.numerator * tile >= self._potentials[a] + one * gap
+            for a, b, gap, tile in zip(events.source, events.target, gaps, events.tile, strict=True)
+        )
+        return closed and tight and feasible
+
+    def table(self) -> str:
+        """The cycle as text, one send a row."""
+        rows = [("after_us", "tile", "chunks", "link", "waits for")]
+        for step in self.cycle:
+            chunks = ",".join(map(str, step.chunks))
+            reason = f"{step.waits_for}: {step.what}"
+            rows.append((f"{step.after_us:.3f}", str(step.tile), chunks, step.link_name, reason))
+        return as_text(rows)
+
+    def __repr__(self) -> str:
+        collective, topology = self.schedule.problem.collective, self.schedule.problem.topology
+        algbw = self.algbw_gb_per_s
+        rate = "" if algbw is None else f", {algbw:.2f} GB/s"
+        return (
+            f"SteadyState({collective.name} on {topology.name}: a tile every {self.interval_us:.3f} us{rate}"
+            f"; {self.limits})"
+        )
+
+
+def initiation_interval(schedule: Schedule) -> SteadyState:
+    """The smallest period at which tiles can follow one another, with the order on each resource kept.
+
+    Several tiles may be under way at once: on each resource the first send of a tile comes after the last
+    one of the tile before, and chunks wait for chunks of their own tile only. For other sizes or costs give
+    the schedule of a simulation: ``initiation_interval(simulate(schedule, size="1GB").as_schedule())``.
+
+    Raises
+    ------
+    InputError
+        If the schedule is none of its problem, or sends wait for one another within one tile.
+    """
+    problem = schedule.problem
+    events = events_of(schedule, problem)
+    if not events.uses:
+        return SteadyState(schedule, Fraction(0), 0, "", Fraction(0), (), ())
+    gaps = events.gaps()
+    loads = {resource: sum(use.until - use.begin for use in uses) for resource, uses in events.uses.items()}
+    busiest = max(loads, key=lambda resource: loads[resource])
+    interval, cycle = Fraction(loads[busiest]), _round_of(events, busiest)
+    while True:
+        potentials, closed = _settle(events, gaps, interval)
+        if not closed:
+            break
+        interval, cycle = max((_ratio(events, gaps, each), each) for each in closed)
+    return SteadyState(
+        schedule,
+        interval=interval / problem.costs.ticks_per_us,
+        cycle_tiles=sum(events.tile[wait] for wait in cycle),
+        busiest_resource=problem.topology.resources[busiest].name,
+        busiest_load=problem.costs.us(loads[busiest]),
+        _waits=tuple(cycle),
+        _potentials=tuple(potentials),
+    )
+
+
+def _round_of(events: Events, resource: int) -> list[int]:
+    """The waits of one resource's sends for one another, round to the first of the next tile."""
+    after = {events.source[wait]: wait for wait, cause in enumerate(events.cause) if cause == resource}
+    return [after[use.send] for use in events.uses[resource]]
+
+
+def _ratio(events: Events, gaps: Sequence[int], cycle: Sequence[int]) -> Fraction:
+    tiles = sum(events.tile[wait] for wait in cycle)
+    if not tiles:
+        sends = sorted({events.target[wait] for wait in cycle if events.target[wait] < events.num_sends})
+        raise InputError(
+            f"sends of groups {', '.join(map(str, sends))} wait for one another; verify the schedule to see "
+            "where",
+            where="schedule",
+        )
+    return Fraction(sum(gaps[wait] for wait in cycle), tiles)
+
+
+def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[list[int], list[list[int]]]:
+    """Potentials that satisfy every wait at an interval, or the cycles that are too long for it.
+
+    Potentials are in ticks over the interval's denominator.
+    """
+    one, step = interval.denominator, interval.numerator
+    weights = [one * gap - step * tile for gap, tile in zip(gaps, events.tile, strict=True)]
+    source, waits_of = events.source, events.waits_of
+    potential, binding = [0] * events.num_events, [-1] * events.num_events
+    moved = True
+    while moved:
+        moved = False
+        for component in events.components:
+            for b in component:
+                highest = potential[b]
+                for wait in waits_of[b]:
+                    found = potential[source[wait]] + weights[wait]
+                    if found > highest:
+                        highest, binding[b], moved = found, wait, True
+                potential[b] = highest
+        closed = _cycles(events, binding) if moved else []
+        if closed:
+            return potential, closed
+    return potential, []
+
+
+def _cycles(events: Events, binding: Sequence[int]) -> list[list[int]]:
+    """Cycles of waits among those that were over last, each in order."""
+    seen = [-1] * len(binding)
+    found = []
+    for root in range(len(binding)):
+        event = root
+        while seen[event] < 0:
+            seen[event] = root
+            if binding[event] < 0:
+                break
+            event = events.source[binding[event]]
+        else:
+            if seen[event] == root:
+                cycle = [binding[event]]
+                while events.source[cycle[-1]] != event:
+                    cycle.append(binding[events.source[cycle[-1]]])
+                found.append(cycle[::-1])
+    return found

@@ -1,0 +1,1 @@
+"""The verifier: schedules judged against their problem, by arithmetic that no producer uses."""

@@ -1,0 +1,152 @@
+"""Where data is: replays which rank holds which chunk, or which contributions to its sum, and since when."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taccl.analysis.verification.replay import Replay
+
+__all__ = ["check_copies", "check_sums"]
+
+#: Before any start.
+_ALWAYS = -(2**62)
+
+
+def check_copies(replay: Replay) -> int:
+    """Presence and postcondition where nothing combines; returns the number of redundant arrivals."""
+    links = replay.topology.links
+    since: dict[tuple[int, int], int] = {}  # (rank, chunk) -> when the rank first holds the chunk
+    num_arrivals = 0
+    for i in replay.usable:
+        chunk, end = replay.chunk[i], replay.end[i]
+        for rank in links[replay.link[i]].dsts:
+            num_arrivals += 1
+            if end < since.get((rank, chunk), end + 1):
+                since[rank, chunk] = end
+        if replay.reduce[i]:
+            text = f"is reduced, but nothing is reduced on its way in {replay.collective.name}"
+            replay.report("reduce", text, i, rank=links[replay.link[i]].dst)
+    brought = dict(since)
+    for chunk, data in enumerate(replay.collective.chunks):
+        for rank in data.origins:
+            since[rank, chunk] = _ALWAYS
+    made = _derive(replay, since)
+    num_useful = sum(since[key] == end < made.get(key, end + 1) for key, end in brought.items())
+    for i in replay.usable:
+        for rank in links[replay.link[i]].srcs:
+            held_from = since.get((rank, replay.chunk[i]))
+            if held_from is None or held_from > replay.start[i]:
+                _report_absent(replay, i, rank, held_from)
+    for chunk, data in enumerate(replay.collective.chunks):
+        for rank in data.destinations:
+            if (rank, chunk) not in since:
+                replay.report("postcondition", "the chunk never arrives", rank=rank, chunk=chunk)
+    return num_arrivals - num_useful
+
+
+def check_sums(replay: Replay) -> int:
+    """Presence, reductions and postcondition of a combining collective; returns as `check_copies`.
+
+    Says of each transfer, in ``replay.reducing``, whether it is on the way to the chunk's root: while a
+    source or the root lacks contributions.
+    """
+    links = replay.topology.links
+    held: dict[tuple[int, int], int] = {}  # (rank, chunk) -> contributing ranks, as bits
+    everyone = [sum(1 << rank for rank in data.origins) for data in replay.collective.chunks]
+    for chunk, data in enumerate(replay.collective.chunks):
+        for rank in data.origins:
+            held[rank, chunk] = 1 << rank
+    last: dict[tuple[int, int], tuple[int, bool, int]] = {}  # the last arrival: end, reduce, bits
+    taken: dict[int, int] = {}  # transfer -> contributions under way
+    num_redundant = 0
+    for i, arrives in _events(replay):
+        chunk, ends = replay.chunk[i], links[replay.link[i]]
+        if not arrives:
+            whole = everyone[chunk]
+            root = replay.collective.chunks[chunk].root
+            awaited = root is not None and held.get((root, chunk)) != whole
+            replay.reducing[i] = awaited or any(held.get((r, chunk), 0) != whole for r in ends.srcs)
+            bits = 0
+            for rank in ends.srcs:
+                mine = held.get((rank, chunk), 0)
+                if not mine:
+                    _report_absent(replay, i, rank, None)
+                if bits & mine:
+                    text = f"sources both hold contributions of ranks {_ranks(bits & mine)}"
+                    replay.report("double-count", text, i, rank=rank)
+                bits |= mine
+            taken[i] = bits
+            continue
+        bits, adds = taken.pop(i), replay.reduce[i]
+        for rank in ends.dsts if bits else ():
+            key = (rank, chunk)
+            before, (when, added, brought) = held.get(key, 0), last.get(key, (_ALWAYS, True, 0))
+            if when == replay.end[i] and not (adds and added) and (adds or added or bits != brought):
+                text = "arrives together with another value that it replaces or is replaced by"
+                replay.report("race", text, i, rank=rank)
+            elif adds and before & bits:
+                text = f"adds contributions of ranks {_ranks(before & bits)} that the rank already holds"
+                replay.report("double-count", text, i, rank=rank)
+            elif not adds and before & ~bits:
+                text = f"wipes out contributions of ranks {_ranks(before & ~bits)}"
+                replay.report("lost-contribution", text, i, rank=rank)
+            num_redundant += not adds and bits == before
+            held[key] = before | bits if adds else bits
+            last[key] = (replay.end[i], adds, bits)
+    for chunk, data in enumerate(replay.collective.chunks):
+        for rank in data.destinations:
+            missing = everyone[chunk] & ~held.get((rank, chunk), 0)
+            if missing:
+                text = f"the sum lacks contributions of ranks {_ranks(missing)}"
+                replay.report("postcondition", text, rank=rank, chunk=chunk)
+    return num_redundant
+
+
+def _derive(replay: Replay, since: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+    """Enter the chunks that ranks make from others, chains of them too; returns when each is made."""
+    makes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for each in replay.collective.derivations:
+        makes[each.rank, each.source].append(each.chunk)
+    made: dict[tuple[int, int], int] = {}
+    waiting = [key for key in makes if key in since]
+    while waiting:
+        rank, source = waiting.pop()
+        when = since[rank, source]
+        for chunk in makes[rank, source]:
+            key = (rank, chunk)
+            made[key] = min(when, made.get(key, when))
+            if when < since.get(key, when + 1):
+                since[key] = when
+                if key in makes:
+                    waiting.append(key)
+    return made
+
+
+def _events(replay: Replay) -> Iterable[tuple[int, bool]]:
+    """Transfers in order of time, each at its start and at its end (then True).
+
+    At one moment come first what arrives to be reduced, then copies, then starts.
+    """
+    usable = np.array(replay.usable, dtype=np.int64)
+    ends, starts = np.array(replay.end, np.int64)[usable], np.array(replay.start, np.int64)[usable]
+    phase = np.where(np.array(replay.reduce, bool)[usable], 0, 1)
+    order = np.lexsort((np.concatenate([phase, np.full(len(usable), 2)]), np.concatenate([ends, starts])))
+    for event in order.tolist():
+        yield replay.usable[event % len(usable)], event < len(usable)
+
+
+def _report_absent(replay: Replay, i: int, rank: int, held_from: int | None) -> None:
+    when = "never" if held_from is None else f"only from {replay.us(held_from)} us"
+    if replay.collective.combining and not replay.collective.derivations:
+        when = "not when the send starts"
+    replay.report("presence", f"rank {rank} holds the chunk {when}", i, rank=rank)
+
+
+def _ranks(bits: int) -> str:
+    return ", ".join(str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1)

@@ -1,0 +1,208 @@
+"""The independent judge: replays a schedule against the topology, the collective and the clauses.
+
+Nothing here calls what makes schedules. Times are worked out anew from the topology's exact fractions, and
+the clauses are read from `Clauses` alone; from ``problem.costs`` only the number of ticks in a microsecond
+is taken. `symmetry`, `switch_policies`, `link_use`, `objective_weight` and `routing_slack` guide a search
+and bind no schedule: they are not checked.
+
+What is replayed
+----------------
+- A chunk of a collective that does not combine is at a rank or not: at its origins from the start, at a
+  rank from the end of the first send that brings it, and where a `Derivation` makes it from another chunk,
+  from the moment that one is there. Collectives with derivations (scan) are judged so too: the chunk that
+  travels is a whole prefix, which nothing adds to on its way.
+- Of a combining collective each rank holds, for each chunk, the set of ranks whose contributions are summed
+  in its buffer. A send takes what its source holds when it starts. On arrival it is added to what the
+  destination holds (``reduce``) or put in its place. At equal times arrivals come before starts.
+- Clauses for sums on their way to the root, and for sums on their way from it, are told apart by what the
+  sender holds when a send starts and not by ``reduce``: see `check_sums`.
+
+A transfer that breaks one rule is still judged by the others, as far as they have a meaning for it: one
+fault is not reported again at every rank downstream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.verification.contents import check_copies, check_sums
+from taccl.analysis.verification.obedience import check_clauses, check_own_first
+from taccl.analysis.verification.replay import Replay
+from taccl.analysis.verification.verify_compact import verify_compact
+from taccl.analysis.verification.verify_implicit import verify_implicit
+from taccl.analysis.verification.violation import KINDS, Verification, Violation
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.implicit import ImplicitSchedule
+
+if TYPE_CHECKING:
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["KINDS", "Verification", "Violation", "verify"]
+
+
+def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verification:
+    """Every rule that a schedule breaks; of a compact one, the first (`verify_compact`).
+
+    An implicit one is verified without being expanded (`verify_implicit`).
+    """
+    if isinstance(schedule, ImplicitSchedule):
+        return verify_implicit(schedule)
+    if isinstance(schedule, CompactSchedule):
+        return verify_compact(schedule)
+    replay = Replay(schedule)
+    _check_indices(replay)
+    _check_merging(replay)
+    _check_times(replay)
+    _check_contention(replay)
+    collective = schedule.problem.collective
+    if collective.combining and not collective.derivations:
+        num_redundant = check_sums(replay)
+    else:
+        num_redundant = check_copies(replay)
+    check_clauses(replay)
+    check_own_first(replay)
+    return Verification(
+        tuple(replay.violations),
+        finish_us=float(Fraction(max(replay.end, default=0), replay.ticks_per_us)),
+        num_transfers=len(replay.chunk),
+        num_sends=len(set(replay.group)),
+        num_redundant=num_redundant,
+    )
+
+
+def _check_indices(replay: Replay) -> None:
+    """Chunk and link exist, and the interval is one; other transfers are not replayed."""
+    num_chunks, num_links = replay.collective.num_chunks, len(replay.topology.links)
+    for i, (chunk, link, start, end) in enumerate(
+        zip(replay.chunk, replay.link, replay.start, replay.end, strict=True)
+    ):
+        if not 0 <= chunk < num_chunks:
+            replay.report("index", f"there is no such chunk; expected 0-{num_chunks - 1}", i)
+        elif not 0 <= link < num_links:
+            replay.report("index", f"there is no such link; expected 0-{num_links - 1}", i)
+        elif end <= start:
+            replay.report("interval", "the send does not end after it starts", i)
+        else:
+            replay.usable.append(i)
+            if start < 0:
+                replay.report("interval", "the send starts before time 0", i)
+
+
+def _check_merging(replay: Replay) -> None:
+    """Transfers of a group share link, times and operation, are distinct chunks, and not too many."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for i in replay.usable:
+        groups[replay.group[i]].append(i)
+    whole = Counter(replay.group)
+    for group, members in groups.items():
+        first = members[0]
+        if whole[group] == len(members) == 1:
+            replay.sends.append(members)
+            continue
+        sound = whole[group] == len(members)
+        seen: set[int] = set()
+        for i in members:
+            if replay.reduce[i] != replay.reduce[first]:
+                sound = False
+                replay.report(
+                    "merge",
+                    f"shares group {group} with chunk {replay.chunk[first]}, one reduced and one copied; "
+                    "expected one of the two for a whole send",
+                    i,
+                )
+            elif any(column[i] != column[first] for column in (replay.link, replay.start, replay.end)):
+                sound = False
+                replay.report(
+                    "merge",
+                    f"shares group {group} with chunk {replay.chunk[first]}, "
+                    f"{replay.link_text(replay.link[first])}, {replay.span(first)}; expected the same link, "
+                    "start and end",
+                    i,
+                )
+            elif replay.chunk[i] in seen:
+                sound = False
+                replay.report("merge", f"the chunk is twice in group {group}", i)
+            seen.add(replay.chunk[i])
+        if not sound:
+            continue
+        replay.sends.append(members)
+        if len(members) > 1 and replay.link[first] not in replay.clauses.merging:
+            text = f"{len(members)} chunks in one send; sends over this link do not merge"
+            replay.report("merge", text, first, clause="merging")
+        elif len(members) > replay.clauses.max_merge:
+            text = f"{len(members)} chunks in one send; expected at most {replay.clauses.max_merge}"
+            replay.report("merge", text, first, clause="max_merge")
+
+
+def _check_times(replay: Replay) -> None:
+    """Every send lasts alpha + bytes * beta of its link."""
+    known: dict[tuple[int, int], int | Fraction] = {}
+    for members in replay.sends:
+        first = members[0]
+        link, num_bytes = replay.link[first], replay.bytes_of(members)
+        if (link, num_bytes) not in known:
+            known[link, num_bytes] = replay.latency(link, num_bytes)
+        expected, found = known[link, num_bytes], replay.end[first] - replay.start[first]
+        if found != expected:
+            ends = replay.topology.links[link]
+            replay.report(
+                "times",
+                f"takes {replay.us(found)} us; alpha {ends.alpha_us} us and {num_bytes} bytes at "
+                f"{ends.beta_us_per_mb} us/MB make {replay.us(expected)} us",
+                first,
+            )
+
+
+def _check_contention(replay: Replay) -> None:
+    """Each resource is held by one send at a time; intervals are half open."""
+    rows: list[tuple[int, int, int, int]] = []
+    lengths: dict[tuple[int, int], list[tuple[int, int, bool]]] = {}
+    for index, members in enumerate(replay.sends):
+        first = members[0]
+        link, num_bytes = replay.link[first], replay.bytes_of(members)
+        if (link, num_bytes) not in lengths:
+            # Starts and ends are whole ticks, so a hold with a fraction of a tick is its next tick.
+            lengths[link, num_bytes] = [
+                (
+                    h.resource,
+                    math.ceil(replay.ticks(h.alpha_us, h.beta_us_per_mb, num_bytes)),
+                    h.side == "send",
+                )
+                for h in replay.topology.holds_of_link[link]
+            ]
+        start, end = replay.start[first], replay.end[first]
+        for resource, length, sending in lengths[link, num_bytes]:
+            begin = start if sending else end - length
+            rows.append((resource, begin, begin + length, index))
+    if not rows:
+        return
+    table = np.array(rows, dtype=np.int64)
+    table = table[np.lexsort((table[:, 3], table[:, 1], table[:, 0]))]
+    resources, begins, ends = table[:, 0], table[:, 1], table[:, 2]
+    # Sorted by start, some neighbours overlap if any two do.
+    overlaps = (resources[1:] == resources[:-1]) & (begins[1:] < ends[:-1])
+    for resource in np.unique(resources[1:][overlaps]).tolist():
+        begin_row, end_row = np.searchsorted(resources, [resource, resource + 1])
+        _report_overlaps(replay, resource, table[begin_row:end_row].tolist())
+
+
+def _report_overlaps(replay: Replay, resource: int, rows: list[list[int]]) -> None:
+    """Report each send that starts to hold a resource while another send holds it."""
+    until, holder = rows[0][2:]
+    for _, begin, end, index in rows[1:]:
+        if index != holder and begin < until:
+            first, other = replay.sends[index][0], replay.sends[holder][0]
+            replay.report(
+                "contention",
+                f"holds {replay.topology.resources[resource].name} from {replay.us(begin)} us, which "
+                f"chunk {replay.chunk[other]} over {replay.link_text(replay.link[other])} holds until "
+                f"{replay.us(until)} us",
+                first,
+            )
+        if end >= until:
+            until, holder = end, index

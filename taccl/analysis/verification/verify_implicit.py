@@ -1,0 +1,368 @@
+"""The judge of implicit schedules: proves from one pattern that all its translations together are valid.
+
+The proof, step by step; each is arithmetic on whole arrays, and nothing is expanded:
+
+1. *Links.* Element g of the group takes place 0 to g, and p to g + p (a product of cyclic groups by its
+   definition; a group of permutations is multiplied out here). For every class of links and every place
+   the link that the class stands for is looked up in the fabric: it is there, costs what the class says,
+   and holds resources of the classes that it says, for as long.
+2. *Resources.* The links of a class hold different resources of each class. So under all translations a
+   send takes each resource of a class once.
+3. *Rows.* Every row goes over the link of its class: ``dst == translate(src, class.dst)``. Then so does
+   every translation of it, as ``g + (p + d) == (g + p) + d``.
+4. *Contention.* By 2, two sends can meet at a resource only if they are of rows that hold its class: the
+   intervals of these rows do not overlap.
+5. *Data.* What place 0's chunks do, every chunk does: each is sent from where it is, at a time when it is
+   there, and in the end is where it must be; a sum takes in every contribution once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.verification.violation import Verification, Violation
+from taccl.topology.named import NamedFabric
+from taccl.topology.regular import CyclicProduct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from taccl.schedule.implicit import ImplicitSchedule
+    from taccl.topology.topology import Topology
+    from taccl.topology.translations import LinkClass, Translations
+
+__all__ = ["verify_implicit"]
+
+#: How many rows at fault are told of one rule.
+_MOST = 5
+#: Where (item, place) pairs outnumber rows by so much, only those that occur are kept.
+_SPARSE = 8
+_NEVER = 2**62
+
+
+def verify_implicit(schedule: ImplicitSchedule) -> Verification:
+    """Every rule that an implicit schedule breaks; see the module's docstring for the proof.
+
+    Its work grows with links of a class and rows of the pattern, not with transfers. Where the fabric or
+    the rows make no sense the rest is not looked at.
+    """
+    judge = _Judge(schedule)
+    if judge.check_links() and judge.check_rows():
+        judge.check_contention()
+        judge.check_data()
+    return Verification(
+        tuple(judge.violations),
+        finish_us=schedule.finish_us if not judge.meaningless else 0.0,
+        num_transfers=schedule.num_transfers,
+        num_sends=schedule.num_transfers,
+        num_redundant=judge.num_redundant * schedule.num_ranks,
+    )
+
+
+class _Judge:
+    """One verification: the schedule, and what was found."""
+
+    def __init__(self, schedule: ImplicitSchedule) -> None:
+        self.schedule, self.pattern = schedule, schedule.pattern
+        self.shape: Translations = schedule.translations
+        self.num_ranks = self.shape.num_ranks
+        self.violations: list[Violation] = []
+        self.meaningless = False
+        self.num_redundant = 0
+        #: How many holds of classes of links name every class of resources.
+        self.uses = Counter(hold.resource for each in self.shape.classes for hold in each.holds)
+
+    def report(self, kind: str, message: str, row: int | None = None) -> None:
+        if row is None:
+            self.violations.append(Violation(kind, message))
+            return
+        columns = self.pattern
+        item, src, dst = (int(column[row]) for column in (columns.item, columns.src, columns.dst))
+        start = end = None
+        if not self.meaningless:
+            per_us = self.schedule.ticks.ticks_per_us
+            start, end = int(columns.start[row]) / per_us, int(self.schedule.ends[row]) / per_us
+        at = "" if start is None else f" at {start:.3f} us"
+        self.violations.append(
+            Violation(
+                kind,
+                f"row {row} (item {item}, {src}->{dst}{at}): {message}",
+                rank=src,
+                chunk=item,
+                start_us=start,
+                end_us=end,
+            )
+        )
+
+    def report_rows(self, kind: str, rows: NDArray[np.int64], text: str | Callable[[int], str]) -> None:
+        for row in rows[:_MOST].tolist():
+            self.report(kind, text if isinstance(text, str) else text(row), row)
+        if len(rows) > _MOST:
+            self.report(kind, f"and {len(rows) - _MOST} rows more")
+
+    # ---- the fabric
+
+    def check_links(self) -> bool:
+        """Steps 1 and 2: whether links of the classes are the fabric's."""
+        shape, num_ranks = self.shape, self.num_ranks
+        if shape.group.order != num_ranks:
+            self.report("symmetry", f"the group has {shape.group.order} elements for {num_ranks} ranks")
+        elif shape.ranks is not None and not _is_permutation(shape.ranks, num_ranks):
+            self.report("symmetry", "the places are not at every rank once")
+        elif any(not 0 < each.dst < num_ranks for each in shape.classes):
+            self.report("symmetry", f"a class of links leads to no other place 1-{num_ranks - 1}")
+        elif len({each.dst for each in shape.classes}) < len(shape.classes):
+            self.report("symmetry", "two classes stand for the same links")
+        elif not isinstance(shape.group, CyclicProduct) and not _is_regular(shape.group.table, shape.group):
+            self.report("symmetry", "the permutations are no group that takes any place to any in one way")
+        elif isinstance(shape.group, CyclicProduct) and min(shape.group.moduli) < 1:
+            self.report("symmetry", f"found moduli {shape.group.moduli}; expected positive ones")
+        else:
+            places = np.arange(num_ranks, dtype=np.int64)
+            sources = shape.rank_at(places)
+            check = _check_named if isinstance(shape.host, NamedFabric) else _TopologyLinks(self).check
+            for number, each in enumerate(shape.classes):
+                ends = shape.rank_at(shape.group.translate(places, each.dst))
+                if not check(self, number, each, sources, ends):
+                    break
+        self.meaningless = bool(self.violations)
+        return not self.violations
+
+    # ---- the pattern
+
+    def check_rows(self) -> bool:
+        """Step 3: indices exist, starts are not negative, and ends are those of the class."""
+        pattern, shape = self.pattern, self.shape
+        lengths = {len(column) for column in pattern}
+        if len(lengths) > 1:
+            self.report("index", f"the pattern's columns have {sorted(lengths)} rows; expected as many each")
+            self.meaningless = True
+            return False
+        self.meaningless = True  # no times without classes
+        for name, column, count in (
+            ("item", pattern.item, self.schedule.num_items),
+            ("place", pattern.src, self.num_ranks),
+            ("place", pattern.dst, self.num_ranks),
+            ("class of links", pattern.link_class, len(shape.classes)),
+        ):
+            wrong = np.flatnonzero((column < 0) | (column >= count))
+            self.report_rows("index", wrong, f"there is no such {name}; expected 0-{count - 1}")
+        if self.violations:
+            return False
+        self.meaningless = False
+        self.report_rows("interval", np.flatnonzero(pattern.start < 0), "the send starts before time 0")
+        steps = np.array([each.dst for each in shape.classes], dtype=np.int64)
+        ends = shape.group.translate(pattern.src, steps[pattern.link_class])
+        self.report_rows(
+            "symmetry",
+            np.flatnonzero(ends != pattern.dst),
+            lambda row: f"its class {pattern.link_class[row]} of links leads to {ends[row]}",
+        )
+        return not self.violations
+
+    def check_contention(self) -> None:
+        """Step 4: rows that hold one class of resources do so one at a time."""
+        pattern, ticks = self.pattern, self.schedule.ticks
+        order = np.argsort(pattern.link_class, kind="stable")
+        cuts = np.searchsorted(pattern.link_class[order], np.arange(len(ticks.holds) + 1))
+        users: dict[int, list[tuple[int, int, int]]] = {}
+        for number, holds in enumerate(ticks.holds):
+            for resource, length, lead in holds:
+                users.setdefault(resource, []).append((number, length, lead))
+        for each in users.values():
+            parts = [order[cuts[number] : cuts[number + 1]] for number, _, _ in each]
+            rows = np.concatenate(parts)
+            begins = pattern.start[rows] + np.repeat([lead for _, _, lead in each], list(map(len, parts)))
+            ends = begins + np.repeat([length for _, length, _ in each], list(map(len, parts)))
+            if len(begins) > 1 and not (begins[1:] >= begins[:-1]).all():
+                by_time = np.argsort(begins, kind="stable")
+                rows, begins, ends = rows[by_time], begins[by_time], ends[by_time]
+            late = np.flatnonzero(begins[1:] < ends[:-1])
+            self.report_rows(
+                "contention", rows[1:][late], "the resource is still held by another send of its class"
+            )
+
+    def check_data(self) -> None:
+        """Step 5."""
+        collective, reduce = self.schedule.collective, self.pattern.reduce
+        if collective in ("allgather", "alltoall"):
+            self.report_rows("reduce", np.flatnonzero(reduce), f"{collective} does not reduce")
+            self._check_spread(np.flatnonzero(~reduce), 0)
+            return
+        summed = self._check_sums(np.flatnonzero(reduce))
+        copies = np.flatnonzero(~reduce)
+        if collective == "allreduce":
+            self._check_spread(copies, summed)
+        else:
+            self.report_rows("lost-contribution", copies, "a copy wipes out what its destination has summed")
+
+    def _check_spread(self, rows: NDArray[np.int64], available: int) -> None:
+        """Chunks that spread from place 0, where they are from a time on, to where they must be."""
+        schedule, pattern, num_ranks = self.schedule, self.pattern, self.num_ranks
+        item = pattern.item[rows].astype(np.int64)
+        sent, got = item * num_ranks + pattern.src[rows], item * num_ranks + pattern.dst[rows]
+        wanted = self._wanted()
+        if schedule.num_items * num_ranks <= _SPARSE * (len(rows) + len(wanted)):
+            keys = np.arange(schedule.num_items * num_ranks, dtype=np.int64)
+        else:  # most items are at few places
+            keys = np.unique(np.concatenate((sent, got, wanted)))
+            sent, got, wanted = (np.searchsorted(keys, each) for each in (sent, got, wanted))
+        own = keys % num_ranks == 0
+        first = np.full(len(keys), _NEVER)
+        np.minimum.at(first, got, schedule.ends[rows])
+        self.num_redundant += len(rows) - int(((first < _NEVER) & ~own).sum())
+        missing = keys[wanted][first[wanted] == _NEVER]
+        first[own] = available
+        early = np.flatnonzero(pattern.start[rows] < first[sent])
+        self.report_rows(
+            "presence", rows[early], "the chunk is not where it is sent from when its send starts"
+        )
+        for key in missing[:_MOST].tolist():
+            chunk, place = divmod(key, num_ranks)
+            self.report("postcondition", f"item {chunk} never comes to place {place}")
+        if len(missing) > _MOST:
+            self.report("postcondition", f"and {len(missing) - _MOST} more never come where they must be")
+
+    def _wanted(self) -> NDArray[np.int64]:
+        """Where items must be: item * num_ranks + place."""
+        schedule, num_ranks = self.schedule, self.num_ranks
+        items = np.arange(schedule.num_items, dtype=np.int64)
+        if schedule.collective == "alltoall":
+            keys = items * num_ranks + items // schedule.chunks_per_rank
+        else:
+            keys = np.arange(schedule.num_items * num_ranks, dtype=np.int64)
+        wanted: NDArray[np.int64] = keys[keys % num_ranks != 0]
+        return wanted
+
+    def _check_sums(self, rows: NDArray[np.int64]) -> int:
+        """Sums that gather at place 0; the ticks at which the last is whole.
+
+        Every other place sends its partial sum once, after all that comes to it. So sends go forward in time
+        from place to place and can end only at place 0, with every contribution once.
+        """
+        schedule, pattern, num_ranks = self.schedule, self.pattern, self.num_ranks
+        item = pattern.item[rows].astype(np.int64)
+        sent, got = item * num_ranks + pattern.src[rows], item * num_ranks + pattern.dst[rows]
+        size = schedule.num_items * num_ranks
+        count = np.bincount(sent, minlength=size)
+        roots = np.arange(size) % num_ranks == 0
+        for key in np.flatnonzero(~roots & (count == 0))[:_MOST].tolist():
+            chunk, place = divmod(key, num_ranks)
+            self.report("postcondition", f"place {place} never sends its part of the sum of item {chunk}")
+        twice = np.flatnonzero((count > 1)[sent] & ~roots[sent])
+        self.report_rows("double-count", rows[twice], "the partial sum of this place is sent more than once")
+        self.report_rows(
+            "double-count", rows[roots[sent]], "the sum at its root is sent, and would be added once more"
+        )
+        whole = np.zeros(size, dtype=np.int64)
+        np.maximum.at(whole, got, schedule.ends[rows])
+        early = np.flatnonzero(pattern.start[rows] < whole[sent])
+        self.report_rows(
+            "lost-contribution", rows[early], "it leaves before all of the partial sum has come to this place"
+        )
+        return int(whole.max(initial=0))
+
+
+def _is_permutation(values: NDArray[np.int64], count: int) -> bool:
+    return len(values) == count and np.array_equal(np.sort(values), np.arange(count))
+
+
+def _is_regular(table: NDArray[np.int64], group: object) -> bool:
+    """Whether the rows of a table are the group that its generators make, row g taking place 0 to g."""
+    count = len(table)
+    generators = [np.asarray(each) for each in getattr(group, "generators", ())]
+    if not generators or not np.array_equal(table[0], np.arange(count)):
+        return False
+    if not np.array_equal(table[:, 0], np.arange(count)):
+        return False
+    if any(not _is_permutation(step, count) for step in generators):
+        return False
+    return all(np.array_equal(step[table], table[step]) for step in generators)
+
+
+def _check_named(
+    judge: _Judge, number: int, each: LinkClass, src: NDArray[np.int64], dst: NDArray[np.int64]
+) -> bool:
+    """Whether all links of a class are links of a named fabric at the class's cost, each its own resource."""
+    host = judge.shape.host
+    assert isinstance(host, NamedFabric)
+    axis = host.axis(src, dst)
+    wrong = np.flatnonzero(axis < 0)
+    if len(wrong):
+        at = int(wrong[0])
+        judge.report("symmetry", f"class {number}: {host.name} has no link {src[at]}->{dst[at]}")
+        return False
+    betas = {host.betas[a] for a in np.flatnonzero(np.bincount(axis))}
+    if betas != {each.beta_us_per_mb} or each.alpha_us != host.alpha_us:
+        judge.report(
+            "times",
+            f"class {number}: alpha {each.alpha_us} us and {each.beta_us_per_mb} us/MB; {host.name} has "
+            f"{host.alpha_us} us and {', '.join(map(str, sorted(betas)))} us/MB",
+        )
+        return False
+    held = each.alpha_us if host.alpha_meaning == "occupies" else 0 * each.alpha_us
+    expected = [(held, each.beta_us_per_mb, "send")]
+    if host.kind == "star":
+        expected += [(held, each.beta_us_per_mb, "send"), (held, each.beta_us_per_mb, "receive")]
+    found = [(hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in each.holds]
+    uses = [judge.uses[hold.resource] for hold in each.holds]
+    first = judge.shape.classes[0].holds
+    ports = [hold.resource for hold in each.holds[1:]]
+    sound = found == expected and uses[0] == 1 and ports == [hold.resource for hold in first[1:]]
+    if not sound or len(set(ports)) < len(ports):
+        judge.report("contention", f"class {number}: found holds {found}; expected those of {host.name}")
+        return False
+    return True
+
+
+class _TopologyLinks:
+    """Looks up links and holds of a topology."""
+
+    def __init__(self, judge: _Judge) -> None:
+        host = judge.shape.host
+        assert not isinstance(host, NamedFabric)
+        self.host: Topology = host
+        self.index: dict[tuple[int, int], list[int]] = {}
+        for e, link in enumerate(host.links):
+            if len(link.srcs) + len(link.dsts) == 2:
+                self.index.setdefault((link.src, link.dst), []).append(e)
+
+    def check(
+        self, judge: _Judge, number: int, each: LinkClass, src: NDArray[np.int64], dst: NDArray[np.int64]
+    ) -> bool:
+        """Whether all links of a class are links of the topology at its cost, holding what it says."""
+        resource_class = judge.shape.resource_class
+        if len(resource_class) != len(self.host.resources):
+            judge.report("symmetry", f"found classes of {len(resource_class)} resources for the topology's")
+            return False
+        expected = sorted((h.resource, h.alpha_us, h.beta_us_per_mb, h.side) for h in each.holds)
+        held: set[int] = set()
+        for a, b in zip(src.tolist(), dst.tolist(), strict=True):
+            links = self.index.get((a, b), [])
+            if len(links) != 1:
+                judge.report("symmetry", f"class {number}: found {len(links)} links {a}->{b}; expected one")
+                return False
+            link, holds = self.host.links[links[0]], self.host.holds_of_link[links[0]]
+            if (link.alpha_us, link.beta_us_per_mb) != (each.alpha_us, each.beta_us_per_mb):
+                judge.report(
+                    "times",
+                    f"class {number}: alpha {each.alpha_us} us and {each.beta_us_per_mb} us/MB; link {link} "
+                    f"has {link.alpha_us} us and {link.beta_us_per_mb} us/MB",
+                )
+                return False
+            found = sorted((resource_class[h.resource], h.alpha_us, h.beta_us_per_mb, h.side) for h in holds)
+            if found != expected:
+                judge.report("contention", f"class {number}: link {link} has other holds than the class says")
+                return False
+            again = next((h.resource for h in holds if h.resource in held), None)
+            if again is not None:
+                name = self.host.resources[again].name
+                judge.report("contention", f"class {number}: two of its links hold {name} at once")
+                return False
+            held.update(h.resource for h in holds)
+        return True

@@ -1,0 +1,207 @@
+"""The compiled scheduler of chunks whose ways are given: every link has a queue of those that wait for it.
+
+Time jumps from event to event. Whenever links or shared resources are let go, or chunks arrive, the links
+concerned are asked in order of urgency: by what is left to be sent over the resources they share, so that the
+busiest never idles for the sake of others, and by what lies before the first chunk in their queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from taccl.synthesis.compiled.events import compiled, pop, push
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from taccl.synthesis.compiled.fabric import Fabric
+
+__all__ = ["HEAP_FULL", "OVER_LIMIT", "SIGNAL", "STOPPED", "Hops", "Queues", "send_along"]
+
+#: What `send_along` returns for a finish when it found none.
+HEAP_FULL, OVER_LIMIT, STOPPED = -1, -2, -3
+
+# Places in `Queues.scalar`.
+_NUM_ASKED, SIGNAL = range(2)
+
+
+class Hops(NamedTuple):
+    """Ways of chunks, hop after hop.
+
+    Parameters
+    ----------
+    units : (num_chunks,) int64
+        Sizes.
+    hop_of : (num_chunks + 1,) int64
+        The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``, in order.
+    slot : (num_hops,) int32
+    chunk : (num_hops,) int32
+    key : (num_hops,) float64
+        Of chunks that wait for one link the smallest goes first.
+    """
+
+    units: NDArray[np.int64]
+    hop_of: NDArray[np.int64]
+    slot: NDArray[np.int32]
+    chunk: NDArray[np.int32]
+    key: NDArray[np.float64]
+
+
+class Queues(NamedTuple):
+    """What changes while chunks are sent; all of it is used up.
+
+    Parameters
+    ----------
+    queue_of, queue_size, queue_key, queue_hop
+        Hops that wait for slot e are a heap in ``queue_of[e]:queue_of[e] + queue_size[e]``.
+    resource_left : (num_resources,) int64
+        Ticks for which resources are yet to be taken.
+    free, resource_free : int64
+        When links and resources are free.
+    is_asked, asked_key, asked
+        Links to ask, as a heap.
+    event_time, event_what
+        A heap: what is a hop that arrives, a link that is free (num_hops + e), or a group of links to ask
+        (num_hops + num_slots + g).
+    scalar : (2,) int64
+        How many links there are to ask, and a sign from outside to stop.
+    start : (num_hops,) int64
+        What is found.
+    """
+
+    queue_of: NDArray[np.int64]
+    queue_size: NDArray[np.int64]
+    queue_key: NDArray[np.float64]
+    queue_hop: NDArray[np.int64]
+    resource_left: NDArray[np.int64]
+    free: NDArray[np.int64]
+    resource_free: NDArray[np.int64]
+    is_asked: NDArray[np.bool_]
+    asked_key: NDArray[np.float64]
+    asked: NDArray[np.int64]
+    event_time: NDArray[np.int64]
+    event_what: NDArray[np.int64]
+    scalar: NDArray[np.int64]
+    start: NDArray[np.int64]
+
+
+# In all below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
+
+
+@compiled
+def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
+    """Find a start for every hop; the finish in ticks, or why there is none.
+
+    Parameters
+    ----------
+    limit : int
+        Give up once the finish passes it.
+    """
+    num_hops, num_slots = len(hops.slot), len(s.free)
+    finish = 0
+    for t in range(num_hops):
+        e, size = hops.slot[t], hops.units[hops.chunk[t]]
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            s.resource_left[fabric.hold_resource[h]] += fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+    num_events = 0
+    time = 0
+    for c in range(len(hops.units)):
+        if hops.hop_of[c] < hops.hop_of[c + 1]:
+            _wait(fabric, hops, s, hops.hop_of[c], time)
+    while True:
+        while s.scalar[_NUM_ASKED]:
+            e = pop(s.asked_key, s.asked, s.scalar[_NUM_ASKED])
+            s.scalar[_NUM_ASKED] -= 1
+            s.is_asked[e] = False
+            base = s.queue_of[e]
+            t = s.queue_hop[base]
+            size = hops.units[hops.chunk[t]]
+            if not _is_free(fabric, s, e, size, time):
+                continue
+            if num_events + 2 + fabric.wake_of[e + 1] - fabric.wake_of[e] > len(s.event_time):
+                return HEAP_FULL
+            pop(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e])
+            s.queue_size[e] -= 1
+            s.start[t] = time
+            took = fabric.alpha[e] + size * fabric.beta[e]
+            own = fabric.own_alpha[e] + size * fabric.own_beta[e]
+            s.free[e] = time + own
+            finish = max(finish, time + took)
+            if t + 1 < hops.hop_of[hops.chunk[t] + 1]:
+                push(s.event_time, s.event_what, num_events, time + took, t + 1)
+                num_events += 1
+            push(s.event_time, s.event_what, num_events, time + own, num_hops + e)
+            num_events += 1
+            for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+                q = fabric.hold_resource[h]
+                length = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+                s.resource_free[q] = time + (took if fabric.hold_receives[h] else length)
+                s.resource_left[q] -= length
+            for w in range(fabric.wake_of[e], fabric.wake_of[e + 1]):
+                h = fabric.wake_hold[w]
+                g = fabric.wake_group[w]
+                length = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+                until = took if fabric.hold_receives[h] else length
+                at = time + max(0, until - fabric.group_lead[g])
+                push(s.event_time, s.event_what, num_events, at, num_hops + num_slots + g)
+                num_events += 1
+        if num_events == 0:
+            break
+        if s.scalar[SIGNAL]:
+            return STOPPED
+        time = s.event_time[0]
+        if finish > limit:
+            return OVER_LIMIT
+        while num_events and s.event_time[0] == time:
+            what = pop(s.event_time, s.event_what, num_events)
+            num_events -= 1
+            if what < num_hops:
+                _wait(fabric, hops, s, what, time)
+            elif what < num_hops + num_slots:
+                _ask(fabric, hops, s, what - num_hops, time)
+            else:
+                g = what - num_hops - num_slots
+                for i in range(fabric.group_of[g], fabric.group_of[g + 1]):
+                    _ask(fabric, hops, s, fabric.group_slot[i], time)
+    return finish
+
+
+@compiled
+def _wait(fabric: Fabric, hops: Hops, s: Queues, t: int, time: int) -> None:
+    """Put a hop into the queue of its link."""
+    e = hops.slot[t]
+    base = s.queue_of[e]
+    push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
+    s.queue_size[e] += 1
+    _ask(fabric, hops, s, e, time)
+
+
+@compiled
+def _ask(fabric: Fabric, hops: Hops, s: Queues, e: int, time: int) -> None:
+    """Have a link asked, if the first in its queue can start now."""
+    if s.is_asked[e] or not s.queue_size[e]:
+        return
+    t = s.queue_hop[s.queue_of[e]]
+    if not _is_free(fabric, s, e, hops.units[hops.chunk[t]], time):
+        return
+    urgency = 0
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        urgency += s.resource_left[fabric.hold_resource[h]]
+    key = hops.key[t] - urgency
+    s.is_asked[e] = True
+    push(s.asked_key, s.asked, s.scalar[_NUM_ASKED], key, e)
+    s.scalar[_NUM_ASKED] += 1
+
+
+@compiled
+def _is_free(fabric: Fabric, s: Queues, e: int, size: int, time: int) -> bool:
+    """Whether a link and its shared resources are free for a send that starts now."""
+    if s.free[e] > time:
+        return False
+    took = fabric.alpha[e] + size * fabric.beta[e]
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        lead = took - fabric.hold_alpha[h] - size * fabric.hold_beta[h] if fabric.hold_receives[h] else 0
+        if s.resource_free[fabric.hold_resource[h]] > time + lead:
+            return False
+    return True

@@ -1,0 +1,153 @@
+"""The front door of implicit synthesis: a fabric by name, and a schedule with its bound, in one call."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
+from taccl.analysis.verification.verify_implicit import verify_implicit
+from taccl.errors import TopologyError
+from taccl.synthesis.symmetric.find_translations import find_translations
+from taccl.synthesis.symmetric.hamiltonian import has_hamiltonian_ring, ring_through
+from taccl.synthesis.symmetric.translation import translate
+from taccl.topology.named import NamedFabric, as_named, parse_named
+from taccl.topology.translations import Translations, translations_of_fabric, translations_of_topology
+from taccl.units import format_us, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.schedule.implicit import ImplicitSchedule
+    from taccl.topology.topology import Topology
+
+__all__ = ["ImplicitResult", "implicit_translations", "synthesize_implicit"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImplicitResult:
+    """An implicit schedule, verified, and the bound that it is held against.
+
+    Parameters
+    ----------
+    seconds : float
+        Synthesis and verification, on the clock.
+    """
+
+    schedule: ImplicitSchedule
+    bound: FabricBound
+    seconds: float
+
+    @property
+    def finish_us(self) -> float:
+        """The last arrival, in microseconds."""
+        return self.schedule.finish_us
+
+    @property
+    def gap(self) -> float:
+        """(finish - bound) / bound; 0 is a proven optimum."""
+        return self.bound.gap(self.schedule.finish)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was found, as plain values."""
+        return {
+            **self.schedule.summary(),
+            **self.bound.to_dict(),
+            "gap": self.gap,
+            "seconds": self.seconds,
+        }
+
+    def __repr__(self) -> str:
+        schedule, bound = self.schedule, self.bound
+        return (
+            f"ImplicitResult({schedule.collective} on {schedule.host.name}: {schedule.num_transfers} "
+            f"transfers, finish {format_us(schedule.finish)}, bound {format_us(bound.bound)}, gap "
+            f"{self.gap:.2%}; limited by {bound.limits})"
+        )
+
+
+def synthesize_implicit(
+    fabric: str | NamedFabric | Topology | Translations,
+    collective: str = "allgather",
+    *,
+    chunk_size: int | float | str = "1MB",
+    chunks_per_rank: int = 1,
+    group: Sequence[Sequence[int]] | None = None,
+    seed: int = 0,
+    **costs: Any,
+) -> ImplicitResult:
+    """A verified implicit schedule of a collective, on a fabric that looks the same from every rank.
+
+    Parameters
+    ----------
+    fabric : str, NamedFabric, Topology or Translations
+        A name such as ``"torus:100x100x100"``, ``"mesh:200x200"``, ``"hypercube:16"``, or a topology.
+    collective : {"allgather", "reduce-scatter", "allreduce", "alltoall"}
+    chunk_size : int or str
+        Bytes of one chunk.
+    group : sequence of rank permutations, optional
+        Of a topology: generators of its translations; default: found, where they are shifts in blocks.
+    seed : int
+        Same arguments and seed, same schedule.
+    **costs
+        Of a name: ``bandwidth_gb_per_s``, ``alpha_us``, ``alpha_meaning``, as in `parse_named`.
+
+    Raises
+    ------
+    InputError
+        If an argument is not of its kind, the fabric has no translations and no ring through it that serves
+        the collective, or the pattern would need too much memory.
+    VerificationError
+        If the schedule is wrong, which is our mistake.
+    """
+    began = time.monotonic()
+    chunk_bytes = parse_size(chunk_size, where="chunk_size")
+    shape = implicit_translations(fabric, group=group, **costs)
+    schedule = translate(
+        shape, collective, chunk_bytes=chunk_bytes, chunks_per_rank=chunks_per_rank, seed=seed
+    )
+    verify_implicit(schedule).raise_if_failed()
+    return ImplicitResult(schedule, bound_of(schedule), time.monotonic() - began)
+
+
+def implicit_translations(
+    fabric: str | NamedFabric | Topology | Translations,
+    *,
+    group: Sequence[Sequence[int]] | None = None,
+    **costs: Any,
+) -> Translations:
+    """The translations of a fabric, or of the ring through a mesh.
+
+    Raises
+    ------
+    TopologyError
+        If there are none.
+    """
+    if isinstance(fabric, Translations):
+        return fabric
+    if isinstance(fabric, str):
+        fabric = parse_named(fabric, **costs)
+    if isinstance(fabric, NamedFabric):
+        if fabric.kind == "mesh" and has_hamiltonian_ring(fabric.dims):
+            return ring_through(fabric)
+        if fabric.kind == "mesh":
+            raise TopologyError(
+                "a mesh has no translations, and without two axes of which one is even no ring either; use "
+                "backend='greedy' on the topology",
+                where=fabric.name,
+            )
+        return translations_of_fabric(fabric)
+    if group is not None:
+        return translations_of_topology(fabric, group)
+    found = find_translations(fabric)
+    named = as_named(fabric) if found is None else None
+    if named is not None:
+        return implicit_translations(named)
+    if found is None:
+        raise TopologyError(
+            "found no translations among shifts in blocks of ranks; name them with group=, or use "
+            "backend='greedy'",
+            where=fabric.name,
+        )
+    return found

@@ -1,0 +1,236 @@
+"""Synthesis on fabrics that look the same from every rank: one place's pattern, repeated by translations.
+
+allgather
+    A tree over all offsets: whenever a class of links is free, it takes the earliest arrival whose step
+    along it is still wanted. On tori, hypercubes and the like this meets the bound.
+reduce-scatter
+    The same on reversed links, with time turned round.
+allreduce
+    One after the other.
+alltoall
+    A path for every offset; see `taccl.synthesis.symmetric.offset_paths`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.translation_bound import collective_bound
+from taccl.errors import InputError
+from taccl.schedule.implicit import ImplicitSchedule
+from taccl.schedule.pattern import Pattern, ticks_of
+from taccl.synthesis.symmetric.offset_paths import route
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.schedule.pattern import ClassTicks
+    from taccl.topology.translations import LinkClass, Translations
+
+__all__ = ["memory_needed", "translate"]
+
+_PRODUCER = "translation"
+_MAX_BYTES = 4 * 2**30
+_BYTES_PER_ROW = 100
+#: How much work restarts may be: rows of all runs together, and runs.
+_WORK = 400_000
+_RUNS = 60
+_SLACK = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_NO_DEADLINE = 2**62
+
+
+def translate(
+    translations: Translations,
+    collective: str = "allgather",
+    *,
+    chunk_bytes: int,
+    chunks_per_rank: int = 1,
+    seed: int = 0,
+) -> ImplicitSchedule:
+    """The implicit schedule of a collective on a fabric with translations.
+
+    Parameters
+    ----------
+    collective : {"allgather", "reduce-scatter", "allreduce", "alltoall"}
+    chunk_bytes, chunks_per_rank : int
+        `chunks_per_rank` is that of the function of the same name as the collective.
+    seed : int
+        Of restarts on small fabrics that miss their bound.
+
+    Raises
+    ------
+    InputError
+        If the collective is another one, or the pattern would need too much memory.
+    TopologyError
+        If links do not lead to every rank, or of an alltoall do not run along the axes of the group.
+    """
+    empty = Pattern.sorted([], [], [], [], [], [])
+    blank = ImplicitSchedule(translations, collective, chunks_per_rank, chunk_bytes, empty, _PRODUCER)
+    _check_memory(translations, chunks_per_rank)
+    if collective == "alltoall":
+        pattern = route(translations, blank.ticks, chunks_per_rank)
+    else:
+        bound = collective_bound(
+            translations, "allgather", chunks_per_rank=chunks_per_rank, chunk_bytes=chunk_bytes
+        )
+        goal = int(bound.bound * blank.ticks.ticks_per_us)
+        parts = []
+        if collective != "allgather":
+            reversed_ticks = ticks_of(translations.reversed(), chunk_bytes)
+            tree = _tree(translations, translations.reversed(), reversed_ticks, chunks_per_rank, goal, seed)
+            parts.append(tree.turned_round())
+        if collective != "reduce-scatter":
+            parts.append(_tree(translations, translations.classes, blank.ticks, chunks_per_rank, goal, seed))
+        pattern = _one_after_another(parts)
+    return ImplicitSchedule(translations, collective, chunks_per_rank, chunk_bytes, pattern, _PRODUCER)
+
+
+def memory_needed(translations: Translations, chunks_per_rank: int = 1) -> int:
+    """Bytes that a tree over all offsets is found in, more or less: steps of every class, and its rows."""
+    nodes = translations.num_ranks * chunks_per_rank
+    return 4 * translations.num_ranks * len(translations.classes) + _BYTES_PER_ROW * nodes
+
+
+def _check_memory(translations: Translations, chunks_per_rank: int) -> None:
+    needed = memory_needed(translations, chunks_per_rank)
+    if needed > _MAX_BYTES or translations.num_ranks * chunks_per_rank >= 2**31:
+        raise InputError(
+            f"found {translations.num_ranks} ranks with {len(translations.classes)} links and "
+            f"{chunks_per_rank} chunks each, which need {format_size(needed)}; expected at most "
+            f"{format_size(_MAX_BYTES)}: ask for fewer ranks or chunks",
+            where=translations.host.name,
+        )
+
+
+# ---- trees
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """Rows of a tree in order of start, from place to place; `reduce` where they go to the root."""
+
+    item: NDArray[np.int64]
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    link_class: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    reduce: bool = False
+
+    @property
+    def finish(self) -> int:
+        return int(self.end.max(initial=0))
+
+    def turned_round(self) -> _Tree:
+        """Sums to the root over the links that were reversed."""
+        start = (self.finish - self.end)[::-1]
+        columns = (self.item, self.dst, self.src, self.link_class)
+        item, src, dst, link_class = (column[::-1] for column in columns)
+        return _Tree(item, src, dst, link_class, start, (self.finish - self.start)[::-1], True)
+
+
+def _one_after_another(trees: Sequence[_Tree]) -> Pattern:
+    delays = np.cumsum([0, *(tree.finish for tree in trees)])
+    return Pattern.sorted(
+        np.concatenate([tree.item for tree in trees]),
+        np.concatenate([tree.src for tree in trees]),
+        np.concatenate([tree.dst for tree in trees]),
+        np.concatenate([tree.link_class for tree in trees]),
+        np.concatenate([tree.start + delay for tree, delay in zip(trees, delays, strict=False)]),
+        np.concatenate([np.full(len(tree.item), tree.reduce) for tree in trees]),
+    )
+
+
+def _tree(
+    translations: Translations,
+    classes: Sequence[LinkClass],
+    ticks: ClassTicks,
+    pieces: int,
+    goal: int,
+    seed: int,
+) -> _Tree:
+    """The tree over all offsets that finishes first, of several runs; one that meets the goal is the last."""
+    from taccl.synthesis.symmetric.offset_kernel import make_server, spread_offsets
+
+    num_ranks, num_classes = translations.num_ranks, len(classes)
+    places = np.arange(num_ranks, dtype=np.int64)
+    steps = np.empty((num_ranks, num_classes), dtype=np.int32)
+    for g, each in enumerate(classes):
+        steps[:, g] = translations.group.translate(places, each.dst)
+    nodes = num_ranks * pieces
+    log, parent, sequence, following = (np.empty(nodes, dtype=np.int32) for _ in range(4))
+    taken, start = np.empty(nodes, dtype=np.int16), np.empty(nodes, dtype=np.int64)
+    uneven = len(set(ticks.latency.tolist())) > 1
+    tiers = {False: np.empty((num_classes, 0), dtype=np.int32)}
+    best: _Tree | None = None
+    for tiered, order, noise, slack in _runs(nodes, uneven):
+        if tiered and True not in tiers:
+            tiers[True] = _components(steps, ticks.latency)
+        deadline = _NO_DEADLINE if slack is None else goal + int(goal * slack)
+        if best is not None and deadline >= best.finish:
+            deadline = best.finish - 1
+        work = np.zeros(5 * num_classes + 1, dtype=np.int64)
+        finish = spread_offsets(
+            make_server(ticks), steps, tiers[tiered],
+            np.zeros((num_classes, nodes if tiered else 0), dtype=bool), pieces, order,
+            seed + noise, deadline,
+            log, parent, taken, start, sequence, following, work,
+        )  # fmt: skip
+        if finish < 0:
+            continue
+        node = sequence[: nodes - pieces].astype(np.int64)
+        source, link_class, began = parent[node].astype(np.int64), taken[node].astype(np.int64), start[node]
+        best = _Tree(
+            node // num_ranks,
+            source % num_ranks,
+            node % num_ranks,
+            link_class,
+            began,
+            began + ticks.latency[link_class],
+        )
+        if finish <= goal:
+            break
+    assert best is not None, "a fabric whose ranks all reach each other has a tree"
+    return best
+
+
+def _runs(nodes: int, uneven: bool) -> Iterator[tuple[bool, int, int, float | None]]:
+    """(tiered, order, noise, slack of the deadline) of every run."""
+    from taccl.synthesis.symmetric.offset_kernel import FEWEST_FIRST, FIXED, IN_TURN, SHUFFLED
+
+    runs: list[tuple[bool, int, int, float | None]] = []
+    orders = (FIXED, FEWEST_FIRST, IN_TURN)
+    kinds = (False, True) if uneven else (False,)
+    runs += [(tiered, order, 0, None) for order in orders for tiered in kinds]
+    if uneven:
+        runs += [(tiered, order, 0, slack) for slack in _SLACK for order in orders[:2] for tiered in kinds]
+    runs += [
+        (kinds[noise % len(kinds)], SHUFFLED, noise, None)
+        for noise in range(1, min(_RUNS, _WORK // nodes) + 1)
+    ]
+    return iter(runs)
+
+
+def _components(steps: NDArray[np.int32], latency: NDArray[np.int64]) -> NDArray[np.int32]:
+    """(num_classes, num_places): which places classes that are faster join."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    num_places = len(steps)
+    labels = np.empty(steps.shape[::-1], dtype=np.int32)
+    places = np.arange(num_places)
+    for length in np.unique(latency):
+        faster = np.flatnonzero(latency < length)
+        ends = steps[:, faster].T.ravel()
+        graph = coo_array(
+            (np.ones(len(ends), dtype=np.int8), (np.tile(places, len(faster)), ends)),
+            shape=(num_places, num_places),
+        )
+        labels[latency == length] = connected_components(graph, directed=False)[1]
+    return labels
