@@ -121,13 +121,13 @@ def dgx_a100(
 ) -> Topology:
     """DGX-A100: 8 A100 a node behind NVSwitch, and eight NICs, one for each rank.
 
+    Parameters and errors are those of `ndv2`, but for these; the one profile is ``"nominal"``.
+
     Parameters
     ----------
     rails : bool
         With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
         cabled; without, to every rank of every other node.
-
-    Other parameters and errors are those of `ndv2`; the one profile is ``"nominal"``.
     """
     return _switched(
         "dgx-a100", nodes, profile, alpha_meaning, constants, ranks_per_node=8, ranks_per_nic=1, rails=rails
