@@ -5,6 +5,8 @@
     python -m benchmarks.scale --all                          # the large ones too
     python -m benchmarks.scale --output benchmarks/results/scale.json
 
+    python -m benchmarks.scale --all --plot docs/images/scale-growth.svg                # and draw the growth
+
 Every case runs in a process of its own, so that its peak memory is its own. CPU seconds are those of one
 core after compilation, from the problem to the columns of the schedule; building the topology and the
 problem, proving the bound and verifying the schedule are counted apart. In the end it says how time and
@@ -31,6 +33,9 @@ import numpy as np
 import taccl
 from benchmarks.machine import machine
 from taccl.analysis.verification.verify_compact import verify_compact
+from taccl.baselines import BASELINES
+from taccl.collective import together
+from taccl.errors import CollectiveError, TopologyError
 from taccl.problem import Problem, make_problem
 from taccl.synthesis.large import schedule_large
 from taccl.topology.topology import Hold, Resource, Topology, TopologyBuilder
@@ -45,6 +50,8 @@ ALPHA_US = "0.5"
 MB = 10**6
 #: Seconds for a bound.
 BOUND_S = 20.0
+#: Baselines are schedules of Python objects: they are set beside up to so many arrivals of chunks.
+MOST_ARRIVALS = 6_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,12 @@ class Case:
         Left out unless asked for.
     bound_us : float, optional
         A bound counted by hand, where `taccl.lower_bound` takes too much memory.
+    chunks_per_rank, chunk_bytes : int
+    groups : function of a topology, optional
+        Ranks of process groups, each of which runs the collective; by default all ranks are one group.
+    fails : function of a topology, optional
+        What is left of it after a failure: what is measured then is `taccl.replan` of a schedule for the
+        whole topology.
     """
 
     name: str
@@ -73,6 +86,10 @@ class Case:
     sizes: Callable[[Collective], list[int]] | None = None
     is_large: bool = False
     bound_us: float | None = None
+    chunks_per_rank: int = 1
+    chunk_bytes: int = MB
+    groups: Callable[[Topology], list[list[int]]] | None = None
+    fails: Callable[[Topology], Topology] | None = None
 
 
 def rail_rings(nodes: int) -> Topology:
@@ -185,6 +202,47 @@ def hot_sizes(collective: Collective) -> list[int]:
     return zipf_sizes(collective, by_destination=True)
 
 
+def strided_groups(topology: Topology) -> list[list[int]]:
+    """16 groups of as many ranks, each of every 16th rank: one local rank of every second node."""
+    return [list(range(first, topology.num_ranks, 16)) for first in range(16)]
+
+
+def neighbouring_groups(topology: Topology) -> list[list[int]]:
+    """16 groups of as many ranks, each of nodes next to one another."""
+    size = topology.num_ranks // 16
+    return [list(range(first, first + size)) for first in range(0, topology.num_ranks, size)]
+
+
+def paired_groups(topology: Topology) -> list[list[int]]:
+    """Groups of two ranks of each of 16 nodes next to one another, on nodes of 8 ranks."""
+    return [
+        [8 * node + 2 * pair + i for node in range(first, first + 16) for i in range(2)]
+        for first in range(0, topology.num_nodes, 16)
+        for pair in range(4)
+    ]
+
+
+def random_groups(topology: Topology) -> list[list[int]]:
+    """16 groups of as many ranks, drawn at random."""
+    ranks = list(range(topology.num_ranks))
+    random.Random(0).shuffle(ranks)
+    size = len(ranks) // 16
+    return [sorted(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+
+
+def random_quarters(topology: Topology) -> list[list[int]]:
+    """Four groups of as many ranks, drawn at random."""
+    ranks = list(range(topology.num_ranks))
+    random.Random(1).shuffle(ranks)
+    size = len(ranks) // 4
+    return [sorted(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+
+
+def without_nic(topology: Topology) -> Topology:
+    """What is left once NIC 0 of node 0 is lost."""
+    return without(topology, resources=["NIC 0 of node 0 egress", "NIC 0 of node 0 ingress"])
+
+
 def _h100(nodes: int) -> Callable[[], Topology]:
     return lambda: taccl.topologies.dgx_h100(nodes)
 
@@ -222,8 +280,29 @@ CASES = (
     Case("dgx-h100-x32-zipf-hot", _h100(32), 1, 1.10, "alltoall", hot_sizes),
     Case("mesh-4x4", _mesh(4, 4), 0.1, 1.05, "alltoall"),
     Case("dgx2-x2", lambda: taccl.topologies.dgx2(2), 0.5, 1.05, "alltoall"),
-    Case("dgx-h100-x4", _h100(4), 0.2, 1.25, "scatter"),
-)
+    Case("groups-strided-x64", _h100(64), 10, 1.10, groups=strided_groups),
+    Case("groups-neighbours-x64", _h100(64), 10, 1.10, groups=neighbouring_groups),
+    Case("groups-pairs-x64", _h100(64), 10, 1.10, groups=paired_groups),
+    Case("groups-random-x64", _h100(64), 10, 1.10, groups=random_groups),
+    Case("groups-random-spine-x64", oversubscribed, 10, 1.10, groups=random_groups),
+    Case("replan-dgx-h100-x4", _h100(4), 1, 1.03, "allreduce", fails=without_nic),
+    Case(
+        "replan-dgx-h100-x4-halves", _h100(4), 1, 1.03, "allreduce", chunks_per_rank=2,
+        chunk_bytes=MB // 2, fails=without_nic,
+    ),
+    Case("dgx-h100-x4", _h100(4), 0.2, 1.10, "scatter"),
+    Case("dgx-h100-x4", _h100(4), 0.2, 1.10, "gather"),
+    Case("dgx-h100-x4", _h100(4), 2, 1.10),
+    Case("dgx-h100-x4-16-chunks", _h100(4), 2, 1.25, "broadcast", chunks_per_rank=16),
+    Case("dgx-h100-x4-16-chunks", _h100(4), 2, 1.25, "reduce", chunks_per_rank=16),
+    Case("dgx-h100-x4-groups", _h100(4), 2, 1.25, groups=random_quarters),
+    Case("dgx2-x2-16-chunks", lambda: taccl.topologies.dgx2(2), 2, 1.25, "broadcast", chunks_per_rank=16),
+    Case("dgx2-x2-groups", lambda: taccl.topologies.dgx2(2), 2, 1.25, groups=random_quarters),
+    Case("ndv2-x2-16-chunks", lambda: taccl.topologies.ndv2(2), 1, 1.10, "broadcast", chunks_per_rank=16),
+    Case("ndv2-x2-groups", lambda: taccl.topologies.ndv2(2), 1, 1.10, groups=random_quarters),
+    Case("mesh-4x4-16-chunks", _mesh(4, 4), 1, 1.10, "broadcast", chunks_per_rank=16),
+    Case("mesh-4x4-groups", _mesh(4, 4), 1, 1.10, groups=random_quarters),
+)  # fmt: skip
 
 
 def main() -> int:
@@ -235,6 +314,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="the large cases too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    parser.add_argument("--plot", type=Path, help="an SVG file for a plot of the growth, of the meshes")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
@@ -260,36 +340,47 @@ def main() -> int:
         command = ["python -m benchmarks.scale", *sys.argv[1:]]
         document = {"command": " ".join(command), "machine": machine(), "rows": rows}
         options.output.write_text(json.dumps(document | {"growth": growth}, indent=1) + "\n")
+    if options.plot is not None:
+        draw(rows, options.plot)
     return 1 if misses else 0
 
 
 def run_case(case: Case, *, seed: int = 0) -> dict[str, Any]:
     """One case in this process."""
-    warm_up(case.collective)
+    warm_up(case)
     began = time.process_time()
     topology = case.topology()
-    collective = taccl.collectives.make(case.collective, topology.num_ranks)
-    sizes = MB if case.sizes is None else case.sizes(collective)
-    problem = make_problem(topology, collective, chunk_bytes=sizes)
+    problem = _problem(case, topology)
     problem.costs  # noqa: B018  worked out once, when first asked for
+    old = None
+    if case.fails is not None:
+        old = schedule_large(problem, seed=seed).expand()
+        problem = _problem(case, case.fails(topology))
     built, memory = time.process_time(), _peak_mb()
     if case.bound_us is None:
         bound, limits, bound_s = prove(problem)
     else:
         bound, limits, bound_s = Fraction(case.bound_us), "what must enter a rank, counted by hand", 0.0
     began_search = time.process_time()
-    target = int(bound * problem.costs.ticks_per_us * Fraction(str(case.ratio)))
-    found = schedule_large(problem, seed=seed, target_ticks=target)
-    done, peak = time.process_time(), _peak_mb()
-    verified = verify_compact(found)
+    if old is None:
+        target = int(bound * problem.costs.ticks_per_us * Fraction(str(case.ratio)))
+        found = schedule_large(problem, seed=seed, target_ticks=target)
+        done, peak = time.process_time(), _peak_mb()
+        verified, finish, num_sends = verify_compact(found), found.finish, len(found)
+    else:
+        schedule = taccl.replan(old, problem, seed=seed).schedule
+        done, peak = time.process_time(), _peak_mb()
+        verified, finish, num_sends = taccl.verify(schedule), schedule.finish, schedule.num_transfers
     checked = time.process_time()
-    cpu_s, ratio = done - began_search, float(found.finish / bound)
+    cpu_s, ratio = done - began_search, float(finish / bound)
+    baseline, baseline_us = best_baseline(problem)
+    is_slower = baseline_us is not None and float(finish) > baseline_us * (1 + 1e-9)
     return {
         "case": case.name,
         "collective": case.collective,
         "ranks": topology.num_ranks,
         "links": len(topology.links),
-        "sends": len(found),
+        "sends": num_sends,
         "build_s": round(built - began, 3),
         "cpu_s": round(cpu_s, 3),
         "cpu_s_at_most": case.cpu_s,
@@ -297,14 +388,50 @@ def run_case(case: Case, *, seed: int = 0) -> dict[str, Any]:
         "bound_s": round(bound_s, 3),
         "peak_mb": round(peak),
         "grown_mb": round(peak - memory, 1),
-        "finish_us": found.finish_us,
+        "finish_us": float(finish),
         "bound_us": float(bound),
         "limits": limits,
         "ratio": round(ratio, 5),
         "ratio_at_most": case.ratio,
+        "baseline": baseline,
+        "baseline_us": baseline_us,
         "verified": verified.ok,
-        "met": bool(verified.ok and cpu_s <= case.cpu_s and ratio <= case.ratio + 5e-4),
+        "met": bool(verified.ok and cpu_s <= case.cpu_s and ratio <= case.ratio + 5e-4 and not is_slower),
     }
+
+
+def best_baseline(problem: Problem) -> tuple[str, float | None]:
+    """The name and finish of the baseline that finishes first; none where none applies, or all take long."""
+    arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
+    best: tuple[str, float | None] = ("", None)
+    if arrivals > MOST_ARRIVALS:
+        return best
+    for name, function in BASELINES.items():
+        try:
+            finish_us = function(problem).finish_us
+        except (CollectiveError, TopologyError):
+            continue
+        if best[1] is None or finish_us < best[1]:
+            best = (name, finish_us)
+    return best
+
+
+def _problem(case: Case, topology: Topology) -> Problem:
+    """The case's collective on a topology, over all ranks or among several groups at once."""
+    if case.groups is None:
+        collective = taccl.collectives.make(
+            case.collective, topology.num_ranks, chunks_per_rank=case.chunks_per_rank
+        )
+    else:
+        collective = together(
+            [
+                taccl.collectives.make(case.collective, len(ranks)).among(ranks, num_ranks=topology.num_ranks)
+                for ranks in case.groups(topology)
+            ]
+        )
+    return make_problem(
+        topology, collective, chunk_bytes=case.chunk_bytes if case.sizes is None else case.sizes(collective)
+    )
 
 
 def growth_exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -312,8 +439,7 @@ def growth_exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
 
     Over square meshes; memory is what a case took beyond what the process had before.
     """
-    meshes = [row for row in rows if row["case"] in {f"mesh-{n}x{n}" for n in (16, 32, 64, 100)}]
-    meshes = [row for row in meshes if row["collective"] == "allgather"]
+    meshes = _square_meshes(rows)
     found = {}
     for what, name, least in (("time", "cpu_s", 1e-3), ("memory", "grown_mb", 1.0)):
         points = [(row["ranks"], row[name]) for row in meshes if row[name] >= least]
@@ -323,13 +449,56 @@ def growth_exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def warm_up(collective: str) -> None:
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """A plot of CPU seconds and of memory over ranks, of square meshes, with lines of the growth fitted."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "taccl"
+    from matplotlib import pyplot
+
+    meshes = sorted(_square_meshes(rows), key=lambda row: row["ranks"])
+    growth = growth_exponents(rows)
+    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+    # Colours that those who see few of them tell apart (Okabe and Ito), and another marker for each.
+    for place, what, name, label, colour, marker in (
+        (axes[0], "time", "cpu_s", "CPU seconds", "#0072b2", "o"),
+        (axes[1], "memory", "grown_mb", "MB beyond the problem's own", "#d55e00", "s"),
+    ):
+        points = [(row["ranks"], row[name]) for row in meshes if row[name] > 0]
+        ranks, values = np.array(points, float).T
+        place.plot(ranks, values, marker, color=colour, label="allgather, meshes")
+        if what in growth:
+            through = np.exp(np.mean(np.log(values) - growth[what] * np.log(ranks)))
+            place.plot(
+                ranks, through * ranks ** growth[what], "--", color=colour, label=f"ranks^{growth[what]:.2f}"
+            )
+        place.set(xscale="log", yscale="log", xlabel="ranks", ylabel=label)
+        place.set_xticks(ranks, [str(int(tick)) for tick in ranks])
+        place.minorticks_off()
+        place.grid(alpha=0.3)
+        place.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _square_meshes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    meshes = [row for row in rows if row["case"] in {f"mesh-{n}x{n}" for n in (16, 32, 64, 100)}]
+    return [row for row in meshes if row["collective"] == "allgather"]
+
+
+def warm_up(case: Case) -> None:
     """Have the kernels compiled, or read from their cache."""
-    for topology in (taccl.topologies.ring(3), taccl.topologies.dgx_h100(2)):
-        made = taccl.collectives.make(collective, topology.num_ranks)
-        for sizes in (MB, [MB * (1 + c % 2) for c in range(made.num_chunks)]):
-            found = schedule_large(make_problem(topology, made, chunk_bytes=sizes))
-            verify_compact(found)
+    for topology in (taccl.topologies.ring(4), taccl.topologies.dgx_h100(2)):
+        made = taccl.collectives.make(case.collective, topology.num_ranks)
+        some = taccl.collectives.make(case.collective, 2).among([0, 2], num_ranks=topology.num_ranks)
+        for collective in (made, some):
+            for sizes in (MB, [MB * (1 + c % 2) for c in range(collective.num_chunks)]):
+                problem = make_problem(topology, collective, chunk_bytes=sizes)
+                found = schedule_large(problem)
+                verify_compact(found)
+                if case.fails is not None:
+                    taccl.replan(found.expand(), problem)
 
 
 def prove(problem: Problem) -> tuple[Fraction, str, float]:
@@ -358,7 +527,7 @@ def _header() -> str:
     return (
         f"{'case':<24} {'collective':<14} {'ranks':>5} {'sends':>9} {'build s':>7} {'CPU s':>7} {'<=':>4} "
         f"{'verify s':>8} {'bound s':>7} {'peak MB':>7} {'finish us':>10} {'bound us':>10} {'ratio':>6} "
-        f"{'<=':>4}"
+        f"{'<=':>4} {'baseline us':>12}"
     )
 
 
@@ -367,7 +536,9 @@ def _line(row: dict[str, Any]) -> str:
         f"{row['case']:<24} {row['collective']:<14} {row['ranks']:>5} {row['sends']:>9} "
         f"{row['build_s']:>7.2f} {row['cpu_s']:>7.3f} {row['cpu_s_at_most']:>4g} {row['verify_s']:>8.2f} "
         f"{row['bound_s']:>7.2f} {row['peak_mb']:>7} {row['finish_us']:>10.1f} {row['bound_us']:>10.1f} "
-        f"{row['ratio']:>6.3f} {row['ratio_at_most']:>4.2f}{'' if row['met'] else '  MISSED'}"
+        f"{row['ratio']:>6.3f} {row['ratio_at_most']:>4.2f} "
+        f"{'' if row['baseline_us'] is None else format(row['baseline_us'], '.1f'):>12}"
+        f"{'' if row['met'] else '  MISSED'}"
         f"{'' if row['verified'] else '  INVALID'}"
     )
 

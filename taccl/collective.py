@@ -10,6 +10,7 @@ A *process group* is some ranks of a larger topology: `Collective.among` puts a 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ __all__ = [
     "broadcast", "custom", "gather", "make", "multi_root_broadcast", "multi_root_gather",
     "multi_root_scatter", "reduce", "reduce_scatter", "scan", "scatter", "together",
 ]  # fmt: skip
+
+#: A collective of more chunks than this fills the memory of most machines by itself.
+_MOST_CHUNKS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,12 @@ class Collective:
     groups: tuple[ProcessGroup, ...] = ()
 
     def __post_init__(self) -> None:
+        sound: set[int] = set()  # many chunks may share one tuple of ranks
         for index, chunk in enumerate(self.chunks):
             for role, ranks in (("origin", chunk.origins), ("destination", chunk.destinations)):
+                if id(ranks) in sound:
+                    continue
+                sound.add(id(ranks))
                 for rank in ranks:
                     if not 0 <= rank < self.num_ranks:
                         raise CollectiveError(
@@ -180,11 +188,12 @@ class Collective:
         inputs, outputs = [0] * self.num_ranks, [0] * self.num_ranks
         if self.derivations:
             return self.chunks_per_rank
-        for chunk in self.chunks:
-            for rank in chunk.origins:
-                inputs[rank] += 1
-            for rank in chunk.destinations:
-                outputs[rank] += 1
+        for side, buffers in (("origins", inputs), ("destinations", outputs)):
+            tuples = [getattr(chunk, side) for chunk in self.chunks]
+            shared = Counter(map(id, tuples))  # many chunks may share one tuple of ranks
+            for ranks in {id(ranks): ranks for ranks in tuples}.values():
+                for rank in ranks:
+                    buffers[rank] += shared[id(ranks)]
         return max(*inputs, *outputs)
 
     @property
@@ -253,13 +262,17 @@ class Collective:
 
     def to_dict(self) -> dict[str, Any]:
         """The collective as plain values; groups only where there are any."""
+        chunks = [[list(c.origins), list(c.destinations), c.root] for c in self.chunks]
+        return self.outline() | {"chunks": chunks}
+
+    def outline(self) -> dict[str, Any]:
+        """The same without its chunks, which may be very many."""
         groups = {"groups": [[g.name, list(g.ranks), g.num_chunks] for g in self.groups]}
         return {
             "name": self.name,
             "num_ranks": self.num_ranks,
             "combining": self.combining,
             "chunks_per_rank": self.chunks_per_rank,
-            "chunks": [[list(c.origins), list(c.destinations), c.root] for c in self.chunks],
             "derivations": [[d.source, d.rank, d.chunk] for d in self.derivations],
             **(groups if self.groups else {}),
         }
@@ -532,6 +545,14 @@ def _all_ranks(name: str, num_ranks: int, chunks_per_rank: int) -> tuple[int, ..
         raise CollectiveError(f"found {num_ranks} ranks; expected at least one", where=name)
     if chunks_per_rank < 1:
         raise CollectiveError(f"found {chunks_per_rank} chunks per rank; expected at least one", where=name)
+    parts = {"alltoall": num_ranks**2, "broadcast": 1, "reduce": 1}.get(name, num_ranks)
+    num_chunks = chunks_per_rank * parts
+    if num_chunks > _MOST_CHUNKS:
+        raise CollectiveError(
+            f"found {num_ranks} ranks with {chunks_per_rank} chunks each, {num_chunks} in all; expected at "
+            f"most {_MOST_CHUNKS}: give fewer, or use synthesize_implicit on a fabric that it knows",
+            where=name,
+        )
     return tuple(range(num_ranks))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError, NumericsWarning, SketchError, TopologyError
 from taccl.topology.topology import Topology
-from taccl.units import BYTES_PER_MB, format_size
+from taccl.units import BYTES_PER_MB, format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,6 +143,9 @@ class Clauses:
             where=data["where"],
             relays=frozenset(data["relays"]) if data.get("relays") is not None else None,
         )
+
+#: Stands for the list of chunks while what is around it is written; no name can be this.
+_CHUNKS_HERE = "\0chunks\0"
 
 
 @dataclass(frozen=True)
@@ -290,10 +293,21 @@ class Problem:
 
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""
-        content = self.to_dict()
+        content = self._outline()
         del content["clauses"]["where"]
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        # Chunks are written one by one where their list belongs: all at once they may be gigabytes.
+        content["collective"]["chunks"] = _CHUNKS_HERE
+        before, after = _compact(content).split(_compact(_CHUNKS_HERE))
+        state = hashlib.sha256(before.encode() + b"[")
+        ranks: dict[int, str] = {}
+        for number, chunk in enumerate(self.collective.chunks):
+            for each in (chunk.origins, chunk.destinations):
+                if len(each) > 1 and id(each) not in ranks:  # which many chunks may share
+                    ranks[id(each)] = _compact(each)
+            parts = [ranks.get(id(each)) or _compact(each) for each in (chunk.origins, chunk.destinations)]
+            state.update(f"{',' if number else ''}[{','.join([*parts, _compact(chunk.root)])}]".encode())
+        state.update(b"]" + after.encode())
+        return state.hexdigest()
 
     def with_clauses(self, **changes: Any) -> Problem:
         """The problem with some clauses replaced."""
@@ -301,10 +315,14 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """The problem as plain values."""
+        return self._outline() | {"collective": self.collective.to_dict()}
+
+    def _outline(self) -> dict[str, Any]:
+        """The same without the collective's chunks."""
         uniform = len(set(self.chunk_bytes)) == 1
         return {
             "topology": self.topology.to_dict(),
-            "collective": self.collective.to_dict(),
+            "collective": self.collective.outline(),
             "chunk_bytes": self.chunk_bytes[0] if uniform else list(self.chunk_bytes),
             "size_bytes": self.size_bytes,
             "clauses": self.clauses.to_dict(),
@@ -322,6 +340,27 @@ class Problem:
             clauses=Clauses.from_dict(data["clauses"]),
             size_bytes=data["size_bytes"],
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what is to be sent where, and under which sketch."""
+        from taccl.html import card, facts
+
+        collective, topology, clauses = self.collective, self.topology, self.clauses
+        sizes = sorted(set(self.chunk_bytes))
+        between = f" to {format_size(sizes[-1])}" if len(sizes) > 1 else ""
+        size = f" of {format_size(sizes[0])}{between}" if sizes else ""
+        allowed = len(self.links_allowed)
+        rows = [
+            ("collective", collective.name + (", whose contributions are added up" * collective.combining)),
+            ("topology", topology.name),
+            ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
+            ("size", format_size(self.size_bytes) if self.size_bytes else "not known"),
+            ("chunks", f"{collective.num_chunks}{size}, {collective.chunks_per_rank} per rank"),
+            ("sketch", clauses.name),
+            ("links allowed", f"{allowed} of {len(topology.links)}"),
+            ("merging", f"up to {clauses.max_merge} chunks in a send" if clauses.max_merge > 1 else ""),
+        ]
+        return card(f"{collective.name} on {topology.name}", facts(rows), notes=self.notes)
 
     def __repr__(self) -> str:
         size = format_size(self.size_bytes) if self.size_bytes else "size unknown"
@@ -429,6 +468,11 @@ def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int:
         for rank in chunk.destinations:
             outputs[rank] += size
     return max(*inputs, *outputs)
+
+
+def _compact(values: object) -> str:
+    """Plain values as JSON, the same for the same values."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def _ticks(problem: Problem) -> Costs:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CompactSchedule"]
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
+#: A digest is of columns in blocks of this size, whatever is read at a time.
+_DIGEST_BLOCK = 1 << 20
 #: What `expand` needs for a transfer, at its peak.
 _EXPANDED_BYTES = 150
 
@@ -125,9 +127,10 @@ class CompactSchedule:
     def digest(self) -> str:
         """A hash of the problem and of every transfer, the same on every machine."""
         state = hashlib.sha256(self.problem.digest().encode())
-        for columns in self.blocks():
-            for column in columns[:3]:
-                state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+        for first in range(0, self.num_transfers, _DIGEST_BLOCK):
+            for column in (self.chunk, self.link, self.start):
+                part = column[first : first + _DIGEST_BLOCK]
+                state.update(np.ascontiguousarray(part, dtype="<i8").data)
         state.update(str(self.num_reducing).encode())
         return state.hexdigest()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from taccl.errors import InputError
-from taccl.units import format_count
+from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,6 +157,36 @@ class Schedule:
         ]
         hidden = self.num_transfers - (len(rows) - 1)
         return "\n".join(lines + ([f"... and {hidden} more"] if hidden else []))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the figures, and the first transfers."""
+        from taccl.html import card, facts, table
+
+        problem = self.problem
+        algbw, busbw = self.algbw_gb_per_s, self.busbw_gb_per_s
+        figures = [
+            ("finish", format_us(self.finish)),
+            ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
+            ("transfers", f"{self.num_transfers} in {format_count(self.num_sends, 'send')}"),
+            ("producer", self.producer),
+        ]
+        links, num_links = problem.topology.links, len(problem.topology.links)
+        columns = (self.start, self.end, self.chunk, self.link, self.reduce)
+        rows = [
+            (
+                f"{float(problem.costs.us(start)):.3f}",
+                f"{float(problem.costs.us(end)):.3f}",
+                str(chunk),
+                str(links[link]) if 0 <= link < num_links else f"no link {link}",
+                "reduce" if reduce else "copy",
+            )
+            for start, end, chunk, link, reduce in zip(*(c[:8].tolist() for c in columns), strict=True)
+        ]
+        head = ("start in us", "end in us", "chunk", "link", "")
+        hidden = self.num_transfers - len(rows)
+        title = f"{problem.collective.name} on {problem.topology.name}"
+        more = f"{format_count(hidden, 'more transfer')} in schedule.table()" if hidden else ""
+        return card(title, facts(figures), table(head, rows), notes=(more, *problem.notes))
 
     def __repr__(self) -> str:
         return (

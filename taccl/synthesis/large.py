@@ -13,30 +13,49 @@ import numpy as np
 
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.spill import room_for
 from taccl.synthesis.compiled.fabric import problem_arrays
+from taccl.synthesis.compiled.guided import is_guided, spread_guided
 from taccl.synthesis.compiled.relays import with_relays
 from taccl.synthesis.compiled.scale import spread
 
 if TYPE_CHECKING:
+    import os
+
     from numpy.typing import NDArray
 
     from taccl.problem import Problem
 
-__all__ = ["effort", "schedule_large", "suits"]
+__all__ = ["effort", "schedule_large", "suits", "why_not"]
 
 
 def suits(problem: Problem) -> bool:
-    """Whether the kernel obeys all that is asked: single-ended links, no clause on what they carry."""
-    clauses, links = problem.clauses, problem.topology.links
-    return not (
-        problem.collective.derivations
-        or clauses.carries_from
-        or clauses.carries_to
-        or clauses.own_first
-        or clauses.direct_crossing
-        or clauses.relays is not None
-        or any(len(links[e].srcs) + len(links[e].dsts) > 2 for e in problem.links_allowed)
-    )
+    """Whether the kernel obeys all that is asked."""
+    return not why_not(problem)
+
+
+def why_not(problem: Problem) -> str:
+    """What the kernel does not know of a problem; nothing where it obeys all that is asked."""
+    links = problem.topology.links
+    reasons = {
+        "chunks that are made from others": bool(problem.collective.derivations),
+        "links of several ends": any(
+            len(links[e].srcs) + len(links[e].dsts) > 2 for e in problem.links_allowed
+        ),
+        "own chunks first on links that are free before a send ends": not _own_first_holds(problem),
+    }
+    return ", ".join(what for what, is_asked in reasons.items() if is_asked)
+
+
+def _own_first_holds(problem: Problem) -> bool:
+    """Whether links on which own chunks go first are taken until a send ends, so that relayed ones wait."""
+    topology = problem.topology
+    taken = set()
+    for hold in topology.holds:
+        link = topology.links[hold.link]
+        if (hold.alpha_us, hold.beta_us_per_mb) == (link.alpha_us, link.beta_us_per_mb):
+            taken.add(hold.link)
+    return problem.clauses.own_first <= taken
 
 
 def effort(problem: Problem) -> int:
@@ -52,6 +71,7 @@ def schedule_large(
     memory_limit_mb: int | None = None,
     seed: int = 0,
     num_runs: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
 ) -> CompactSchedule:
     """A schedule by the kernel.
 
@@ -67,6 +87,8 @@ def schedule_large(
         Refuse, before any work, what needs more.
     num_runs : int, optional
         How many rules and seeds to try at most; by default each rule once.
+    spill_dir : path, optional
+        A folder for columns while they are found, in files without names; by default they are in memory.
 
     Raises
     ------
@@ -76,14 +98,21 @@ def schedule_large(
 
     def spreads(half: Problem, target: int, share: float) -> CompactSchedule:
         fabric, demand = problem_arrays(half)
+        limit_s = None if time_limit_s is None else share * time_limit_s
+        if is_guided(half):
+            columns = spread_guided(
+                half, fabric, demand, seed=seed, num_runs=num_runs, target_ticks=target, time_limit_s=limit_s
+            )
+            return CompactSchedule(half, *columns, "greedy")
         found = spread(
             fabric,
             with_relays(fabric, demand),
             seed=seed,
             num_runs=num_runs,
             target_ticks=target,
-            time_limit_s=None if time_limit_s is None else share * time_limit_s,
+            time_limit_s=limit_s,
             memory_limit_bytes=None if memory_limit_mb is None else memory_limit_mb * 10**6,
+            spill_dir=spill_dir,
         )
         return CompactSchedule(half, found.chunk, found.link, found.start, "greedy")
 
@@ -92,32 +121,53 @@ def schedule_large(
     copies = any(set(c.destinations) != {c.root} for c in problem.collective.chunks)
     share, target = (0.5, target_ticks // 2) if copies else (1.0, target_ticks)
     backwards = spreads(reduction_half(problem), target, share)
-    chunk, link, start = _reversed(backwards)
-    reduction = CompactSchedule(problem, chunk, link, start, "greedy", len(chunk))
+    reduction = _turned(backwards, problem, spill_dir)
+    del backwards
     if not copies:
         return reduction
     forwards = spreads(spreading_half(problem), target, share)
     after = reduction.finish_ticks + _overhang(problem)
-    last = after + int(forwards.start.max(initial=0))
-    narrow: type[np.int32] | type[np.int64] = np.int32 if last < 2**31 else np.int64
-    return replace(
-        reduction,
-        chunk=np.concatenate((chunk, forwards.chunk)),
-        link=np.concatenate((link, forwards.link)),
-        start=np.concatenate((start, forwards.start.astype(np.int64) + after)).astype(narrow),
+    last = after + int(forwards.start[-1:].max(initial=0))
+    parts = (
+        ((reduction.chunk, forwards.chunk), reduction.chunk.dtype, 0),
+        ((reduction.link, forwards.link), np.int32, 0),
+        ((reduction.start, forwards.start), np.int32 if last < 2**31 else np.int64, after),
     )
+    columns = []
+    for (first, second), dtype, later in parts:
+        column = room_for(len(first) + len(second), dtype, spill_dir)
+        column[: len(first)] = first
+        np.add(second, later, out=column[len(first) :], casting="unsafe")
+        columns.append(column)
+    chunk, link, start = columns
+    return replace(reduction, chunk=chunk, link=link, start=start)
 
 
-def _reversed(schedule: CompactSchedule) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
-    """The columns with time turned round, in order of start again."""
-    finish = schedule.finish_ticks
-    start = np.empty_like(schedule.start)
-    at = 0
+def _turned(
+    schedule: CompactSchedule, problem: Problem, spill_dir: str | os.PathLike[str] | None
+) -> CompactSchedule:
+    """The reduction that a spread is when it is read backwards in time."""
+    finish, count = schedule.finish_ticks, len(schedule)
+    start = room_for(count, schedule.start.dtype, spill_dir)
+    at = count  # the last to start comes first
     for _, _, _, end in schedule.blocks():
-        start[at : at + len(end)] = finish - end
-        at += len(end)
-    order = np.argsort(start, kind="stable")
-    return schedule.chunk[order], schedule.link[order], start[order]
+        start[at - len(end) : at] = finish - end[::-1]
+        at -= len(end)
+    columns: tuple[NDArray[Any], ...] = (schedule.chunk[::-1], schedule.link[::-1], start)
+    order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else None
+    turned = []
+    for column in columns:
+        if order is None and column is start:
+            turned.append(start)
+            continue
+        room = room_for(count, column.dtype, spill_dir)
+        if order is None:
+            room[:] = column
+        else:
+            np.take(column, order, out=room, mode="clip")
+        turned.append(room)
+    chunk, link, start = turned
+    return CompactSchedule(problem, chunk, link, start, "greedy", count)
 
 
 def _overhang(problem: Problem) -> int:

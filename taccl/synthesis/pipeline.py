@@ -8,14 +8,15 @@ contiguity on that solver alone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import time
 import warnings
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
@@ -37,9 +38,11 @@ from taccl.synthesis import stages
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.combining import retime
 from taccl.synthesis.explaining.explain import explain
-from taccl.synthesis.large import effort, schedule_large, suits
-from taccl.synthesis.result import Result, Stage
-from taccl.synthesis.search import Options, Search
+from taccl.synthesis.large import effort, why_not
+from taccl.synthesis.large_search import search_large
+from taccl.synthesis.result import Moment, Result, Stage
+from taccl.synthesis.search import Options, Search, sound_bound
+from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, synthesize_guided
 from taccl.synthesis.twins import Twin, find_twin, hand_over
 
 if TYPE_CHECKING:
@@ -47,7 +50,9 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.suggesting.proposals import SketchProposal
 
 __all__ = ["synthesize"]
 
@@ -57,10 +62,10 @@ logger = logging.getLogger(__name__)
 _WORTH_COMPILING_S = 5.0
 #: Problems with more moves than this, once folded, are left to the compiled list scheduler.
 _MOST_MOVES = 200_000
-#: Schedules with more transfers than this stay compact.
-_MOST_EXPANDED = 300_000
 #: The part of the time limit after which a bound is no longer improved.
 _BOUND_SHARE = 0.2
+#: The part of it that the compiled list scheduler has without a sketch before one is suggested.
+_UNGUIDED_SHARE = 0.5
 #: Seconds kept back from the time limit for unfolding and verifying what the last stage found.
 _RESERVE_S = 0.2
 
@@ -75,6 +80,10 @@ def synthesize(
     memory_limit_mb: int | None = None,
     log: bool = False,
     progress: Callable[[str, float | None, float | None], None] | None = None,
+    sketch: str | SketchProposal = "auto",
+    keep: str = "schedule",
+    spill_dir: str | os.PathLike[str] | None = None,
+    to_file: bool = False,
 ) -> Result:
     """A verified schedule of a problem, its proven bound, and how it was found.
 
@@ -85,17 +94,30 @@ def synthesize(
         ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
         contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``.
     time_limit_s : float
-        Of the whole synthesis. The list scheduler's first run is always finished.
+        Of the whole synthesis. The list scheduler's first run is always finished, but for that of the
+        compiled one.
     threads : int, optional
         Of each solver; default: the cores that this process may use.
     seed : int
         Same problem, options and seed give the same schedule, unless a time limit cut a stage.
     memory_limit_mb : int, optional
-        Of each solver's process.
+        Of each solver's process; and what the compiled list scheduler may take, which works out its need
+        before it begins (default: 80 % of the memory that is free).
     log : bool
         Whether solvers write their logs to stderr.
     progress : callable, optional
-        Called with (what is being done, best finish in us or None, bound in us).
+        Called with (what is being done, best finish in us or None, bound in us or None).
+    sketch : str or SketchProposal
+        For a problem that has none, and the portfolio: ``"auto"`` also searches under the best sketch that
+        is suggested for the problem's chunks, and keeps the better schedule; ``"none"`` does not. A proposal
+        of `suggest_sketches` is used instead of the best.
+    keep : {"schedule", "summary"}
+        Of the compiled list scheduler, whether to keep the transfers, or their figures alone once they are
+        verified.
+    spill_dir : path, optional
+        A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`).
+    to_file : bool
+        Whether the schedule is to be saved, so that the memory for that counts as well.
 
     Returns
     -------
@@ -105,7 +127,7 @@ def synthesize(
     Raises
     ------
     InputError
-        If the backend is unknown, or the time limit is not positive.
+        If the backend is unknown, the time limit is not positive, or there is not enough memory.
     InfeasibleError
         If no schedule exists.
     SolverUnavailableError
@@ -122,19 +144,72 @@ def synthesize(
         raise InputError(f"found {threads}; expected a whole number of at least 1", where="threads")
     if backend not in ("auto", "greedy"):
         require_known(backend, others=("auto", "greedy"), where="backend")
+    if isinstance(sketch, str) and sketch not in ("auto", "none"):
+        raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
+    if keep not in ("schedule", "summary"):
+        raise InputError(f"found {keep!r}; expected 'schedule' or 'summary'", where="keep")
+    large, choice = _choice(problem, backend)
+    folder = None if spill_dir is None else Path(spill_dir)
+    if folder is not None and not large:
+        raise InputError(
+            f"only the compiled list scheduler spills, and what runs is {choice}; leave it out",
+            where="spill_dir",
+        )
     _check_feasible(problem, time_limit_s)
-    options = Options(threads or _cores(), seed, memory_limit_mb, log, progress)
-    if backend in ("auto", "cpsat") and not _is_large(problem):
-        warm_up("ortools")
-    bound = lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s)
-    proof = Stage("bound", "taccl", "done", time.monotonic() - began, None, bound.bound_us, bound.kind)
+    options = Options(threads or _cores(), seed, memory_limit_mb, log, progress, keep, folder, to_file)
+    run = partial(_synthesize, options=options)
+    alone = backend != "auto" or folder is not None or keep == "summary"
+    proposal = None if isinstance(sketch, str) else sketch
+    if proposal is not None:
+        check_proposal(proposal, problem)
+        if alone:
+            raise InputError(
+                "found a proposal, which guides the portfolio alone; leave it out, or give backend='auto' "
+                "and neither keep='summary' nor spill_dir",
+                where="sketch",
+            )
+    elif sketch == "none" or alone or not is_unguided(problem):
+        return run(problem, backend=backend, time_limit_s=time_limit_s)
+    first = None
+    if large and proposal is None:
+        with contextlib.suppress(NoSolutionError):  # in all of the time there may be one
+            first = run(problem, backend=backend, time_limit_s=_UNGUIDED_SHARE * time_limit_s)
+        if first is not None and first.stopped in ("bound met", "interrupted"):
+            return first
+    bound = lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s) if first is None else first.bound
+    return synthesize_guided(
+        bound,
+        run,
+        began=began,
+        time_limit_s=time_limit_s,
+        proposal=proposal,
+        first=first,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def _synthesize(
+    problem: Problem,
+    *,
+    backend: str,
+    time_limit_s: float,
+    options: Options,
+    bound: Certificate | None = None,
+) -> Result:
+    """Synthesize a problem as it is; its bound is worked out unless it is given."""
+    began = time.monotonic()
     deadline = began + max(0.05, time_limit_s - _RESERVE_S)
+    large, choice = _choice(problem, backend)
+    if large:
+        return search_large(problem, options, backend=backend, deadline=deadline, choice=choice)
+    if backend in ("auto", "cpsat"):
+        warm_up("ortools")
+    bound = bound or lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s)
+    proof = Stage("bound", "taccl", "done", time.monotonic() - began, None, bound.bound_us, bound.kind)
     run = partial(_search, backend=backend, options=options, bound=bound)
-    if backend in ("auto", "greedy") and _is_large(problem):
-        return _large(problem, backend, options, bound, proof, began, deadline)
     searches: list[Search] = []
     extra: list[Stage] = []
-    notes: tuple[str, ...] = ()
     collective = problem.collective
     if not collective.combining or collective.derivations:
         searches.append(run(problem, deadline=deadline))
@@ -162,12 +237,7 @@ def synthesize(
             searches[0].interrupted = True
             schedule = _combined(problem, parts)
     verify(schedule).raise_if_failed()
-    if schedule.finish < bound.bound:
-        logger.error("%r: the bound %r is above a verified schedule", problem, bound)
-        notes = (
-            "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it",
-        )
-        bound = replace(bound, bound=Fraction(0), kind="none", limits="nothing that is proven", witness=None)
+    bound, faults = sound_bound(schedule, bound)
     if any(search.interrupted for search in searches):
         stopped = "interrupted"
     elif schedule.finish <= bound.bound:
@@ -180,12 +250,28 @@ def synthesize(
         bound=bound,
         backend=backend,
         stages=(proof, *(stage for search in searches for stage in search.stages), *extra),
+        progress=_progress(began, proof, searches, schedule, bound),
         seconds=time.monotonic() - began,
-        seed=seed,
+        seed=options.seed,
         versions=package_versions(),
         stopped=stopped,
-        notes=(*notes, *_notes(problem, searches)),
+        notes=(*faults, *_notes(problem, searches)),
+        choice=choice,
     )
+
+
+def _progress(
+    began: float,
+    proof: Stage,
+    searches: Sequence[Search],
+    schedule: Schedule | CompactSchedule,
+    bound: Certificate,
+) -> tuple[Moment, ...]:
+    """What was known when: the bound, the best schedule of every search, and what is returned."""
+    found = [replace(each, seconds=each.seconds - began) for search in searches for each in search.found]
+    first = Moment(proof.seconds, None, proof.bound_us)
+    last = Moment(time.monotonic() - began, schedule.finish_us, bound.bound_us)
+    return (first, *found, last)
 
 
 def _check_feasible(problem: Problem, time_limit_s: float) -> None:
@@ -215,50 +301,22 @@ def _copying(half: Problem) -> Problem:
     return half if len(fit) == len(half.links_allowed) else half.with_clauses(links_allowed=frozenset(fit))
 
 
-def _is_large(problem: Problem) -> bool:
-    """Whether only the compiled list scheduler would end in time: too many moves even when folded."""
-    if not suits(problem) or effort(problem) <= _MOST_MOVES:
-        return False
-    return effort(problem) > _MOST_MOVES * len(symmetry_group(problem))
-
-
-def _large(
-    problem: Problem,
-    backend: str,
-    options: Options,
-    bound: Certificate,
-    proof: Stage,
-    began: float,
-    deadline: float,
-) -> Result:
-    """The compiled list scheduler alone."""
-    since = time.monotonic()
-    if options.progress is not None:
-        options.progress("greedy (compiled)", None, bound.bound_us)
-    found = schedule_large(
-        problem,
-        target_ticks=-int(-bound.bound * problem.costs.ticks_per_us // 1),
-        time_limit_s=max(0.0, deadline - since),
-        memory_limit_mb=options.memory_limit_mb,
-        seed=options.seed,
-    )
-    size = f"about {effort(problem):.2g} moves, more than models and the uncompiled list scheduler reach"
-    stage = Stage("greedy", "compiled", "done", time.monotonic() - since, found.finish_us, None, size)
-    verify(found).raise_if_failed()
-    schedule = found.expand() if found.num_transfers <= _MOST_EXPANDED else found
-    met = schedule.finish <= bound.bound
-    late = time.monotonic() >= deadline
-    return Result(
-        schedule=schedule,
-        bound=bound,
-        backend=backend,
-        stages=(proof, stage),
-        seconds=time.monotonic() - began,
-        seed=options.seed,
-        versions=package_versions(),
-        stopped="bound met" if met else "time limit" if late else "nothing better found",
-        notes=problem.notes,
-    )
+def _choice(problem: Problem, backend: str) -> tuple[bool, str]:
+    """Whether only the compiled list scheduler would end in time; and what runs, with the figures why."""
+    if backend not in ("auto", "greedy"):
+        return False, f"{backend}, as asked"
+    own = "the portfolio" if backend == "auto" else "the list scheduler"
+    moves = effort(problem)
+    if moves <= _MOST_MOVES:
+        return False, f"{own}: {moves} moves, at most {_MOST_MOVES}"
+    folded = moves // len(symmetry_group(problem))
+    size = f"about {moves:.2g} moves, {folded:.2g} of them once folded by symmetry"
+    if folded <= _MOST_MOVES:
+        return False, f"{own}: {size}, at most {_MOST_MOVES}"
+    unknown = why_not(problem)
+    if unknown:
+        return False, f"{own}, slowly: {size}; the compiled list scheduler does not know {unknown}"
+    return True, f"the compiled list scheduler: {size}, more than the {_MOST_MOVES} that models reach"
 
 
 def _combined(problem: Problem, parts: list[Schedule]) -> Schedule:
@@ -366,6 +424,7 @@ def _one_solver(search: Search, solver: str, limit_s: float) -> None:
     if search.best is None:
         return
     search.first, search.best = search.best, None
+    search.found.clear()
     if solver == "cpsat":
         pairs = stages.route(search, solver, budget_s=0.5 * limit_s)
         if pairs is not None and not search.interrupted:

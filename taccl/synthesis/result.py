@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taccl.units import format_us
@@ -14,7 +14,31 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["Result", "Stage", "schedule_figures"]
+__all__ = ["ModelRun", "Moment", "Result", "Stage", "schedule_figures"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """A linear model that a solver worked on: its size, and when the solver had a point and a proof.
+
+    Parameters
+    ----------
+    num_columns, num_rows, num_nonzeros : int
+        Variables, constraints, and coefficients that are not zero.
+    first_feasible_s : float, optional
+        From the solver's start to the first point that it reported; None if it reports none on its way.
+    proof_s : float, optional
+        From the solver's start to its proof that no point is better; None without one.
+    solver_version : str
+        Empty if the solver never said.
+    """
+
+    num_columns: int
+    num_rows: int
+    num_nonzeros: int
+    first_feasible_s: float | None = None
+    proof_s: float | None = None
+    solver_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +61,8 @@ class Stage:
         bound of the problem.
     message : str
         For a person: why it was skipped or failed.
+    model : ModelRun, optional
+        Of stages that solved a linear model.
     """
 
     name: str
@@ -46,6 +72,30 @@ class Stage:
     finish_us: float | None = None
     bound_us: float | None = None
     message: str = ""
+    model: ModelRun | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What was known at some time of a synthesis.
+
+    Parameters
+    ----------
+    seconds : float
+        Since the synthesis began.
+    finish_us : float, optional
+        Of the best schedule so far; None before there is one.
+    bound_us : float, optional
+        The proven lower bound so far.
+    half : str
+        Of a reduction that is searched in two halves: ``"reduce"`` or ``"spread"``, whose times are those of
+        the half alone; empty for the whole.
+    """
+
+    seconds: float
+    finish_us: float | None
+    bound_us: float | None
+    half: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +121,10 @@ class Result:
         ``"interrupted"`` (Ctrl-C).
     notes : tuple of str
         What a person should know: fallbacks, narrowed symmetry, padding.
+    progress : tuple of Moment
+        Each better schedule when it was found, in order of time; the last is the schedule returned.
+    choice : str
+        What ran and why, by the number of moves.
     """
 
     schedule: Schedule | CompactSchedule
@@ -82,6 +136,8 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""
     notes: tuple[str, ...] = ()
+    progress: tuple[Moment, ...] = ()
+    choice: str = ""
 
     @property
     def interrupted(self) -> bool:
@@ -111,6 +167,7 @@ class Result:
             "bound_limits": self.bound.limits,
             "gap": self.gap if self.gap != float("inf") else None,
             "backend": self.backend,
+            "choice": self.choice,
             "verified": True,
             **schedule_figures(schedule),
             "stages": [
@@ -122,6 +179,7 @@ class Result:
                     "finish_us": s.finish_us,
                     "bound": s.bound_us,
                     "message": s.message,
+                    "model": None if s.model is None else asdict(s.model),
                 }
                 for s in self.stages
             ],
@@ -131,7 +189,40 @@ class Result:
             "interrupted": self.interrupted,
             "versions": dict(self.versions),
             "notes": list(self.notes),
+            "progress": [asdict(moment) for moment in self.progress],
         }
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the figures, and a row per stage."""
+        from taccl.html import card, facts, table
+
+        schedule, problem = self.schedule, self.schedule.problem
+        algbw, busbw = schedule.algbw_gb_per_s, schedule.busbw_gb_per_s
+        gap = "none proven" if self.gap == float("inf") else f"{self.gap:.2%}"
+        figures = [
+            ("finish", format_us(self.finish_us)),
+            ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
+            ("bound", f"{format_us(self.bound_us)}, limited by {self.bound.limits}"),
+            ("gap", gap + (" (proven best)" if self.gap == 0 else "")),
+            ("schedule", f"{schedule.num_transfers} transfers in {schedule.num_sends} sends, verified"),
+            ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
+            ("stopped", self.stopped),
+        ]
+        rows = [
+            (
+                stage.name,
+                stage.solver,
+                stage.status,
+                f"{stage.seconds:.2f}",
+                "" if stage.finish_us is None else format_us(stage.finish_us),
+                stage.message,
+            )
+            for stage in self.stages
+        ]
+        head = ("stage", "solver", "status", "seconds", "finish", "")
+        title = f"{problem.collective.name} on {problem.topology.name}"
+        parts = [facts(figures)] + ([table(head, rows)] if rows else [])
+        return card(title, *parts, notes=self.notes)
 
     def __repr__(self) -> str:
         schedule = self.schedule
@@ -144,6 +235,8 @@ class Result:
             f"found by {schedule.producer or self.backend} in {self.seconds:.2f} s",
             f"  limited by {self.bound.limits}",
         ]
+        if self.choice:
+            lines.append(f"  {self.choice}")
         for s in self.stages:
             finish = f"finish {format_us(s.finish_us)}" if s.finish_us is not None else ""
             line = f"  {s.name:<12} {s.solver:<8} {s.status:<12} {s.seconds:7.2f} s  {finish}"

@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.greedy import unfold
 from taccl.synthesis.orbits import fold, timing_group
-from taccl.synthesis.result import Stage
+from taccl.synthesis.result import ModelRun, Moment, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.greedy import ListSchedule
     from taccl.synthesis.orbits import Orbits
 
-__all__ = ["Options", "Search"]
+__all__ = ["Options", "Search", "sound_bound"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search: limits, threads, seed, and where news goes."""
+    """How to search: limits, threads, seed, where news goes, and what is kept of the schedule."""
 
     threads: int
     seed: int
     memory_limit_mb: int | None
     log: bool
     progress: Callable[[str, float | None, float | None], None] | None
+    keep: str = "schedule"
+    spill_dir: Path | None = None
+    to_file: bool = False
 
 
 @dataclass
@@ -57,6 +64,8 @@ class Search:
         Whether time was up before the search was.
     fallback : str
         Why `first` was used after all.
+    found : list of Moment
+        When each best schedule was found, on the clock of `time.monotonic`.
     """
 
     problem: Problem
@@ -72,6 +81,7 @@ class Search:
     fallback: str = ""
     last_improved: float = 0.0
     ran_out: bool = False
+    found: list[Moment] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         since = time.monotonic()
@@ -117,6 +127,8 @@ class Search:
                 return None
             self.best = whole
             self.last_improved = time.monotonic()
+            bound_us, half = self.ticks_to_us(self.bound_ticks), self.prefix.removesuffix(": ")
+            self.found.append(Moment(self.last_improved, whole.finish_us, bound_us, half))
             self.report(producer)
         return whole.finish_us
 
@@ -137,11 +149,27 @@ class Search:
         finish_us: float | None = None,
         bound_us: float | None = None,
         message: str = "",
+        model: ModelRun | None = None,
     ) -> None:
         """Add a stage that began at `since`."""
         seconds = time.monotonic() - since
-        self.stages.append(Stage(self.prefix + name, solver, status, seconds, finish_us, bound_us, message))
+        self.stages.append(
+            Stage(self.prefix + name, solver, status, seconds, finish_us, bound_us, message, model)
+        )
 
     def ticks_to_us(self, ticks: int | None) -> float | None:
         """Ticks in microseconds."""
         return None if ticks is None else float(self.problem.costs.us(ticks))
+
+
+def sound_bound(
+    schedule: Schedule | CompactSchedule, bound: Certificate
+) -> tuple[Certificate, tuple[str, ...]]:
+    """The bound; or, where a verified schedule is faster, none and a note, for then the bound is wrong."""
+    if schedule.finish >= bound.bound:
+        return bound, ()
+    logger.error("%r: the bound %r is above a verified schedule", schedule.problem, bound)
+    nothing = replace(bound, bound=Fraction(0), kind="none", limits="nothing that is proven", witness=None)
+    return nothing, (
+        "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it",
+    )

@@ -11,12 +11,14 @@ from taccl.synthesis import contiguity as contiguity_stage
 from taccl.synthesis import jobshop, ordering, routing
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule
 from taccl.synthesis.large import schedule_large, suits
+from taccl.synthesis.result import ModelRun
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
-    from taccl.solvers.solver import Progress
+    from taccl.solvers.model import MilpModel
+    from taccl.solvers.solver import Progress, Solution
     from taccl.synthesis.orbits import Orbits
     from taccl.synthesis.search import Search
 
@@ -113,7 +115,15 @@ def route(search: Search, solver: str, *, budget_s: float) -> list[tuple[int, in
     message = "; ".join(part for part in (answer.message, size) if part)
     if answer.status == "unlicensed":  # which says the size
         message = answer.message
-    search.record("routing", solver, answer.status, since, bound_us=answer.bound, message=message)
+    search.record(
+        "routing",
+        solver,
+        answer.status,
+        since,
+        bound_us=answer.bound,
+        message=message,
+        model=_model_run(model.model, answer),
+    )
     return None if answer.values is None else routing.routing_of(orbits, model, answer.values)
 
 
@@ -158,6 +168,7 @@ def route_and_order(search: Search, solver: str, *, budget_s: float) -> None:
         finish_us=finish,
         bound_us=answer.bound,
         message=answer.message,
+        model=_model_run(model.model, answer),
     )
 
 
@@ -286,6 +297,18 @@ def _freed(orbits: Orbits, current: ListSchedule, share: float, rng: random.Rand
     middle = rng.random() * current.finish_ticks
     nearest = sorted(arrival, key=lambda p: (abs(arrival[p] - middle), p))
     return set(nearest[: max(1, int(share * len(nearest)))])
+
+
+def _model_run(model: MilpModel, answer: Solution) -> ModelRun:
+    """The size of a model, and when its solver had what."""
+    return ModelRun(
+        num_columns=model.num_variables,
+        num_rows=model.num_rows,
+        num_nonzeros=model.num_nonzeros,
+        first_feasible_s=answer.first_feasible_s,
+        proof_s=answer.seconds if answer.status == "optimal" else None,
+        solver_version=answer.version,
+    )
 
 
 def _on_fold(whole: Orbits, part: Orbits, schedule: ListSchedule) -> ListSchedule:

@@ -12,11 +12,15 @@ from synthesis.brute_force import TooLarge, optimal_ticks
 from synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
 
 from taccl import collective as collectives
+from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.symmetries import find_symmetries
+from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.verification.verify import verify
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis.pipeline import synthesize
+from taccl.topology.fabrics import mesh
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
@@ -239,3 +243,31 @@ def test_greedy_never_beats_the_bound(
     schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
     assert verify(schedule).ok
     assert lower_bound(problem).bound <= schedule.finish
+
+
+def test_with_no_time_something_crosses_a_border_all_the_same() -> None:
+    """All of 100 sums enter a corner of a mesh over two links of 20.5 us each: 50 rounds, proven in no time."""
+    topology = mesh(10, 10)
+    problem = make_problem(topology, collectives.allreduce(100), chunk_bytes=MB)
+    bound = lower_bound(problem, budget_s=0.0)
+    assert bound.bound >= 50 * Fraction("20.5")
+    assert bound.check()
+
+
+def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bound, by prices of the two links alone."""
+    monkeypatch.setattr(cuts._Program, "solve", lambda *_: None)
+    problem = make_problem(mesh(10, 10), collectives.allreduce(100), chunk_bytes=MB)
+    volume = Volume(problem, divisible=False)
+    symmetries = find_symmetries(problem)
+    found = cuts.throughput(volume, symmetries, in_network=False, budget_s=1.0)
+    assert found is not None
+    assert found[0] / problem.costs.ticks_per_us == 50 * Fraction("20.5")
+
+
+def test_a_bound_that_a_finish_meets_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 chunks enter a corner of a 4x4 mesh over two links, in 8 rounds: no program is solved for more."""
+    monkeypatch.setattr(cuts._Program, "solve", lambda *_: pytest.fail("a program was solved"))
+    problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
+    bound = lower_bound(problem, finish=8 * Fraction("20.5"))
+    assert (bound.bound, bound.kind) == (164, "counting")

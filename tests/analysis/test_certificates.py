@@ -145,10 +145,9 @@ def test_switches_that_reduce_are_no_slower(seed: int) -> None:
 @some
 @given(seed=seeds, combining=st.booleans())
 def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
-    """With no budget latency is left, which is found in any case."""
+    """With no budget there is a bound all the same, which holds and is no better than with one."""
     problem = random_problem(seed, combining=combining)
     hurried = lower_bound(problem, budget_s=0)
-    assert hurried.kind in ("latency", "none")
     assert hurried.check()
     assert hurried.bound <= lower_bound(problem).bound
 

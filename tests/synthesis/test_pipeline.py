@@ -577,6 +577,6 @@ class TestCtrlC:
             timeout=60,
         )
         assert (done.returncode, done.stdout) == (130, "")
-        assert "interrupted before there was a schedule" in done.stderr
+        assert "interrupted, with nothing in hand" in done.stderr
         assert "Traceback" not in done.stderr
         assert not path.exists()

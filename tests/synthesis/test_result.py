@@ -21,7 +21,7 @@ FIGURES = {
     "finish_us", "bound_us", "bound_limits", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified",
     "collective", "topology", "sketch", "cost_model", "size_bytes", "num_ranks", "num_chunks",
     "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
-    "versions", "notes", "digest",
+    "versions", "notes", "digest", "progress", "choice",
 }  # fmt: skip
 
 
@@ -176,11 +176,12 @@ class TestToDict:
         assert values["versions"]["taccl"] == taccl.__version__
 
     def test_stages(self, result):
-        """A stage has its name, solver, status, seconds, finish, bound and message."""
+        """A stage has its name, solver, status, seconds, finish, bound, message and model."""
         stages = result.to_dict()["stages"]
         assert [stage["name"] for stage in stages] == [stage.name for stage in result.stages]
         for stage in stages:
-            assert set(stage) == {"name", "solver", "status", "seconds", "finish_us", "bound", "message"}
+            known = {"name", "solver", "status", "seconds", "finish_us", "bound", "message", "model"}
+            assert set(stage) == known
             assert 0 <= stage["seconds"] <= result.seconds
 
     def test_notes_of_the_problem(self):

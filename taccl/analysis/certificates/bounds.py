@@ -1,7 +1,8 @@
 """Lower bounds on the finish of any schedule of a problem, each with a witness and one sentence.
 
 `lower_bound` is the best of: latency (the longest shortest way), counting (whole chunks that a rank or a node
-must pass, over the rate of the resources they can pass), the one-machine bound (a resource's batches, from
+must pass, over the rate of the resources they can pass), two borders (what must enter a node, and then a rank
+of it, or leave them), the one-machine bound (a resource's batches, from
 the releases of its chunks to the tail behind the last one), throughput (the best prices of resources and
 sets of ranks) and multicommodity flow (the best prices of resources and ways). All hold for the declared
 problem: its topology, collective and sketch.
@@ -15,6 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,7 @@ from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.demand import Demand, Job, as_spreading
 from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.flows import multicommodity
+from taccl.analysis.certificates.nested import nested_bounds
 from taccl.analysis.certificates.one_machine import machine_ticks
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume, crossing_links
@@ -31,7 +34,7 @@ from taccl.problem import Clauses
 from taccl.sketch.reachability import check_reachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from taccl.analysis.certificates.certificate import Witness
     from taccl.problem import Problem
@@ -46,6 +49,8 @@ _MOST_RANKS_TIMED = 2_048
 _FEW_CHUNKS = 16
 #: Seconds for finding sets of ranks that are crossed too little, by default.
 _CUTS_S = 20.0
+#: Seconds that linear programs get in any case once they are begun.
+_LEAST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,12 @@ class _Claim:
 
 
 def lower_bound(
-    problem: Problem, *, divisible: bool = False, in_network: bool | None = None, budget_s: float = _CUTS_S
+    problem: Problem,
+    *,
+    divisible: bool = False,
+    in_network: bool | None = None,
+    budget_s: float = _CUTS_S,
+    finish: Fraction | None = None,
 ) -> Certificate:
     """The best proven lower bound of the declared problem: topology, collective and sketch.
 
@@ -70,7 +80,10 @@ def lower_bound(
     in_network : bool, optional
         Whether switches are granted to reduce what passes them. Default: where links of the topology do.
     budget_s : float
-        When to stop looking for what limits more: the bound holds at any time. Latency is always found.
+        When to stop looking for what limits more: the bound holds at any time. Latency is always found, and
+        one claim beside it is looked for, which may take some seconds more.
+    finish : Fraction, optional
+        Of a schedule, in microseconds: a bound that meets it is the best, and nothing more is looked for.
 
     Raises
     ------
@@ -82,23 +95,38 @@ def lower_bound(
     demand = Demand(reads)
     granted = not demand.single_ended if in_network is None else in_network
     volume = Volume(reads, divisible=divisible)
-    claims = [_latency(demand, divisible=divisible)]
-    finders = [partial(_throughput, volume, in_network=granted, budget_s=budget_s)]
+    deadline = time.monotonic() + budget_s
+    latency = _latency(demand, divisible=divisible)
+    # In the order in which claims that say the same are preferred; what is quick is looked for first.
+    prices = partial(_throughput, volume, in_network=granted, deadline=deadline)
+    finders: list[Callable[[], Iterator[_Claim]]] = [prices]
     if not divisible and _pairs(demand) <= _MAX_TIMED:
-        finders += [partial(_counting, demand, in_network=granted), partial(_one_machine, demand)]
+        counting = partial(_counting, demand, in_network=granted)
+        finders += [counting, partial(_one_machine, demand)]
     elif not divisible:
-        finders.insert(0, partial(_counted, demand, volume))
-    since = time.monotonic()
-    for find in finders:
-        if time.monotonic() - since >= budget_s:
+        counting = partial(_counted, demand, volume)
+        finders.insert(0, counting)
+    quick: list[Callable[[], Iterator[_Claim]]] = []
+    if not divisible:
+        quick = [counting, partial(_two_borders, demand)]
+        finders.append(quick[1])
+    found: dict[Callable[[], Iterator[_Claim]], list[_Claim]] = {find: [] for find in finders}
+    enough = None if finish is None else finish * problem.costs.ticks_per_us
+    best = latency.ticks
+    for find in [*quick, *(find for find in finders if find not in quick)]:
+        late = any(found.values()) and time.monotonic() >= deadline
+        if late or (enough is not None and best >= enough):
             break
         for claim in find():
-            claims.append(claim)
-            if time.monotonic() - since >= budget_s:
+            found[find].append(claim)
+            best = max(best, claim.ticks)
+            if time.monotonic() >= deadline or (enough is not None and best >= enough):
                 break
-    best = max(claims, key=lambda claim: claim.ticks)
-    bound = Fraction(best.ticks) / problem.costs.ticks_per_us
-    return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, granted)
+    strongest = max([latency, *chain.from_iterable(found.values())], key=lambda claim: claim.ticks)
+    bound = Fraction(strongest.ticks) / problem.costs.ticks_per_us
+    return Certificate(
+        problem, bound, strongest.kind, strongest.limits, strongest.witness, divisible, granted
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +205,23 @@ def _pairs(demand: Demand) -> int:
     return pairs // same
 
 
-def _throughput(volume: Volume, *, in_network: bool, budget_s: float) -> Iterator[_Claim]:
+def _throughput(volume: Volume, *, in_network: bool, deadline: float) -> Iterator[_Claim]:
     """The best prices, by linear programs; in whole ticks where chunks travel whole."""
     symmetries = find_symmetries(volume.problem)
+    deadline = max(deadline, time.monotonic() + _LEAST_S)
 
     def ticks(bound: Fraction) -> int | Fraction:
         return -(-bound.numerator // bound.denominator) if volume.by_chunk else bound
 
-    found = throughput(volume, symmetries, in_network=in_network, budget_s=budget_s)
+    left = deadline - time.monotonic()
+    found = throughput(volume, symmetries, in_network=in_network, budget_s=left)
     if found is not None:
         bound, witness = found
         dearest = max(witness.charges, key=lambda each: (each.charge, len(each.parts)))
         yield _Claim(ticks(bound), _what_crosses(volume, dearest.parts), "throughput", witness)
     if volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks):
-        flowed = multicommodity(volume, Distances(volume.problem), symmetries)
+        left = max(deadline - time.monotonic(), 0.0)
+        flowed = multicommodity(volume, Distances(volume.problem), symmetries, budget_s=left)
         if flowed is not None:
             bound, paths, solved = flowed
             dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
@@ -295,6 +326,12 @@ def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
                 chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
                 what = f"{chunks} must {verb} {name} {which} through {_number(cover)}"
                 yield _Claim(ticks, what, "counting", Border(border.ranks, entering))
+
+
+def _two_borders(demand: Demand) -> Iterator[_Claim]:
+    """Chunks that must enter a node, and then still come to a rank of it."""
+    for ticks, limits, witness in nested_bounds(demand):
+        yield _Claim(ticks, limits, "two borders", witness)
 
 
 def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
@@ -424,7 +461,8 @@ def _one_machine(demand: Demand) -> Iterator[_Claim]:
                     mine = [
                         job
                         for job in (border.jobs if border is not None else ())
-                        if all(resource in demand.held[e] for e in job.links)
+                        if len(job.links) <= len(links_of[resource])
+                        and all(resource in demand.held[e] for e in job.links)
                     ]
                     jobs = [*jobs, *mine] if demand.single_ended else max(jobs, mine, key=len)
                 if jobs:

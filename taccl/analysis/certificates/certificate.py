@@ -1,11 +1,13 @@
 """The certificate: a proven lower bound on the finish of any schedule, with the witness that proves it.
 
-Five kinds of witness, all of them arithmetic to check (`taccl.analysis.certificates.check`):
+Six kinds of witness, all of them arithmetic to check (`taccl.analysis.certificates.check`):
 
 latency
     A chunk and a destination: the shortest way there.
 counting
     A set of ranks: the whole chunks that must cross its border, over the rate of what they can pass.
+two borders
+    A rank and the ranks of its node: what must cross both borders, the one after the other.
 one machine
     A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
 throughput
@@ -21,14 +23,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from taccl.units import format_us
+from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
     from taccl.problem import Problem
 
-__all__ = ["Border", "Certificate", "Machine", "Path", "PathPrices", "SetCharge", "SetPrices", "Witness"]
+__all__ = [
+    "Border", "Certificate", "Machine", "Nested", "Path", "PathPrices", "SetCharge", "SetPrices", "Witness",
+    "describe_witness",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,23 @@ class Border:
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "border", "ranks": sorted(self.ranks), "entering": self.entering}
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """What must enter `outer` and then `inner`, a part of it (or leave `inner`, and then `outer`)."""
+
+    inner: frozenset[int]
+    outer: frozenset[int]
+    entering: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": "nested",
+            "inner": sorted(self.inner),
+            "outer": sorted(self.outer),
+            "entering": self.entering,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +133,7 @@ class PathPrices:
         return {"kind": "path prices", "prices": list(self.prices)}
 
 
-Witness = Path | Border | Machine | SetPrices | PathPrices
+Witness = Path | Border | Nested | Machine | SetPrices | PathPrices
 
 
 @dataclass(frozen=True)
@@ -125,8 +147,8 @@ class Certificate:
     bound : Fraction
         Microseconds, exact.
     kind : str
-        ``"latency"``, ``"counting"``, ``"one machine"``, ``"throughput"`` or ``"multicommodity"``;
-        ``"none"`` where nothing must be sent.
+        ``"latency"``, ``"counting"``, ``"two borders"``, ``"one machine"``, ``"throughput"`` or
+        ``"multicommodity"``; ``"none"`` where nothing must be sent.
     limits : str
         One sentence that says what limits.
     witness : Witness, optional
@@ -180,6 +202,23 @@ class Certificate:
             "witness": None if self.witness is None else self.witness.to_dict(),
         }
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the bound, what limits, and what proves it."""
+        from taccl.html import card, facts
+
+        bandwidth = self.algbw_gb_per_s
+        granted = [(self.divisible, "data may be cut anywhere"), (self.in_network, "switches may reduce")]
+        rows = [
+            ("bound", format_us(self.bound)),
+            ("bandwidth", "" if bandwidth is None else f"{bandwidth:.4g} GB/s at most"),
+            ("limited by", self.limits),
+            ("kind", self.kind),
+            ("witness", describe_witness(self)),
+            ("granted", ", ".join(text for given, text in granted if given)),
+        ]
+        problem = self.problem
+        return card(f"bound of {problem.collective.name} on {problem.topology.name}", facts(rows))
+
     def __repr__(self) -> str:
         bandwidth = self.algbw_gb_per_s
         return (
@@ -187,3 +226,44 @@ class Certificate:
             + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else "")
             + f": {self.kind}, limited by {self.limits})"
         )
+
+
+def describe_witness(certificate: Certificate) -> str:
+    """What proves a certificate, in one sentence; empty where there is no witness."""
+    topology, witness = certificate.problem.topology, certificate.witness
+    match witness:
+        case Path():
+            return f"the shortest way of chunk {witness.chunk} to rank {witness.destination}"
+        case Border():
+            way = "enter" if witness.entering else "leave"
+            if len(witness.ranks) == topology.num_ranks:
+                return f"what must {way} {'ranks' if witness.entering else 'nodes'}, all taken together"
+            return f"what must {way} {_ranks_shown(witness.ranks)}"
+        case Nested():
+            first, then = (
+                (witness.outer, witness.inner) if witness.entering else (witness.inner, witness.outer)
+            )
+            way = "enter" if witness.entering else "leave"
+            return f"what must {way} {_ranks_shown(first)}, and then {_ranks_shown(then)}"
+        case Machine():
+            way = "enter" if witness.entering else "leave"
+            name = topology.resources[witness.resource].name
+            return f"the batches that must pass {name} as they {way} {witness.family}s"
+        case SetPrices():
+            priced = sum(price > 0 for price in witness.prices)
+            sets = format_count(len(witness.charges), "set")
+            return f"prices of {format_count(priced, 'resource')}, and what {sets} of ranks charge"
+        case PathPrices():
+            priced = sum(price > 0 for price in witness.prices)
+            return f"prices of {format_count(priced, 'resource')}: each chunk pays its cheapest way at least"
+        case _:
+            return ""
+
+
+def _ranks_shown(ranks: frozenset[int]) -> str:
+    shown = sorted(ranks)
+    if len(shown) == 1:
+        return f"rank {shown[0]}"
+    if len(shown) > 2 and shown == list(range(shown[0], shown[-1] + 1)):
+        return f"ranks {shown[0]}-{shown[-1]}"
+    return f"ranks {', '.join(map(str, shown[:12]))}{', ...' if len(shown) > 12 else ''}"

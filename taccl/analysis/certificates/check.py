@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificates.certificate import Border, Machine, Path, PathPrices, SetPrices
+from taccl.analysis.certificates.certificate import Border, Machine, Nested, Path, PathPrices, SetPrices
 from taccl.analysis.certificates.demand import Demand, Job, as_spreading
 from taccl.analysis.certificates.one_machine import machine_ticks
 
@@ -38,6 +38,8 @@ def check_certificate(certificate: Certificate) -> bool:
         return ticks <= facts.latency(witness)
     if isinstance(witness, Border):
         return not certificate.divisible and facts.crosses(witness, ticks, in_network=certificate.in_network)
+    if isinstance(witness, Nested):
+        return not certificate.divisible and ticks <= facts.nested(witness)
     if isinstance(witness, Machine):
         return not certificate.divisible and ticks <= facts.machine(witness)
     if isinstance(witness, SetPrices):
@@ -56,6 +58,8 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
         return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
     if isinstance(witness, Border):
         return witness.ranks <= ranks
+    if isinstance(witness, Nested):
+        return bool(witness.inner) and witness.inner <= witness.outer <= ranks
     if isinstance(witness, Machine):
         return 0 <= witness.resource < num_resources and witness.family in ("rank", "node")
     charges = witness.charges if isinstance(witness, SetPrices) else ()
@@ -331,6 +335,95 @@ class _Facts:
             found.append([job for job in jobs if all(machine.resource in self.holds[e] for e in job.links)])
         passing = max(found, key=len, default=[]) if self.multi else [job for jobs in found for job in jobs]
         return machine_ticks(Demand(self.problem), machine.resource, passing) if passing else 0
+
+    # ---- two borders
+
+    def nested(self, witness: Nested) -> int:
+        """When the last chunks that cross both borders can have done so at the earliest; 0 says nothing.
+
+        Read backwards in time, what leaves enters.
+        """
+        if self.sums or self.made_at or self.multi or len(set(self.units)) != 1:
+            return 0
+        inner, outer, count = witness.inner, witness.outer, 0
+        for data in self.collective.chunks:
+            starts, ends = set(data.origins), set(data.destinations)
+            if witness.entering:
+                count += starts.isdisjoint(outer) and not ends.isdisjoint(inner)
+            else:
+                count += starts <= inner and not ends <= outer
+        crossing: dict[str, list[int]] = {"outer": [], "inside": [], "direct": []}
+        for e in self.allowed:
+            near, far = self.topology.links[e].dst, self.topology.links[e].src
+            if not witness.entering:
+                near, far = far, near
+            if near in outer and far not in outer:
+                crossing["outer"].append(e)
+            if near in inner and far not in inner:
+                crossing["inside" if far in outer else "direct"].append(e)
+        passes = {name: self._passes(links, entering=witness.entering) for name, links in crossing.items()}
+        if any(length <= 0 for rows in passes.values() for length, _, _ in rows):
+            return 0
+        best = 0
+        for last in range(1, count + 1):  # the last so many that are in
+            since = self._moment(passes["outer"], [], count - last + 1, 0)
+            best = max(best, since + self._moment(passes["inside"], passes["direct"], last, since))
+        return best
+
+    def _passes(self, links: Sequence[int], *, entering: bool) -> list[tuple[int, int, int]]:
+        """Resources that share the links out: (shortest hold of a chunk, its soonest end, spread of ends).
+
+        The spread is -1 where chunks merge.
+        """
+        size, left, rows = self.units[0], set(links), []
+        users: dict[int, list[int]] = defaultdict(list)
+        for e in sorted(left):
+            for resource in self.holds[e]:
+                users[resource].append(e)
+        for resource in sorted(users, key=lambda r: (-len(users[r]), r)):
+            mine = [e for e in users[resource] if e in left]
+            left -= set(mine)
+            begins, ends, lengths, merges = [], [], [], False
+            for e in mine:
+                alpha, beta, receives = self.holds[e][resource]
+                took, length = self.alpha[e] + size * self.beta[e], alpha + size * beta
+                begin = max(0, took - length) if receives else 0
+                if not entering:
+                    begin = took - begin - length
+                begins.append(begin)
+                ends.append(took - begin)
+                lengths.append(length)
+                merges |= self.clauses.max_merge > 1 and e in self.clauses.merging
+            if mine and merges:
+                too_long = any(self.holds[e][resource][0] > self.alpha[e] for e in mine)
+                too_long |= any(self.holds[e][resource][1] > self.beta[e] for e in mine)
+                least = 0 if too_long else min(size * self.holds[e][resource][1] for e in mine)
+                rows.append((least, least, -1))
+            elif mine:
+                rows.append((min(lengths), min(begins) + min(ends), max(ends) - min(ends)))
+        return rows if not left else [(0, 0, 0)]
+
+    @staticmethod
+    def _moment(
+        whole: Sequence[tuple[int, int, int]], ending: Sequence[tuple[int, int, int]], chunks: int, since: int
+    ) -> int:
+        """How long after some moment so many chunks can have passed; some may begin before it (`ending`)."""
+        queue = [(soonest, length) for length, soonest, _ in whole]
+        for length, soonest, spread in ending:
+            # So many can be there at that moment already, and one more whenever a hold's length has passed.
+            at_once = 1 + spread // length if spread >= 0 else since // length
+            chunks -= at_once
+            queue.append(
+                (length - spread % length, length) if spread >= 0 else (length - since % length, length)
+            )
+        if chunks <= 0 or not queue:
+            return 0
+        heapq.heapify(queue)
+        moment = 0
+        for _ in range(chunks):
+            moment, length = heapq.heappop(queue)
+            heapq.heappush(queue, (moment + length, length))
+        return moment
 
     # ---- prices
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -35,6 +36,10 @@ _MAX_SETS = 5_000
 #: Of more ranks that are all different, only so many are looked at by themselves.
 _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
+#: Seconds that a program has at least.
+_LEAST_S = 0.1
+#: Sets that are tried alone where no program was solved.
+_MOST_ALONE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +62,32 @@ def throughput(
     in_network : bool
         Whether switches are granted to reduce.
     budget_s : float
-        When to stop looking for further sets.
+        When to stop solving programs, and looking for further sets.
     """
-    since = time.monotonic()
+    deadline = time.monotonic() + budget_s
     sets = _sets(volume, symmetries, in_network=in_network)
     if not sets:
         return None
     program = _Program(volume, symmetries)
     for parts in sets:
         program.add(parts)
-    solved = program.solve()
-    while solved is not None and time.monotonic() - since < budget_s and len(program.sets) < _MAX_SETS:
-        found = _too_little(volume, symmetries, solved.sends, set(program.sets), since + budget_s)
+    solved = program.solve(deadline)
+    if solved is None:
+        return program.best_of_one()
+    while time.monotonic() < deadline and len(program.sets) < _MAX_SETS:
+        found = _too_little(volume, symmetries, solved.sends, set(program.sets), deadline)
         if not found:
             break
         before = solved.value
         for parts in found:
             program.add(parts)
-        better = program.solve()
+        better = program.solve(deadline)
         if better is None:
             break
         solved = better
         if solved.value <= before * (1 + 1e-9):
             break
-    return None if solved is None else program.witness(solved)
+    return program.witness(solved)
 
 
 def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[Parts]:
@@ -119,14 +126,15 @@ class _Program:
         self.row_size = size
         self.row_of_link = np.full(len(symmetries.links), -1)
         self.row_of_link[allowed] = np.searchsorted(self.rows, orbit_of_link)
-        used = sorted({resource for e in allowed.tolist() for resource in volume.held[e]})
+        used = _worth_pricing([volume.held[e] for e in allowed.tolist()])
         self.columns, self.column_size = np.unique(symmetries.resources[used], return_counts=True)
-        self.used = used
+        self.used, self.is_priced = used, frozenset(used)
         self.sets: dict[Parts, tuple[int, NDArray[np.float64]]] = {}
         self.holds: list[tuple[int, int, int]] = [
             (row, self._column(resource), ticks)
             for row, e in enumerate(self.rows.tolist())
             for resource, ticks in volume.held[e].items()
+            if resource in self.is_priced
         ]
 
     def _column(self, resource: int) -> int:
@@ -140,8 +148,8 @@ class _Program:
         count = np.bincount(rows[rows >= 0], minlength=len(self.rows)) / self.row_size
         self.sets[parts] = (self.volume.needed(parts), count)
 
-    def solve(self) -> _Priced | None:
-        """The best prices and charges; None where the program has no bound."""
+    def solve(self, deadline: float) -> _Priced | None:
+        """The best prices and charges; None where the program has no bound, or none in time."""
         from scipy.optimize import linprog
         from scipy.sparse import coo_array, csr_array, hstack, vstack
 
@@ -160,6 +168,7 @@ class _Program:
             A_eq=total[None, :],
             b_eq=[1.0],
             method="highs",
+            options={"time_limit": max(deadline - time.monotonic(), _LEAST_S)},
         )
         if answer.status != 0:
             return None
@@ -170,6 +179,19 @@ class _Program:
             np.where(self.row_of_link >= 0, np.maximum(sends, 0)[self.row_of_link], 0.0),
             -answer.fun * scale * ticks,
         )
+
+    def best_of_one(self) -> tuple[Fraction, SetPrices] | None:
+        """The best bound by one set alone, at one price for all that its links hold: no program is solved."""
+        best: tuple[Fraction, SetPrices] | None = None
+        row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
+        for index, (_, count) in enumerate(list(self.sets.values())[:_MOST_ALONE]):
+            price, charge = np.zeros(len(self.columns)), np.zeros(len(self.sets))
+            price[column[count[row] > 0]] = 1.0
+            charge[index] = float(held.sum())  # more than it can be: `_exact` lowers it to what is paid
+            found = self._exact(_Priced(price, charge, np.zeros(0), 0.0), 1) if price.any() else None
+            if found is not None and (best is None or found[0] > best[0]):
+                best = found
+        return best
 
     def witness(self, solved: _Priced) -> tuple[Fraction, SetPrices] | None:
         """Exact prices and charges near those of the program, and the bound that they prove."""
@@ -188,9 +210,10 @@ class _Program:
             rounded, scale = [Fraction(round(w / top * digits), digits) for w in solved.price], digits
         price = [int(w * scale) for w in rounded]
         total = sum(w * int(size) for w, size in zip(price, self.column_size, strict=True))
+        # Sets that were added later than the solution charge nothing.
         charged = [
             (parts, needed, count, Fraction(float(z / top)).limit_denominator(digits) * scale)
-            for (parts, (needed, count)), z in zip(self.sets.items(), solved.charge, strict=True)
+            for (parts, (needed, count)), z in zip(self.sets.items(), solved.charge, strict=False)
             if z > top * 1e-9
         ]
         if not total or not charged:
@@ -203,7 +226,7 @@ class _Program:
                 Fraction(0),
             )
             if asked:
-                held = self.volume.held[e].items()
+                held = [(r, ticks) for r, ticks in self.volume.held[e].items() if r in self.is_priced]
                 share = min(share, sum(price[self._column(r)] * ticks for r, ticks in held) / asked)
         bound = share * sum((needed * z for _, needed, _, z in charged), Fraction(0)) / total
         prices = [0] * len(self.symmetries.resources)
@@ -216,6 +239,21 @@ class _Program:
                 SetCharge(image, share * z / (len(images) * self.volume.ticks_scale)) for image in images
             ]
         return bound / self.volume.ticks_scale, SetPrices(tuple(prices), tuple(charges))
+
+
+def _worth_pricing(held: list[dict[int, int]]) -> list[int]:
+    """Resources to price: not one that a single link holds, which holds another for as long.
+
+    Whatever the price of the former, that of the latter does the same for all links that hold it.
+    """
+    users: Counter[int] = Counter(resource for mine in held for resource in mine)
+    worth = set(users)
+    for mine in held:
+        for resource, ticks in mine.items():
+            shared = (other for other in mine if users[other] > 1)
+            if users[resource] == 1 and any(mine[other] >= ticks for other in shared):
+                worth.discard(resource)
+    return sorted(worth)
 
 
 def _too_little(

@@ -115,6 +115,15 @@ class Demand:
                 classes[False][r].append(key)
         return classes
 
+    def classes_at(self, rank: int, *, ends: bool) -> list[tuple[Chunk, int]]:
+        """The classes of chunks, with their sizes, that end, or start, at a rank."""
+        return self._at_rank[ends][rank]
+
+    @cached_property
+    def allowed(self) -> frozenset[int]:
+        """The links that may be used."""
+        return frozenset(self.problem.links_allowed)
+
     @cached_property
     def symmetries(self) -> Symmetries:
         """The problem's symmetries: sets of ranks that they join have the same jobs, over images of links."""

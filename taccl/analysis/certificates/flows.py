@@ -48,11 +48,16 @@ class _Commodity:
 
 
 def multicommodity(
-    volume: Volume, distances: Distances, symmetries: Symmetries
+    volume: Volume, distances: Distances, symmetries: Symmetries, *, budget_s: float = math.inf
 ) -> tuple[Fraction, PathPrices, bool] | None:
     """The bound in ticks, its witness, and whether the program was solved; None where it does not apply.
 
     A chunk with several destinations counts for the farthest.
+
+    Parameters
+    ----------
+    budget_s : float
+        How long the program may take to solve; every resource costs the same where that is too short.
     """
     if not volume.spreads or volume.collective.derivations:
         return None
@@ -61,7 +66,7 @@ def multicommodity(
         return None
     arcs = [_arcs(volume, each.links) for each in commodities]
     solved = sum(len(each[0]) for each in arcs) <= _MAX_FLOWS
-    priced = _solve(volume, symmetries, commodities, arcs) if solved else None
+    priced = _solve(volume, symmetries, commodities, arcs, budget_s) if solved else None
     candidates = list(_flat(volume)) if priced is None else list(_rounded(priced, symmetries))
     proven = [(_proved(volume, commodities, arcs, w), PathPrices(tuple(w))) for w in candidates]
     bound, witness = max(proven, key=lambda each: each[0])
@@ -116,6 +121,7 @@ def _solve(
     symmetries: Symmetries,
     commodities: Sequence[_Commodity],
     arcs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]],
+    budget_s: float,
 ) -> NDArray[np.float64] | None:
     """min T, subject to: flows arrive, and no orbit of resources is held for longer than T on average.
 
@@ -162,6 +168,7 @@ def _solve(
     answer = linprog(
         objective, A_ub=loads.tocsr(), b_ub=np.zeros(len(orbits)), A_eq=arrivals.tocsr(), b_eq=asked,
         method="highs-ds" if last < 20_000 else "highs-ipm",
+        options={"time_limit": budget_s},
     )  # fmt: skip
     if answer.status != 0:
         return None

@@ -11,7 +11,7 @@ from taccl.analysis.simulation.events import CLAUSE, SUM
 from taccl.analysis.simulation.usage import JITTER_BITS, spend
 from taccl.errors import InputError
 from taccl.schedule.schedule import make_schedule
-from taccl.units import format_size
+from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,6 +266,29 @@ class Simulation:
             rows.append((*times, str(step.tile), ",".join(map(str, step.chunks)), step.link_name, reason))
         hidden = len(self.critical_path) - (len(rows) - 1)
         return as_text(rows) + (f"\n... and {hidden} more" if hidden else "")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the assumptions, the finish, and the busiest resources."""
+        from taccl.html import card, facts, table
+
+        problem = self.problem
+        algbw, busbw = self.algbw_gb_per_s, self.busbw_gb_per_s
+        figures = [
+            ("finish", format_us(self.finish)),
+            ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
+            ("size", format_size(problem.size_bytes) if problem.size_bytes else "not known"),
+            ("alpha", problem.topology.alpha_meaning),
+            ("tiles", str(self.tiles) if self.tiles > 1 else ""),
+            ("jitter", f"{self.jitter:g}, seed {self.seed}" if self.jitter else ""),
+            ("critical path", format_count(len(self.critical_path), "send")),
+        ]
+        rows = [
+            (use.name, str(use.num_sends), f"{use.busy_us:.3f}", f"{use.utilisation:.1%}")
+            for use in self.resources
+        ]
+        head = ("resource", "sends", "busy in us", "busy")
+        title = f"simulation of {problem.collective.name} on {problem.topology.name}"
+        return card(title, facts(figures), table(head, rows, limit=5))
 
     def __repr__(self) -> str:
         problem = self.problem

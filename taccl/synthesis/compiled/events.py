@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numba
@@ -14,9 +17,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Events", "compiled", "next_time", "pop", "post", "push", "stopping"]
+__all__ = [
+    "Events", "Watch", "compiled", "is_stopped", "next_time", "pop", "post", "push", "stopping", "watched",
+]  # fmt: skip
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
+_Value = TypeVar("_Value")
 
 
 def compiled(function: _Function) -> _Function:
@@ -29,23 +35,145 @@ def compiled(function: _Function) -> _Function:
     return result
 
 
+class Watch:
+    """Looks after compiled kernels that run in another thread: stops them, and knows how far they are.
+
+    Attributes
+    ----------
+    why_stopped : str
+        ``"time limit"`` or ``"interrupted"``; empty while nothing was stopped.
+    """
+
+    def __init__(self) -> None:
+        self.why_stopped = ""
+        self._signal: NDArray[np.int64] | None = None
+        self._done: Callable[[], float] | None = None
+
+    def stop(self, why: str) -> None:
+        """Stop the kernel under way, and every later one."""
+        self.why_stopped = self.why_stopped or why
+        if self._signal is not None:
+            self._signal[0] = 1
+
+    def done(self) -> float | None:
+        """The part of the sends that the kernel under way has found; None where that is not known."""
+        return None if self._done is None else self._done()
+
+    @contextmanager
+    def over(self, signal: NDArray[np.int64], done: Callable[[], float] | None) -> Iterator[None]:
+        """Look after the kernel that `signal` stops."""
+        self._signal, self._done = signal, done
+        if self.why_stopped:
+            signal[0] = 1
+        try:
+            yield
+        finally:
+            self._signal = self._done = None
+
+
+_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_TICK_S = 0.25
+_PATIENCE_S = 5.0
+
+
+def watched(
+    run: Callable[[], _Value],
+    *,
+    seconds: float | None = None,
+    tell: Callable[[float, float | None], None] | None = None,
+) -> tuple[_Value, str]:
+    """What `run` returns, and why it was stopped, if it was: ``"time limit"`` or ``"interrupted"``.
+
+    It runs in a thread of its own, as Python sees no Ctrl-C while compiled code runs in the first one.
+
+    Parameters
+    ----------
+    seconds : float, optional
+        After which kernels under `run` are stopped.
+    tell : callable, optional
+        Called now and then with the seconds since the start, and with the part of the sends that is found.
+
+    Raises
+    ------
+    TimeoutError
+        If `run` was stopped by the limit before it had anything.
+    KeyboardInterrupt
+        If Ctrl-C came before it had anything.
+    """
+    watch = Watch()
+    found: list[_Value] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        _WATCH.set(watch)
+        try:
+            found.append(run())
+        except BaseException as error:  # it is raised again in the thread that waits
+            errors.append(error)
+        finally:
+            ended.set()
+
+    ended = threading.Event()  # a join that Ctrl-C breaks off may take the thread for dead
+    thread = threading.Thread(target=work, name="taccl-kernel", daemon=True)
+    began, given_up = time.monotonic(), math.inf
+    thread.start()
+    while True:
+        try:
+            ended.wait(_TICK_S)
+            past = time.monotonic() - began
+            if ended.is_set() or past > given_up:
+                break
+            if tell is not None and not watch.why_stopped:
+                tell(past, watch.done())
+            if seconds is not None and past > seconds and not watch.why_stopped:
+                watch.stop("time limit")
+                given_up = past + _PATIENCE_S
+        except KeyboardInterrupt:
+            watch.stop("interrupted")
+            given_up = time.monotonic() - began + _PATIENCE_S
+    if found:
+        return found[0], watch.why_stopped
+    if watch.why_stopped == "interrupted":
+        raise KeyboardInterrupt
+    if watch.why_stopped:
+        raise TimeoutError
+    raise errors[0]
+
+
 @contextmanager
-def stopping(signal: NDArray[np.int64], seconds: float | None) -> Iterator[None]:
-    """Set the first of `signal` to 1 after so many seconds: kernels that are given it stop."""
-    if seconds is None:
-        yield
-        return
+def stopping(
+    signal: NDArray[np.int64], seconds: float | None, *, done: Callable[[], float] | None = None
+) -> Iterator[None]:
+    """Let a kernel be stopped: after so many seconds, and by a `Watch` over this thread.
+
+    Parameters
+    ----------
+    signal : (1 or more,) int64
+        The kernel stops once the first is 1.
+    done : callable, optional
+        The part of its sends that the kernel has found.
+    """
 
     def stop() -> None:
         signal[0] = 1
 
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
+    timer = None if seconds is None else threading.Timer(seconds, stop)
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    watch = _WATCH.get()
     try:
-        yield
+        with nullcontext() if watch is None else watch.over(signal, done):
+            yield
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
+
+
+def is_stopped() -> bool:
+    """Whether a `Watch` over this thread has stopped its kernels."""
+    watch = _WATCH.get()
+    return watch is not None and bool(watch.why_stopped)
 
 
 class Events(NamedTuple):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.compiled.fabric import Fabric
 
-__all__ = ["HEAP_FULL", "OVER_LIMIT", "SIGNAL", "STOPPED", "Hops", "Queues", "send_along"]
+__all__ = ["HEAP_FULL", "OVER_LIMIT", "SIGNAL", "STOPPED", "Hops", "Queues", "join_hops", "send_along"]
 
 #: What `send_along` returns for a finish when it found none.
 HEAP_FULL, OVER_LIMIT, STOPPED = -1, -2, -3
@@ -33,18 +33,22 @@ class Hops(NamedTuple):
     ----------
     units : (num_chunks,) int64
         Sizes.
-    hop_of : (num_chunks + 1,) int64
-        The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``, in order.
     slot : (num_hops,) int32
     chunk : (num_hops,) int32
+    is_first : (num_hops,) bool
+        Whether a hop leaves where its chunk starts.
+    next_of, next_end : (num_hops,) int64
+        The hops that go on from where hop t ends are ``next_of[t]:next_end[t]``.
     key : (num_hops,) float64
         Of chunks that wait for one link the smallest goes first.
     """
 
     units: NDArray[np.int64]
-    hop_of: NDArray[np.int64]
     slot: NDArray[np.int32]
     chunk: NDArray[np.int32]
+    is_first: NDArray[np.bool_]
+    next_of: NDArray[np.int64]
+    next_end: NDArray[np.int64]
     key: NDArray[np.float64]
 
 
@@ -106,9 +110,9 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
             s.resource_left[fabric.hold_resource[h]] += fabric.hold_alpha[h] + size * fabric.hold_beta[h]
     num_events = 0
     time = 0
-    for c in range(len(hops.units)):
-        if hops.hop_of[c] < hops.hop_of[c + 1]:
-            _wait(fabric, hops, s, hops.hop_of[c], time)
+    for t in range(num_hops):
+        if hops.is_first[t]:
+            _wait(fabric, hops, s, t, time)
     while True:
         while s.scalar[_NUM_ASKED]:
             e = pop(s.asked_key, s.asked, s.scalar[_NUM_ASKED])
@@ -128,8 +132,8 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
             own = fabric.own_alpha[e] + size * fabric.own_beta[e]
             s.free[e] = time + own
             finish = max(finish, time + took)
-            if t + 1 < hops.hop_of[hops.chunk[t] + 1]:
-                push(s.event_time, s.event_what, num_events, time + took, t + 1)
+            if hops.next_of[t] < hops.next_end[t]:
+                push(s.event_time, s.event_what, num_events, time + took, t)
                 num_events += 1
             push(s.event_time, s.event_what, num_events, time + own, num_hops + e)
             num_events += 1
@@ -157,7 +161,8 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
             what = pop(s.event_time, s.event_what, num_events)
             num_events -= 1
             if what < num_hops:
-                _wait(fabric, hops, s, what, time)
+                for t in range(hops.next_of[what], hops.next_end[what]):
+                    _wait(fabric, hops, s, t, time)
             elif what < num_hops + num_slots:
                 _ask(fabric, hops, s, what - num_hops, time)
             else:
@@ -165,6 +170,44 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
                 for i in range(fabric.group_of[g], fabric.group_of[g + 1]):
                     _ask(fabric, hops, s, fabric.group_slot[i], time)
     return finish
+
+
+@compiled
+def join_hops(
+    fabric: Fabric,
+    hop_of: NDArray[np.int64],
+    hops: Hops,
+    into: NDArray[np.int64],
+    took: NDArray[np.int64],
+) -> None:
+    """Fill in which hops go on from which, and turn their times into those until all that follow end.
+
+    Parameters
+    ----------
+    hop_of : (num_chunks + 1,) int64
+        The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``, each after that which brings the chunk to its
+        source, and those from one rank next to one another.
+    into : (num_ranks,) int64
+        Room.
+    took : (num_hops,) int64
+        Ticks of each hop; in the end, of the longest chain of hops that begins with it.
+    """
+    for c in range(len(hop_of) - 1):
+        for t in range(hop_of[c], hop_of[c + 1]):
+            into[fabric.src[hops.slot[t]]] = -1
+        for t in range(hop_of[c], hop_of[c + 1]):
+            before = into[fabric.src[hops.slot[t]]]
+            into[fabric.dst[hops.slot[t]]] = t
+            hops.is_first[t] = before < 0
+            if before >= 0:
+                if hops.next_of[before] == hops.next_end[before]:
+                    hops.next_of[before] = t
+                hops.next_end[before] = t + 1
+        for t in range(hop_of[c + 1] - 1, hop_of[c] - 1, -1):
+            longest = 0
+            for other in range(hops.next_of[t], hops.next_end[t]):
+                longest = max(longest, took[other])
+            took[t] += longest
 
 
 @compiled

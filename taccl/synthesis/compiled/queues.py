@@ -1,37 +1,49 @@
-"""Schedules of collectives in which every chunk goes to one rank, such as alltoall.
+"""Schedules along ways, or along trees, that are chosen first such that they load the fabric evenly.
 
-First ways that load the fabric evenly, then the order of sends along them: see
-`taccl.synthesis.compiled.ways` and `taccl.synthesis.compiled.queue_kernel`. Several seeds are tried where
+Then comes the order of sends along them: see `taccl.synthesis.compiled.ways` and
+`taccl.synthesis.compiled.trees`, and `taccl.synthesis.compiled.queue_kernel`. Several seeds are tried where
 that takes no time.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.errors import NoSolutionError
 from taccl.synthesis.compiled.events import stopping
-from taccl.synthesis.compiled.queue_kernel import HEAP_FULL, SIGNAL, Hops, Queues, send_along
-from taccl.synthesis.compiled.ways import Ways, find_ways, tree_bytes
+from taccl.synthesis.compiled.queue_kernel import HEAP_FULL, SIGNAL, Hops, Queues, join_hops, send_along
+from taccl.synthesis.compiled.trees import Grove, find_trees, search_steps
+from taccl.synthesis.compiled.ways import find_ways, tree_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from taccl.synthesis.compiled.fabric import Demand, Fabric
+    from taccl.synthesis.compiled.ways import Ways
 
-__all__ = ["Sent", "queue_bytes", "send_queued"]
+__all__ = ["Sent", "queue_bytes", "send_along_trees", "send_queued", "travel_ticks"]
 
 #: By default as many runs as make about so many sends, but no more than the second.
 _SENDS = 200_000
 _MOST_RUNS = 40
 #: How many orders are tried along the same ways.
 _ORDERS = 5
+#: The same for trees, of which there are so many runs at most. Each next trees wait less, or more, gladly.
+_TREE_ORDERS, _MOST_TREES = 2, 100
+_PATIENCE = (0.25, 4.0, 1.0, 16.0)
+#: Trees are rerouted so often at most, and until so many sends have been made.
+_MOST_TURNS, _TURN_SENDS = 1000, 400_000
+_STEEP = (1.0, 4.0, 16.0)
+#: So many steps of a search for trees take some ten milliseconds; and so many, a second.
+_FEW_STEPS, _MANY_STEPS = 1_000_000, 30_000_000
 #: What a hop takes, in arrays of the kernel and those that it is made from.
-_HOP_BYTES = 72
+_HOP_BYTES = 96
 #: How many hops a chunk has, before its way is known.
 _GUESSED_HOPS = 4
 
@@ -50,6 +62,8 @@ class Sent:
         What it was found with.
     num_runs : int
         How many seeds were tried.
+    ways : Ways
+        The ways that were gone.
     """
 
     chunk: NDArray[np.int32]
@@ -58,6 +72,17 @@ class Sent:
     finish_ticks: int
     seed: int
     num_runs: int
+    ways: Ways
+
+    @property
+    def last_start(self) -> int:
+        """When the last sends start."""
+        return int(self.start.max(initial=0))
+
+    @property
+    def measure(self) -> tuple[int, int]:
+        """The smaller the better: the finish, and of schedules that finish alike the sum of all starts."""
+        return self.finish_ticks, int(self.start.sum())
 
     def columns(self, fabric: Fabric) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
         """(chunk, link, start) of every send in order of start, as narrow as may be."""
@@ -79,7 +104,7 @@ def send_queued(
     target_ticks: int = 0,
     time_limit_s: float | None = None,
 ) -> Sent:
-    """The best schedule of several seeds.
+    """The best schedule of several seeds along ways to the one rank that each chunk goes to.
 
     Parameters
     ----------
@@ -94,30 +119,177 @@ def send_queued(
     CollectiveError
         If a chunk cannot reach its target.
     """
-    began = time.monotonic()
     ways = demand.ways or find_ways(fabric, demand, seed=seed)
-    may_relay = ways.may_relay
     runs = num_runs or max(1, min(_MOST_RUNS, _SENDS // max(1, len(ways.slot))))
-    best: Sent | None = None
-    tried = 0
-    for run in range(runs):
-        seconds, limit = None, 2**62
-        if best is not None:
-            seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
-            if best.finish_ticks <= target_ticks or (seconds is not None and seconds <= 0):
-                break
-            limit = best.finish_ticks - 1
-        if run and run % _ORDERS == 0:
-            ways = find_ways(fabric, demand, seed=seed + run, may_relay=may_relay)
-        if best is not None and best.finish_ticks <= ways.peak_ticks:
-            continue
-        tried += 1
-        found = _send(fabric, demand, ways, seed + run, limit, seconds)
-        if found is not None:
-            best = found
+
+    def find(seed: int) -> Ways:
+        return find_ways(fabric, demand, seed=seed, may_relay=ways.may_relay)
+
+    best = _best(
+        fabric, demand, ways, find, orders=_ORDERS, num_runs=runs, seed=seed, target_ticks=target_ticks,
+        seconds=time_limit_s,
+    )  # fmt: skip
     if best is None:
         raise NoSolutionError("found no schedule along the ways chosen")
-    return Sent(best.chunk, best.slot, best.start, best.finish_ticks, best.seed, tried)
+    return best
+
+
+def send_along_trees(
+    fabric: Fabric,
+    demand: Demand,
+    *,
+    limit_ticks: int,
+    num_runs: int | None = None,
+    seed: int = 0,
+    target_ticks: int = 0,
+    time_limit_s: float | None = None,
+) -> Sent | None:
+    """The best schedule of several seeds along trees; None if none ends within the limit.
+
+    Parameters
+    ----------
+    demand : Demand
+        Its ways, if it has any, are the first that are tried. Without, trees are only looked for where that
+        takes little time.
+    limit_ticks : int
+        Only what ends by then counts.
+    num_runs, target_ticks, time_limit_s
+        As in `send_queued`.
+
+    Raises
+    ------
+    CollectiveError
+        If a chunk cannot reach a rank that wants it.
+    """
+    ways = demand.ways
+    if ways is None:
+        if search_steps(fabric, demand) > _FEW_STEPS or fabric.num_ranks * demand.num_chunks > _SENDS // 2:
+            return None
+        ways = find_trees(fabric, demand, seed=seed)
+    runs = num_runs or max(1, min(_MOST_TREES, _SENDS // max(1, len(ways.slot))))
+    if num_runs is None and search_steps(fabric, demand) > _FEW_STEPS:
+        runs = min(runs, _TREE_ORDERS * max(1, _MANY_STEPS // max(1, search_steps(fabric, demand))))
+
+    def find(seed: int) -> Ways:
+        patience = _PATIENCE[seed // _TREE_ORDERS % len(_PATIENCE)]
+        in_turn = bool(seed // _TREE_ORDERS // len(_PATIENCE) % 2)
+        return find_trees(
+            fabric, demand, seed=seed, may_relay=ways.may_relay, patience=patience, in_turn=in_turn
+        )
+
+    began = time.monotonic()
+    best = _best(
+        fabric, demand, ways, find, orders=_TREE_ORDERS, num_runs=runs, seed=seed, target_ticks=target_ticks,
+        seconds=time_limit_s, limit_ticks=limit_ticks,
+    )  # fmt: skip
+    if num_runs is not None or (best is not None and best.finish_ticks <= target_ticks):
+        return best
+    left = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+    return _rerouted(
+        fabric, demand, ways if best is None else best.ways, best, limit_ticks, seed, target_ticks, left
+    )
+
+
+def _rerouted(
+    fabric: Fabric,
+    demand: Demand,
+    ways: Ways,
+    best: Sent | None,
+    limit_ticks: int,
+    seed: int,
+    target_ticks: int,
+    seconds: float | None,
+) -> Sent | None:
+    """A schedule that finishes earlier than the best so far, along trees that differ in some chunks' ways."""
+    began = time.monotonic()
+    turns = min(
+        _MOST_TURNS,
+        _TURN_SENDS // max(1, len(ways.slot)),
+        _MANY_STEPS // max(1, search_steps(fabric, demand)),
+    )
+    grove, rng = Grove(fabric, demand, ways.may_relay), np.random.default_rng(seed)
+    grove.plant(ways)
+    growth = grove.growth
+    for turn in range(turns):
+        if seconds is not None and time.monotonic() - began > seconds:
+            break
+        if best is not None and best.finish_ticks <= target_ticks:
+            break
+        late = np.arange(demand.num_chunks)
+        if best is not None and turn % 2:
+            late = np.unique(best.chunk[best.start >= best.last_start])
+        some = rng.permutation(late)[: rng.integers(1, 4)]
+        kept = growth.way[some], growth.load.copy(), growth.resource_load.copy()
+        dearness = 1.0 + rng.random(fabric.num_slots)
+        patience, steepness = rng.choice(_PATIENCE), rng.choice(_STEEP)
+        peak = grove.grow(
+            some, steepness, patience, float(ways.peak_ticks), in_turn=turn % 4 > 1, dearness=dearness
+        )
+        limit = limit_ticks if best is None else best.finish_ticks
+        found = None
+        if peak <= limit:
+            found = _send(fabric, demand, grove.ways(growth.way, peak), seed + turn, limit, None)
+        if found is None or (best is not None and found.measure > best.measure):
+            growth.way[some], growth.load[:], growth.resource_load[:] = kept
+        else:
+            best = found
+    return best
+
+
+def travel_ticks(fabric: Fabric, demand: Demand, ways: Ways) -> NDArray[np.int64]:
+    """For how long a chunk travels at least from the start of each hop until the last of its ranks has it."""
+    hops = _make_hops(fabric, demand, ways, 0)
+    ticks: NDArray[np.int64] = np.ceil(-hops.key).astype(np.int64)
+    return ticks
+
+
+def _best(
+    fabric: Fabric,
+    demand: Demand,
+    ways: Ways,
+    find: Callable[[int], Ways],
+    *,
+    orders: int,
+    num_runs: int,
+    seed: int,
+    target_ticks: int,
+    seconds: float | None,
+    limit_ticks: int = 2**62,
+) -> Sent | None:
+    """The best of several orders along each of several ways; None if none ends within the limit.
+
+    Parameters
+    ----------
+    ways : Ways
+        The first to try.
+    find : function of int to Ways
+        Further ones, by seed.
+    orders : int
+        How many orders are tried along the same ways.
+    seconds : float, optional
+        After which no run but the first begins.
+    """
+    began = time.monotonic()
+    best: Sent | None = None
+    tried = 0
+    for run in range(num_runs):
+        left = None
+        if run:
+            left = None if seconds is None else seconds - (time.monotonic() - began)
+            if left is not None and left <= 0:
+                break
+        if run and run % orders == 0:
+            ways = find(seed + run)
+        limit = limit_ticks if best is None else min(limit_ticks, best.finish_ticks - 1)
+        if ways.peak_ticks > limit:
+            continue
+        tried += 1
+        found = _send(fabric, demand, ways, seed + run, limit, left)
+        if found is not None:
+            best = found
+            if best.finish_ticks <= target_ticks:
+                break
+    return None if best is None else replace(best, num_runs=tried)
 
 
 def queue_bytes(fabric: Fabric, demand: Demand) -> int:
@@ -143,19 +315,24 @@ def _send(
     if finish < 0 or finish > limit:
         return None
     assert (queues.start >= 0).all(), "every hop is let go at last"
-    return Sent(hops.chunk, hops.slot, queues.start, finish, seed, 1)
+    return Sent(hops.chunk, hops.slot, queues.start, finish, seed, 1, ways)
 
 
 def _make_hops(fabric: Fabric, demand: Demand, ways: Ways, seed: int) -> Hops:
     """The hops, those of chunks that still have far to go first; ties as the seed has it."""
     chunk = np.repeat(np.arange(demand.num_chunks, dtype=np.int32), np.diff(ways.hop_of))
-    took = fabric.alpha[ways.slot] + demand.units[chunk] * fabric.beta[ways.slot]
-    until = np.concatenate(([0], np.cumsum(took)))
-    tail = until[ways.hop_of[chunk + 1]] - until[:-1]
-    least = int(took.min(initial=1))
-    jitter = np.random.default_rng(seed).random(len(chunk)) * (0.3 * least)
+    count = len(chunk)
     units = np.array(demand.units, dtype=np.int64)
-    return Hops(units, ways.hop_of, ways.slot, chunk, jitter - tail)
+    took = fabric.alpha[ways.slot] + units[chunk] * fabric.beta[ways.slot]
+    least = int(took.min(initial=1))
+    is_first, next_of, next_end = np.zeros(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    jitter = np.random.default_rng(seed).random(count) * (0.3 * least)
+    hops = Hops(units, ways.slot, chunk, is_first, next_of, next_end, jitter)
+    join_hops(fabric, ways.hop_of, hops, np.empty(fabric.num_ranks, np.int64), took)
+    key = jitter - took
+    if ways.urgent is not None:
+        key[ways.urgent] -= 2.0 * took.max(initial=1)
+    return hops._replace(key=key)
 
 
 def _make_queues(fabric: Fabric, hops: Hops, room: int) -> Queues:

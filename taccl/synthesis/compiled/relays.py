@@ -1,9 +1,9 @@
 """Which ranks carry a chunk on its way to ranks that want it, when they do not want it themselves.
 
-Where every chunk goes to one rank, its whole way is chosen (`taccl.synthesis.compiled.ways`). Else, chunk by
-chunk, shortest ways from where it starts to where it is wanted are found, on costs that rise with the load
-that earlier chunks put on a link and on the resources it shares. Of those only ranks are kept: the kernel
-chooses links.
+Where every chunk goes to one rank, its whole way is chosen (`taccl.synthesis.compiled.ways`), and else a tree
+(`taccl.synthesis.compiled.trees`), the ranks of which relay. For very many chunks that would take long: then,
+chunk by chunk, shortest ways from where it starts to where it is wanted are found, on costs that rise with
+the load that earlier chunks put on a link and on the resources it shares.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import CollectiveError
+from taccl.synthesis.compiled.queues import travel_ticks
 from taccl.synthesis.compiled.relay_kernel import add_ways
+from taccl.synthesis.compiled.trees import find_trees, search_steps
 from taccl.synthesis.compiled.ways import find_ways
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.synthesis.compiled.fabric import Demand, Fabric
+    from taccl.synthesis.compiled.ways import Ways
 
 __all__ = ["with_relays"]
 
 _MOST_SEARCHES = 4096
+#: Trees are looked for up to so many steps of a pass; these take seconds.
+_MOST_STEPS = 60_000_000
 
 
 def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] | None = None) -> Demand:
@@ -44,6 +49,8 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
         return replace(demand, ways=find_ways(fabric, demand, may_relay=may_relay))
     if demand.wanted is None:
         return demand
+    if search_steps(fabric, demand) <= _MOST_STEPS:
+        return _along_trees(fabric, demand, find_trees(fabric, demand, may_relay=may_relay))
     num_ranks, num_chunks = fabric.num_ranks, demand.num_chunks
     wanted = demand.wanted.copy()
     allowed = np.ones(num_ranks, bool) if may_relay is None else np.asarray(may_relay, bool)
@@ -74,3 +81,15 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
             where="destinations",
         )
     return replace(demand, wanted=wanted, needed=demand.wanted, reach=reach)
+
+
+def _along_trees(fabric: Fabric, demand: Demand, trees: Ways) -> Demand:
+    """The demand of all ranks on the trees, and how long each chunk travels."""
+    assert demand.wanted is not None, "not all ranks want all chunks"
+    chunk = np.repeat(np.arange(demand.num_chunks), np.diff(trees.hop_of))
+    wanted = demand.wanted.copy()
+    bit = (1 << (chunk & 7)).astype(np.uint8)
+    np.bitwise_or.at(wanted, (fabric.dst[trees.slot], chunk >> 3), bit)
+    reach = np.zeros(demand.num_chunks, np.int64)
+    np.maximum.at(reach, chunk, travel_ticks(fabric, demand, trees))
+    return replace(demand, wanted=wanted, needed=demand.wanted, reach=reach, ways=trees)

@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.errors import CollectiveError, InputError, NoSolutionError
 from taccl.schedule.schedule import make_schedule
-from taccl.synthesis.compiled.events import Events, stopping
+from taccl.schedule.spill import room_for
+from taccl.synthesis.compiled.events import Events, is_stopped, stopping
 from taccl.synthesis.compiled.greedy_kernel import (
     FEWEST_FIRST,
     HEAP_FULL,
     IN_TURN,
+    NUM_SENDS,
     OVER_LIMIT,
     SHUFFLED,
     SIGNAL,
     STUCK,
     spread_chunks,
 )
-from taccl.synthesis.compiled.queues import queue_bytes, send_queued
+from taccl.synthesis.compiled.queues import queue_bytes, send_along_trees, send_queued
 from taccl.synthesis.compiled.relay_kernel import mark_needed
 from taccl.synthesis.compiled.spread_state import State
 from taccl.units import format_size
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
     from typing import Any
 
@@ -121,6 +125,7 @@ def spread(
     target_ticks: int = 0,
     time_limit_s: float | None = None,
     memory_limit_bytes: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
 ) -> Spread:
     """Sends that bring every chunk to all that want it, each rank once.
 
@@ -136,6 +141,8 @@ def spread(
         After so many seconds no further run is begun, and one under way is given up, but for the first.
     memory_limit_bytes : int, optional
         Refuse what needs more.
+    spill_dir : path, optional
+        A folder for the columns, in files without names; by default they are in memory.
 
     Raises
     ------
@@ -169,11 +176,23 @@ def spread(
                 break
             limit = best.finish_ticks - 1
         runs += 1
-        found = _run(fabric, demand, lanes, rule, run_seed, limit, seconds)
+        found = _run(fabric, demand, lanes, rule, run_seed, limit, seconds, spill_dir)
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found
+        if is_stopped():
+            break
     if best is None:
         raise NoSolutionError("no rule found a schedule")
+    if best.finish_ticks > target_ticks and num_runs is None and not is_stopped():
+        seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+        if seconds is None or seconds > 0:
+            limit = best.finish_ticks - 1
+            along = send_along_trees(
+                fabric, demand, limit_ticks=limit, seed=seed, target_ticks=target_ticks, time_limit_s=seconds
+            )
+            if along is not None:
+                runs += along.num_runs
+                best = Spread(*along.columns(fabric), along.finish_ticks, QUEUES, along.seed, runs)
     return Spread(best.chunk, best.link, best.start, best.finish_ticks, best.rule, best.seed, runs)
 
 
@@ -232,19 +251,29 @@ def _make_lanes(fabric: Fabric, demand: Demand) -> _Lanes:
 
 
 def _run(
-    fabric: Fabric, demand: Demand, lanes: _Lanes, rule: Rule, seed: int, limit: int, seconds: float | None
+    fabric: Fabric,
+    demand: Demand,
+    lanes: _Lanes,
+    rule: Rule,
+    seed: int,
+    limit: int,
+    seconds: float | None,
+    spill_dir: str | os.PathLike[str] | None,
 ) -> Spread | None:
-    """One run of the kernel; None if it passes the limit, or takes longer."""
+    """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
     start_type: type[np.int32] | type[np.int64] = np.int32
     heap_room = 0
     if (lanes.arrival < 0).any():
         heap_room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
     units = np.array(demand.units, dtype=np.int64)
     while True:
-        state = _make_state(fabric, demand, lanes, tiered=rule.theta >= 0, start=start_type)
+        state = _make_state(
+            fabric, demand, lanes, tiered=rule.theta >= 0, start=start_type, spill_dir=spill_dir
+        )
+        scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
         events = _make_events(lanes, heap_room)
         most = int(np.iinfo(start_type).max)
-        with stopping(state.scalar[SIGNAL:], seconds):
+        with stopping(scalar[SIGNAL:], seconds, done=partial(_done, scalar, num_sends)):
             finish = int(
                 spread_chunks(
                     fabric, state, events, units, _ORDERS[rule.order], rule.theta, seed, min(limit, most)
@@ -285,8 +314,19 @@ def _pruned(
     return (chunk, link, start), int(end.max(initial=0))
 
 
+def _done(scalar: NDArray[np.int64], num_sends: int) -> float:
+    """The part of the sends that a kernel has found."""
+    return float(scalar[NUM_SENDS]) / num_sends
+
+
 def _make_state(
-    fabric: Fabric, demand: Demand, lanes: _Lanes, *, tiered: bool, start: type[np.int32] | type[np.int64]
+    fabric: Fabric,
+    demand: Demand,
+    lanes: _Lanes,
+    *,
+    tiered: bool,
+    start: type[np.int32] | type[np.int64],
+    spill_dir: str | os.PathLike[str] | None,
 ) -> State:
     """The state before anything is sent."""
     num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
@@ -331,9 +371,9 @@ def _make_state(
         arrival_lane=lanes.arrival,
         freed_lane=lanes.freed,
         wake_lane=lanes.wake,
-        sent_chunk=np.empty(num_sends, small),
-        sent_link=np.empty(num_sends, np.int32),
-        sent_start=np.empty(num_sends, start),
+        sent_chunk=room_for(num_sends, small, spill_dir),
+        sent_link=room_for(num_sends, np.int32, spill_dir),
+        sent_start=room_for(num_sends, start, spill_dir),
         scalar=np.zeros(5, np.int64),
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import CollectiveError
+from taccl.synthesis.compiled.events import is_stopped
 from taccl.synthesis.compiled.ways_kernel import (
     Search,
     Traffic,
@@ -49,12 +50,15 @@ class Ways:
         How long the busiest link or resource is taken: nothing along these ways finishes sooner.
     may_relay : (num_ranks,) bool, optional
         Ranks that they may pass; None for all.
+    urgent : (num_hops,) bool, optional
+        Hops that go before all others over their link; None for none.
     """
 
     hop_of: NDArray[np.int64]
     slot: NDArray[np.int32]
     peak_ticks: int
     may_relay: NDArray[np.bool_] | None = None
+    urgent: NDArray[np.bool_] | None = None
 
 
 def find_ways(
@@ -79,6 +83,8 @@ def find_ways(
     rng = np.random.default_rng(seed)
     best, peak, idle = search.tree, 0.0, 0
     for k, (steepness, choices) in enumerate(_STEPS):
+        if k and is_stopped():
+            break
         find_trees(fabric, traffic, search, k, steepness, _WEIGHT if k else 0.0, peak)
         for power in choices:
             order = np.lexsort((rng.random(demand.num_chunks), -demand.units))

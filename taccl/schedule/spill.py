@@ -1,0 +1,174 @@
+"""Compact schedules in files: columns that are larger than memory, and read only where they are used.
+
+A folder holds ``chunk.npy``, ``link.npy`` and ``start.npy``, which `numpy.load` reads too, and
+``schedule.json`` with everything else, which is written last; but not the problem where that is very large,
+as then whoever reads the folder has it at hand. Room for columns that are still being found has
+no name: it is gone with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import FormatError, InputError
+from taccl.problem import Problem
+from taccl.schedule.compact import CompactSchedule
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["check_folder", "load_spilled", "room_for", "spill"]
+
+_FORMAT, _VERSION = "taccl-spilled-schedule", 1
+_COLUMNS = ("chunk", "link", "start")
+_INDEX = "schedule.json"
+#: Problems with more pairs of a chunk and a rank than this are not written.
+_MOST_PAIRS = 1_000_000
+
+
+def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
+    """Raise `InputError` where a schedule of so many bytes could not be spilled, before any work."""
+    where = os.fspath(folder)
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise InputError("is a file; give a folder, which may be new", where=where)
+    if path.exists() and any(path.iterdir()):
+        raise InputError("the folder is not empty; give an empty or a new one", where=where)
+    if not path.exists() and not path.absolute().parent.is_dir():
+        raise InputError(f"there is no folder {path.absolute().parent}; make it first", where=where)
+    there = path if path.exists() else path.absolute().parent
+    if not os.access(there, os.W_OK):
+        raise InputError("may not be written; give another folder", where=where)
+    free = shutil.disk_usage(there).free
+    if num_bytes > free:
+        raise InputError(
+            f"found {format_size(free)} free; the schedule needs {format_size(num_bytes)}; give a folder "
+            "on another disk",
+            where=where,
+        )
+
+
+def room_for(num_rows: int, dtype: DTypeLike, folder: str | os.PathLike[str] | None) -> NDArray[Any]:
+    """An array to be filled: in memory, or in a file without a name in a folder.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be written, or the disk is too full.
+    """
+    if folder is None or num_rows == 0:
+        return np.empty(num_rows, dtype)
+    num_bytes = num_rows * np.dtype(dtype).itemsize
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):  # or a full disk would kill the process while it is filled
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
+            else:
+                file.truncate(num_bytes)
+            return np.asarray(np.memmap(file, dtype, "r+", shape=(num_rows,)))
+    except OSError as error:
+        raise InputError(
+            f"{format_size(num_bytes)} cannot be written ({error.strerror}); give another folder",
+            where=os.fspath(folder),
+        ) from None
+
+
+def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactSchedule:
+    """The same schedule, its columns in files of a folder that is new or empty.
+
+    Raises
+    ------
+    InputError
+        If the folder is not empty or cannot be written, or the disk is too full.
+    """
+    check_folder(folder, num_bytes=schedule.num_bytes)
+    path = Path(folder)
+    made = not path.exists()
+    path.mkdir(exist_ok=True)
+    try:
+        for name in _COLUMNS:
+            np.save(path / f"{name}.npy", getattr(schedule, name), allow_pickle=False)
+        index = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "producer": schedule.producer,
+            "num_transfers": schedule.num_transfers,
+            "num_reducing": schedule.num_reducing,
+            "finish_us": schedule.finish_us,
+            "digest": schedule.digest(),
+            "problem_digest": schedule.problem.digest(),
+            "problem": schedule.problem.to_dict() if _num_pairs(schedule.problem) <= _MOST_PAIRS else None,
+        }
+        (path / _INDEX).write_text(json.dumps(index))
+    except BaseException as error:
+        for name in (*(f"{name}.npy" for name in _COLUMNS), _INDEX):
+            (path / name).unlink(missing_ok=True)
+        if made:
+            path.rmdir()
+        if isinstance(error, OSError):
+            raise InputError(
+                f"cannot be written ({error.strerror}); give another folder", where=os.fspath(folder)
+            ) from None
+        raise
+    return _over_files(schedule.problem, path, schedule.producer, schedule.num_reducing)
+
+
+def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None) -> CompactSchedule:
+    """The schedule that `spill` left in a folder, its columns still in their files.
+
+    Parameters
+    ----------
+    problem : Problem, optional
+        What it is for, where that is too large to be in the folder.
+
+    Raises
+    ------
+    FormatError
+        If the folder does not hold one, not all of it, or one of another problem.
+    InputError
+        If the problem is needed and not given.
+    """
+    path, where = Path(folder), os.fspath(folder)
+    try:
+        index = json.loads((path / _INDEX).read_text())
+    except (OSError, ValueError):
+        raise FormatError(
+            f"found no {_INDEX} that can be read; expected a spilled schedule", where=where
+        ) from None
+    if not isinstance(index, dict) or (index.get("format"), index.get("version")) != (_FORMAT, _VERSION):
+        raise FormatError(f"expected a {_FORMAT} of version {_VERSION}", where=f"{where}/{_INDEX}")
+    try:
+        if problem is None and index["problem"] is None:
+            raise InputError("its problem is too large to be in the folder; give it as well", where="problem")
+        problem = problem or Problem.from_dict(index["problem"])
+        if problem.digest() != index["problem_digest"]:
+            raise FormatError(f"it is for another problem than {problem!r}", where=where)
+        schedule = _over_files(problem, path, index["producer"], index["num_reducing"])
+        stated = (index["num_transfers"], index["digest"])
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"a part is missing or wrong ({error}); synthesize it anew", where=where) from None
+    lengths = {len(schedule.chunk), len(schedule.link), len(schedule.start)}
+    if lengths != {stated[0]} or schedule.digest() != stated[1]:
+        raise FormatError("the files were changed after they were written; synthesize it anew", where=where)
+    return schedule
+
+
+def _num_pairs(problem: Problem) -> int:
+    return sum(len(chunk.origins) + len(chunk.destinations) for chunk in problem.collective.chunks)
+
+
+def _over_files(problem: Problem, path: Path, producer: str, num_reducing: int) -> CompactSchedule:
+    chunk, link, start = (
+        np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _COLUMNS
+    )
+    return CompactSchedule(problem, chunk, link, start, producer, num_reducing)

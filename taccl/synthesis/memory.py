@@ -1,0 +1,339 @@
+"""How much memory a synthesis by the compiled list schedulers takes, worked out before it begins.
+
+From the problem alone: how many sends there will be, and what the scheduler, the verifier, the columns of the
+schedule and its file take for each. What fits nowhere is refused with what would fit.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.errors import InputError
+from taccl.synthesis.compiled.guided import is_guided
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem import Problem
+
+__all__ = ["MemoryNeed", "check_columns", "check_memory", "free_memory_bytes", "memory_need"]
+
+#: The part of the memory that is free which a synthesis may take where no limit is given.
+FREE_SHARE = 0.8
+#: Schedules with more transfers than this stay compact.
+MOST_EXPANDED = 300_000
+
+#: Per transfer of a whole schedule, and while it is written to a file.
+_EXPANDED_BYTES, _FILE_BYTES = 150, 400
+#: Per hop of a way that is chosen first: in the kernel's arrays and those that they are made from.
+_HOP_BYTES = 72
+#: Trees of ways that are kept for every set of origins.
+_NUM_TREES = 8
+#: Per row of a block that the verifier reads, more where resources are held until a send's end; and rows.
+_VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 150, 1 << 18
+#: Of the proof: its library, and the linear program of a topology.
+_PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
+#: From how many origins the length of ways is sampled.
+_SAMPLED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes at the peak of every phase, on top of the problem itself.
+
+    Parameters
+    ----------
+    num_transfers : int
+        How many there will be, about.
+    proof : int
+        Of the lower bound; stays taken.
+    search, verification : int
+        Of the list scheduler and the verifier, each with the columns found so far.
+    columns : int
+        Of the schedule that is returned.
+    file : int
+        While it is made a whole schedule and, where that is asked for, written to a file.
+    """
+
+    num_transfers: int
+    proof: int
+    search: int
+    verification: int
+    columns: int
+    file: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is needed at any time."""
+        return self.proof + max(self.search, self.verification, self.columns + self.file)
+
+    @property
+    def peak_mb(self) -> float:
+        """The same in MB."""
+        return self.peak / 10**6
+
+    def __str__(self) -> str:
+        parts = [
+            ("proof", self.proof),
+            ("search", self.search),
+            ("verification", self.verification),
+            ("columns", self.columns),
+            ("file", self.file),
+        ]
+        return ", ".join(f"{name} {_about(size)}" for name, size in parts if size)
+
+
+def memory_need(
+    problem: Problem,
+    *,
+    num_runs: int | None = None,
+    spilled: bool = False,
+    summary: bool = False,
+    to_file: bool = False,
+) -> MemoryNeed:
+    """What the compiled list scheduler will need of memory for a problem.
+
+    Parameters
+    ----------
+    num_runs : int, optional
+        As of `taccl.synthesis.large.schedule_large`; with one run no best schedule is kept beside it.
+    spilled : bool
+        Whether columns lie in files.
+    summary : bool
+        Whether only the figures of the schedule are kept.
+    to_file : bool
+        Whether the schedule is written to a file of taccl's own format.
+    """
+    keeps_best = num_runs != 1
+    halves = [_Half(problem, *half) for half in _halves(problem)]
+    kept = [0 if spilled else half.columns for half in halves]
+    searches = [half.search(keeps_best=keeps_best, spilled=spilled) for half in halves]
+    combining = problem.collective.combining
+    columns = sum(kept)
+    if combining:
+        # The first half is turned round in time, and at last both are put one behind the other.
+        searches = [searches[0], 2 * kept[0] + halves[0].turned, *(kept[0] + each for each in searches[1:])]
+        searches += [2 * columns] if len(halves) > 1 else []
+    verification = columns + max(half.verification(combining and h == 0) for h, half in enumerate(halves))
+    num_transfers = sum(half.num_sends for half in halves)
+    file = 0
+    if not summary and not spilled:
+        file = _EXPANDED_BYTES * num_transfers if num_transfers <= MOST_EXPANDED else 0
+        file = max(file, _FILE_BYTES * num_transfers if to_file else 0)
+    num_links = len(problem.topology.links)
+    proof = _PROOF_BYTES + _PROOF_LINK_BYTES * min(num_links, _MOST_PROOF_LINKS)
+    return MemoryNeed(num_transfers, proof, max(searches), verification, 0 if summary else columns, file)
+
+
+def check_memory(
+    problem: Problem,
+    *,
+    memory_limit_mb: int | None = None,
+    spilled: bool = False,
+    summary: bool = False,
+    to_file: bool = False,
+) -> int | None:
+    """How many runs of the list scheduler memory is enough for: 1, or (None) as many as one likes.
+
+    Raises
+    ------
+    InputError
+        If it is not enough for one; it says how much is needed, the limit, and what would fit.
+    """
+    if memory_limit_mb is None:
+        limit = int(FREE_SHARE * free_memory_bytes())
+        allowed = f"{_about(limit)} allowed, {FREE_SHARE:.0%} of what is free on this machine"
+    else:
+        limit = memory_limit_mb * 10**6
+        allowed = f"{_about(limit)} allowed"
+    how = {"spilled": spilled, "summary": summary, "to_file": to_file}
+    for num_runs in (None, 1):
+        if memory_need(problem, num_runs=num_runs, **how).peak <= limit:
+            return num_runs
+    need = memory_need(problem, num_runs=1, **how)
+    others = {
+        "keep='summary' (--summary) drops its transfers once they are verified": how | {"summary": True},
+        "spill_dir= (--spill) keeps its columns in files": how | {"spilled": True, "to_file": False},
+    }
+    fitting = [
+        text for text, other in others.items() if memory_need(problem, num_runs=1, **other).peak <= limit
+    ]
+    if _has_implicit(problem):
+        fitting.insert(0, "taccl.synthesize_implicit needs next to nothing on this fabric")
+    fitting.append("raise memory_limit_mb" if memory_limit_mb else "give memory_limit_mb if you know better")
+    raise InputError(
+        f"{problem.collective.name} on {problem.topology.name} would take {need.num_transfers:.2g} transfers "
+        f"and {_about(need.peak)} ({need}), more than the {allowed}; "
+        + "; or ".join([*fitting, "take fewer ranks or chunks"]),
+        where="memory_limit_mb",
+    )
+
+
+def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None = None) -> None:
+    """Refuse what every rank receives from every rank where the bare columns have no room.
+
+    To be called before topology and collective are built, which takes long for very many ranks.
+
+    Parameters
+    ----------
+    name : str
+        Of collective and fabric, for the error.
+
+    Raises
+    ------
+    InputError
+        If a row of ten bytes for every pair of ranks is more than the limit.
+    """
+    free = FREE_SHARE * free_memory_bytes()
+    limit = int(free) if memory_limit_mb is None else memory_limit_mb * 10**6
+    needed = 10 * num_ranks * (num_ranks - 1)
+    if needed > limit:
+        raise InputError(
+            f"{name} takes {num_ranks * (num_ranks - 1):.2g} transfers at least, which need "
+            f"{_about(needed)}, more than the {_about(limit)} allowed; take fewer ranks, spill to "
+            "files (--spill), or take a fabric that looks alike from every rank and needs no list of them",
+            where="memory_limit_mb",
+        )
+
+
+def free_memory_bytes() -> int:
+    """Memory that this process could still take: of the machine, and of the group it is confined to."""
+    known = []
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            known.append(int(line.split()[1]) * 1024)
+    if not known:
+        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    for most, now in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        limit, used = _lines(most), _lines(now)
+        if limit and used and limit[0].isdigit() and used[0].isdigit():
+            known.append(max(0, int(limit[0]) - int(used[0])))
+    return min(known)
+
+
+def _about(num_bytes: int) -> str:
+    """A size in three digits: predictions are no better."""
+    return format_size(round(num_bytes, 3 - len(str(num_bytes))))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _halves(problem: Problem) -> list[tuple[list[Sequence[int]], list[Sequence[int]]]]:
+    """Origins and destinations of every chunk, in each of the halves that are searched."""
+    chunks = problem.collective.chunks
+    if not problem.collective.combining:
+        return [([c.origins for c in chunks], [c.destinations for c in chunks])]
+    roots: list[Sequence[int]] = [(c.root,) if c.root is not None else c.origins[:1] for c in chunks]
+    halves: list[tuple[list[Sequence[int]], list[Sequence[int]]]] = [(roots, [c.origins for c in chunks])]
+    if any(set(c.destinations) != {c.root} for c in chunks):
+        halves.append((roots, [c.destinations for c in chunks]))
+    return halves
+
+
+class _Half:
+    """The sends of a problem whose chunks spread, and what they take."""
+
+    def __init__(
+        self, problem: Problem, origins: list[Sequence[int]], destinations: list[Sequence[int]]
+    ) -> None:
+        topology = problem.topology
+        self.num_ranks, self.num_links = topology.num_ranks, len(topology.links)
+        self.num_chunks = len(origins)
+        self.to_one = all(len(to) == 1 for to in destinations)
+        arrivals = sum(map(len, destinations))
+        self.num_sends = arrivals
+        if self.to_one:
+            self.num_trees = len({tuple(each) for each in origins})
+            self.num_sends = round(_mean_hops(problem, origins, destinations) * self.num_chunks)
+        elif all(len(to) == self.num_ranks for to in destinations):
+            self.num_sends = max(0, arrivals - sum(map(len, origins)))
+        self.partial = not self.to_one and arrivals < self.num_ranks * self.num_chunks
+        self.guided = is_guided(problem)
+        self._small = 2 if self.num_chunks <= 1 << 16 else 4
+        links = topology.links
+        self._receives = any(hold.side == "receive" for hold in topology.holds)
+        costs = {(e.alpha_us, e.beta_us_per_mb) for e in links}
+        self._even = len(costs) < 2 and len(set(problem.chunk_bytes)) < 2
+
+    @property
+    def columns(self) -> int:
+        """Bytes of the columns of its schedule."""
+        return (self._small + 8) * self.num_sends
+
+    @property
+    def turned(self) -> int:
+        """Bytes beside the columns while it is turned round in time: an order, unless all take as long."""
+        return (4 if self._even else 22) * self.num_sends
+
+    def search(self, *, keeps_best: bool, spilled: bool) -> int:
+        """Bytes at the peak of the list scheduler."""
+        fabric = 400 * self.num_links + 100 * self.num_chunks
+        if self.to_one and not self.guided:
+            trees = 4 * _NUM_TREES * self.num_trees * self.num_ranks
+            return fabric + trees + _HOP_BYTES * self.num_sends
+        if self.guided:
+            return fabric + 8 * self.num_ranks * self.num_chunks + _HOP_BYTES * self.num_sends
+        bits = self.num_chunks * self.num_ranks // 8
+        log = self._small * (self.num_sends + self.num_chunks)
+        columns = 0 if spilled else self.columns * (2 if keeps_best else 1)
+        return fabric + bits * (5 if self.partial else 2) + log + columns
+
+    def verification(self, backwards: bool) -> int:
+        """Bytes at the peak of the verifier, without the columns that it reads."""
+        pairs, entered = self.num_ranks * self.num_chunks, self.num_sends + self.num_chunks
+        narrow = 12 * entered if pairs > 3 * entered else 4 * pairs
+        row_bytes = _VERIFIED_ROW_BYTES + (_HELD_ROW_BYTES if self._receives else 0)
+        rows = row_bytes * min(self.num_sends, _BLOCK)
+        return narrow + rows + (self.turned if backwards else 0) + 400 * self.num_links
+
+
+def _mean_hops(problem: Problem, origins: list[Sequence[int]], destinations: list[Sequence[int]]) -> float:
+    """Links that a chunk with one destination passes, on the average over some origins."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
+    num_ranks, links = problem.topology.num_ranks, problem.topology.links
+    used = [links[e] for e in problem.links_allowed]
+    joined = csr_array(
+        (np.ones(len(used)), ([e.srcs[0] for e in used], [e.dsts[0] for e in used])),
+        shape=(num_ranks, num_ranks),
+    )
+    if problem.collective.combining:  # a reduction is searched backwards
+        joined = joined.T.tocsr()
+    starts = sorted({each[0] for each in origins})
+    sample = starts[:: max(1, len(starts) // _SAMPLED)][:_SAMPLED]
+    hops = dijkstra(joined, indices=sample, unweighted=True)
+    row = {rank: i for i, rank in enumerate(sample)}
+    lengths = [
+        float(hops[row[start[0]], to[0]])
+        for start, to in zip(origins, destinations, strict=True)
+        if start[0] in row
+    ]
+    known = [length for length in lengths if np.isfinite(length)]
+    return sum(known) / len(known) if known else 1.0
+
+
+def _has_implicit(problem: Problem) -> bool:
+    """Whether there surely is an implicit schedule of the problem."""
+    from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
+    from taccl.synthesis.symmetric.hamiltonian import has_hamiltonian_ring
+    from taccl.topology.named import as_named
+
+    if problem.collective.name not in IMPLICIT_COLLECTIVES:
+        return False
+    named = as_named(problem.topology)
+    return named is not None and (named.kind != "mesh" or has_hamiltonian_ring(named.dims))

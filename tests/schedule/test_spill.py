@@ -1,0 +1,137 @@
+"""Compact schedules whose columns lie in files, and those of which only the figures are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collective as collectives
+from taccl.errors import FormatError, InputError
+from taccl.problem import make_problem
+from taccl.schedule import spill as spilling
+from taccl.schedule.spill import check_folder, load_spilled, room_for, spill
+from taccl.schedule.summary import summarize
+from taccl.synthesis.large import schedule_large
+
+COLLECTIVES = ("allgather", "allreduce", "reduce-scatter", "alltoall")
+
+
+def problem_of(name="allgather", size=3):
+    """A collective on a square mesh."""
+    topology = taccl.topologies.mesh(size, size)
+    return make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=10**6)
+
+
+@pytest.fixture
+def schedule():
+    return schedule_large(problem_of())
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_spilled_schedule_is_the_same(name, tmp_path):
+    """Its columns are read from files, and digest, verdict and figures are those of the one in memory."""
+    schedule = schedule_large(problem_of(name))
+    spilled = spill(schedule, tmp_path / "columns")
+    assert isinstance(spilled.chunk, np.memmap)
+    assert taccl.verify(spilled).ok
+    assert (spilled.digest(), spilled.finish_us) == (schedule.digest(), schedule.finish_us)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_columns_that_are_found_in_files(name, tmp_path):
+    """The scheduler writes into files that have no name: the folder stays empty, the schedule is the same."""
+    spilled = schedule_large(problem_of(name), spill_dir=tmp_path)
+    assert os.listdir(tmp_path) == []
+    assert spilled.digest() == schedule_large(problem_of(name)).digest()
+
+
+def test_spilled_schedule_comes_back(schedule, tmp_path):
+    """What one process left in a folder another one reads."""
+    spill(schedule, tmp_path)
+    assert load_spilled(tmp_path).digest() == schedule.digest()
+
+
+def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
+    """Then whoever reads the folder gives it, and another one is refused."""
+    monkeypatch.setattr(spilling, "_MOST_PAIRS", 10)
+    spill(schedule, tmp_path)
+    with pytest.raises(InputError, match="too large to be in the folder"):
+        load_spilled(tmp_path)
+    assert load_spilled(tmp_path, problem_of()).digest() == schedule.digest()
+    with pytest.raises(FormatError, match="another problem"):
+        load_spilled(tmp_path, problem_of(size=4))
+
+
+def test_changed_columns_are_refused(schedule, tmp_path):
+    """A digest guards the files."""
+    spill(schedule, tmp_path)
+    np.save(tmp_path / "link.npy", np.zeros(len(schedule), np.int32))
+    with pytest.raises(FormatError, match="changed after they were written"):
+        load_spilled(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["schedule.json", "link.npy"])
+def test_missing_part_is_refused(name, schedule, tmp_path):
+    """A folder that was not finished, or lost a file, holds no schedule."""
+    spill(schedule, tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FormatError):
+        load_spilled(tmp_path)
+
+
+def test_index_of_another_kind_is_refused(tmp_path):
+    """JSON that is none of ours."""
+    (tmp_path / "schedule.json").write_text(json.dumps({"format": "other"}))
+    with pytest.raises(FormatError, match="taccl-spilled-schedule"):
+        load_spilled(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["file", "full", "nowhere"])
+def test_folder_that_cannot_be_used(what, tmp_path):
+    """A file, a folder that holds something, and one in a folder that is not there."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").write_text("")
+    folder = tmp_path / "no" / "where" if what == "nowhere" else tmp_path / what
+    with pytest.raises(InputError):
+        check_folder(folder)
+
+
+def test_disk_that_is_too_small(tmp_path):
+    """An exabyte fits nowhere: said before anything is written."""
+    with pytest.raises(InputError, match="free; the schedule needs"):
+        check_folder(tmp_path, num_bytes=10**18)
+    with pytest.raises(InputError, match="cannot be written"):
+        room_for(10**15, np.int64, tmp_path)
+
+
+def test_failed_spill_leaves_nothing(schedule, tmp_path, monkeypatch):
+    """Neither files nor the folder that was made for them."""
+
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", fails)
+    with pytest.raises(InputError, match="No space left"):
+        spill(schedule, tmp_path / "new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_summary_has_the_figures(schedule):
+    """Transfers, finish, bandwidth and digest of what was dropped."""
+    summary = summarize(schedule)
+    assert summary.num_bytes == 0
+    for name in ("num_transfers", "num_sends", "finish_us", "algbw_gb_per_s", "busbw_gb_per_s"):
+        assert getattr(summary, name) == getattr(schedule, name)
+    assert summary.digest() == schedule.digest()
+
+
+@pytest.mark.parametrize("use", [taccl.verify, list, lambda s: s.expand(), lambda s: s.table(), taccl.lower])
+def test_summary_has_no_transfers(schedule, use):
+    """Whatever needs them says that only a summary was kept."""
+    with pytest.raises(InputError, match="only a summary was kept of these 72 transfers"):
+        use(summarize(schedule))

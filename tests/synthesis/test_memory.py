@@ -1,0 +1,152 @@
+"""Memory that is known before a synthesis begins: predictions, refusals, and what is offered instead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import taccl
+from taccl import collective as collectives
+from taccl.errors import InputError
+from taccl.problem import make_problem
+from taccl.synthesis import memory
+from taccl.synthesis.large import schedule_large
+from taccl.synthesis.memory import check_memory, free_memory_bytes, memory_need
+
+topologies = taccl.topologies
+
+
+def problem_of(topology, name="allgather", *, chunks_per_rank=1):
+    collective = collectives.make(name, topology.num_ranks, chunks_per_rank=chunks_per_rank)
+    return make_problem(topology, collective, chunk_bytes=10**6)
+
+
+MESH = problem_of(topologies.mesh(32, 32))
+
+#: What a process measures of itself: MB at the peak of scheduler and verifier, and MB that were predicted.
+_MEASURE = """
+import sys
+import taccl
+from taccl.analysis.verification.verify import verify
+from taccl.problem import make_problem
+from taccl.synthesis.large import schedule_large
+from taccl.synthesis.memory import memory_need
+
+def memory_mb(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith(name))
+
+def problem_of(topology, name):
+    collective = taccl.collectives.make(name, topology.num_ranks)
+    problem = make_problem(topology, collective, chunk_bytes=10**6)
+    problem.costs, problem.links_allowed
+    return problem
+
+name, size = sys.argv[1], [int(n) for n in sys.argv[3].split("x")]
+verify(schedule_large(problem_of(taccl.topologies.ring(2), name)))  # which loads the kernels
+problem = problem_of(getattr(taccl.topologies, sys.argv[2])(*size), name)
+need = memory_need(problem)
+before = memory_mb("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+verify(schedule_large(problem)).raise_if_failed()
+print(memory_mb("VmHWM") - before, max(need.search, need.verification) / 1e6)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+@pytest.mark.parametrize(
+    ("name", "fabric", "size"),
+    [("allgather", "mesh", "36x36"), ("allreduce", "torus", "32x32"), ("alltoall", "torus", "16x16")],
+)
+def test_prediction_is_what_is_measured(name, fabric, size):
+    """The peak of scheduler and verifier is 0.7 to 1.5 of what was predicted, and the reverse."""
+    command = [sys.executable, "-c", _MEASURE, name, fabric, size]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    measured, predicted = (float(word) for word in printed.split())
+    assert 0.7 < predicted / measured < 1.5
+
+
+@pytest.mark.parametrize(
+    "name", ["allgather", "allreduce", "reduce-scatter", "broadcast", "alltoall", "gather"]
+)
+@pytest.mark.parametrize("topology", [topologies.torus(6, 6), topologies.dgx_h100(2)], ids=lambda t: t.name)
+def test_number_of_transfers_is_known(name, topology):
+    """Each arrival is a send; of what goes to one rank, each link on the way, give or take a tenth."""
+    problem = problem_of(topology, name)
+    known = memory_need(problem).num_transfers
+    assert known == pytest.approx(
+        len(schedule_large(problem)), rel=0.3 if name in ("alltoall", "gather") else 0
+    )
+
+
+def test_columns_are_ten_bytes_a_transfer():
+    """1024 chunks reach 1023 ranks: two bytes for a chunk, four for a link and for a start."""
+    assert memory_need(MESH).columns == 10 * 1024 * 1023
+
+
+def test_what_takes_less():
+    """One run keeps no best beside it; files hold columns; a summary none; and saving takes more."""
+    full = memory_need(MESH)
+    assert memory_need(MESH, num_runs=1).search < full.search
+    assert memory_need(MESH, spilled=True).search < memory_need(MESH, num_runs=1).search
+    assert memory_need(MESH, summary=True).columns == 0
+    assert memory_need(MESH, to_file=True).peak > full.peak
+
+
+def test_refusal_says_all():
+    """How much it would need, the limit, and what to do."""
+    with pytest.raises(InputError) as caught:
+        check_memory(MESH, memory_limit_mb=10)
+    text = str(caught.value)
+    assert caught.value.where == "memory_limit_mb"
+    for part in ("1e+06 transfers", "10MB allowed", "search", "verification", "synthesize_implicit", "fewer"):
+        assert part in text
+
+
+def test_refusal_offers_what_fits():
+    """A file of a million transfers takes 419 MB; without it there is room."""
+    limit_mb = round(memory_need(MESH).peak_mb) + 1
+    with pytest.raises(InputError, match="--summary.*--spill"):
+        check_memory(MESH, memory_limit_mb=limit_mb, to_file=True)
+    assert check_memory(MESH, memory_limit_mb=limit_mb) is None
+
+
+def test_one_run_where_two_do_not_fit():
+    """A limit between what one run needs and what a further one needs leaves the first."""
+    problem = problem_of(topologies.mesh(64, 64))
+    one, more = (memory_need(problem, num_runs=runs).peak_mb for runs in (1, None))
+    assert check_memory(problem, memory_limit_mb=int((one + more) / 2)) == 1
+
+
+def test_odd_mesh_has_no_implicit_schedule():
+    """So none is offered."""
+    with pytest.raises(InputError) as caught:
+        check_memory(problem_of(topologies.mesh(31, 31)), memory_limit_mb=10)
+    assert "synthesize_implicit" not in str(caught.value)
+
+
+def test_default_limit_is_a_share_of_what_is_free(monkeypatch):
+    """With 100 MB free, 80 MB are allowed, and the text says why."""
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda: 10**8)
+    with pytest.raises(InputError, match="80MB allowed, 80% of what is free on this machine"):
+        check_memory(MESH)
+
+
+def test_free_memory_is_known():
+    """Something between a megabyte and a petabyte."""
+    assert 10**6 < free_memory_bytes() < 10**15
+
+
+@pytest.mark.parametrize("backend", ["auto", "greedy"])
+def test_refused_before_any_work(backend, monkeypatch):
+    """`synthesize` refuses before it looks for a bound or a schedule."""
+
+    def fails(*_, **__):
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr("taccl.synthesis.large_search.schedule_large", fails)
+    monkeypatch.setattr("taccl.synthesis.large_search.lower_bound", fails)
+    with pytest.raises(InputError, match="memory_limit_mb: allgather on mesh:32x32 would take"):
+        taccl.synthesize(MESH, backend=backend, memory_limit_mb=10)

@@ -1,0 +1,188 @@
+"""Random topologies, collectives, groups, sizes and failures: every schedule verifies and respects its bound.
+
+The default run takes some dozens of problems; with TACCL_MANY=1 in the environment it takes thousands.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import taccl
+from taccl import collective as collectives
+from taccl.baselines.pairwise import pairwise
+from taccl.baselines.ring import ring
+from taccl.errors import CollectiveError, InfeasibleError, InputError, TopologyError
+from taccl.problem import Clauses, alltoallv_problem, make_problem
+from taccl.synthesis.large import schedule_large, suits
+from taccl.topology.topology import TopologyBuilder
+from taccl.topology.transform import without
+
+MANY = bool(os.environ.get("TACCL_MANY"))
+MB = 10**6
+
+NAMES = ("allgather", "reduce-scatter", "allreduce", "alltoall", "broadcast", "reduce", "scatter", "gather")
+
+
+def examples(few, many):
+    """So many examples by default, and with TACCL_MANY=1; the same every time."""
+    return settings(
+        max_examples=many if MANY else few,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@st.composite
+def topologies(draw, *, most_ranks=9):
+    """A ring in any order with chords, in one node or more: NICs that links share, tiers, both alphas."""
+    num_ranks = draw(st.integers(2, most_ranks))
+    num_nodes = draw(st.sampled_from([n for n in (1, 2, 3) if n <= num_ranks]))
+    nodes = [r * num_nodes // num_ranks for r in range(num_ranks)]
+    builder = TopologyBuilder("random", nodes, alpha_meaning=draw(st.sampled_from(["occupies", "pipelined"])))
+    ports = [(builder.add_resource(f"out {i}"), builder.add_resource(f"in {i}")) for i in range(num_nodes)]
+    order = draw(st.permutations(range(num_ranks)))
+    pairs = {(order[i - 1], order[i]) for i in range(num_ranks)}
+    ranks = st.integers(0, num_ranks - 1)
+    pairs |= {(a, b) for a, b in draw(st.lists(st.tuples(ranks, ranks), max_size=3 * num_ranks)) if a != b}
+    shares = draw(st.booleans())
+    for src, dst in sorted(pairs):
+        crosses = nodes[src] != nodes[dst]
+        alpha = draw(st.integers(0, 3))
+        beta = draw(st.sampled_from([1, 2])) * (5 if crosses else 1)
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        if shares and (crosses or num_nodes == 1):
+            cost = {"alpha_us": draw(st.integers(0, alpha)), "beta_us_per_mb": beta}
+            builder.add_hold(link, ports[nodes[src]][0], **cost)
+            builder.add_hold(link, ports[nodes[dst]][1], side="receive", **cost)
+    return builder.build()
+
+
+@st.composite
+def spread_out(draw, num_ranks):
+    """A collective of the user's own: chunks from some ranks to others."""
+    ranks = st.lists(st.integers(0, num_ranks - 1), min_size=1, max_size=num_ranks, unique=True)
+    chunks = range(draw(st.integers(1, 5)))
+    return collectives.custom(
+        num_ranks,
+        precondition={c: draw(ranks) for c in chunks},
+        postcondition={c: draw(ranks) for c in chunks},
+    )
+
+
+def check(problem, schedule):
+    """It verifies, twice; and it does not finish before its bound."""
+    assert taccl.verify(schedule).violations == ()
+    assert taccl.verify(schedule.expand()).violations == ()
+    bound = taccl.lower_bound(problem, budget_s=1.0)
+    assert bound.bound <= schedule.finish
+
+
+@examples(20, 2500)
+@given(st.data())
+def test_named_collectives(data):
+    """Every collective by name, several chunks a rank, any root."""
+    topology = data.draw(topologies())
+    name = data.draw(st.sampled_from(NAMES))
+    rooted = name in ("broadcast", "reduce", "scatter", "gather")
+    root = data.draw(st.integers(0, topology.num_ranks - 1)) if rooted else None
+    collective = collectives.make(
+        name, topology.num_ranks, root=root, chunks_per_rank=data.draw(st.integers(1, 3))
+    )
+    problem = make_problem(topology, collective, chunk_bytes=MB)
+    check(problem, schedule_large(problem, seed=data.draw(st.integers(0, 3))))
+
+
+@examples(8, 1000)
+@given(st.data())
+def test_custom_collectives_of_many_sizes(data):
+    """Chunks of the user's own, each of its own size."""
+    topology = data.draw(topologies())
+    collective = data.draw(spread_out(topology.num_ranks))
+    sizes = data.draw(
+        st.lists(
+            st.sampled_from([1, MB // 4, MB, 3 * MB]),
+            min_size=collective.num_chunks,
+            max_size=collective.num_chunks,
+        )
+    )
+    problem = make_problem(topology, collective, chunk_bytes=sizes)
+    check(problem, schedule_large(problem))
+
+
+@examples(8, 500)
+@given(st.data())
+def test_exchanges_of_any_sizes(data):
+    """An alltoallv whose matrix has zeros, small and large entries."""
+    topology = data.draw(topologies(most_ranks=6))
+    count = topology.num_ranks
+    entries = st.lists(st.sampled_from([0, 1, 1000, MB]), min_size=count * count, max_size=count * count)
+    sizes = np.array(data.draw(entries), np.int64).reshape(count, count)
+    assume(sizes[~np.eye(count, dtype=bool)].any())
+    problem = alltoallv_problem(topology, sizes)
+    check(problem, schedule_large(problem))
+
+
+@examples(8, 1000)
+@given(st.data())
+def test_process_groups(data):
+    """Two groups at once, the other ranks of which all relay, or only some: then there may be no way."""
+    topology = data.draw(topologies())
+    assume(topology.num_ranks >= 4)
+    order = data.draw(st.permutations(range(topology.num_ranks)))
+    cut = data.draw(st.integers(2, topology.num_ranks - 2))
+    name = data.draw(st.sampled_from(["allgather", "alltoall", "allreduce", "reduce-scatter"]))
+    groups = [
+        collectives.make(name, len(ranks)).among(ranks, num_ranks=topology.num_ranks)
+        for ranks in (order[:cut], order[cut:])
+    ]
+    relays = data.draw(st.sampled_from([None, frozenset(order[: cut // 2]), frozenset(order)]))
+    collective = collectives.together(groups)
+    problem = make_problem(topology, collective, chunk_bytes=MB, clauses=Clauses(relays=relays))
+    assert suits(problem)
+    try:
+        schedule = schedule_large(problem)
+    except CollectiveError as error:
+        assert "cannot reach" in str(error) and relays is not None and relays != frozenset(order)
+        return
+    check(problem, schedule)
+
+
+@examples(5, 300)
+@given(st.data())
+def test_failures(data):
+    """A link fails, or is half as fast: a new schedule, and a re-planned one, verify on what is left."""
+    topology = data.draw(topologies(most_ranks=6))
+    name = data.draw(st.sampled_from(["allgather", "alltoall", "broadcast", "allreduce"]))
+    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    old = schedule_large(problem).expand()
+    failed = data.draw(st.sampled_from(topology.links))
+    try:
+        left = without(topology, links=[(failed.src, failed.dst)])
+        changed = make_problem(left, problem.collective, chunk_bytes=MB)
+        schedule = schedule_large(changed)
+    except (TopologyError, CollectiveError, InfeasibleError):
+        return  # no way is left, and that was said
+    check(changed, schedule)
+    assert taccl.verify(taccl.replan(old, changed, time_limit_s=0.1).schedule).ok
+
+
+@examples(4, 200)
+@given(st.data())
+def test_never_worse_than_the_baselines(data):
+    """The whole of `greedy` against the ring and the pairwise exchange."""
+    topology = data.draw(topologies(most_ranks=6))
+    name = data.draw(st.sampled_from(["allgather", "allreduce", "reduce-scatter", "alltoall"]))
+    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    try:
+        baseline = (pairwise if name == "alltoall" else ring)(problem)
+    except InputError:
+        return  # it is not defined here
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.6)
+    assert taccl.verify(result.schedule).ok
+    assert result.bound_us <= result.finish_us <= baseline.finish_us
