@@ -68,6 +68,8 @@ LocalRanks = Annotated[
 #: Keys of a table are text in a file, so they are read as numbers here.
 PerLocalRank = dict[Annotated[int, Field(ge=0)], LocalRanks]
 Pair = tuple[LocalRank, LocalRank]
+#: A table of more entries than this is written with a line for each.
+_FEW_ENTRIES = 4
 Size = Annotated[
     Any,
     BeforeValidator(_check_size),
@@ -329,8 +331,27 @@ class Sketch(_Table):
                 continue
             for table in value if isinstance(value, list) else [value]:
                 lines += ["", f"[[{key}]]" if isinstance(value, list) else f"[{key}]"]
-                lines += [f"{name} = {_toml(each)}" for name, each in table.items()]
+                long = [n for n, each in table.items() if isinstance(each, dict) and len(each) > _FEW_ENTRIES]
+                lines += [f"{name} = {_toml(each)}" for name, each in table.items() if name not in long]
+                for name in long:
+                    lines += ["", f"[{key}.{name}]"]
+                    lines += [f"{entry} = {_toml(each)}" for entry, each in table[name].items()]
         return "\n".join(lines) + "\n"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row for each field that differs from its default."""
+        from taccl.html import card, facts
+
+        content = self.to_dict()
+        title, text = content.pop("name", "") or "sketch", content.pop("description", "")
+        del content["schema"]
+        rows = []
+        for name, value in content.items():
+            tables = value if isinstance(value, list) and _is_table(value) else [value]
+            for each in tables:
+                inner = each.items() if isinstance(each, dict) else [("", each)]
+                rows.append((name, "; ".join(f"{key} {_toml(field)}".strip() for key, field in inner)))
+        return card(f"{title}: {text}" if text else title, facts(rows))
 
     def topology(self, *, nodes: int | None = None, profile: str | None = None) -> Topology:
         """The machine that the sketch names, with the sketch's nodes and profile unless given here.
@@ -409,11 +430,15 @@ class Sketch(_Table):
         *,
         chunk_size: int | str | Sequence[int] | None = None,
         size: int | str | None = None,
+        reachable: bool = True,
     ) -> Problem:
-        """The problem of this sketch on a topology; see `taccl.sketch.apply.apply`."""
+        """The problem of this sketch on a topology; see `taccl.sketch.apply.apply`.
+
+        With ``reachable=False`` a problem that no schedule solves is made all the same, for `taccl.explain`.
+        """
         from taccl.sketch.apply import apply
 
-        return apply(self, topology, collective, chunk_size=chunk_size, size=size)
+        return apply(self, topology, collective, chunk_size=chunk_size, size=size, reachable=reachable)
 
 
 def _is_table(value: Any) -> bool:

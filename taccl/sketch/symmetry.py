@@ -105,26 +105,33 @@ def link_permutation(topology: Topology, ranks: Sequence[int]) -> Permutation | 
 
     Parallel links are matched so that the resources they hold map consistently too.
     """
-    colours = _resource_colours(topology)
+    known: dict[Permutation, Permutation | None] = topology.memo.setdefault("links under", {})
+    key = tuple(ranks)
+    if key not in known:
+        known[key] = _match_links(topology, key)
+    return known[key]
+
+
+def _match_links(topology: Topology, ranks: Permutation) -> Permutation | None:
+    codes = _codes(topology)
     unused: dict[Hashable, list[int]] = defaultdict(list)
     for index, link in enumerate(topology.links):
         ends = (tuple(sorted(link.srcs)), tuple(sorted(link.dsts)))
-        unused[(*ends, link.alpha_us, link.beta_us_per_mb)].append(index)
+        unused[(*ends, codes.of_link[index])].append(index)
     links: list[int] = []
     resources: dict[int, int] = {}
     taken: set[int] = set()
     for index, link in enumerate(topology.links):
         ends = (tuple(sorted(ranks[r] for r in link.srcs)), tuple(sorted(ranks[r] for r in link.dsts)))
-        for image in unused[(*ends, link.alpha_us, link.beta_us_per_mb)]:
-            found = _match_holds(
-                topology.holds_of_link[index], topology.holds_of_link[image], colours, resources, taken
-            )
+        alike = unused.get((*ends, codes.of_link[index]), [])
+        for image in alike:
+            found = _match_holds(codes, index, image, resources, taken)
             if found is not None:
                 break
         else:
             return None
         links.append(image)
-        unused[(*ends, link.alpha_us, link.beta_us_per_mb)].remove(image)
+        alike.remove(image)
         resources.update(found)
         taken.update(found.values())
     return tuple(links)
@@ -136,19 +143,20 @@ def resource_permutation(topology: Topology, links: Sequence[int]) -> Permutatio
     A resource is known by the holds on it. Resources that nothing holds, or that the same holds hold
     alike, keep their order.
     """
-    held: list[list[Hashable]] = [[] for _ in topology.resources]
-    images: list[list[Hashable]] = [[] for _ in topology.resources]
-    for hold in topology.holds:
-        held[hold.resource].append((hold.link, *_cost(hold)))
-        images[hold.resource].append((links[hold.link], *_cost(hold)))
+    codes = _codes(topology)
+    held: list[list[tuple[int, int]]] = [[] for _ in topology.resources]
+    images: list[list[tuple[int, int]]] = [[] for _ in topology.resources]
+    for hold, code in zip(topology.holds, codes.of_hold, strict=True):
+        held[hold.resource].append((hold.link, code))
+        images[hold.resource].append((links[hold.link], code))
     by_holds: dict[Hashable, list[int]] = defaultdict(list)
     for resource, each in enumerate(held):
-        by_holds[_multiset(each)].append(resource)
+        by_holds[tuple(sorted(each))].append(resource)
     for alike in by_holds.values():
         alike.reverse()
     result = []
     for each in images:
-        alike = by_holds.get(_multiset(each), [])
+        alike = by_holds.get(tuple(sorted(each)), [])
         if not alike:
             return None
         result.append(alike.pop())
@@ -269,43 +277,62 @@ def _cost(hold: Hold) -> tuple[Hashable, ...]:
     return (hold.alpha_us, hold.beta_us_per_mb, hold.side)
 
 
-def _multiset(items: Iterable[Hashable]) -> frozenset[tuple[Hashable, int]]:
-    return frozenset(Counter(items).items())
+class _Codes:
+    """Costs of links and holds as small numbers, which are quicker to compare than fractions are.
+
+    Parameters
+    ----------
+    of_link, of_hold : list of int
+        A number per link and per hold; equal where costs (and sides) are.
+    holds : list of list of (int, int)
+        The (resource, number) of every link's holds.
+    of_resource : list of tuple of int
+        What every resource looks like, regardless of which links hold it.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        number: dict[Hashable, int] = {}
+        self.of_link = [
+            number.setdefault((link.alpha_us, link.beta_us_per_mb), len(number)) for link in topology.links
+        ]
+        self.of_hold = [number.setdefault(_cost(hold), len(number)) for hold in topology.holds]
+        self.holds: list[list[tuple[int, int]]] = [[] for _ in topology.links]
+        looks: list[list[int]] = [[] for _ in topology.resources]
+        for hold, code in zip(topology.holds, self.of_hold, strict=True):
+            self.holds[hold.link].append((hold.resource, code))
+            looks[hold.resource].append(code)
+        self.of_resource = [tuple(sorted(each)) for each in looks]
 
 
-def _resource_colours(topology: Topology) -> list[Hashable]:
-    """What every resource looks like regardless of which links hold it."""
-    costs: list[list[Hashable]] = [[] for _ in topology.resources]
-    for hold in topology.holds:
-        costs[hold.resource].append(_cost(hold))
-    return [_multiset(each) for each in costs]
+def _codes(topology: Topology) -> _Codes:
+    """The topology's costs as small numbers, worked out once."""
+    if "cost codes" not in topology.memo:
+        topology.memo["cost codes"] = _Codes(topology)
+    codes: _Codes = topology.memo["cost codes"]
+    return codes
 
 
 def _match_holds(
-    holds: Sequence[Hold],
-    images: Sequence[Hold],
-    colours: Sequence[Hashable],
-    resources: Mapping[int, int],
-    taken: set[int],
+    codes: _Codes, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
 ) -> dict[int, int] | None:
     """Where the resources of one link go if it maps to another; None if what is settled forbids it."""
-    if len(holds) != len(images):
+    holds, left = codes.holds[link], list(codes.holds[image_link])
+    if len(holds) != len(left):
         return None
-    left = list(images)
     found: dict[int, int] = {}
     # Resources whose image is settled first, so that they do not lose it to one that is free to choose.
-    for hold in sorted(holds, key=lambda h: h.resource not in resources):
-        settled = resources.get(hold.resource, found.get(hold.resource))
-        for image in left:
-            if _cost(image) != _cost(hold) or colours[image.resource] != colours[hold.resource]:
+    for resource, code in sorted(holds, key=lambda hold: hold[0] not in resources):
+        settled = resources.get(resource, found.get(resource))
+        for image, image_code in left:
+            if image_code != code or codes.of_resource[image] != codes.of_resource[resource]:
                 continue
-            free = image.resource not in taken and image.resource not in found.values()
-            if image.resource == settled or (settled is None and free):
+            free = image not in taken and image not in found.values()
+            if image == settled or (settled is None and free):
                 break
         else:
             return None
-        left.remove(image)
-        found[hold.resource] = image.resource
+        left.remove((image, image_code))
+        found[resource] = image
     return found
 
 

@@ -1,0 +1,1 @@
+"""Sketches for those who have none: what a topology looks like, and the guidance that it calls for."""

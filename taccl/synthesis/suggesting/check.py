@@ -1,0 +1,396 @@
+"""What each clause of a sketch does and costs, for the person who writes it: `check_sketch`.
+
+Each clause is left out in turn. What the problem's clauses, its symmetry and its bound become without it says
+whether it changes anything, and what it costs at least. Clauses that do not fit are set aside, so that the
+others are checked at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.collective import Collective, make
+from taccl.errors import InputError, SketchError
+from taccl.sketch.apply import apply
+from taccl.sketch.group import symmetry_group
+from taccl.sketch.library import load_sketch
+from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.explaining.clashes import blocked, demands
+from taccl.synthesis.explaining.explain import explain
+from taccl.synthesis.explaining.loosening import halves
+from taccl.synthesis.suggesting.clauses import clause_names, without_clauses
+from taccl.synthesis.suggesting.proposals import fitting_shifts
+from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts
+from taccl.units import format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Mapping, Sequence
+
+    from taccl.problem import Problem
+    from taccl.sketch.sketch import Sketch
+    from taccl.topology.topology import Topology
+
+__all__ = ["ClauseReport", "SketchReport", "check_sketch"]
+
+#: Chunks times links up to which it is asked, chunk by chunk, whether a clause keeps anything off a link.
+_MOST_ASKED = 1_000_000
+_GUIDING = ("symmetry", "objective", "routing")
+
+
+@dataclass(frozen=True, slots=True)
+class ClauseReport:
+    """What one clause does.
+
+    Parameters
+    ----------
+    clause : str
+        Its field, e.g. ``"internode.relays"`` or ``"symmetry[0]"``.
+    verdict : {"wrong", "blocks", "unused", "binds", "guides"}
+        It does not fit; no schedule exists because of it; leaving it out changes nothing; schedules must
+        obey it; it guides the search only.
+    effect : str
+        What it does, as a sentence.
+    bound_us : float, optional
+        The lower bound on the finish without it; None where there is none to compare.
+    cost_us : float, optional
+        By how much the bound rises with it: what it costs at least.
+    """
+
+    clause: str
+    verdict: str
+    effect: str
+    bound_us: float | None = None
+    cost_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SketchReport:
+    """What `check_sketch` found.
+
+    Parameters
+    ----------
+    name : str
+        Of the sketch.
+    usable : bool
+        Whether the sketch fits as it is, and admits a schedule.
+    clauses : tuple of ClauseReport
+        In the order of the file.
+    bound_us, free_us, divisible_us : float, optional
+        The lower bound under the sketch, without any clause, and under the sketch for data that may be cut
+        at will. Faulty clauses are left out; None where no schedule exists.
+    limits : str
+        What limits `bound_us`; of an infeasible sketch, who cannot get where.
+    conflict : tuple of str
+        Clauses that clash, where no schedule exists.
+    change : str
+        The smallest change that makes one exist.
+    num_unreachable : int
+        Kinds of chunk (by where they start and must end) that cannot get to where they must.
+    hints : tuple of str
+        What may be added, such as symmetries that the topology and the clauses have.
+    """
+
+    name: str
+    usable: bool
+    clauses: tuple[ClauseReport, ...]
+    bound_us: float | None = None
+    free_us: float | None = None
+    divisible_us: float | None = None
+    limits: str = ""
+    conflict: tuple[str, ...] = ()
+    change: str = ""
+    num_unreachable: int = 0
+    hints: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return {
+            "name": self.name,
+            "usable": self.usable,
+            "bound_us": self.bound_us,
+            "free_us": self.free_us,
+            "divisible_us": self.divisible_us,
+            "limits": self.limits,
+            "conflict": list(self.conflict),
+            "change": self.change,
+            "num_unreachable": self.num_unreachable,
+            "clauses": [
+                {
+                    "clause": each.clause,
+                    "verdict": each.verdict,
+                    "effect": each.effect,
+                    "bound_us": each.bound_us,
+                    "cost_us": each.cost_us,
+                }
+                for each in self.clauses
+            ],
+            "hints": list(self.hints),
+        }
+
+    def __repr__(self) -> str:
+        verdict = "can be used" if self.usable else "cannot be used as it is"
+        lines = [f"SketchReport: {self.name or 'the sketch'} {verdict}"]
+        if self.bound_us is not None and self.free_us is not None:
+            over = self.bound_us / self.free_us - 1 if self.free_us else 0.0
+            partly = "" if self.usable else " (of the clauses that fit)"
+            lines += [
+                f"  bound {format_us(self.bound_us)}{partly}, limited by {self.limits}",
+                f"  without any clause {format_us(self.free_us)}: the sketch costs {over:+.2%} at least",
+            ]
+        if self.bound_us is not None and self.divisible_us:
+            lines.append(
+                f"  divisible data {format_us(self.divisible_us)}: whole chunks cost "
+                f"{self.bound_us / self.divisible_us - 1:+.2%}"
+            )
+        if self.num_unreachable:
+            more = (
+                f" (and {self.num_unreachable - 1} kinds of chunk more)" if self.num_unreachable > 1 else ""
+            )
+            lines.append(f"  no schedule: {self.limits}{more}")
+            lines += [f"    clashes: {clause}" for clause in self.conflict]
+            lines.append(f"    the smallest change: {self.change}")
+        width = max((len(each.clause) for each in self.clauses), default=0)
+        for each in self.clauses:
+            lines.append(f"  {each.clause:<{width}}  {each.verdict:<6}  {each.effect}")
+        return "\n".join(lines + [f"  hint: {hint}" for hint in self.hints])
+
+
+def check_sketch(
+    sketch: Sketch | str | Path,
+    topology: Topology,
+    collective: str | Collective,
+    *,
+    chunk_size: int | str | None = None,
+    size: int | str | None = None,
+    time_limit_s: float = 30.0,
+) -> SketchReport:
+    """What each clause of a sketch does on a topology, and what it costs at least.
+
+    Parameters
+    ----------
+    sketch : Sketch, str or path
+        A sketch, or a shipped name or a file.
+    collective : str or Collective
+        A name is cut into the sketch's chunks per rank.
+    chunk_size, size : int or str, optional
+        As `Sketch.apply` takes them: the sketch's own chunk size unless one is given.
+    time_limit_s : float
+        After which clauses are no longer bounded.
+
+    Returns
+    -------
+    SketchReport
+        Clauses that do not fit are a part of it, not an error.
+
+    Raises
+    ------
+    InputError
+        If the sketch's file, the collective or the sizes cannot be used, or the topology connects too little.
+    """
+    if not 0 < time_limit_s < math.inf:
+        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+    deadline = time.monotonic() + time_limit_s
+    guide = load_sketch(sketch) if isinstance(sketch, (str, Path)) else sketch
+    if isinstance(collective, str):
+        collective = make(collective, topology.num_ranks, chunks_per_rank=guide.chunks.per_rank)
+    check = _Check(guide, topology, collective, {"chunk_size": chunk_size, "size": size})
+    wrong = check.faults()
+    problem = check.problem
+    missed = blocked([demand for half in halves(problem) for demand in demands(half)])
+    if missed:
+        check_reachable(problem.with_clauses(**_FREE))
+        found = explain(problem, time_limit_s=time_limit_s)
+        clauses = [_faulty(name, wrong) or check.blocking(name) for name in clause_names(guide)]
+        return SketchReport(
+            guide.name, False, tuple(clauses), None, None, None,
+            found.reason, found.conflict, found.change, len(missed),
+        )  # fmt: skip
+    bound = lower_bound(problem)
+    clauses = [
+        _faulty(name, wrong) or check.effect(name, bound.bound_us, deadline) for name in clause_names(guide)
+    ]
+    free = check.apply(set(clause_names(guide)))
+    return SketchReport(
+        name=guide.name,
+        usable=not wrong,
+        clauses=tuple(clauses),
+        bound_us=bound.bound_us,
+        free_us=lower_bound(free).bound_us,
+        divisible_us=lower_bound(problem, divisible=True).bound_us,
+        limits=bound.limits,
+        hints=tuple(check.hints()),
+    )
+
+
+_FREE: Mapping[str, Any] = {
+    "links_allowed": None, "carries_from": {}, "carries_to": {}, "direct_crossing": False,
+    "own_first": frozenset(),
+}  # fmt: skip
+
+
+def _faulty(name: str, wrong: Mapping[str, str]) -> ClauseReport | None:
+    return ClauseReport(name, "wrong", wrong[name]) if name in wrong else None
+
+
+class _Check:
+    """A sketch on a topology, with clauses left out."""
+
+    def __init__(
+        self, sketch: Sketch, topology: Topology, collective: Collective, sizes: Mapping[str, Any]
+    ) -> None:
+        self.sketch, self.topology, self.collective, self.sizes = sketch, topology, collective, sizes
+        self.removed: frozenset[str] = frozenset()
+        self.problem: Problem
+
+    def apply(self, names: Collection[str]) -> Problem:
+        """The problem without some clauses, and without those that do not fit."""
+        sketch, _ = without_clauses(self.sketch, self.removed | set(names))
+        return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
+
+    def faults(self) -> dict[str, str]:
+        """What is wrong with clauses that do not fit; they are left out from here on."""
+        wrong: dict[str, str] = {}
+        while True:
+            sketch, names = without_clauses(self.sketch, self.removed)
+            try:
+                self.problem = self.apply(())
+            except SketchError as error:
+                name = next((n for n, field in names.items() if _names(sketch, field, error)), None)
+                if name is None:
+                    raise
+                wrong[name] = error.message + self._nearest(name)
+                self.removed |= {name}
+            else:
+                return wrong
+
+    def _nearest(self, name: str) -> str:
+        """The symmetry nearest to one that the topology lacks, as advice."""
+        if not name.startswith("symmetry["):
+            return ""
+        entry = self.sketch.symmetry[int(name[9:-1])]
+        known = [
+            Shift(shift.group, offset)
+            for shift in find_shifts(self.topology)
+            for offset in range(shift.offset, shift.group, shift.offset)
+        ]
+        if not known:
+            return " (no shift inside blocks of ranks is one)"
+        near = min(known, key=lambda s: (abs(s.group - entry.group), abs(s.offset - entry.offset), s))
+        return f"; the nearest symmetry that holds is offset {near.offset} in groups of {near.group}"
+
+    def blocking(self, name: str) -> ClauseReport:
+        """What a clause has to do with chunks that cannot get to where they must."""
+        without = self.apply({name})
+        missed = blocked([demand for half in halves(without) for demand in demands(half)])
+        if missed:
+            return ClauseReport(name, "binds", "without it some chunks still cannot get to where they must")
+        return ClauseReport(name, "blocks", "without it every chunk can get to where it must")
+
+    def effect(self, name: str, bound_us: float, deadline: float) -> ClauseReport:
+        """What a clause does in a sketch that admits a schedule."""
+        try:
+            without = self.apply({name})
+        except SketchError as error:  # others rest on it
+            return ClauseReport(name, "binds", f"without it another clause does not fit: {error.message}")
+        if name.startswith("symmetry"):
+            return self._symmetry(name, without)
+        if _said(without) == _said(self.problem):
+            return ClauseReport(name, "unused", "leaving it out changes nothing", bound_us, 0.0)
+        if _obeyed(without) == _obeyed(self.problem):
+            if name.startswith(_GUIDING) or _steers(without) != _steers(self.problem):
+                return ClauseReport(
+                    name, "guides", "guides the search; no schedule must obey it", bound_us, 0.0
+                )
+            return ClauseReport(name, "unused", "what it forbids, others forbid already", bound_us, 0.0)
+        if time.monotonic() > deadline:
+            return ClauseReport(name, "binds", "not bounded: time was up")
+        free_us = lower_bound(without).bound_us
+        cost_us = bound_us - free_us
+        if cost_us <= 0:
+            return ClauseReport(name, "binds", "costs nothing that the bound shows", free_us, 0.0)
+        percent = f" ({cost_us / free_us:.2%})" if free_us else ""
+        effect = f"costs at least {format_us(cost_us)}{percent}; without it the bound is {format_us(free_us)}"
+        return ClauseReport(name, "binds", effect, free_us, cost_us)
+
+    def _symmetry(self, name: str, without: Problem) -> ClauseReport:
+        """What an entry of the symmetry does: by how much it folds the model."""
+        entry = self.sketch.symmetry[int(name[9:-1])]
+        dropped = [
+            note
+            for note in self.problem.notes
+            if f"offset {entry.offset} in groups of {entry.group} " in note
+        ]
+        size, other = len(symmetry_group(self.problem)), len(symmetry_group(without))
+        if size == other:
+            return ClauseReport(name, "unused", dropped[0] if dropped else "the other symmetries contain it")
+        effect = f"folds the model: {size} symmetries instead of {other}; no schedule must obey it"
+        return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
+
+    def hints(self) -> list[str]:
+        """Symmetries that the clauses and the collective have, and the sketch does not use."""
+        shifts: Sequence[Shift] = find_shifts(self.topology)
+        known = {element.ranks for element in symmetry_group(self.problem)}
+        plain = self.problem.with_clauses(symmetry=())
+        return [
+            f"offset {shift.offset} in groups of {shift.group} is a symmetry too: add it as [[symmetry]] to "
+            "make the model smaller"
+            for shift in fitting_shifts(plain, shifts)
+            if shift.ranks(self.topology.num_ranks) not in known
+        ]
+
+
+def _names(sketch: Sketch, field: str, error: SketchError) -> bool:
+    """Whether an error is about a field of a sketch, or about something inside it."""
+    where, place = error.where or "", sketch.where(field)
+    return where == place or where.startswith((f"{place}.", f"{place}["))
+
+
+def _said(problem: Problem) -> dict[str, Any]:
+    """All that the clauses say."""
+    return replace(problem.clauses, where={}, name="").to_dict()
+
+
+def _steers(problem: Problem) -> Hashable:
+    """What guides the search and binds no schedule."""
+    clauses = problem.clauses
+    return clauses.switch_policies, clauses.link_use, clauses.objective_weight, clauses.routing_slack
+
+
+def _obeyed(problem: Problem) -> Hashable:
+    """What a schedule must obey: which chunks each link may carry, in which order, and how many at once."""
+    clauses, collective = problem.clauses, problem.collective
+    links = problem.links_allowed
+    merging = frozenset(clauses.merging) & frozenset(links) if clauses.max_merge > 1 else frozenset()
+    rest = clauses.max_merge if merging else 1, merging, clauses.relays
+    across = [e for e in links if problem.topology.is_internode(e)]
+    if collective.num_chunks * len(across) > _MOST_ASKED:
+        said = _said(problem)
+        return rest, links, str(said["carries_from"]), clauses.direct_crossing, clauses.own_first
+    both = (False, True) if collective.combining and not collective.derivations else (False,)
+    carried = frozenset(
+        (e, c, reducing)
+        for e in across
+        for c in range(collective.num_chunks)
+        for reducing in both
+        if problem.may_carry(e, c, reducing=reducing)
+    )
+    # Own chunks go first only where there are others behind them.
+    ordered = {
+        e
+        for e, c, reducing in carried
+        if e in clauses.own_first and not _is_own(problem, e, c, reducing=reducing)
+    }
+    return rest, links, carried, frozenset(ordered)
+
+
+def _is_own(problem: Problem, link: int, chunk: int, *, reducing: bool) -> bool:
+    data, ends = problem.collective.chunks[chunk], problem.topology.links[link]
+    if reducing:
+        return data.root in ends.dsts
+    starts = data.origins if data.root is None else (data.root,)
+    return not set(starts).isdisjoint(ends.srcs)

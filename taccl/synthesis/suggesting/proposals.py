@@ -1,0 +1,163 @@
+"""Sketches for a topology, a collective and a size: what may be tried, and what is proposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import SketchError
+from taccl.sketch.group import symmetry_group
+from taccl.sketch.sketch import Sketch
+from taccl.sketch.symmetry import check_clauses, chunk_permutation, generate_group, link_permutation
+from taccl.synthesis.orbits import timing_group
+from taccl.synthesis.suggesting.write import commented_toml
+from taccl.units import BYTES_PER_MB, format_size, format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from taccl.problem import Problem
+    from taccl.synthesis.suggesting.relays import Plan
+    from taccl.synthesis.suggesting.shape import Shape
+    from taccl.synthesis.suggesting.symmetry_finding import Shift
+    from taccl.topology.topology import Topology
+
+__all__ = ["SketchProposal", "fitting_shifts", "is_small", "make_sketch"]
+
+
+@dataclass(frozen=True, slots=True)
+class SketchProposal:
+    """A sketch that suits a topology, a collective and a size, and what it promises.
+
+    Parameters
+    ----------
+    sketch : Sketch
+    bound_us : float
+        A proven lower bound on the finish of any schedule that obeys the sketch, in microseconds.
+    finish_us : float
+        The finish of a verified schedule that the list scheduler found in a moment.
+    why : str
+        What speaks for the sketch, as a sentence.
+    problem : Problem
+        The sketch applied to the topology and the collective, cut into its chunks.
+    limits : str
+        What limits the bound.
+    comments : mapping of str to str
+        What `to_toml` writes beside tables and fields, by their names.
+    """
+
+    sketch: Sketch
+    bound_us: float
+    finish_us: float
+    why: str
+    problem: Problem = field(compare=False)
+    limits: str = ""
+    comments: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def to_toml(self) -> str:
+        """The sketch as TOML with comments, to be edited; `taccl.load_sketch` reads it."""
+        problem = self.problem
+        size = f" of {format_size(problem.size_bytes)}" if problem.size_bytes else ""
+        header = [
+            f"Suggested for {problem.collective.name}{size} on {problem.topology.name}.",
+            f"{self.why[:1].upper()}{self.why[1:]}.",
+            f"A first schedule ends after {format_us(self.finish_us)}; none that obeys this sketch ends "
+            f"before {format_us(self.bound_us)} ({self.limits}).",
+        ]
+        return commented_toml(self.sketch, header=header, comments=self.comments)
+
+    def __repr__(self) -> str:
+        return (
+            f"SketchProposal({self.sketch.name!r}: finish {format_us(self.finish_us)}, bound "
+            f"{format_us(self.bound_us)}; {self.why})"
+        )
+
+
+def is_small(shape: Shape, chunk_bytes: int) -> bool:
+    """Whether a chunk's latency between nodes is at least as long as its bytes take."""
+    return shape.alpha_us >= shape.beta_us_per_mb * Fraction(chunk_bytes, BYTES_PER_MB)
+
+
+def make_sketch(
+    topology: Topology,
+    shape: Shape,
+    plan: Plan,
+    *,
+    name: str,
+    chunk_bytes: int | None,
+    chunks_per_rank: int,
+    max_merge: int,
+    shifts: Sequence[Shift] = (),
+) -> Sketch:
+    """The sketch of a plan, with a chunk partitioning, merging and symmetry."""
+    content: dict[str, Any] = {"schema": 1, "name": name, **_machine(topology)}
+    content["nodes"] = topology.num_nodes
+    content["chunks"] = {"per_rank": chunks_per_rank}
+    if chunk_bytes is not None:
+        content["chunks"]["size"] = chunk_bytes
+        small = is_small(shape, chunk_bytes)
+        policy = "max-connections" if small else "min-connections"
+        content["switch"] = [
+            {"name": f"switch {i}", "ranks": ranks, "policy": policy}
+            for i, ranks in enumerate(shape.switches)
+        ]
+    if plan.internode:
+        content["internode"] = dict(plan.internode)
+    if shape.num_nodes > 1:
+        content["merging"] = {"max": max_merge}
+    content["symmetry"] = [{"offset": shift.offset, "group": shift.group} for shift in shifts]
+    return Sketch.from_dict({key: value for key, value in content.items() if value})
+
+
+def fitting_shifts(problem: Problem, shifts: Sequence[Shift]) -> tuple[Shift, ...]:
+    """Shifts that the clauses and the collective have too, such that all of them fold times.
+
+    They move every rank (so that together they are no more than there are ranks), and no resource in use
+    stays where it is: what ranks do alike they can then do at once. The longest blocks come first.
+    """
+    kept: list[Shift] = []
+    num_ranks = problem.topology.num_ranks
+    for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):
+        if any(k.group == shift.group and shift.offset % k.offset == 0 for k in kept):
+            continue
+        permutations = tuple(each.ranks(num_ranks) for each in (*kept, shift))
+        if _has(problem, permutations[-1]) and _folds(problem, permutations):
+            kept.append(shift)
+    return tuple(kept)
+
+
+def _has(problem: Problem, ranks: tuple[int, ...]) -> bool:
+    """Whether the clauses and the collective have a symmetry of the topology."""
+    links = link_permutation(problem.topology, ranks)
+    if links is None or chunk_permutation(problem, ranks) is None:
+        return False
+    try:
+        check_clauses(problem.topology, problem.clauses, ranks, links, label="", where="")
+    except SketchError:
+        return False
+    return True
+
+
+def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether a group moves every rank, and every resource in use."""
+    num_ranks = problem.topology.num_ranks
+    try:
+        identity, *others = generate_group(permutations, limit=num_ranks)
+    except SketchError:
+        return False
+    if any(g[r] == r for g in others for r in identity):
+        return False
+    folded = problem.with_clauses(symmetry=permutations)
+    group = symmetry_group(folded)
+    return len(timing_group(folded, group)) == len(group)
+
+
+def _machine(topology: Topology) -> dict[str, str]:
+    """Machine and profile, where they alone make the topology again."""
+    from taccl.topology.registry import machine_names, parse
+
+    if topology.machine not in machine_names() or topology.cost_model != "physical":
+        return {}
+    again = parse(topology.machine, nodes=topology.num_nodes, profile=topology.profile or None)
+    return {"machine": topology.machine, "profile": topology.profile} if again == topology else {}

@@ -1,0 +1,326 @@
+"""Sketches for those who have none: `suggest_sketches`.
+
+Every plan for who talks across nodes is tried with and without merging, and, where it is ahead, with other
+chunk partitionings. Each candidate is folded by its symmetry and scheduled by the list scheduler, and what
+comes out is verified; the proposals are those that finish first, with their bounds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.collective import Collective, make
+from taccl.errors import CollectiveError, InputError, SketchError
+from taccl.problem import make_problem
+from taccl.sketch.apply import apply
+from taccl.sketch.group import symmetry_group
+from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.large import effort
+from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, is_small, make_sketch
+from taccl.synthesis.suggesting.ranking import quick_schedule
+from taccl.synthesis.suggesting.relays import Plan, relay_plans
+from taccl.synthesis.suggesting.shape import find_shape
+from taccl.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from taccl.problem import Problem
+    from taccl.sketch.sketch import Sketch
+    from taccl.synthesis.suggesting.shape import Shape
+    from taccl.synthesis.suggesting.symmetry_finding import Shift
+    from taccl.topology.topology import Topology
+
+__all__ = ["suggest_for", "suggest_sketches"]
+
+Progress = Callable[[str, float | None, float | None], None]
+
+#: Chunks per rank that are tried, and the one that plans are compared with.
+_PARTITIONS = (1, 2, 4, 8)
+_FIRST_PARTITION = 2
+#: As many chunks as one send between nodes merges without a sketch.
+_MOST_MERGED = 6
+#: Seconds for the bound of the best proposal, and of each other.
+_FIRST_BOUND_S, _BOUND_S = 5.0, 2.0
+
+
+def suggest_sketches(
+    topology: Topology,
+    collective: str | Collective,
+    size: int | str | None = None,
+    *,
+    chunk_size: int | str | None = None,
+    chunks_per_rank: int | None = None,
+    root: int | None = None,
+    roots: Sequence[int] | None = None,
+    most: int = 5,
+    time_limit_s: float = 20.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[SketchProposal]:
+    """Sketches for a topology, a collective and a size, the most promising first.
+
+    Parameters
+    ----------
+    collective : str or Collective
+        A name leaves the number of chunks per rank to the proposals, unless it or a chunk size is given. A
+        `Collective` keeps its own.
+    size : int or str, optional
+        The larger of one rank's input and output buffer, e.g. ``"64MB"``. Exactly one of the two is given.
+    chunk_size : int or str, optional
+        Bytes of one chunk, instead.
+    root, roots
+        As `taccl.collectives.make` takes them.
+    most : int
+        How many proposals at most.
+    time_limit_s : float
+        After which no further candidate is begun; the first is always tried.
+    progress : callable, optional
+        Called with (what is being tried, best finish in us or None, None).
+
+    Returns
+    -------
+    list of SketchProposal
+        Empty where no candidate can be scheduled in time.
+
+    Raises
+    ------
+    InputError
+        If sizes, numbers or the collective's name do not fit, or both sizes or none are given.
+    TopologyError
+        If a sketch cannot speak of the topology: nodes that differ in size, links of several ranks.
+    SketchError
+        If the topology does not connect the ranks that exchange chunks.
+    """
+    if (size is None) == (chunk_size is None):
+        raise InputError(
+            "give either a size, e.g. '64MB', or a chunk size, and not both", where="size, chunk_size"
+        )
+    for name, number in (("most", most), ("chunks_per_rank", chunks_per_rank)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise InputError(f"found {number!r}; expected a whole number of at least 1", where=name)
+    if not 0 < time_limit_s < math.inf:
+        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+    if isinstance(collective, Collective):
+        if root is not None or roots is not None or chunks_per_rank is not None:
+            raise CollectiveError(
+                "found a collective, which has its own roots and chunks per rank; leave the others out, or "
+                "give its name",
+                where="collective",
+            )
+        cut = {collective.chunks_per_rank: collective}
+        fixed: int | None = collective.chunks_per_rank
+    else:
+        # A chunk size and several partitionings would be several sizes of the collective.
+        fixed = chunks_per_rank or (1 if chunk_size is not None else None)
+        counts = _PARTITIONS if fixed is None else (fixed,)
+        cut = {
+            k: make(collective, topology.num_ranks, root=root, roots=roots, chunks_per_rank=k) for k in counts
+        }
+    size_bytes = None if size is None else parse_size(size, where="size")
+    chunk_bytes = None if chunk_size is None else parse_size(chunk_size, where="chunk_size")
+    if size_bytes is not None and fixed is None:  # no chunks of less than a byte
+        cut = {k: each for k, each in cut.items() if k == 1 or each.size_chunks <= size_bytes}
+    problems = {
+        k: make_problem(topology, each, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
+        for k, each in cut.items()
+    }
+    return _suggested(problems, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress)
+
+
+def suggest_for(
+    problem: Problem,
+    *,
+    most: int = 1,
+    time_limit_s: float = 20.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[SketchProposal]:
+    """Sketches for a problem without one, in the chunks that it has; see `suggest_sketches`."""
+    problems = {problem.collective.chunks_per_rank: problem}
+    return _suggested(problems, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A sketch that was tried: the finish that it led to, and what it was made of."""
+
+    sketch: Sketch
+    plan: Plan
+    problem: Problem
+    finish_us: float
+    num_moves: int
+
+
+@dataclass
+class _Trials:
+    """Candidates for the problems of one topology and collective, one problem per partitioning."""
+
+    problems: Mapping[int, Problem]
+    shape: Shape
+    deadline: float
+    seed: int
+    progress: Progress | None
+    found: list[_Candidate] = field(default_factory=list)
+    fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
+
+    def late(self) -> bool:
+        return bool(self.found) and time.monotonic() >= self.deadline
+
+    def best_us(self) -> float:
+        """The first finish of all candidates; infinite without any."""
+        return min((each.finish_us for each in self.found), default=math.inf)
+
+    def best(self) -> list[_Candidate]:
+        """Candidates by finish, then by the size of the model."""
+        return sorted(self.found, key=lambda each: (each.finish_us, each.num_moves))
+
+    def attempt(self, plan: Plan, per_rank: int, max_merge: int) -> _Candidate | None:
+        """Try a plan with a partitioning and merging; None where it leads nowhere, or takes too long."""
+        problem = self.problems[per_rank]
+        if self.progress is not None:
+            best_us = self.best_us() if self.found else None
+            self.progress(f"sketch {plan.name}, {per_rank} a rank", best_us, None)
+        try:
+            if plan.name not in self.fitting:
+                plain = self._applied(self._sketch(plan, per_rank, max_merge, ()), problem)
+                self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts)
+            sketch = self._sketch(plan, per_rank, max_merge, self.fitting[plan.name])
+            applied = self._applied(sketch, problem)
+            schedule = quick_schedule(applied, seed=self.seed)
+        except SketchError:  # a chunk has no way under this plan, or its roots lack the symmetry
+            return None
+        if schedule is None:
+            return None
+        size = effort(applied) // len(symmetry_group(applied))
+        candidate = _Candidate(sketch, plan, applied, schedule.finish_us, size)
+        self.found.append(candidate)
+        return candidate
+
+    def _sketch(self, plan: Plan, per_rank: int, max_merge: int, shifts: tuple[Shift, ...]) -> Sketch:
+        problem = self.problems[per_rank]
+        sizes = set(problem.chunk_bytes)
+        merging = "" if max_merge > 1 or self.shape.num_nodes == 1 else "-unmerged"
+        return make_sketch(
+            problem.topology,
+            self.shape,
+            plan,
+            name=f"auto-{plan.name}{merging}-{per_rank}",
+            chunk_bytes=sizes.pop() if len(sizes) == 1 else None,
+            chunks_per_rank=per_rank,
+            max_merge=max_merge,
+            shifts=shifts,
+        )
+
+    def _applied(self, sketch: Sketch, problem: Problem) -> Problem:
+        alike = len(set(problem.chunk_bytes)) == 1
+        sizes = problem.chunk_bytes[0] if alike else problem.chunk_bytes
+        applied = apply(sketch, problem.topology, problem.collective, chunk_size=sizes)
+        return replace(applied, size_bytes=problem.size_bytes)
+
+
+def _suggested(
+    problems: Mapping[int, Problem],
+    *,
+    most: int,
+    time_limit_s: float,
+    seed: int,
+    progress: Progress | None,
+) -> list[SketchProposal]:
+    deadline = time.monotonic() + time_limit_s
+    any_problem = next(iter(problems.values()))
+    check_reachable(any_problem)
+    shape = find_shape(any_problem.topology)
+    trials = _Trials(problems, shape, deadline, seed, progress)
+    first = _FIRST_PARTITION if _FIRST_PARTITION in problems else min(problems)
+    capped = any_problem.clauses.max_merge
+    merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, _MOST_MERGED))
+    if is_small(shape, min(any_problem.chunk_bytes)):
+        merges = merges[::-1]
+    per_rank = first
+    for plan in relay_plans(shape):
+        for max_merge in merges:
+            if trials.late():
+                break
+            ahead = trials.best_us()
+            candidate = trials.attempt(plan, per_rank, max_merge)
+            if candidate is not None and candidate.finish_us < ahead:
+                per_rank = _best_partition(trials, candidate, max_merge)
+    proposals = [
+        _proposal(trials, candidate, _BOUND_S if place else _FIRST_BOUND_S)
+        for place, candidate in enumerate(trials.best()[:most])
+    ]
+    return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
+
+
+def _best_partition(trials: _Trials, candidate: _Candidate, max_merge: int) -> int:
+    """The chunks per rank with which a plan finishes first: more of them, or else fewer, while that helps."""
+    start = best = candidate.problem.collective.chunks_per_rank
+    best_us = candidate.finish_us
+    for counts in (
+        [k for k in sorted(trials.problems) if k > start],
+        [k for k in sorted(trials.problems, reverse=True) if k < start],
+    ):
+        for per_rank in counts:
+            if best != start and (best > start) != (per_rank > start):  # more helped, so fewer will not
+                break
+            other = None if trials.late() else trials.attempt(candidate.plan, per_rank, max_merge)
+            if other is None or other.finish_us >= best_us:
+                break
+            best, best_us = per_rank, other.finish_us
+    return best
+
+
+def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchProposal:
+    bound = lower_bound(candidate.problem, budget_s=bound_s)
+    sketch, shape = candidate.sketch, trials.shape
+    shifts = trials.fitting[candidate.plan.name]
+    parts = [candidate.plan.why]
+    if shifts:
+        folds = len(symmetry_group(candidate.problem))
+        parts.append(f"{folds} symmetries fold the model")
+    if sketch.merging.max == 1 and shape.num_nodes > 1:
+        parts.append("sends do not wait to be merged")
+    return SketchProposal(
+        sketch=sketch,
+        bound_us=bound.bound_us,
+        finish_us=candidate.finish_us,
+        why="; ".join(parts),
+        problem=candidate.problem,
+        limits=bound.limits,
+        comments=_comments(shape, candidate),
+    )
+
+
+def _comments(shape: Shape, candidate: _Candidate) -> dict[str, str]:
+    """What to write beside the tables and fields of a sketch."""
+    sketch = candidate.sketch
+    chunk_bytes = sketch.chunk_bytes
+    comments = {f"internode.{name}": text for name, text in candidate.plan.comments.items()}
+    comments["nodes"] = f"{shape.ranks_per_node} ranks each; `with_nodes` and --nodes rescale it."
+    comments["chunks"] = (
+        "More chunks a rank let sends overlap; each of them pays the latency of its own send, and makes the "
+        "model larger."
+    )
+    if chunk_bytes is not None:
+        small = is_small(shape, chunk_bytes)
+        comments["switch"] = (
+            "Small chunks: many connections, each used little, so that nobody waits."
+            if small
+            else "Large chunks: few connections, each used much."
+        )
+    comments["symmetry"] = (
+        "What the topology, the clauses above and the collective have in common: rank r behaves as rank "
+        "(r + offset) mod group inside its block. Leave an entry out to give the search more freedom."
+    )
+    comments["merging"] = (
+        "Every chunk between nodes goes in a send of its own, so that it can be passed on at once."
+        if sketch.merging.max == 1
+        else f"One send between nodes may carry up to {sketch.merging.max} chunks, and pays the latency once."
+    )
+    return comments

@@ -1,0 +1,123 @@
+"""``taccl suggest``, and ``taccl synthesize`` without a sketch."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+import taccl
+
+SMALL = ("suggest", "ndv2", "--nodes", "2", "--collective", "allgather")
+QUICK = (*SMALL, "--size", "1MB", "--chunks-per-rank", "1", "--time-limit", "0.1")
+
+
+def test_a_table_of_sketches(run):
+    """Every sketch with its finish, its bound and why."""
+    code, out, _ = run(*QUICK)
+    assert code == 0
+    assert out.startswith("allgather on ndv2 x2, 1MB\n  symmetries          32\n")
+    assert "auto-own-chunks" in out
+
+
+def test_the_best_as_toml(run, tmp_path):
+    """What is printed is a sketch file, and no more."""
+    code, out, _ = run(*QUICK, "--best")
+    assert code == 0
+    assert tomllib.loads(out)["machine"] == "ndv2"
+    path = tmp_path / "best.toml"
+    path.write_text(out)
+    assert taccl.load_sketch(path).nodes == 2
+
+
+def test_files_of_a_folder(run, tmp_path):
+    """A file for each sketch, which synthesize takes, and the schema beside them."""
+    folder = tmp_path / "sketches"
+    assert run(*QUICK, "-o", folder)[0] == 0
+    files = sorted(folder.glob("*.toml"))
+    assert files[0].name.startswith("1-auto-")
+    assert json.loads((folder / "sketch.schema.json").read_text())["title"] == "taccl communication sketch"
+    code, out, _ = run(
+        "synthesize", files[0], "--collective", "allgather", "--time-limit", "1", "--backend", "greedy"
+    )
+    assert code == 0
+    assert "verified" in out
+
+
+def test_files_are_not_replaced(run, tmp_path):
+    """A second time the files are there already."""
+    assert run(*QUICK, "-o", tmp_path)[0] == 0
+    code, _, err = run(*QUICK, "-o", tmp_path)
+    assert code == 2
+    assert "--overwrite" in err
+    assert run(*QUICK, "-o", tmp_path, "--overwrite")[0] == 0
+
+
+def test_json_has_the_toml(run_json):
+    """Plain values hold each sketch as text."""
+    code, values = run_json(*QUICK, "--most", "1")
+    assert code == 0
+    (proposal,) = values["proposals"]
+    assert tomllib.loads(proposal["toml"])["name"] == proposal["name"]
+    assert proposal["bound_us"] <= proposal["finish_us"]
+
+
+def test_a_sketch_is_checked(run):
+    """A sketch that fits is told clause by clause."""
+    code, out, _ = run(*SMALL, "--check", "ndv2/sk1")
+    assert code == 0
+    assert "internode.connections  binds   costs at least" in out
+
+
+def test_a_wrong_sketch_fails_its_check(run, tmp_path):
+    """Exit code 1, and what is wrong."""
+    path = tmp_path / "wrong.toml"
+    path.write_text("schema = 1\n[[symmetry]]\noffset = 1\ngroup = 16\n")
+    code, out, err = run(*SMALL, "--chunk-size", "1MB", "--check", path)
+    assert code == 1
+    assert "the nearest symmetry that holds is offset 8 in groups of 16" in out
+    assert "cannot be used as it is" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (SMALL, "--size"),
+        ((*SMALL, "--size", "lots"), "found 'lots'"),
+        (("suggest", "nowhere", "--collective", "allgather", "--size", "1MB"), "nowhere"),
+        (("suggest", "ring:4", "--collective", "everyone", "--size", "1MB"), "everyone"),
+        ((*QUICK, "-o", "folder", "--best"), "--best"),
+    ],
+)
+def test_bad_input_is_named(run, words, said):
+    """What cannot be used is exit code 2 and one sentence."""
+    code, _, err = run(*words)
+    assert code == 2
+    assert said in err
+
+
+WITHOUT = ("synthesize", "dgx-a100", "--nodes", "2", "--collective", "allgather", "--time-limit", "3")
+
+
+def test_synthesize_cuts_the_data_as_suggested(run_json):
+    """A size alone leaves the number of chunks to the suggestion, and the result says so."""
+    code, values = run_json(*WITHOUT, "--size", "16MB")
+    assert code == 0
+    assert any("--no-sketch" in note for note in values["notes"])
+    assert any("--chunks-per-rank" in note for note in values["notes"])
+
+
+def test_synthesize_keeps_chunks_that_were_given(run_json):
+    """With --chunks-per-rank the data is cut so."""
+    code, values = run_json(*WITHOUT, "--size", "16MB", "--chunks-per-rank", "1")
+    assert code == 0
+    assert values["num_chunks"] == 16
+
+
+def test_synthesize_without_suggestions(run_json):
+    """--no-sketch leaves one chunk a rank, and no word of a sketch."""
+    code, values = run_json(*WITHOUT, "--size", "16MB", "--no-sketch")
+    assert code == 0
+    assert values["num_chunks"] == 16
+    assert not any("sketch" in note for note in values["notes"])

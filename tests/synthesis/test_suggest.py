@@ -1,0 +1,168 @@
+"""Suggested sketches: what they promise, what they say, and what synthesis makes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from taccl.errors import CollectiveError, InputError, TopologyError
+from taccl.topology.topology import TopologyBuilder
+
+
+@pytest.fixture(scope="module")
+def a100():
+    """Three DGX-A100 nodes."""
+    return taccl.topologies.dgx_a100(nodes=3)
+
+
+@pytest.fixture(scope="module")
+def proposals(a100):
+    """Sketches for an allgather of 24 MB on them."""
+    return taccl.suggest_sketches(a100, "allgather", "24MB", most=4, time_limit_s=5)
+
+
+def test_the_best_is_near_the_physical_bound(a100, proposals):
+    """Each NIC must carry 2 MB at 40 us/MB; spreading the last chunk inside the node adds little to these 80."""
+    plain = taccl.make_problem(a100, taccl.collectives.allgather(24), size_bytes=24_000_000)
+    bound_us = taccl.lower_bound(plain, divisible=True).bound_us
+    assert bound_us == pytest.approx(80)
+    assert proposals[0].finish_us <= 1.1 * bound_us
+
+
+def test_proposals_are_in_order_of_their_finish(proposals):
+    """The most promising sketch comes first."""
+    finishes = [each.finish_us for each in proposals]
+    assert finishes == sorted(finishes)
+    assert 1 <= len(proposals) <= 4
+
+
+def test_no_proposal_promises_less_than_its_bound(proposals):
+    """The finish is that of a schedule, and the bound is proven."""
+    assert all(each.bound_us <= each.finish_us for each in proposals)
+
+
+def test_every_proposal_survives_being_written(a100, proposals, tmp_path):
+    """What is written as TOML is read as the same sketch, which makes the same problem."""
+    for each in proposals:
+        path = tmp_path / f"{each.sketch.name}.toml"
+        path.write_text(each.to_toml())
+        sketch = taccl.load_sketch(path)
+        collective = taccl.collectives.allgather(24, chunks_per_rank=sketch.chunks.per_rank)
+        assert sketch.to_dict() == each.sketch.to_dict()
+        assert sketch.apply(a100, collective).digest() == each.problem.digest()
+        assert sketch.topology() == a100
+
+
+def test_a_written_proposal_says_why(proposals):
+    """The file says what the sketch is for, and what each of its tables does."""
+    text = proposals[0].to_toml()
+    assert text.startswith("#:schema sketch.schema.json\n# Suggested for allgather of 24MB on dgx-a100 x3.\n")
+    for table in ("[chunks]", "[[symmetry]]", "[[switch]]"):
+        above = text.partition(f"\n{table}\n")[0].rpartition("\n")[2]
+        assert above.startswith("# ")
+
+
+def test_the_symmetry_of_a_proposal_holds_for_its_problem(proposals):
+    """All 24 ranks behave alike under the best sketch."""
+    from taccl.sketch.group import symmetry_group
+
+    assert len(symmetry_group(proposals[0].problem)) == 24
+
+
+def test_a_proposal_shows_its_figures(proposals):
+    """Its repr names the sketch, the finish, the bound and why."""
+    assert repr(proposals[0]).startswith("SketchProposal('auto-")
+    assert "chunk" in repr(proposals[0])
+
+
+@pytest.mark.parametrize(("size", "policy"), [("2KB", "max-connections"), ("200MB", "min-connections")])
+def test_the_policy_of_a_switch_follows_the_size(size, policy):
+    """Small chunks want many connections, large ones few; latency and bytes balance at 25 KB here."""
+    topology = taccl.topologies.dgx_a100(nodes=2, constants={"internode_alpha_us": 1})
+    (best,) = taccl.suggest_sketches(topology, "allgather", size, chunks_per_rank=1, most=1, time_limit_s=0.1)
+    assert best.sketch.switch[0].policy == policy
+
+
+def test_a_collective_keeps_its_chunks(a100):
+    """A `Collective` was cut by the person who made it."""
+    collective = taccl.collectives.allgather(24, chunks_per_rank=3)
+    (best,) = taccl.suggest_sketches(a100, collective, "72MB", most=1, time_limit_s=0.1)
+    assert best.problem.collective == collective
+    assert best.sketch.chunks.per_rank == 3
+
+
+def test_a_chunk_size_fixes_the_chunks(a100):
+    """With a chunk size, more chunks per rank would be another size."""
+    (best,) = taccl.suggest_sketches(a100, "allgather", chunk_size="1MB", most=1, time_limit_s=0.1)
+    assert set(best.problem.chunk_bytes) == {10**6}
+    assert best.problem.size_bytes == 24 * 10**6
+
+
+def test_no_chunk_is_smaller_than_a_byte():
+    """Of 24 bytes for 24 ranks none is cut."""
+    topology = taccl.topologies.dgx_a100(nodes=3)
+    (best,) = taccl.suggest_sketches(topology, "allgather", 24, most=1, time_limit_s=0.1)
+    assert best.problem.collective.chunks_per_rank == 1
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce", "scan", "gather", "reduce-scatter", "allreduce"])
+def test_every_kind_of_collective_gets_a_sketch(name):
+    """Roots, sums and prefixes: what is suggested leads to a verified schedule."""
+    topology = taccl.topologies.ndv2(nodes=2)
+    (best,) = taccl.suggest_sketches(topology, name, "1MB", most=1, time_limit_s=0.5)
+    found = taccl.synthesize(best.problem, backend="greedy", time_limit_s=0.5)
+    assert taccl.verify(found.schedule).ok
+
+
+def test_a_fabric_gets_its_symmetry():
+    """A torus is one node: nothing to relay, but all ranks alike."""
+    best = taccl.suggest_sketches(taccl.topologies.torus(4, 4), "allgather", "16KB", most=1)[0]
+    assert {(entry.offset, entry.group) for entry in best.sketch.symmetry} == {(1, 4), (4, 16)}
+    assert best.sketch.internode is None
+
+
+def test_a_topology_of_ones_own_needs_no_machine():
+    """Without a machine that makes it again, the sketch names none."""
+    slower = taccl.topologies.dgx_a100(nodes=2, constants={"internode_beta_us_per_mb": 50})
+    (best,) = taccl.suggest_sketches(slower, "allgather", "16MB", most=1, time_limit_s=0.1)
+    assert best.sketch.machine == ""
+
+
+def test_a_disconnected_topology_is_an_error():
+    """Two ranks and a link one way: the other's chunk has no path."""
+    builder = TopologyBuilder("one way", (0, 0))
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    with pytest.raises(TopologyError, match="one way"):
+        taccl.suggest_sketches(builder.build(), "allgather", "1MB")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "give either a size"),
+        ({"size": "1MB", "chunk_size": "1KB"}, "not both"),
+        ({"size": "much"}, "size: found 'much'"),
+        ({"size": 0}, "size: found 0"),
+        ({"size": "1MB", "most": 0}, "most: found 0"),
+        ({"size": "1MB", "chunks_per_rank": 0}, "chunks_per_rank: found 0"),
+        ({"size": "1MB", "time_limit_s": 0}, "time_limit_s: found 0"),
+        ({"size": "1MB", "root": 0}, "allgather has no root"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, said):
+    """Sizes and numbers that make no problem are named."""
+    with pytest.raises(InputError, match=said):
+        taccl.suggest_sketches(taccl.topologies.ring(4), "allgather", **options)
+
+
+def test_an_unknown_collective_is_refused():
+    """A name that is no collective is an error, with the known ones."""
+    with pytest.raises(CollectiveError, match="allgather"):
+        taccl.suggest_sketches(taccl.topologies.ring(4), "allgatherer", "1MB")
+
+
+def test_a_collective_with_chunks_per_rank_given_twice_is_refused():
+    """A `Collective` has its chunks per rank already."""
+    with pytest.raises(CollectiveError, match="leave the others out"):
+        ring = taccl.topologies.ring(4)
+        taccl.suggest_sketches(ring, taccl.collectives.allgather(4), "1MB", chunks_per_rank=2)

@@ -1,0 +1,161 @@
+"""What `check_sketch` says of each clause."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from taccl.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def ndv2():
+    """Two NDv2 nodes."""
+    return taccl.topologies.ndv2(nodes=2)
+
+
+def sketch(**tables):
+    """A sketch of some tables."""
+    return taccl.Sketch.from_dict({"schema": 1, "name": "mine", **tables})
+
+
+def check(ndv2, collective="allgather", **tables):
+    """The report on such a sketch, and its clauses by name."""
+    report = taccl.check_sketch(sketch(**tables), ndv2, collective, chunk_size="1MB")
+    return report, {each.clause: each for each in report.clauses}
+
+
+def test_a_shipped_sketch_can_be_used(ndv2):
+    """ndv2/sk1 fits, and its one relay costs: 8 chunks on one link, which holds its latency too."""
+    report = taccl.check_sketch("ndv2/sk1", ndv2, "allgather")
+    clauses = {each.clause: each for each in report.clauses}
+    assert report.usable
+    assert report.free_us < report.bound_us
+    cost = clauses["internode.connections"]
+    assert cost.verdict == "binds"
+    assert cost.cost_us == pytest.approx(report.bound_us - cost.bound_us)
+
+
+def test_a_clause_that_says_the_default_is_unused(ndv2):
+    """Six chunks a send between nodes is what there is without the clause."""
+    _, clauses = check(ndv2, merging={"max": 6})
+    assert clauses["merging.max"].verdict == "unused"
+
+
+def test_relays_that_keep_nothing_off_are_unused(ndv2):
+    """With direct crossing a link carries chunks of its node only, which is all that the list says."""
+    connections = {"0": [1]}
+    _, clauses = check(ndv2, internode={"connections": connections, "relays": {"0": list(range(8))}})
+    assert clauses["internode.relays"].verdict == "unused"
+    assert "others forbid" in clauses["internode.relays"].effect
+
+
+def test_own_before_relayed_is_unused_where_nobody_relays(ndv2):
+    """Where every sender carries its own chunks only, there is nothing to go behind them."""
+    relays = {str(rank): [rank] for rank in range(8)}
+    internode = {"connections": "direct-map", "relays": relays, "own_before_relayed": True}
+    _, clauses = check(ndv2, internode=internode)
+    assert clauses["internode.own_before_relayed"].verdict == "unused"
+
+
+def test_own_before_relayed_binds_where_a_sender_relays(ndv2):
+    """Rank 0 carries the chunks of all."""
+    _, clauses = check(ndv2, internode={"connections": {"0": [1]}, "own_before_relayed": True})
+    assert clauses["internode.own_before_relayed"].verdict == "binds"
+
+
+def test_a_symmetry_guides(ndv2):
+    """Swapping the nodes doubles the symmetry, and binds nobody."""
+    _, clauses = check(ndv2, symmetry=[{"offset": 8, "group": 16}])
+    assert clauses["symmetry[0]"].verdict == "guides"
+    assert "2 symmetries instead of 1" in clauses["symmetry[0]"].effect
+
+
+def test_a_symmetry_given_twice_is_unused(ndv2):
+    """What the other entry says already adds nothing."""
+    _, clauses = check(ndv2, symmetry=[{"offset": 8, "group": 16}, {"offset": 8, "group": 16}])
+    assert clauses["symmetry[1]"].verdict == "unused"
+
+
+def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
+    """Ranks cannot be shifted by one; offset 8 in the same groups is the nearest that can."""
+    report, clauses = check(ndv2, symmetry=[{"offset": 1, "group": 16}])
+    assert not report.usable
+    assert clauses["symmetry[0]"].verdict == "wrong"
+    assert "0->1 (23 us/MB)" in clauses["symmetry[0]"].effect
+    assert clauses["symmetry[0]"].effect.endswith("offset 8 in groups of 16")
+
+
+def test_every_fault_is_found_at_once(ndv2):
+    """Three clauses do not fit; the one that does is checked all the same."""
+    report, clauses = check(
+        ndv2,
+        internode={"connections": {"0": [9]}},
+        switch=[{"ranks": [0, 7]}],
+        symmetry=[{"offset": 1, "group": 16}, {"offset": 8, "group": 16}],
+    )
+    wrong = {name for name, each in clauses.items() if each.verdict == "wrong"}
+    assert wrong == {"internode.connections", "switch[0]", "symmetry[0]"}
+    assert clauses["symmetry[1]"].verdict == "guides"
+    assert report.bound_us is not None
+
+
+def test_an_infeasible_sketch_names_what_blocks(ndv2):
+    """Rank 0 may send, and carries its own chunk alone: either clause without the other lets all through."""
+    report, clauses = check(ndv2, internode={"connections": {"0": [1]}, "relays": {"0": [0]}})
+    assert not report.usable
+    assert report.bound_us is None
+    # Of 16 chunks, the 14 that do not start at a rank 0 are stuck.
+    assert report.num_unreachable == 14
+    assert clauses["internode.connections"].verdict == "blocks"
+    assert clauses["internode.relays"].verdict == "blocks"
+    assert "chunk 1 of allgather" in report.limits
+    assert report.change
+
+
+def test_a_symmetry_that_is_not_used_is_hinted_at(ndv2):
+    """Without any symmetry, swapping the nodes would make the model smaller."""
+    report, _ = check(ndv2, merging={"max": 1})
+    assert any("offset 8 in groups of 16" in hint for hint in report.hints)
+
+
+def test_a_sum_is_checked_in_both_halves(ndv2):
+    """Of an allreduce, the reduction must pass as well."""
+    report, clauses = check(ndv2, "allreduce", internode={"connections": {"0": [1]}})
+    assert report.usable
+    assert clauses["internode.connections"].verdict == "binds"
+
+
+def test_the_report_reads_as_a_table(ndv2):
+    """Its repr has the verdict, the bounds and a line for each clause."""
+    report, _ = check(ndv2, internode={"connections": {"0": [1]}})
+    text = repr(report)
+    assert text.startswith("SketchReport: mine can be used\n  bound 917.4 us")
+    assert "\n  internode.connections  binds " in text
+
+
+def test_the_report_as_plain_values(ndv2):
+    """Every figure and clause is there."""
+    report, clauses = check(ndv2, internode={"connections": {"0": [1]}})
+    values = report.to_dict()
+    assert values["bound_us"] == report.bound_us
+    assert [each["clause"] for each in values["clauses"]] == list(clauses)
+
+
+def test_a_sketch_without_clauses_costs_nothing(ndv2):
+    """The bound is that of the topology."""
+    report, clauses = check(ndv2)
+    assert report.bound_us == report.free_us
+    assert clauses == {}
+
+
+def test_a_missing_size_is_an_error(ndv2):
+    """Without a size there is nothing to bound."""
+    with pytest.raises(InputError, match=r"chunks\.size"):
+        taccl.check_sketch(sketch(), ndv2, "allgather")
+
+
+def test_another_machine_is_an_error(ndv2):
+    """A sketch of another machine has no clause to set aside."""
+    with pytest.raises(InputError, match="machine: found 'dgx2'"):
+        taccl.check_sketch(sketch(machine="dgx2"), ndv2, "allgather", chunk_size=1)

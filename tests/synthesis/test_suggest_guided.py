@@ -1,0 +1,153 @@
+"""Synthesis without a sketch: the suggested one is used, told of, and never to the worse."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from taccl.errors import InputError
+from taccl.synthesis.suggesting.guided import is_unguided
+from taccl.topology.topology import TopologyBuilder
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """An allgather of two chunks a rank on three DGX-A100 nodes, without a sketch."""
+    topology = taccl.topologies.dgx_a100(nodes=3)
+    collective = taccl.collectives.allgather(24, chunks_per_rank=2)
+    return taccl.make_problem(topology, collective, size_bytes=24_000_000)
+
+
+@pytest.fixture(scope="module")
+def result(problem):
+    """What synthesis makes of it."""
+    return taccl.synthesize(problem, time_limit_s=3)
+
+
+def test_the_schedule_is_of_the_problem_that_was_given(problem, result):
+    """The sketch guides; the problem, and so its chunks, stay."""
+    assert result.schedule.problem == problem
+    assert taccl.verify(result.schedule).ok
+
+
+def test_the_bound_is_of_the_problem_without_the_sketch(problem, result):
+    """The bound does not grow because a sketch narrows the search."""
+    assert result.bound.problem == problem
+    assert result.bound_us <= taccl.lower_bound(problem).bound_us
+    assert result.bound.check()
+
+
+def test_the_result_says_which_sketch_and_how_to_do_without(result):
+    """A note names the sketch, why, and the switch that turns it off."""
+    (note,) = [note for note in result.notes if note.startswith("no sketch was given")]
+    assert "auto-" in note
+    assert "sketch='none' (--no-sketch)" in note
+
+
+def test_the_best_of_all_is_kept(result):
+    """No stage, with the sketch or without, led to a schedule that ends sooner."""
+    finishes = [stage.finish_us for stage in result.stages if stage.finish_us is not None]
+    assert result.finish_us == min(finishes)
+
+
+def test_none_tries_no_sketch(problem):
+    """Then there is no stage under a sketch, and no note of one."""
+    without = taccl.synthesize(problem, time_limit_s=1, sketch="none")
+    assert not any(note.startswith("no sketch was given") for note in without.notes)
+    assert not any(stage.name.startswith(("suggest", "sketch")) for stage in without.stages)
+
+
+def test_stages_of_the_sketch_are_told_apart(result):
+    """Stages under the sketch bear its mark."""
+    names = [stage.name for stage in result.stages]
+    assert "suggest" in names
+    assert any(name.startswith("sketch: ") for name in names)
+
+
+def test_progress_never_gets_worse(result):
+    """Over all parts, the best finish falls and time goes on."""
+    finishes = [m.finish_us for m in result.progress if m.finish_us is not None]
+    seconds = [m.seconds for m in result.progress]
+    assert finishes == sorted(finishes, reverse=True)
+    assert seconds == sorted(seconds)
+
+
+def test_a_proposal_may_be_given():
+    """What `suggest_sketches` returned is used in place of the best."""
+    topology = taccl.topologies.dgx_a100(nodes=2)
+    proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
+    plain = taccl.make_problem(topology, proposal.problem.collective, size_bytes=16_000_000)
+    result = taccl.synthesize(plain, time_limit_s=2, sketch=proposal)
+    assert result.finish_us <= proposal.finish_us
+
+
+def test_a_proposal_for_other_chunks_is_refused():
+    """A sketch for two chunks a rank cannot guide a problem of one."""
+    topology = taccl.topologies.dgx_a100(nodes=2)
+    proposal = taccl.suggest_sketches(
+        topology, "allgather", "16MB", chunks_per_rank=2, most=1, time_limit_s=0.1
+    )[0]
+    plain = taccl.make_problem(topology, taccl.collectives.allgather(16), size_bytes=16_000_000)
+    with pytest.raises(InputError, match="sketch: found a proposal for another problem"):
+        taccl.synthesize(plain, time_limit_s=2, sketch=proposal)
+
+
+def test_an_unknown_word_for_the_sketch_is_refused(problem):
+    """Only auto, none and proposals are known; a sketch is applied to make a problem."""
+    with pytest.raises(InputError, match="sketch: found 'ndv2/sk1'"):
+        taccl.synthesize(problem, sketch="ndv2/sk1")
+
+
+def test_a_problem_with_a_sketch_is_left_alone():
+    """Somebody's own sketch is not overridden."""
+    topology = taccl.topologies.ndv2(nodes=2)
+    own = taccl.load_sketch("ndv2/sk1").apply(topology, taccl.collectives.allgather(16))
+    assert not is_unguided(own)
+
+
+def test_a_small_problem_needs_no_sketch():
+    """Four chunks over eight links are searched as a whole."""
+    ring = taccl.make_problem(taccl.topologies.ring(4), taccl.collectives.allgather(4), chunk_bytes=1000)
+    assert not is_unguided(ring)
+
+
+def test_ctrl_c_while_sketches_are_tried_keeps_the_first_schedule(problem):
+    """There is a schedule before anything is suggested, and it is returned."""
+
+    def interrupted(doing, finish_us, bound_us):
+        if doing.startswith("sketch "):
+            raise KeyboardInterrupt
+
+    result = taccl.synthesize(problem, time_limit_s=3, progress=interrupted)
+    assert result.interrupted
+    assert taccl.verify(result.schedule).ok
+
+
+def test_what_a_sketch_cannot_speak_of_is_searched_without():
+    """Nodes of 9 and 8 ranks have no sketch; there is a schedule all the same."""
+    builder = TopologyBuilder("uneven", [0] * 9 + [1] * 8)
+    for src in range(17):
+        for dst in range(17):
+            if src != dst:
+                builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    plain = taccl.make_problem(builder.build(), taccl.collectives.allgather(17), chunk_bytes=1000)
+    result = taccl.synthesize(plain, time_limit_s=2)
+    assert taccl.verify(result.schedule).ok
+    assert [stage.status for stage in result.stages if stage.name == "suggest"] in ([], ["no-solution"])
+
+
+def test_a_proposal_beside_a_sketch_is_refused():
+    """A problem that has a sketch cannot be guided by another."""
+    topology = taccl.topologies.dgx_a100(nodes=2)
+    proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
+    with pytest.raises(InputError, match="has a sketch already"):
+        taccl.synthesize(proposal.problem, sketch=proposal)
+
+
+def test_a_proposal_guides_the_portfolio_alone():
+    """A solver that is named gets a problem with the sketch applied instead."""
+    topology = taccl.topologies.dgx_a100(nodes=2)
+    proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
+    plain = taccl.make_problem(topology, proposal.problem.collective, size_bytes=16_000_000)
+    with pytest.raises(InputError, match="guides the portfolio alone"):
+        taccl.synthesize(plain, sketch=proposal, backend="highs")

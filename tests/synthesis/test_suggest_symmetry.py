@@ -1,0 +1,132 @@
+"""Symmetries of topologies, and what a topology looks like to a person who writes a sketch."""
+
+from __future__ import annotations
+
+from math import factorial
+
+import pytest
+
+import taccl
+from taccl.errors import TopologyError
+from taccl.synthesis.suggesting.relays import relay_plans
+from taccl.synthesis.suggesting.shape import find_shape
+from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts, find_symmetry
+from taccl.topology.topology import TopologyBuilder
+
+
+def plans(topology):
+    """The plans of a topology by name."""
+    return {plan.name: plan for plan in relay_plans(find_shape(topology))}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("ring:8", 2 * 8),  # rotations and reflections
+        ("torus:4x4", 384),  # it is the hypercube of 4 dimensions: 2**4 * 4!
+        ("hypercube:3", 2**3 * factorial(3)),
+        ("fully-connected:5", factorial(5)),
+        ("mesh:3x3", 8),  # those of the square
+    ],
+)
+def test_symmetries_of_fabrics_are_counted(name, size):
+    """A fabric has as many symmetries as its geometry says."""
+    assert find_symmetry(taccl.topologies.parse(name)).size == size
+
+
+def test_symmetries_of_a_machine_with_rails_are_counted():
+    """Nodes may be permuted, and local ranks too, but in all nodes alike: 3! * 8!."""
+    assert find_symmetry(taccl.topologies.dgx_a100(nodes=3)).size == factorial(3) * factorial(8)
+
+
+def test_ranks_that_differ_are_in_different_orbits():
+    """On a mesh of 3 x 3, corners, sides and the middle each are alike."""
+    orbits = find_symmetry(taccl.topologies.parse("mesh:3x3")).orbits
+    assert {frozenset(orbit) for orbit in orbits} == {
+        frozenset((0, 2, 6, 8)), frozenset((1, 3, 5, 7)), frozenset((4,)),
+    }  # fmt: skip
+
+
+def test_a_slow_link_breaks_the_symmetry():
+    """A ring with one link slower in one direction has no symmetry left."""
+    ring = taccl.topologies.ring(6)
+    assert find_symmetry(ring.degraded({(0, 1): "0.5"})).size == 1
+
+
+def test_a_shared_resource_breaks_the_symmetry():
+    """Two pairs of ranks, of which one shares a port, are not alike."""
+    builder = TopologyBuilder("pairs", (0, 0, 0, 0))
+    port = builder.add_resource("port")
+    for src, dst in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        link = builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+        if src < 2:
+            builder.add_hold(link, port, alpha_us=1, beta_us_per_mb=1)
+    assert find_symmetry(builder.build()).size == 4  # each pair may be swapped, but not one for the other
+
+
+def test_shifts_of_a_torus_are_its_rows_and_columns():
+    """A 4 x 4 torus may be shifted by a column inside rows, and by a row."""
+    shifts = find_shifts(taccl.topologies.torus(4, 4))
+    assert {Shift(4, 1), Shift(16, 4)} <= set(shifts)
+    assert Shift(16, 1) not in shifts
+
+
+def test_shifts_of_dgx2_keep_pairs_at_their_nics():
+    """Ranks 2i and 2i + 1 share a NIC, so a shift by one inside a node is none, and by two is."""
+    shifts = find_shifts(taccl.topologies.dgx2(nodes=2))
+    assert Shift(16, 2) in shifts
+    assert Shift(32, 16) in shifts
+    assert Shift(16, 1) not in shifts
+
+
+def test_who_shares_a_nic():
+    """DGX-2 has a NIC for every pair of ranks; NDv2 has one for all eight."""
+    assert find_shape(taccl.topologies.dgx2(nodes=2)).egress[:2] == ((0, 1), (2, 3))
+    assert find_shape(taccl.topologies.ndv2(nodes=2)).ingress == (tuple(range(8)),)
+
+
+def test_switches_are_found_where_none_is_declared():
+    """Ranks with ports that all reach each other are behind a switch, said or not."""
+    machine = taccl.topologies.dgx_a100()
+    data = machine.to_dict() | {"switches": []}
+    assert find_shape(taccl.Topology.from_dict(data)).switches == (tuple(range(8)),)
+
+
+def test_relays_of_dgx2_are_those_of_the_shipped_sketch():
+    """Of two ranks at a NIC one sends for both and the other receives, as in dgx2/sk1."""
+    internode = plans(taccl.topologies.dgx2(nodes=2))["relays"].internode
+    shipped = taccl.load_sketch("dgx2/sk1").internode
+    assert internode["connections"] == shipped.connections
+    assert {sender: tuple(ranks) for sender, ranks in internode["relays"].items()} == shipped.relays
+
+
+def test_every_nic_of_a_plan_is_used():
+    """Each plan that names its senders has one at every NIC."""
+    shape = find_shape(taccl.topologies.dgx1(nodes=2))
+    senders = set(plans(taccl.topologies.dgx1(nodes=2))["relays"].internode["connections"])
+    assert all(len(senders & set(group)) == 1 for group in shape.egress)
+
+
+def test_one_node_needs_no_relays():
+    """A topology of one node has one plan, without connections."""
+    (plan,) = relay_plans(find_shape(taccl.topologies.ring(4)))
+    assert plan.internode == {}
+
+
+def test_a_node_with_one_linked_rank_sends_through_it():
+    """Where only rank 1 of each node is linked to the other, it carries the chunks of all."""
+    builder = TopologyBuilder("bridge", (0, 0, 1, 1))
+    for src, dst in ((0, 1), (1, 0), (2, 3), (3, 2), (1, 3), (3, 1)):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    assert plans(builder.build())["relays"].internode == {
+        "connections": {1: (1,)}, "relays": {1: (0, 1)},
+    }  # fmt: skip
+
+
+def test_nodes_of_different_sizes_are_refused():
+    """A sketch speaks of local ranks of every node, so nodes of 2 and 1 ranks have none."""
+    builder = TopologyBuilder("uneven", (0, 0, 1))
+    for src, dst in ((0, 1), (1, 2), (2, 0)):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    with pytest.raises(TopologyError, match="uneven: found nodes of 1, 2 ranks"):
+        find_shape(builder.build())
