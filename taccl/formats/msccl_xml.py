@@ -31,13 +31,13 @@ from taccl.formats.msccl_xml_reading import (
     load_msccl_xml,
     parse_msccl_xml,
 )
-from taccl.program.layout import layout
+from taccl.formats.program_kind import kind_of
 from taccl.program.program import OPERATIONS
+from taccl.program.split import split_threadblocks, weight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taccl.collective import Collective
     from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
@@ -45,7 +45,9 @@ __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 _TYPE_OF = {operation: kind for kind, operation in TYPES.items()}
 
 
-def dump_msccl_xml(program: Program, *, min_bytes: int = 0, max_bytes: int = 2**27, name: str = "") -> str:
+def dump_msccl_xml(
+    program: Program, *, min_bytes: int = 0, max_bytes: int = 2**27, split: bool = False, name: str = ""
+) -> str:
     """The text of the file.
 
     Parameters
@@ -53,6 +55,9 @@ def dump_msccl_xml(program: Program, *, min_bytes: int = 0, max_bytes: int = 2**
     min_bytes, max_bytes : int
         The sizes that the runtime uses the program for. It allocates ``max_bytes`` times the part that
         scratch has of the buffer.
+    split : bool
+        Whether a threadblock of too many steps becomes several, which take turns: see
+        `taccl.program.split`. Each has a channel of its own.
     name : str
         Default: the program's; other characters than letters, digits, ``_``, ``.`` and ``-`` become ``-``.
 
@@ -65,7 +70,9 @@ def dump_msccl_xml(program: Program, *, min_bytes: int = 0, max_bytes: int = 2**
     """
     if not 0 <= min_bytes <= max_bytes:
         raise InputError(f"found {min_bytes} to {max_bytes} bytes; expected a range", where="min_bytes")
-    kind, size = _kind(program)
+    kind = kind_of(program, "MSCCL XML")
+    if split:
+        program = split_threadblocks(program, max_steps=MAX_STEPS)
     _check_limits(program)
     mirrored = _mirrored(program)
     scratch = program.scratch_chunks
@@ -73,20 +80,19 @@ def dump_msccl_xml(program: Program, *, min_bytes: int = 0, max_bytes: int = 2**
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[:LIMIT_NAME],
         "proto": program.protocol,
         "nchannels": program.num_channels,
-        "nchunksperloop": size,
+        "nchunksperloop": kind.size,
         "ngpus": program.num_ranks,
-        "coll": kind,
+        "coll": kind.name,
         "inplace": int(program.in_place),
         "outofplace": int(not program.in_place),
         "minBytes": min_bytes,
         "maxBytes": max_bytes,
     }
-    if kind in ("broadcast", "reduce"):
-        attributes["root"] = _root(program.collective, kind)
+    if kind.root is not None:
+        attributes["root"] = kind.root
     lines = [_tag("algo", attributes)]
+    inputs, outputs = kind.buffer_chunks(program.num_ranks)
     for r, rank in enumerate(program.ranks):
-        inputs = size // program.num_ranks if kind == "allgather" else size
-        outputs = size // program.num_ranks if kind == "reduce_scatter" else size
         lines.append(
             "  " + _tag("gpu", {"id": r, "i_chunks": inputs, "o_chunks": outputs, "s_chunks": scratch})
         )
@@ -94,47 +100,6 @@ def dump_msccl_xml(program: Program, *, min_bytes: int = 0, max_bytes: int = 2**
         lines.append("  </gpu>")
     lines.append("</algo>")
     return "\n".join(lines) + "\n"
-
-
-def _kind(program: Program) -> tuple[str, int]:
-    """The collective's name in the format, and the chunks of its buffers."""
-    collective = program.collective
-    if collective is None:
-        longest = max(max(rank.input_chunks, rank.output_chunks) for rank in program.ranks)
-        return "custom", longest
-    everyone, count, n = tuple(range(program.num_ranks)), collective.num_chunks, program.num_ranks
-    starts = [chunk.origins for chunk in collective.chunks]
-    ends = [chunk.destinations for chunk in collective.chunks]
-    each = -(-count // n)
-    if not collective.derivations:
-        if collective.combining and all(origins == everyone for origins in starts):
-            if all(ranks == everyone for ranks in ends):
-                return "allreduce", count
-            if count == each * n and ends == [(c // each,) for c in range(count)]:
-                return "reduce_scatter", count
-            if len(set(ends)) == 1 and len(ends[0]) == 1:
-                return "reduce", count
-        if not collective.combining and all(ranks == everyone for ranks in ends):
-            if count == each * n and starts == [(c // each,) for c in range(count)]:
-                return "allgather", count
-            if len(set(starts)) == 1 and len(starts[0]) == 1:
-                return "broadcast", count
-        pairs = [((s,), (d,)) for s in everyone for d in everyone for _ in range(count // n**2)]
-        if not collective.combining and pairs == list(zip(starts, ends, strict=True)):
-            return "alltoall", count // n
-    layouts = layout(collective)
-    if program.in_place and any(where.input_offset or where.output_offset for where in layouts):
-        raise ExportError(
-            f"MSCCL XML knows no {collective.name}, and of an algorithm of its own (custom) input and output "
-            "begin together in place; lower the schedule out of place"
-        )
-    return "custom", max(max(len(where.inputs), len(where.outputs)) for where in layouts)
-
-
-def _root(collective: Collective | None, kind: str) -> int:
-    assert collective is not None, "without a collective it is custom"
-    chunk = collective.chunks[0]
-    return (chunk.origins if kind == "broadcast" else chunk.destinations)[0]
 
 
 def _check_limits(program: Program) -> None:
@@ -195,12 +160,13 @@ def _check_peers(r: int, rank: RankProgram) -> None:
 
 def _check_steps(r: int, t: int, threadblock: Threadblock) -> int:
     """How many steps of the file a threadblock makes."""
-    total = sum(max(len(step.depends), 1) for step in threadblock.steps)
+    total = sum(map(weight, threadblock.steps))
     if total > MAX_STEPS:
         raise ExportError(
             f"MSCCL XML holds at most {MAX_STEPS} steps a threadblock, and threadblock {t} of rank {r} makes "
-            f"{total}, with those that only wait; lower the schedule with channels='round-robin', "
-            f"num_channels={math.ceil(total / MAX_STEPS)} or more, or cut the data into fewer chunks"
+            f"{total}, with those that only wait; give split=True, or lower the schedule with "
+            f"channels='round-robin', num_channels={math.ceil(total / MAX_STEPS)} or more, or cut the data "
+            "into fewer chunks"
         )
     for s, step in enumerate(threadblock.steps):
         if step.count > LIMIT_COUNT:

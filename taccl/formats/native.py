@@ -69,13 +69,18 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
     return document | {"file_digest": _file_digest(document)}
 
 
-def load_schedule(document: dict[str, Any], *, where: str = "schedule") -> Schedule:
+def load_schedule(
+    document: dict[str, Any], *, where: str = "schedule", problem: Problem | None = None
+) -> Schedule:
     """The schedule that `dump_schedule` wrote.
 
     Parameters
     ----------
     where : str
         The file that the document came from; it leads error messages.
+    problem : Problem, optional
+        A problem that the document's is likely to be. If it is, the schedule is one of this very problem,
+        which is not built anew.
 
     Raises
     ------
@@ -100,7 +105,8 @@ def load_schedule(document: dict[str, Any], *, where: str = "schedule") -> Sched
         )
     for column in columns.values():
         column.setflags(write=False)
-    problem = _problem(document["problem"], fields, where)
+    if problem is None or document["problem"] != _plain(problem):
+        problem = _problem(document["problem"], fields, where)
     producer = fields.producer if fields.version == VERSION else ""
     schedule = Schedule(problem, producer=producer, **columns)
     found: dict[str, Any] = {
@@ -223,6 +229,14 @@ def _check_version(document: object, where: str) -> None:
             "use the taccl that wrote it",
             where=f"{where}: version",
         )
+
+
+def _plain(problem: Problem) -> dict[str, Any]:
+    """The problem as a document holds it."""
+    if "plain" not in problem.memo:
+        problem.memo["plain"] = json.loads(_compact(problem.to_dict()))
+    plain: dict[str, Any] = problem.memo["plain"]
+    return plain
 
 
 def _problem(data: dict[str, Any], fields: _Document, where: str) -> Problem:

@@ -24,11 +24,17 @@ __all__ = [
 ]  # fmt: skip
 
 _LIMIT_BYTES = 10**9
-_HEAD_CHARACTERS = 10**4
+#: Marks of XML and of text are near the top.
+_HEAD_CHARACTERS = 1 << 16
 #: A file whose first field does not say what it is must be parsed whole, which takes many times its size.
 _PARSED_CHARACTERS = 64 * 10**6
 #: `extra` says how a schedule was found, which is for `taccl.save` to be told.
 _NO_OPTIONS = ("overwrite", "extra")
+#: Fields that tell other JSON files a user may have at hand, which are read elsewhere.
+_OTHERS = {
+    "nnodes": "an upstream sketch", "gpus_per_node": "an upstream topology",
+    "schema": "a sketch or a topology", "sccl_type": "another object of the published TACCL tool",
+}  # fmt: skip
 
 
 class Conversion(NamedTuple):
@@ -200,8 +206,12 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
     for each in FORMATS:
         if _first_field_tells(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
             return each
+    if text.startswith("<"):
+        element = _top_element(text)
+        top = f"XML with <{element[:40]}> at its top" if element else "XML without an element"
+        raise _unknown(top, where)
     if not text.startswith("{"):
-        raise _unknown("XML" if text.startswith("<") else "text", where)
+        raise _unknown("text that is no JSON object", where)
     if len(text) > _PARSED_CHARACTERS:
         raise _unknown(f"{len(text)} characters of JSON whose first field does not say what they are", where)
     data = parse_json(text, source=where, exact=True)
@@ -211,7 +221,25 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         ):
             return each
     names = ", ".join(repr(name[:40]) for name in list(data)[:6])
-    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where)
+    other = next((f" ({what})" for field, what in _OTHERS.items() if field in data), "")
+    raise _unknown(f"JSON with fields {names}{other}" if data else "an empty JSON object", where)
+
+
+def _top_element(text: str) -> str:
+    """The name of the first element, behind comments and declarations; empty if there is none."""
+    at = 0
+    while at < len(text):
+        for opening, closing in (("<!--", "-->"), ("<?", "?>")):
+            if text.startswith(opening, at):
+                end = text.find(closing, at + len(opening))
+                at = len(text) if end < 0 else end + len(closing)
+                break
+        else:
+            if not text[at].isspace():
+                match = re.compile(r"<([\w.:-]+)").match(text, at)
+                return match[1] if match else ""
+            at += 1
+    return ""
 
 
 def _first_field_tells(each: FileFormat, head: str) -> bool:

@@ -101,6 +101,18 @@ FORMATS = (
         begins=rf"\A{_XML_COMMENTS}<algo\b",
     ),
     FileFormat(
+        "taccl-topology", "topology", "taccl's own file of a topology, link by link", (".toml",),
+        load="taccl.topology.files:load_topology",
+        dump="taccl.topology.file_writer:dump_topology",
+        begins=r"^((ranks_per_node|fabric|link)\s*=|\[\[(link|resource)\]\])",
+    ),
+    FileFormat(
+        "mscclpp", "program", "an execution plan for MSCCL++", (".plan.json",),
+        dump="taccl.formats.mscclpp_plan:save_mscclpp_plan",
+        fields={"gpus": None, "inplace": None, "protocol": None},
+        loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
+    ),
+    FileFormat(
         "nccl-topology", "topology", "a server, as NCCL dumps it",
         load="taccl.formats.nccl_topology:load_nccl_topology",
         begins=rf"\A(<\?xml[^>]*>\s*)?{_XML_COMMENTS}<(system|cpu|pci)\b",
@@ -108,7 +120,7 @@ FORMATS = (
     FileFormat(
         "nvidia-smi", "topology", "a server, as nvidia-smi topo -m prints it",
         load="taccl.formats.nvidia_smi:load_nvidia_smi",
-        begins=r"\A(\x1b\[[0-9;]*m|\s)*GPU0\b",
+        begins=r"^(\x1b\[[0-9;]*m|[^\S\n])*GPU\d+\b[^\n]*\bCPU Affinity",
     ),
     FileFormat(
         "astra-sim-network", "topology", "a network file of ASTRA-sim",
@@ -133,4 +145,5 @@ WAYS = {
     ("implicit schedule", "schedule"): "taccl.schedule.implicit:ImplicitSchedule.expand",
     ("simulation", "schedule"): "taccl.analysis.simulation.simulation:Simulation.as_schedule",
     ("schedule", "program"): "taccl.program.lower:lower",
+    ("program", "schedule"): "taccl.program.lift:lift",
 }

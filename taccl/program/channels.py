@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["CHANNELS", "THREADBLOCKS", "channel_chooser"]
 
 CHANNELS = ("single", "round-robin", "by-chunk", "by-peer")
-THREADBLOCKS = ("per-direction", "per-peer")
+THREADBLOCKS = ("per-direction", "per-peer", "relay")
 
 
 def channel_chooser(policy: str, num_channels: int, num_ranks: int) -> Callable[[int, int, int], int]:

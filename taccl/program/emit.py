@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
+from taccl.program.fuse import fuse, join_relays
 from taccl.program.program import OPERATIONS, RankProgram, Slot, Step, Threadblock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Draft", "assemble", "read_slots", "written_slots"]
+__all__ = ["Draft", "Key", "assemble", "read_slots", "written_slots"]
 
-#: A threadblock before it has a number: what it does, with which rank, over which channel.
-Key = tuple[str, int, int]
+
+class Key(NamedTuple):
+    """A threadblock before it has a number: what it does, with which rank, over which channel.
+
+    A relay receives from `peer`, and sends to another rank.
+    """
+
+    kind: str
+    peer: int
+    channel: int
+    send_to: int = -1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -55,16 +65,32 @@ def written_slots(step: Draft | Step) -> Iterator[Slot]:
 
 
 def assemble(
-    drafts: Sequence[Draft], input_chunks: int, output_chunks: int, scratch_chunks: int
+    drafts: Sequence[Draft],
+    input_chunks: int,
+    output_chunks: int,
+    scratch_chunks: int,
+    *,
+    relays: bool = False,
 ) -> RankProgram:
-    """The rank's threadblocks; those that others wait for have the lowest numbers."""
-    ordered = sorted(drafts, key=lambda draft: draft.order)
+    """The rank's threadblocks; those that others wait for have the lowest numbers.
+
+    Parameters
+    ----------
+    relays : bool
+        Whether what mostly passes on what comes from one rank to another is one threadblock.
+    """
+    needs = _needs(drafts)
+    if relays:
+        joined = join_relays(drafts, needs)
+        moved = {draft: replace(draft, key=joined.get(draft.key, draft.key)) for draft in drafts}
+        needs = {moved[draft]: {moved[other] for other in mine} for draft, mine in needs.items()}
+        drafts = list(moved.values())
+    ordered, needs = fuse(sorted(drafts, key=lambda draft: draft.order), needs)
     blocks: dict[Key, list[Draft]] = defaultdict(list)
     position: dict[Draft, tuple[Key, int]] = {}
     for draft in ordered:
         position[draft] = (draft.key, len(blocks[draft.key]))
         blocks[draft.key].append(draft)
-    needs = _needs(drafts)
     waits: dict[Draft, list[tuple[Key, int]]] = {}
     passed: dict[tuple[Key, int], dict[Key, int]] = {}  # what is known to be done once a step is done
     for draft in ordered:
@@ -96,13 +122,14 @@ def assemble(
             )
             for each in blocks[key]
         )
-        kind, peer, channel = key
         threadblocks.append(
             Threadblock(
                 steps,
-                peer if any(OPERATIONS[step.operation].sends for step in steps) else None,
-                peer if any(OPERATIONS[step.operation].receives for step in steps) else None,
-                0 if kind == "local" else channel,
+                (key.send_to if key.kind == "relay" else key.peer)
+                if any(OPERATIONS[step.operation].sends for step in steps)
+                else None,
+                key.peer if any(OPERATIONS[step.operation].receives for step in steps) else None,
+                0 if key.kind == "local" else key.channel,
             )
         )
     return RankProgram(input_chunks, output_chunks, scratch_chunks, tuple(threadblocks))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from taccl.errors import InputError
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.channels import CHANNELS, THREADBLOCKS, channel_chooser
-from taccl.program.emit import Draft, assemble
+from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import layout
 from taccl.program.messages import events_of, follow, messages_of
 from taccl.program.program import Program, Slot
@@ -75,7 +75,9 @@ def lower(
         How many channels to choose from.
     threadblocks : str
         ``"per-direction"``: one for what is sent to a rank over a channel, another for what is received.
-        ``"per-peer"``: one for both, which needs half as many.
+        ``"per-peer"``: one for both, which needs half as many. ``"relay"``: one for what is received from a
+        rank and mostly sent on to another, as on a ring. Where a threadblock receives a chunk and sends it
+        on next, both are one step.
     merged : str
         A merged send whose chunks are neighbours at both ends is one step. Otherwise ``"split"`` makes it
         as few steps as it has stretches of neighbours; ``"pack"`` copies its chunks together in scratch
@@ -116,12 +118,19 @@ def lower(
     program = Program(
         name or f"{collective.name} on {problem.topology.name}",
         tuple(
-            assemble(each, len(where.inputs), len(where.outputs), scratch_chunks)
+            assemble(
+                each,
+                len(where.inputs),
+                len(where.outputs),
+                scratch_chunks,
+                relays=threadblocks == "relay",
+            )
             for each, where, scratch_chunks in zip(drafts, layouts, scratch, strict=True)
         ),
         collective,
         in_place,
         protocol,
+        problem.topology.node_of_rank,
     )
     return replicate(program, instances)
 
@@ -261,14 +270,14 @@ class _Placing:
             order = (message.end, message.number, 0, i)
             self.drafts[message.src].append(
                 Draft(
-                    ("peer" if self.per_peer else "send", message.dst, message.channel),
+                    Key("peer" if self.per_peer else "send", message.dst, message.channel),
                     order, (message.start, _LAST, _LAST + message.number, i), "send", first.src, None, count,
                 )
             )  # fmt: skip
             operation = "receive" if first.added is None else "receive-reduce"
             self.drafts[message.dst].append(
                 Draft(
-                    ("peer" if self.per_peer else "receive", message.src, message.channel),
+                    Key("peer" if self.per_peer else "receive", message.src, message.channel),
                     order, order, operation, first.added, first.dst, count,
                 )
             )  # fmt: skip
@@ -287,7 +296,7 @@ class _Placing:
     def _local(
         self, rank: int, operation: str, src: Slot, dst: Slot, count: int, at: tuple[int, int, int, int]
     ) -> None:
-        self.drafts[rank].append(Draft(("local", -1, 0), at, at, operation, src, dst, count))
+        self.drafts[rank].append(Draft(Key("local", -1, 0), at, at, operation, src, dst, count))
 
 
 def _next(slot: Slot | None, later: Slot | None) -> bool:

@@ -8,7 +8,7 @@ order steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,6 +149,9 @@ class Program:
         Whether input and output are one buffer, the smaller inside the larger.
     protocol : str
         One of `PROTOCOLS`: how many transfers a queue holds.
+    node_of_rank : tuple of int, optional
+        The node of every rank, where it is known: some runtimes reach ranks of other nodes by other means. It
+        changes nothing of what the program does, and makes no two programs differ.
     """
 
     name: str
@@ -156,6 +159,7 @@ class Program:
     collective: Collective | None = None
     in_place: bool = False
     protocol: str = "Simple"
+    node_of_rank: tuple[int, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -211,6 +215,7 @@ class Program:
             "collective": None if self.collective is None else self.collective.to_dict(),
             "in_place": self.in_place,
             "protocol": self.protocol,
+            "node_of_rank": None if self.node_of_rank is None else list(self.node_of_rank),
             "ranks": [
                 {
                     "input_chunks": rank.input_chunks,
@@ -225,11 +230,13 @@ class Program:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Program:
         """The program that `to_dict` wrote."""
+        nodes = data.get("node_of_rank")
         return cls(
             name=data["name"],
             collective=None if data["collective"] is None else Collective.from_dict(data["collective"]),
             in_place=data["in_place"],
             protocol=data["protocol"],
+            node_of_rank=None if nodes is None else tuple(nodes),
             ranks=tuple(
                 RankProgram(
                     each["input_chunks"],

@@ -149,6 +149,8 @@ class ResourceEntry(_Costed):
     alpha_us: _Cost | None = None
     links: Annotated[list[_Pair], Field(min_length=1)]
     side: Literal["send", "receive"] = "send"
+    #: More links of the resource of that name, at another rate or from the other side.
+    continues: Annotated[bool, Field(strict=True)] = False
 
 
 class SwitchEntry(_Costed):

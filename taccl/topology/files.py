@@ -180,12 +180,17 @@ def _from_links(file: TopologyFile, default_name: str) -> Topology:
     links_of: dict[Ends, list[int]] = {}
     for index, added in enumerate(builder.links):
         links_of.setdefault((added.srcs, added.dsts), []).append(index)
-    named: set[str] = set()
+    named: dict[str, int] = {}
     for i, resource in enumerate(file.resource):
-        if resource.name in named:
-            raise TopologyError(f"found {resource.name!r} twice; give another", where=f"resource[{i}].name")
-        named.add(resource.name)
-        _add_resource(builder, resource, links_of, f"resource[{i}].links")
+        if resource.continues != (resource.name in named):
+            found = "no such name above" if resource.continues else f"{resource.name!r} twice"
+            raise TopologyError(
+                f"found {found}; give another, or continues = true for more links of a resource above",
+                where=f"resource[{i}].name",
+            )
+        if not resource.continues:
+            named[resource.name] = builder.add_resource(resource.name)
+        _add_holds(builder, named[resource.name], resource, links_of, f"resource[{i}].links")
     return builder.build()
 
 
@@ -225,11 +230,14 @@ def _add_switch(builder: TopologyBuilder, switch: SwitchEntry) -> None:
         builder.add_switch(switch.name, switch.ranks, within)
 
 
-def _add_resource(
-    builder: TopologyBuilder, entry: ResourceEntry, links_of: Mapping[Ends, list[int]], where: str
+def _add_holds(
+    builder: TopologyBuilder,
+    resource: int,
+    entry: ResourceEntry,
+    links_of: Mapping[Ends, list[int]],
+    where: str,
 ) -> None:
-    """Add a resource, and a hold of it for every link that the entry means."""
-    resource = builder.add_resource(entry.name)
+    """Add a hold of a resource for every link that the entry means."""
     for src, dst in dict.fromkeys((tuple(sorted(src)), tuple(sorted(dst))) for src, dst in entry.links):
         found = links_of.get((src, dst))
         if not found:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.topology.checks import check_topology
-from taccl.units import exact
+from taccl.units import exact, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -123,6 +123,11 @@ class Topology:
     @property
     def num_nodes(self) -> int:
         return max(self.node_of_rank) + 1
+
+    @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What others have worked out about this topology, by name; no part of its value."""
+        return {}
 
     @cached_property
     def ranks_of_node(self) -> tuple[tuple[int, ...], ...]:
@@ -264,6 +269,34 @@ class Topology:
         except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
             raise FormatError(f"found a field that is not of its kind: {error}", where="topology") from None
         return cls(**fields)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the figures, and the links by cost."""
+        from taccl.html import card, facts, table
+
+        kinds: dict[tuple[bool, Fraction, Fraction], int] = {}
+        for index, link in enumerate(self.links):
+            kind = self.is_internode(index), link.alpha_us, link.beta_us_per_mb
+            kinds[kind] = kinds.get(kind, 0) + 1
+        rows = [
+            (
+                str(count),
+                "between nodes" if between else "inside nodes",
+                f"{float(alpha):g}",
+                f"{float(beta):g}",
+                f"{float(1000 / beta):.4g}" if beta else "",
+            )
+            for (between, alpha, beta), count in sorted(kinds.items())
+        ]
+        figures = [
+            ("ranks", f"{self.num_ranks} in {format_count(self.num_nodes, 'node')}"),
+            ("links", f"{len(self.links)}, which hold {format_count(len(self.resources), 'resource')}"),
+            ("switches", str(len(self.switches) or "")),
+            ("alpha", f"{self.alpha_meaning} the link" if self.alpha_meaning == "occupies" else "pipelined"),
+            ("profile", self.profile),
+        ]
+        head = ("links", "where", "alpha in us", "beta in us/MB", "GB/s")
+        return card(self.name, facts(figures), table(head, rows, limit=8), notes=self.notes)
 
     def __repr__(self) -> str:
         return (

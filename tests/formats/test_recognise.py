@@ -7,16 +7,17 @@ import json
 import pytest
 
 from taccl.errors import FormatError, InputError
-from taccl.formats import recognise as module
+from taccl.formats import registry as module
 from taccl.formats.recognise import (
     ASTRA_NETWORK,
-    FORMATS,
     NCCL_TOPOLOGY,
     NVIDIA_SMI,
     TACCL_SCHEDULE,
     UPSTREAM_ALGORITHM,
+    foreign_topology,
     recognise,
 )
+from taccl.formats.table import FORMATS
 
 
 def _write(tmp_path, text):
@@ -82,7 +83,7 @@ def test_other_files_are_refused_with_what_is_known(tmp_path, text, found):
     with pytest.raises(FormatError) as caught:
         recognise(path)
     assert found in caught.value.message
-    assert all(each.name in caught.value.message for each in FORMATS)
+    assert all(each.name in caught.value.message for each in FORMATS if each.load)
     assert caught.value.where == str(path)
 
 
@@ -104,6 +105,23 @@ def test_hostile_files_are_refused(tmp_path, text):
     """Files that no tool writes end in one sentence."""
     with pytest.raises(FormatError):
         recognise(_write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("# a ring\ntopology: [ Ring ]\nnpus_count: [ 4 ]\n", ASTRA_NETWORK),
+        ('<system version="1">', NCCL_TOPOLOGY),
+        ("schema = 1\nranks_per_node = 2\n", None),
+        ('{"format": "taccl-schedule"}', None),
+        ("some words", None),
+    ],
+)
+def test_topologies_of_other_tools_are_told_from_the_rest(tmp_path, text, name):
+    """With the function that reads them; taccl's own topologies are not among them."""
+    found = foreign_topology(_write(tmp_path, text))
+    assert (found and found[0]) == name
+    assert found is None or callable(found[1])
 
 
 def test_missing_file_is_an_input_error(tmp_path):

@@ -1,0 +1,264 @@
+"""Programs and runtime formats: does everything lower, run right and come back; what it takes.
+
+    python -m benchmarks.formats                                     # under five minutes
+    python -m benchmarks.formats --backend auto --time-limit 60      # schedules of the full portfolio
+    python -m benchmarks.formats --part cases --case NDv2            # a part, some rows
+    python -m benchmarks.formats --output benchmarks/results/formats.json
+
+Part ``cases`` has a row for every sketch of the quality benchmark in each of the four collectives; part
+``figures`` has one for each function of `FIGURES`, which returns what was found, what is asked for, and
+whether that is met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import taccl
+from benchmarks.cases import CASES, Case, data_folder
+from benchmarks.machine import machine
+from taccl.errors import TacclError
+from taccl.formats.msccl_xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
+from taccl.formats.mscclpp_plan import build_mscclpp_plan
+from taccl.formats.mscclpp_run import run_plan
+from taccl.program.interpret import interpret
+from taccl.program.lower import lower
+from taccl.sketch.upstream import load_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["FIGURES", "Figure", "main", "run_case"]
+
+PARTS = ("cases", "figures")
+COLLECTIVES = ("allgather", "alltoall", "reduce-scatter", "allreduce")
+LOWER_DGX2_S, LOWER_256_S, DEADLOCK_S, NUM_FAULTS = 1.0, 10.0, 1.0, 60
+
+
+class Figure(NamedTuple):
+    """What a figure is of, what was found, what is asked for, and whether that is met."""
+
+    name: str
+    found: str
+    asked: str
+    met: bool
+
+
+def main() -> int:
+    """Run, print the table, write the results; 1 if a figure is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: both")
+    parser.add_argument("--case", action="append", help="part of a case's name; default: all")
+    parser.add_argument("--backend", default="greedy", help="that makes the schedules; default: greedy")
+    parser.add_argument("--time-limit", type=float, default=0.2, help="seconds for each; default: 0.2")
+    parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    options = parser.parse_args()
+    parts = options.part or list(PARTS)
+    results: dict[str, list[dict[str, Any]]] = {}
+    if "cases" in parts:
+        print(_case_header(), flush=True)
+        results["cases"] = []
+        for case in _sketches(options.case):
+            for collective in COLLECTIVES:
+                row = run_case(case, collective, options.backend, options.time_limit)
+                results["cases"].append(row)
+                print(_case_line(row), flush=True)
+    if "figures" in parts:
+        print(f"\n{'figure':<48} {'found':<34} {'asked for':<24}", flush=True)
+        results["figures"] = []
+        for figure in (each() for each in FIGURES):
+            results["figures"].append(figure._asdict())
+            verdict = "met" if figure.met else "missed"
+            print(f"{figure.name:<48} {figure.found:<34} {figure.asked:<24} {verdict}", flush=True)
+    misses = sum(not row["met"] for rows in results.values() for row in rows)
+    print(f"\n{sum(map(len, results.values()))} rows, {misses} missed; {machine()}")
+    if options.output is not None:
+        command = " ".join(["python -m benchmarks.formats", *sys.argv[1:]])
+        document = {"command": command, "machine": machine(), **results}
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if misses else 0
+
+
+def _sketches(parts: list[str] | None) -> list[Case]:
+    """Cases with a sketch and a topology of their own, whatever their collective."""
+    chosen = {(each.sketch, each.topology): each for each in reversed(CASES)}
+    return [
+        each
+        for each in reversed(chosen.values())
+        if not parts or any(part.lower() in each.name.lower() for part in parts)
+    ]
+
+
+def run_case(case: Case, collective: str, backend: str, limit_s: float) -> dict[str, Any]:
+    """One row: everything that is done with one schedule, in seconds, and whether it was right."""
+    row: dict[str, Any] = {"case": f"{case.sketch} {case.topology}", "collective": collective}
+    try:
+        schedule = _schedule(case, collective, backend, limit_s)
+        clock = time.perf_counter()
+        program = lower(schedule)
+        row["lower_s"], clock = _since(clock)
+        row["steps"] = program.num_steps
+        row["interprets"] = interpret(program, capacity=1).ok
+        clock = time.perf_counter()
+        plan = build_mscclpp_plan(program, split=True)
+        row["plan_s"], clock = _since(clock)
+        run = run_plan(plan, seed=1)
+        row["plan_runs"] = run.ok and run.outputs_checked
+        row["threadblocks"] = max(len(gpu["threadblocks"]) for gpu in plan["gpus"])
+        row["scratch_chunks"] = plan["gpus"][0]["scratch_chunks"]
+        clock = time.perf_counter()
+        again = parse_msccl_xml(dump_msccl_xml(program))
+        row["xml_s"], clock = _since(clock)
+        verdict = interpret(again)
+        row["xml_comes_back"] = verdict.ok and verdict.outputs_checked and again.in_place == program.in_place
+    except TacclError as error:
+        row["error"] = str(error)
+    row["met"] = all(row.get(name) for name in ("interprets", "plan_runs", "xml_comes_back"))
+    return row
+
+
+def _schedule(case: Case, collective: str, backend: str, limit_s: float) -> Schedule:
+    folder = data_folder()
+    problem = load_problem(
+        folder / "sketch" / f"{case.sketch}.json",
+        folder / "topo" / f"{case.topology}.json",
+        collective=collective,
+    )
+    return taccl.synthesize(problem, backend=backend, time_limit_s=limit_s).schedule
+
+
+def _since(clock: float) -> tuple[float, float]:
+    now = time.perf_counter()
+    return round(now - clock, 3), now
+
+
+def _case_header() -> str:
+    return (
+        f"{'sketch and topology':<26} {'collective':<15} {'steps':>6} {'lower s':>8} {'runs':>5} "
+        f"{'plan s':>7} {'runs':>5} {'blocks':>6} {'scratch':>7} {'xml s':>6} {'back':>5}"
+    )
+
+
+def _case_line(row: dict[str, Any]) -> str:
+    start = f"{row['case']:<26} {row['collective']:<15} "
+    if "error" in row:
+        return start + str(row["error"])
+    return start + (
+        f"{row['steps']:>6} {row['lower_s']:>8.2f} {_yes(row['interprets']):>5} {row['plan_s']:>7.2f} "
+        f"{_yes(row['plan_runs']):>5} {row['threadblocks']:>6} {row['scratch_chunks']:>7} "
+        f"{row['xml_s']:>6.2f} {_yes(row['xml_comes_back']):>5}"
+    )
+
+
+def _yes(right: bool) -> str:
+    return "yes" if right else "NO"
+
+
+def lower_dgx2() -> Figure:
+    """Seconds to lower an allgather of two DGX-2."""
+    case = next(each for each in CASES if each.sketch == "sk1-dgx2-n2")
+    schedule = _schedule(case, "allgather", "greedy", 0.2)
+    seconds = min(_lowering_s(schedule) for _ in range(3))
+    return Figure("lowering an allgather of DGX-2 x2", f"{seconds:.2f} s", f"<= {LOWER_DGX2_S:g} s",
+                  seconds <= LOWER_DGX2_S)  # fmt: skip
+
+
+def lower_256() -> Figure:
+    """Seconds to lower an allgather of 256 ranks."""
+    topology = taccl.topologies.parse("torus:16x16")
+    problem = taccl.make_problem(topology, taccl.collectives.allgather(256), chunk_bytes=100_000)
+    schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=10).schedule
+    seconds = _lowering_s(schedule)
+    return Figure("lowering an allgather of 256 ranks", f"{seconds:.1f} s", f"<= {LOWER_256_S:g} s",
+                  seconds <= LOWER_256_S)  # fmt: skip
+
+
+def _lowering_s(schedule: Schedule) -> float:
+    """Seconds of one core, whatever else the machine is busy with."""
+    clock = time.process_time()
+    lower(schedule)
+    return time.process_time() - clock
+
+
+def deadlock() -> Figure:
+    """Whether a file that hangs is refused with its cycle, and how fast."""
+    path = data_folder().parent / "msccl-xml" / "allgather-16-deadlock.xml"
+    clock = time.perf_counter()
+    faults = interpret(load_msccl_xml(path)).faults
+    seconds = time.perf_counter() - clock
+    cycles = [len(each.steps) for each in faults if each.kind == "deadlock"]
+    found = f"a cycle of {cycles[0]} steps, {seconds:.2f} s" if cycles else "accepted"
+    return Figure("allgather-16-deadlock.xml is refused", found, f"its cycle, <= {DEADLOCK_S:g} s",
+                  bool(cycles) and cycles[0] > 1 and seconds <= DEADLOCK_S)  # fmt: skip
+
+
+def sound_files() -> Figure:
+    """How many of the other files are accepted, with outputs that were looked at."""
+    paths = sorted((data_folder().parent / "msccl-xml").glob("*.xml"))
+    others = [path for path in paths if "deadlock" not in path.name]
+    verdicts = [interpret(load_msccl_xml(path)) for path in others]
+    good = sum(each.ok and each.outputs_checked for each in verdicts)
+    return Figure("the other files are accepted", f"{good} of {len(others)}", "all", good == len(others) == 3)
+
+
+def seeded_faults() -> Figure:
+    """How many faults put into valid files are caught; the faults are those of the tests."""
+    tests = Path(__file__).parent.parent / "tests"
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "test_faults_are_caught",
+               str(tests / "formats" / "test_msccl_faults.py")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tests.parent)
+    found = re.search(r"(\d+) passed", done.stdout)
+    caught = int(found[1]) if found else 0
+    met = done.returncode == 0 and caught >= NUM_FAULTS
+    return Figure(
+        "faults seeded in valid MSCCL XML are caught", str(caught), f"{NUM_FAULTS} of {NUM_FAULTS}", met
+    )
+
+
+def simulated_files() -> Figure:
+    """Seconds to read the other files and follow them on a topology; finishes are no less than the bound."""
+    fabrics = {4: "fully-connected:4", 8: "ring:8", 32: "fully-connected:32"}
+    clock, good = time.perf_counter(), 0
+    for path in sorted((data_folder().parent / "msccl-xml").glob("*.xml")):
+        if "deadlock" in path.name:
+            continue
+        program = load_msccl_xml(path)
+        topology = taccl.topologies.parse(fabrics[program.num_ranks])
+        schedule = taccl.lift(program, topology=topology, size="1MB")
+        bound = taccl.lower_bound(schedule.problem).bound
+        good += bound <= taccl.simulate(schedule).finish <= schedule.finish
+    seconds = time.perf_counter() - clock
+    return Figure("the other files run on a topology", f"{good} of 3 in {seconds:.1f} s", "all", good == 3)
+
+
+def plan_dgx2() -> Figure:
+    """Seconds for a plan of two DGX-2 over all sizes, and whether its ranges follow one another."""
+    clock = time.perf_counter()
+    plan = taccl.plan(
+        taccl.topologies.dgx2(nodes=2), "allgather", sketches=["dgx2/sk1", "dgx2/sk2"], sizes="1KB:1GB",
+        backend="greedy", time_limit_s=60,
+    )  # fmt: skip
+    seconds = time.perf_counter() - clock
+    ends = [(each.min_bytes, each.max_bytes) for each in plan.ranges]
+    tiled = all(b[0] == a[1] + 1 for a, b in zip(ends, ends[1:], strict=False))
+    found = f"{len(ends)} ranges in {seconds:.0f} s"
+    return Figure("a plan of DGX-2 x2, 1KB to 1GB", found, "no gap, no overlap",
+                  tiled and (ends[0][0], ends[-1][1]) == (1000, 10**9))  # fmt: skip
+
+
+FIGURES: tuple[Callable[[], Figure], ...] = (
+    lower_dgx2, lower_256, deadlock, sound_files, seeded_faults, simulated_files, plan_dgx2,
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""What a program's collective is called by runtimes, and how many chunks its buffers then have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from taccl.errors import ExportError
+from taccl.program.layout import layout
+
+if TYPE_CHECKING:
+    from taccl.program.program import Program
+
+__all__ = ["ProgramKind", "kind_of"]
+
+
+class ProgramKind(NamedTuple):
+    """A name of MSCCL's, the chunks of the larger buffer, and the one rank that starts or ends with all."""
+
+    name: str
+    size: int
+    root: int | None = None
+
+    def buffer_chunks(self, num_ranks: int) -> tuple[int, int]:
+        """Chunks of the input and of the output, the same at every rank."""
+        part = self.size // num_ranks
+        inputs = part if self.name == "allgather" else self.size
+        return inputs, part if self.name == "reduce_scatter" else self.size
+
+
+def kind_of(program: Program, format_name: str) -> ProgramKind:
+    """What a runtime takes a program for; ``custom`` where it has no name for it.
+
+    Raises
+    ------
+    ExportError
+        If the program runs in place, and only its own collective says how its two buffers lie in each other.
+    """
+    collective = program.collective
+    if collective is None:
+        longest = max(max(rank.input_chunks, rank.output_chunks) for rank in program.ranks)
+        return ProgramKind("custom", longest)
+    everyone, count, n = tuple(range(program.num_ranks)), collective.num_chunks, program.num_ranks
+    starts = [chunk.origins for chunk in collective.chunks]
+    ends = [chunk.destinations for chunk in collective.chunks]
+    each = -(-count // n)
+    if not collective.derivations:
+        if collective.combining and all(origins == everyone for origins in starts):
+            if all(ranks == everyone for ranks in ends):
+                return ProgramKind("allreduce", count)
+            if count == each * n and ends == [(c // each,) for c in range(count)]:
+                return ProgramKind("reduce_scatter", count)
+            if len(set(ends)) == 1 and len(ends[0]) == 1:
+                return ProgramKind("reduce", count, ends[0][0])
+        if not collective.combining and all(ranks == everyone for ranks in ends):
+            if count == each * n and starts == [(c // each,) for c in range(count)]:
+                return ProgramKind("allgather", count)
+            if len(set(starts)) == 1 and len(starts[0]) == 1:
+                return ProgramKind("broadcast", count, starts[0][0])
+        pairs = [((s,), (d,)) for s in everyone for d in everyone for _ in range(count // n**2)]
+        if not collective.combining and pairs == list(zip(starts, ends, strict=True)):
+            return ProgramKind("alltoall", count // n)
+    layouts = layout(collective)
+    if program.in_place and any(where.input_offset or where.output_offset for where in layouts):
+        raise ExportError(
+            f"{format_name} knows no {collective.name}, and of an algorithm of its own (custom) input and "
+            "output begin together in place; lower the schedule out of place"
+        )
+    return ProgramKind("custom", max(max(len(where.inputs), len(where.outputs)) for where in layouts))

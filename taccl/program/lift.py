@@ -1,0 +1,195 @@
+"""Programs to schedules: which chunk a program sends over which link of a topology, and when.
+
+It is the way back from `taccl.program.lower`, for programs from anywhere: they can be simulated, bounded and
+verified like every schedule then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from taccl.analysis.verification.verify import verify
+from taccl.errors import InputError
+from taccl.problem import Clauses, make_problem
+from taccl.program.clock import Clock
+from taccl.program.interpret import interpret
+from taccl.program.program import Program
+from taccl.program.trace import trace
+from taccl.schedule.schedule import make_schedule
+from taccl.topology.topology import Topology
+from taccl.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.collective import Collective
+    from taccl.program.trace import Contributions, Sent
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["lift"]
+
+#: Rounds of making sums wait until what they must not be in is under way; each only moves sends later.
+_MAX_ROUNDS = 100
+
+
+def lift(
+    program: Program,
+    *,
+    topology: Topology | None = None,
+    size: int | float | str | None = None,
+    chunk_size: int | float | str | None = None,
+) -> Schedule:
+    """The verified schedule that a program follows on a topology, with exact times.
+
+    Every step goes on as soon as the program lets it: after the steps before it in its threadblock and those
+    that it depends on, and with as many sends in a queue as its protocol has room for. Of sends that compete
+    for a link, port or NIC, the one that could start first goes first. Copies and sums within a rank take no
+    time. A step that sends several chunks is one merged send.
+
+    Parameters
+    ----------
+    topology : Topology
+        With a link for every two ranks of which one sends to the other. Where several join them, the
+        channels between the two, in order, take the links in turn.
+    size : int or str, optional
+        As nccl-tests counts it (``"1MB"``); one of the two sizes is given.
+    chunk_size : int or str, optional
+        Of each of the program's chunks.
+
+    Raises
+    ------
+    InputError
+        If ranks or sizes do not fit, two ranks have no link, the program does not say what it is for, or it
+        does what no schedule can say: pass on the sum of others while it keeps its own contribution apart.
+    VerificationError
+        If the program hangs, races or computes something else (`taccl.interpret`).
+    """
+    if not isinstance(program, Program):
+        raise InputError(
+            f"found {type(program).__name__} {program!r}; expected a program (load_msccl_xml in "
+            "taccl.formats.msccl_xml reads one from a file)",
+            where="program",
+        )
+    if topology is None:
+        raise InputError("a program does not say what it runs on; give topology=...", where="topology")
+    if not isinstance(topology, Topology):
+        raise InputError(
+            f"found {topology!r}; expected a topology (taccl.topologies.parse makes one of its name)",
+            where="topology",
+        )
+    if size is None and chunk_size is None:
+        raise InputError("a program has no size of its own; give size='1MB' or chunk_size=...", where="size")
+    if program.num_ranks != topology.num_ranks:
+        raise InputError(
+            f"the program is for {program.num_ranks} ranks, but {topology.name} has {topology.num_ranks}; "
+            "give a topology with as many (--nodes)",
+            where="topology",
+        )
+    interpret(program).raise_if_failed()
+    sent = trace(program)
+    collective = program.collective
+    assert collective is not None, "trace raised"
+    links = _links(topology, sent)
+    merged = {link for each, link in zip(sent, links, strict=True) if len(each.chunks) > 1}
+    problem = make_problem(
+        topology,
+        collective,
+        size_bytes=None if size is None else parse_size(size),
+        chunk_bytes=None if chunk_size is None else parse_size(chunk_size, where="chunk_size"),
+        clauses=Clauses(
+            max_merge=max((len(each.chunks) for each in sent), default=1), merging=frozenset(merged)
+        ),
+    )
+    clock = Clock(problem, program, sent, links)
+    start = _start(clock, sent) if collective.combining and not collective.derivations else clock.run({})
+    message = [m for m, each in enumerate(sent) for _ in each.chunks]
+    schedule = make_schedule(
+        problem,
+        chunk=[chunk for each in sent for chunk in each.chunks],
+        link=[links[m] for m in message],
+        start=[start[m] for m in message],
+        end=[start[m] + clock.duration[m] for m in message],
+        group=message,
+        reduce=[adds for each in sent for adds in _adds(collective, each)],
+        producer=f"program {program.name}",
+    )
+    verification = verify(schedule)
+    if not verification.ok:
+        raise InputError(
+            "the program is correct, but no schedule can say what it does: a schedule adds up what meets at "
+            f"a rank ({verification.violations[0]})",
+            where="program",
+        )
+    return schedule
+
+
+def _links(topology: Topology, sent: Sequence[Sent]) -> list[int]:
+    """The link that each message goes over."""
+    channels: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for each in sent:
+        channels[each.queue.src, each.queue.dst].add(each.queue.channel)
+    link_of: dict[tuple[int, int, int], int] = {}
+    for (src, dst), used in channels.items():
+        ends = ((src,), (dst,))
+        known = [
+            link
+            for link in topology.links_between(src, dst)
+            if (topology.links[link].srcs, topology.links[link].dsts) == ends
+        ]
+        if not known:
+            raise InputError(
+                f"the program sends from rank {src} to rank {dst}, and {topology.name} has no link from the "
+                "one to the other; give the topology that the program was made for",
+                where="topology",
+            )
+        for place, channel in enumerate(sorted(used)):
+            link_of[src, dst, channel] = known[place % len(known)]
+    return [link_of[each.queue] for each in sent]
+
+
+def _adds(collective: Collective, sent: Sent) -> list[bool]:
+    """Of each content that arrives at a rank, whether it is added to what the rank has.
+
+    It is if it lacks the rank's own contribution, or that of others. A whole sum that the rank adds nothing
+    to may be called either, and is what the others of its send are.
+    """
+    if not collective.combining or collective.derivations:
+        return [False] * len(sent.chunks)
+    rank = sent.queue.dst
+    adds, either = [], []
+    for chunk, content in zip(sent.chunks, sent.contents, strict=True):
+        origins = collective.chunks[chunk].origins
+        adds.append((rank, chunk) not in content and len(content) < len(origins))
+        either.append(rank not in origins and len(content) == len(origins))
+    return [added or (free and any(adds)) for added, free in zip(adds, either, strict=True)]
+
+
+def _start(clock: Clock, sent: Sequence[Sent]) -> list[int]:
+    """Starts with which no sum includes what the program adds to it later.
+
+    A program may leave what arrived in its queue, or in scratch. A schedule adds it up at its arrival, so
+    that such a message starts just late enough to arrive after the send that it must not be in has started.
+    """
+    arrivals: dict[tuple[int, int], list[tuple[int, Contributions]]] = defaultdict(list)
+    for m, each in enumerate(sent):
+        for chunk, content in zip(each.chunks, each.contents, strict=True):
+            arrivals[each.queue.dst, chunk].append((m, content))
+    before = [  # (sent without it, arriving)
+        (m, other)
+        for m, each in enumerate(sent)
+        for chunk, content in zip(each.chunks, each.contents, strict=True)
+        for other, arriving in arrivals[each.queue.src, chunk]
+        if not arriving <= content
+    ]
+    release: dict[int, int] = {}
+    for _ in range(_MAX_ROUNDS):
+        start = clock.run(release)
+        moved = False
+        for m, other in before:
+            least = start[m] + 1 - clock.duration[other]
+            if start[other] < least:
+                release[other], moved = max(release.get(other, 0), least), True
+        if not moved:
+            break
+    return start

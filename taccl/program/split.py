@@ -1,0 +1,161 @@
+"""Long threadblocks cut into shorter ones that take turns, for runtimes that hold so many steps and no more.
+
+Threadblocks that talk to each other are cut at the same moments, when nothing is under way between them: what
+comes after a cut goes over channels of its own, so that every queue still has one threadblock at each end.
+Each piece begins when the piece before it has ended.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taccl.errors import InputError
+from taccl.program.matching import match, running_order
+from taccl.program.program import Program, RankProgram, Step, StepAddress, Threadblock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.program.matching import Parcel
+
+__all__ = ["split_threadblocks", "weight"]
+
+#: (rank, threadblock).
+Block = tuple[int, int]
+
+
+def weight(step: Step) -> int:
+    """The steps that one makes where a step waits for one other at most: itself, and those that only wait."""
+    return max(len(step.depends), 1)
+
+
+def split_threadblocks(program: Program, *, max_steps: int) -> Program:
+    """The program with at most so many steps a threadblock, by `weight`; itself, if it has no more.
+
+    Raises
+    ------
+    InputError
+        If a cut would have to go through messages on their way.
+    """
+    weights = {
+        (r, t): sum(map(weight, threadblock.steps))
+        for r, rank in enumerate(program.ranks)
+        for t, threadblock in enumerate(rank.threadblocks)
+    }
+    if max(weights.values(), default=0) <= max_steps:
+        return program
+    parcels = match(program)
+    groups = _groups(weights, parcels)
+    ordered: dict[Block, list[StepAddress]] = defaultdict(list)
+    for address in _tight_order(program, parcels):
+        ordered[groups[address[:2]]].append(address)
+    piece_of: dict[StepAddress, int] = {}
+    for group, addresses in ordered.items():
+        cuts = [0]
+        if any(weights[block] > max_steps for block, own in groups.items() if own == group):
+            cuts = _cuts(program, addresses, parcels, max_steps - 1)
+        for piece, (begin, end) in enumerate(zip(cuts, [*cuts[1:], len(addresses)], strict=True)):
+            piece_of.update(dict.fromkeys(addresses[begin:end], piece))
+    channels = program.num_channels
+    return replace(
+        program,
+        ranks=tuple(_split_rank(r, rank, piece_of, channels) for r, rank in enumerate(program.ranks)),
+    )
+
+
+def _tight_order(program: Program, parcels: Sequence[Parcel]) -> list[StepAddress]:
+    """An order with as little under way as the program can do with."""
+    try:
+        return running_order(program, parcels, room=1)
+    except InputError:
+        return running_order(program, parcels)
+
+
+def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, Block]:
+    """One threadblock to stand for all those that it talks to, directly or through others."""
+    parent = {block: block for block in blocks}
+
+    def root(block: Block) -> Block:
+        while parent[block] != block:
+            parent[block] = block = parent[parent[block]]
+        return block
+
+    for parcel in parcels:
+        parent[root(parcel.send[:2])] = root(parcel.receive[:2])
+    return {block: root(block) for block in blocks}
+
+
+def _cuts(
+    program: Program, addresses: Sequence[StepAddress], parcels: Sequence[Parcel], limit: int
+) -> list[int]:
+    """Where to cut a group's steps, in their order, so that no threadblock gets more than the limit."""
+    inside = set(addresses)
+    sends: dict[StepAddress, int] = defaultdict(int)
+    receives: dict[StepAddress, int] = defaultdict(int)
+    for parcel in parcels:
+        if parcel.send in inside:
+            sends[parcel.send] += parcel.chunks
+            receives[parcel.receive] += parcel.chunks
+    cuts, i = [0], 0
+    while i < len(addresses):
+        taken: dict[Block, int] = defaultdict(int)
+        under_way, quiet = 0, cuts[-1]
+        for i in range(cuts[-1], len(addresses)):
+            r, t, s = address = addresses[i]
+            taken[r, t] += weight(program.ranks[r].threadblocks[t].steps[s])
+            if taken[r, t] > limit:
+                break
+            under_way += sends[address] - receives[address]
+            if not under_way:
+                quiet = i + 1
+        else:
+            return cuts
+        if quiet == cuts[-1]:
+            raise InputError(
+                f"threadblock {t} of rank {r} has more than {limit} steps between two moments when nothing "
+                "is under way; lower the schedule with threadblocks='per-direction'",
+                where="program",
+            )
+        cuts.append(quiet)
+    return cuts
+
+
+def _split_rank(r: int, rank: RankProgram, piece_of: dict[StepAddress, int], channels: int) -> RankProgram:
+    # Where each step goes: its piece, and its place in there.
+    places: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
+    pieces: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
+    for t, threadblock in enumerate(rank.threadblocks):
+        for s, step in enumerate(threadblock.steps):
+            piece = (t, piece_of[StepAddress(r, t, s)])
+            places[t, s] = (piece, len(pieces[piece]))
+            pieces[piece].append((s, step))
+        if not threadblock.steps:
+            pieces[t, 0] = []
+    waits: dict[tuple[int, int], list[tuple[tuple[int, int], int]]] = {}
+    before: dict[int, tuple[int, int]] = {}
+    for (t, p), steps in sorted(pieces.items()):
+        for s, step in steps:
+            waits[t, s] = [places[each] for each in step.depends]
+        if t in before and steps:
+            previous = before[t]
+            waits[t, steps[0][0]].insert(0, (previous, len(pieces[previous]) - 1))
+        before[t] = (t, p)
+    awaited = {piece for mine in waits.values() for piece, _ in mine}
+    numbers = {
+        piece: n for n, piece in enumerate(sorted(pieces, key=lambda piece: (piece not in awaited, piece)))
+    }
+    threadblocks = tuple(
+        Threadblock(
+            tuple(
+                replace(step, depends=tuple((numbers[piece], index) for piece, index in waits[t, s]))
+                for s, step in pieces[t, p]
+            ),
+            rank.threadblocks[t].send_to,
+            rank.threadblocks[t].receive_from,
+            rank.threadblocks[t].channel + p * channels,
+        )
+        for t, p in numbers
+    )
+    return replace(rank, threadblocks=threadblocks)

@@ -1,0 +1,194 @@
+"""Topologies to topology files: every link and resource listed, as `taccl.topology.files` reads them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import defaultdict
+from decimal import Context, Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from taccl.errors import ExportError, LossyConversionWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.topology.topology import Hold, Topology
+
+__all__ = ["dump_topology"]
+
+#: Digits that the reader takes in a number.
+_MAX_DIGITS = 30
+
+
+def dump_topology(topology: Topology) -> str:
+    """The text of a topology file, in TOML, from which `load_topology` makes the same topology.
+
+    The same ranks, links, switches and resources, and who holds what for how long; resources and holds may
+    come in another order. Costs are exact: those without a decimal form are text such as ``"20/3"``. The
+    topology's notes become comments.
+
+    Raises
+    ------
+    ExportError
+        If such files cannot say it: links that hold no resource of their own, parallel links that hold
+        different ones, nodes whose ranks do not follow one another, the costs of the published tool, or names
+        that are no text.
+
+    Warns
+    -----
+    LossyConversionWarning
+        Of the machine and its profile, which are comments then, and of switches with only some of the links
+        among their ranks.
+    """
+    if topology.cost_model != "physical":
+        raise ExportError(
+            "a topology file holds times of bytes, and this topology has the published tool's costs of one "
+            "chunk; keep its own file"
+        )
+    lost = []
+    if topology.machine or topology.profile:
+        lost.append("the names of machine and profile, which it keeps as a comment")
+    lines = [*_comments(topology), "schema = 1", f"name = {_text(topology.name)}"]
+    if topology.alpha_meaning != "occupies":
+        lines.append(f'alpha_meaning = "{topology.alpha_meaning}"')
+    counts = [len(ranks) for ranks in topology.ranks_of_node]
+    if list(topology.node_of_rank) != [node for node, count in enumerate(counts) for _ in range(count)]:
+        raise ExportError(
+            "a topology file numbers ranks node by node, and this topology does not; relabel it first "
+            "(taccl.topology.transform.relabel)"
+        )
+    lines.append(f"nodes = {topology.num_nodes}")
+    lines.append(f"ranks_per_node = {counts[0] if len(set(counts)) == 1 else counts}")
+    lines += ["", "# Costs in microseconds, and microseconds per MB of 10^6 bytes.", "link = ["]
+    for link in topology.links:
+        fields = [f"src = {_ranks(link.srcs)}", f"dst = {_ranks(link.dsts)}"]
+        if link.alpha_us:
+            fields.append(f"alpha_us = {_number(link.alpha_us)}")
+        fields.append(f"beta_us_per_mb = {_number(link.beta_us_per_mb)}")
+        if link.name:
+            fields.append(f"name = {_text(link.name)}")
+        lines.append(f"  {{ {', '.join(fields)} }},")
+    lines.append("]")
+    for switch in topology.switches:
+        ranks = set(switch.ranks)
+        within = [
+            index for index, link in enumerate(topology.links) if ranks.issuperset((*link.srcs, *link.dsts))
+        ]
+        if within != sorted(switch.links) or len(switch.ranks) < 2:
+            lost.append(f"which links run through switch {switch.name!r}, if not all among its ranks")
+        if len(switch.ranks) > 1:
+            lines += ["", "[[switch]]", f"name = {_text(switch.name)}", f"ranks = {list(switch.ranks)}"]
+    lines += _resource_lines(topology)
+    for what in dict.fromkeys(lost):
+        warnings.warn(f"a topology file has no place for {what}", LossyConversionWarning, stacklevel=2)
+    return "\n".join(lines) + "\n"
+
+
+def _comments(topology: Topology) -> Iterator[str]:
+    named = [("machine", topology.machine), ("profile", topology.profile)]
+    told = ", ".join(f"{what} {name}" for what, name in named if name)
+    for text in (f"From {told}." if told else "", *topology.notes):
+        if text:
+            yield "# " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _resource_lines(topology: Topology) -> Iterator[str]:
+    """An entry for each resource but those that reading makes, one for each link; more where rates differ."""
+    own = _own_resources(topology)
+    holds_of: dict[int, list[Hold]] = defaultdict(list)
+    for hold in topology.holds:
+        if hold.resource not in own:
+            holds_of[hold.resource].append(hold)
+    parallel: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
+    for index, link in enumerate(topology.links):
+        parallel[link.srcs, link.dsts].append(index)
+    taken: set[str] = set()
+    for resource, holds in sorted(holds_of.items()):
+        name, number = topology.resources[resource].name, 2
+        while name in taken:
+            name, number = f"{topology.resources[resource].name} ({number})", number + 1
+        taken.add(name)
+        entries: dict[tuple[str, Fraction | None, Fraction | None], list[int]] = defaultdict(list)
+        for hold in holds:
+            rate = (hold.alpha_us, hold.beta_us_per_mb)
+            as_long = rate == _own_hold(topology, hold.link)
+            entries[hold.side, *((None, None) if as_long else rate)].append(hold.link)
+        for number, ((side, alpha_us, beta_us_per_mb), links) in enumerate(entries.items()):
+            pairs = dict.fromkeys((topology.links[e].srcs, topology.links[e].dsts) for e in links)
+            meant = [e for pair in pairs for e in parallel[pair]]
+            if sorted(meant) != sorted(links):
+                odd = next(iter({*meant}.symmetric_difference(links) or links))
+                raise ExportError(
+                    f"a topology file names links by their ends, and of those joining {topology.links[odd]} "
+                    f"only some hold {topology.resources[resource].name}, or one holds it twice"
+                )
+            yield from ("", "[[resource]]", f"name = {_text(name)}")
+            if number:
+                yield "continues = true"
+            yield f"links = [{', '.join(f'[{_ranks(src)}, {_ranks(dst)}]' for src, dst in pairs)}]"
+            if side != "send":
+                yield f'side = "{side}"'
+            if beta_us_per_mb is not None and alpha_us is not None:
+                if not beta_us_per_mb:
+                    raise ExportError(
+                        f"a topology file has no place for resources that are held for as long whatever the "
+                        f"bytes, as {topology.resources[resource].name} is"
+                    )
+                if alpha_us:
+                    yield f"alpha_us = {_number(alpha_us)}"
+                yield f"beta_us_per_mb = {_number(beta_us_per_mb)}"
+
+
+def _own_hold(topology: Topology, link: int) -> tuple[Fraction, Fraction]:
+    """What a link holds of the resource that it is itself, where it holds one."""
+    ends = topology.links[link]
+    return (ends.alpha_us if topology.alpha_meaning == "occupies" else Fraction(0), ends.beta_us_per_mb)
+
+
+def _own_resources(topology: Topology) -> set[int]:
+    """The resource of every link that is the link itself."""
+    holders: dict[int, int] = defaultdict(int)
+    for hold in topology.holds:
+        holders[hold.resource] += 1
+    own: set[int] = set()
+    for index, holds in enumerate(topology.holds_of_link):
+        mine = [
+            hold.resource
+            for hold in holds
+            if holders[hold.resource] == 1
+            and topology.resources[hold.resource].name == f"link {topology.links[index]}"
+            and (hold.alpha_us, hold.beta_us_per_mb) == _own_hold(topology, index)
+            and hold.side == "send"
+        ]
+        if not mine:
+            raise ExportError(
+                f"in a topology file every link is a resource of its own, and link {topology.links[index]} "
+                "holds none; give it one"
+            )
+        own.add(mine[0])
+    return own
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else str(list(ranks))
+
+
+def _number(value: Fraction) -> str:
+    """An exact number: as decimals where it has them, else as the text of a fraction."""
+    decimal = Context(prec=2 * _MAX_DIGITS).divide(Decimal(value.numerator), Decimal(value.denominator))
+    text = format(decimal, "f")
+    whole, _, decimals = text.partition(".")
+    if value == Fraction(text) and max(len(whole), len(decimals)) <= _MAX_DIGITS:
+        return text
+    if max(len(str(value.numerator)), len(str(value.denominator))) > _MAX_DIGITS:
+        raise ExportError(f"a topology file holds numbers of at most {_MAX_DIGITS} digits; round {value}")
+    return f'"{value}"'
+
+
+def _text(text: str) -> str:
+    """A TOML string: JSON's escapes are a part of TOML's, which wants one more."""
+    if any("\ud800" <= each <= "\udfff" for each in text):
+        raise ExportError(f"a topology file holds whole characters, and the name {text!r} has half of one")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

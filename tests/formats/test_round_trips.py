@@ -1,0 +1,140 @@
+"""What is written comes back: for every format with a reader and a writer, whatever is written."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program.examples import schedule_of
+
+import taccl
+from taccl.errors import TacclWarning
+from taccl.formats.mscclpp_plan import build_mscclpp_plan
+from taccl.formats.mscclpp_run import run_plan
+from taccl.formats.registry import format_of_content, read, write
+from taccl.formats.table import FORMATS
+from taccl.program.interpret import interpret
+from taccl.program.lower import lower
+
+schedule = cache(schedule_of)
+
+SCHEDULES = st.tuples(
+    st.sampled_from(["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"]),
+    st.sampled_from(["ring:3", "fully-connected:4", "mesh:2x3", "dgx1"]),
+    st.integers(1, 3),
+)
+BOTH_WAYS = [each.name for each in FORMATS if each.load and each.dump]
+
+
+def there_and_back(thing, kind, **options):
+    """The file's content twice: of the thing, and of what was read from that; and what was read."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TacclWarning)
+        first, second = Path(folder, "first"), Path(folder, "second")
+        write(thing, first, format=kind, **options)
+        assert format_of_content(first).name == kind
+        again = read(first)
+        write(again, second, format=kind)
+        return first.read_text(), second.read_text(), again
+
+
+def test_every_format_is_here():
+    """A format more that is read and written needs a property more."""
+    assert set(BOTH_WAYS) == {"taccl-schedule", "upstream-algorithm", "msccl-xml", "taccl-topology"}
+
+
+@settings(max_examples=15, deadline=None)
+@given(SCHEDULES)
+def test_schedules_come_back(which):
+    """The same file, to the byte, and the same digest."""
+    name, topology, chunks = which
+    before = schedule(name, topology, chunks_per_rank=chunks)
+    first, second, again = there_and_back(before, "taccl-schedule")
+    assert first == second
+    assert again.digest() == before.digest()
+
+
+@settings(max_examples=10, deadline=None)
+@given(SCHEDULES)
+def test_upstream_algorithms_come_back(which):
+    """With as many transfers, as late, and as right."""
+    name, topology, chunks = which
+    before = schedule(name, topology, chunks_per_rank=chunks)
+    _, _, again = there_and_back(before, "upstream-algorithm")
+    assert len(list(again)) == len(list(before))
+    assert taccl.verify(again).ok
+
+
+@settings(max_examples=15, deadline=None)
+@given(SCHEDULES, st.sampled_from(["Simple", "LL", "LL128"]), st.booleans(), st.integers(1, 2))
+def test_programs_come_back(which, protocol, in_place, instances):
+    """The same file, of a program that runs right."""
+    name, topology, chunks = which
+    program = lower(
+        schedule(name, topology, chunks_per_rank=chunks),
+        protocol=protocol, in_place=in_place, instances=instances, threadblocks="relay",
+    )  # fmt: skip
+    first, second, again = there_and_back(program, "msccl-xml", name="again")
+    assert first.splitlines()[1:] == second.splitlines()[1:]
+    assert again.protocol == protocol
+    assert interpret(again).ok
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    SCHEDULES,
+    st.fixed_dictionaries(
+        {
+            "in_place": st.booleans(),
+            "threadblocks": st.sampled_from(["per-direction", "per-peer", "relay"]),
+            "channels": st.sampled_from(["single", "round-robin"]),
+            "num_channels": st.integers(1, 2),
+            "merged": st.sampled_from(["split", "pack"]),
+        }
+    ),
+    st.integers(1, 8),
+)
+def test_plans_run_right(which, options, ranks_per_node):
+    """Plans are not read back: here they are run, on as many nodes as one likes."""
+    name, topology, chunks = which
+    program = lower(schedule(name, topology, chunks_per_rank=chunks), **options)
+    run = run_plan(build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True), seed=1)
+    assert run.ok, run.faults
+    assert run.outputs_checked
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(["ring:3", "mesh:2x3", "torus:3x3", "star:4", "ndv2", "dgx1"]), st.integers(1, 2))
+def test_topologies_come_back(name, nodes):
+    """The same links and costs."""
+    if name in ("ndv2", "dgx1"):
+        before = taccl.topologies.parse(name, nodes=nodes)
+    else:
+        before = taccl.topologies.parse(name)
+    _, _, again = there_and_back(before, "taccl-topology")
+    assert again.node_of_rank == before.node_of_rank
+    assert again.links == before.links
+    assert len(again.resources) == len(before.resources)
+
+
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_xml_says_of_itself(name, in_place):
+    """Collective, place, protocol, sizes and instances stand in the file, and are read from it."""
+    program = lower(schedule(name, "ring:3"), in_place=in_place, protocol="LL", instances=2)
+    first, _, again = there_and_back(program, "msccl-xml", min_bytes=5, max_bytes=4096)
+    head = first.splitlines()[0]
+    for text in (
+        f'coll="{name.replace("-", "_")}"', f'inplace="{int(in_place)}"', 'proto="LL"', 'minBytes="5"',
+        'maxBytes="4096"', f'nchannels="{program.num_channels}"',
+    ):  # fmt: skip
+        assert text in head
+    assert again.in_place == in_place
+    # Out of place, a rank's own chunk of an output is copied there by steps of its own.
+    if name == "allgather":
+        assert (' type="cpy"' in first) == (not in_place)

@@ -1,0 +1,107 @@
+"""Receives that send on at once: when two steps are one, and that nobody waits longer for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program.examples import program_of, schedule_of, timed
+from synthesis.small_problems import problem_of, ring
+
+from taccl.collective import COLLECTIVES, broadcast, reduce
+from taccl.program.interpret import interpret
+from taccl.program.lower import lower
+
+
+def operations(program) -> Counter[str]:
+    """How often each operation occurs."""
+    return Counter(step.operation for _, step in program.steps())
+
+
+def chain(collective, links, **options):
+    """The program of one chunk that goes over links one after the other, 10 ticks each."""
+    problem = problem_of(ring(3), collective)
+    number = {(link.srcs[0], link.dsts[0]): i for i, link in enumerate(problem.topology.links)}
+    reduces = collective.combining
+    transfers = [(10 * i, 0, number[link], i, reduces) for i, link in enumerate(links)]
+    return lower(timed(problem, transfers), threadblocks="relay", **options)
+
+
+def test_a_broadcast_is_passed_on_in_one_step():
+    """0 -> 1 -> 2: rank 1 receives its output and sends it on, one step where there were two."""
+    program = chain(broadcast(3, root=0), [(0, 1), (1, 2)])
+    assert operations(program) == {"copy": 1, "send": 1, "receive-send": 1, "receive": 1}
+    (threadblock,) = program.ranks[1].threadblocks
+    assert (threadblock.receive_from, threadblock.send_to) == (0, 2)
+    assert interpret(program, capacity=1).ok
+
+
+def test_a_sum_under_way_is_kept_nowhere():
+    """2 -> 1 -> 0: rank 1 adds its own and sends the sum on, which nobody there looks at."""
+    program = chain(reduce(3, root=0), [(2, 1), (1, 0)])
+    assert operations(program)["receive-reduce-send"] == 1
+    (step,) = program.ranks[1].threadblocks[0].steps
+    assert step.dst is None
+    assert interpret(program, capacity=1).ok
+
+
+def test_a_scan_keeps_what_it_passes_on():
+    """Each rank's sum is its output, and the next rank's start."""
+    program = program_of("scan", "ring:4", threadblocks="relay")
+    assert operations(program)["receive-reduce-copy-send"] == 2
+    assert interpret(program, capacity=1).ok
+
+
+def test_what_is_sent_back_is_one_step_where_one_threadblock_does_both():
+    """An allreduce of two ranks over one threadblock each: the sum goes back as soon as it is made."""
+    program = program_of("allreduce", "ring:5", chunks_per_rank=2, threadblocks="per-peer")
+    assert operations(program)["receive-reduce-copy-send"] > 0
+    assert interpret(program, capacity=1).ok
+
+
+def test_others_who_use_it_first_keep_it_apart():
+    """Rank 1 sends what it received to both others: that is two sends, and one of them is fused at most."""
+    program = program_of("broadcast", "fully-connected:4", threadblocks="relay")
+    plain = program_of("broadcast", "fully-connected:4")
+    fused = operations(program)["receive-send"]
+    assert program.num_steps == plain.num_steps - fused
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_collective_runs_right(name):
+    """In place and out of place, even with room for a single chunk in each queue."""
+    for topology in ("ring:4", "mesh:2x3") if name in ("allgather", "allreduce", "alltoall") else ("ring:4",):
+        schedule = schedule_of(name, topology, chunks_per_rank=2)
+        for in_place in (False, True):
+            program = lower(schedule, threadblocks="relay", in_place=in_place)
+            interpretation = interpret(program, capacity=1)
+            assert interpretation.ok, interpretation
+            assert program.num_steps <= lower(schedule, in_place=in_place).num_steps
+
+
+_SCHEDULES = {}
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(["allgather", "allreduce", "reduce-scatter", "broadcast", "reduce"]),
+    st.sampled_from(["ring:4", "mesh:2x3", "hypercube:3"]),
+    st.fixed_dictionaries(
+        {
+            "in_place": st.booleans(),
+            "instances": st.integers(1, 2),
+            "channels": st.sampled_from(["single", "by-chunk"]),
+            "num_channels": st.integers(1, 3),
+            "merged": st.sampled_from(["split", "pack"]),
+        }
+    ),
+)
+def test_relays_run_right_with_every_option(name, topology, options):
+    """No deadlock, race or wrong output, and never more threadblocks than without."""
+    if (name, topology) not in _SCHEDULES:
+        _SCHEDULES[name, topology] = schedule_of(name, topology, chunks_per_rank=2)
+    program = lower(_SCHEDULES[name, topology], threadblocks="relay", **options)
+    assert interpret(program, capacity=1).ok
+    assert program.max_threadblocks <= lower(_SCHEDULES[name, topology], **options).max_threadblocks

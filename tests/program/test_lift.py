@@ -1,0 +1,259 @@
+"""Programs as schedules: times by hand, published files, the way down and up again, and what has no schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from examples import schedule_of
+
+import taccl
+from taccl.collective import COLLECTIVES, Chunk, Collective, make
+from taccl.errors import InputError, VerificationError
+from taccl.formats.msccl_xml import load_msccl_xml
+from taccl.program.lift import lift
+from taccl.program.lower import lower
+from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from taccl.topology.topology import TopologyBuilder
+
+#: Links of 50 GB/s, 20 us/MB, and 0.5 us: a chunk of 50 KB takes 1.5 us.
+CHUNK = 50_000
+
+
+def moved(schedule: taccl.Schedule) -> Counter:
+    """What a schedule moves over which link, whenever."""
+    return Counter((t.chunk, t.link, t.reduce) for t in schedule)
+
+
+@pytest.mark.parametrize(
+    ("file", "topology", "finish_us"),
+    [
+        # Everything at once: 250 KB take 0.5 + 5 us.
+        ("allgather-4.xml", "fully-connected:4", 5.5),
+        # 7 steps down and 7 up, each 125 KB: 14 * (0.5 + 2.5) us.
+        ("allreduce-8-ring.xml", "ring:8", 42.0),
+        ("allgather-32-inplace.xml", "fully-connected:32", None),
+    ],
+)
+def test_published_files_run_on_a_topology(file, topology, finish_us, shared_data):
+    """Every accepted file becomes a verified schedule, no faster than the bound."""
+    program = load_msccl_xml(shared_data / "msccl-xml" / file)
+    schedule = lift(program, topology=taccl.topologies.parse(topology), size="1MB")
+    assert taccl.verify(schedule).ok
+    assert taccl.interpret(lower(schedule)).ok
+    assert taccl.lower_bound(schedule.problem).bound <= schedule.finish
+    assert finish_us is None or schedule.finish_us == finish_us
+
+
+def test_the_file_that_hangs_has_no_schedule(shared_data):
+    """A program with a deadlock is refused with its cycle, like `interpret` says it."""
+    program = load_msccl_xml(shared_data / "msccl-xml" / "allgather-16-deadlock.xml")
+    with pytest.raises(VerificationError, match="wait for each other"):
+        lift(program, topology=taccl.topologies.fully_connected(16), size="1MB")
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_lowered_schedules_return_on_a_ring(name):
+    """On a ring nothing is shared and every send waits for its data alone: transfers and finish are the same."""
+    schedule = schedule_of(name)
+    again = lift(lower(schedule), topology=schedule.problem.topology, chunk_size=100_000)
+    assert (moved(again), again.finish) == (moved(schedule), schedule.finish)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_place": True, "protocol": "LL"}, {"threadblocks": "per-peer"}, {"merged": "pack"},
+        {"channels": "round-robin", "num_channels": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce"])
+def test_transfers_return_however_lowered(name, options):
+    """Options of lowering change when sends go and not what goes where; sends between nodes stay merged."""
+    topology = taccl.topologies.ndv2(nodes=2)
+    problem = taccl.make_problem(topology, make(name, 16), size_bytes=2**20)
+    schedule = taccl.baselines.hierarchical(problem)
+    again = lift(lower(schedule, **options), topology=topology, size=2**20)
+    assert moved(again) == moved(schedule)
+    assert taccl.simulate(again).finish <= again.finish
+
+
+def test_instances_are_smaller_chunks():
+    """A program in two instances has twice the chunks a rank, each of half the size."""
+    schedule = schedule_of("allgather")
+    again = lift(lower(schedule, instances=2), topology=schedule.problem.topology, size=400_000)
+    assert again.problem.collective.chunks_per_rank == 2
+    assert set(again.problem.chunk_bytes) == {50_000}
+    assert len(again) == 2 * len(schedule)
+
+
+def test_several_chunks_in_a_step_are_one_send():
+    """Ten chunks in one step pay 0.5 us once: 0.5 + 10 * 1 us."""
+    collective = Collective("moves", 2, (Chunk((0,), (1,)),) * 10)
+    sender = RankProgram(10, 0, 0, (Threadblock((Step("send", Slot("input", 0), count=10),), send_to=1),))
+    receiver = RankProgram(
+        0, 10, 0, (Threadblock((Step("receive", dst=Slot("output", 0), count=10),), receive_from=0),)
+    )
+    program = Program("merged", (sender, receiver), collective)
+    schedule = lift(program, topology=taccl.topologies.fully_connected(2), chunk_size=CHUNK)
+    assert (schedule.num_sends, schedule.finish_us) == (1, 10.5)
+
+
+@pytest.mark.parametrize(("protocol", "finish_us"), [("Simple", 13.5), ("LL", 10.5)])
+def test_queues_have_as_much_room_as_the_protocol_says(protocol, finish_us):
+    """Rank 1 takes nothing of rank 0 before 10.5 us, when rank 2's ten chunks are there.
+
+    Four single chunks of rank 0 need 1.5 us each. With room for eight they have arrived by 6 us, and the ten
+    chunks are last. With room for two, the third and the fourth go at 10.5 us, until 13.5 us.
+    """
+    collective = Collective("moves", 3, (Chunk((0,), (1,)),) * 4 + (Chunk((2,), (1,)),) * 10)
+    singles = tuple(Step("send", Slot("input", i)) for i in range(4))
+    taken = tuple(Step("receive", dst=Slot("output", i), depends=() if i else ((1, 0),)) for i in range(4))
+    ten = Step("receive", dst=Slot("output", 4), count=10)
+    program = Program(
+        "room",
+        (
+            RankProgram(4, 0, 0, (Threadblock(singles, send_to=1),)),
+            RankProgram(0, 14, 0, (Threadblock(taken, receive_from=0), Threadblock((ten,), receive_from=2))),
+            RankProgram(10, 0, 0, (Threadblock((Step("send", Slot("input", 0), count=10),), send_to=1),)),
+        ),
+        collective,
+        protocol=protocol,
+    )
+    schedule = lift(program, topology=taccl.topologies.fully_connected(3), chunk_size=CHUNK)
+    assert schedule.finish_us == finish_us
+
+
+def test_steps_wait_for_their_threadblock():
+    """One threadblock that receives first and sends then takes two sends' time; two take one."""
+    collective = make("allgather", 2)
+
+    def rank(own: int, *blocks: Threadblock) -> RankProgram:
+        copy = Threadblock((Step("copy", Slot("input", 0), Slot("output", own)),))
+        return RankProgram(1, 2, 0, (*blocks, copy))
+
+    send, first = Step("send", Slot("input", 0)), Step("receive", dst=Slot("output", 1))
+    second = Step("receive", dst=Slot("output", 0))
+    apart = rank(0, Threadblock((first,), receive_from=1), Threadblock((send,), send_to=1))
+    after = rank(0, Threadblock((first, send), send_to=1, receive_from=1))
+    other = rank(1, Threadblock((send,), send_to=0), Threadblock((second,), receive_from=0))
+    topology = taccl.topologies.fully_connected(2)
+    finishes = [
+        lift(Program("order", (mine, other), collective), topology=topology, chunk_size=CHUNK).finish_us
+        for mine in (apart, after)
+    ]
+    assert finishes == [1.5, 3.0]
+
+
+def test_parallel_links_are_taken_in_turn():
+    """Two channels between two ranks that two links join: one over each, at once."""
+    builder = TopologyBuilder("twins", [0, 0])
+    for name in ("a", "b"):
+        builder.add_link(0, 1, alpha_us=0.5, beta_us_per_mb=20, name=name)
+    collective = Collective("moves", 2, (Chunk((0,), (1,)),) * 2)
+    sender = RankProgram(
+        2, 0, 0, tuple(Threadblock((Step("send", Slot("input", c)),), send_to=1, channel=c) for c in (0, 1))
+    )
+    receiver = RankProgram(
+        0, 2, 0,
+        tuple(Threadblock((Step("receive", dst=Slot("output", c)),), receive_from=0, channel=c) for c in (0, 1)),
+    )  # fmt: skip
+    schedule = lift(
+        Program("twins", (sender, receiver), collective), topology=builder.build(), chunk_size=CHUNK
+    )
+    assert (schedule.link.tolist(), schedule.finish_us) == ([0, 1], 1.5)
+
+
+def test_a_missing_link_is_named_by_its_ranks():
+    """On a ring of four no link joins ranks 0 and 2."""
+    program = lower(schedule_of("alltoall", "fully-connected:4"))
+    with pytest.raises(InputError, match=r"from rank 0 to rank 2, and ring:4 has no link"):
+        lift(program, topology=taccl.topologies.ring(4), size="1MB")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topology": "ring:5", "size": "1MB"}, "for 4 ranks, but ring:5 has 5"),
+        ({"topology": "ring:4"}, "no size of its own"),
+        ({"size": "1MB"}, "what it runs on"),
+        ({"topology": "ring:4", "size": "much"}, "found 'much'"),
+    ],
+)
+def test_what_does_not_fit_is_said(options, message):
+    """Ranks, sizes and topologies that do not fit, each with a sentence."""
+    program = lower(schedule_of("allgather"))
+    if "topology" in options:
+        options = options | {"topology": taccl.topologies.parse(options["topology"])}
+    with pytest.raises(InputError, match=message):
+        lift(program, **options)
+
+
+def test_an_unknown_collective_is_asked_for():
+    """A program that does not say what it is for moves no chunks."""
+    program = replace(lower(schedule_of("allgather")), collective=None)
+    with pytest.raises(InputError, match="which collective"):
+        lift(program, topology=taccl.topologies.ring(4), size="1MB")
+
+
+def test_sums_that_are_kept_apart_have_no_schedule():
+    """Rank 1 passes on rank 2's contribution alone, and its own after it; a schedule adds up what meets."""
+    contribution, scratch, total = Slot("input", 0), Slot("scratch", 0), Slot("output", 0)
+    program = Program(
+        "apart",
+        (
+            RankProgram(
+                1, 1, 0,
+                (
+                    Threadblock((Step("copy", contribution, total),)),
+                    Threadblock(
+                        (
+                            Step("receive-reduce", total, total, depends=((0, 0),)),
+                            Step("receive-reduce", total, total),
+                        ),
+                        receive_from=1,
+                    ),
+                ),
+            ),
+            RankProgram(
+                1, 0, 1,
+                (
+                    Threadblock((Step("receive", dst=scratch),), receive_from=2),
+                    Threadblock((Step("send", scratch, depends=((0, 0),)), Step("send", contribution)), send_to=0),
+                ),
+            ),
+            RankProgram(1, 0, 0, (Threadblock((Step("send", contribution),), send_to=1),)),
+        ),
+        make("reduce", 3, root=0),
+    )  # fmt: skip
+    assert taccl.interpret(program).ok
+    with pytest.raises(InputError, match="no schedule can say"):
+        lift(program, topology=taccl.topologies.fully_connected(3), chunk_size=CHUNK)
+
+
+def test_whole_sums_travel_with_parts():
+    """Rank 0 sends rank 1 a part of one sum and the whole of another, of which rank 1 has nothing, in one send."""
+    collective = Collective("sums", 2, (Chunk((0, 1), (1,), 1), Chunk((0,), (1,), 1)), combining=True)
+    sender = RankProgram(2, 0, 0, (Threadblock((Step("send", Slot("input", 0), count=2),), send_to=1),))
+    steps = (
+        Step("receive", dst=Slot("scratch", 0), count=2),
+        Step("copy", Slot("scratch", 0), Slot("output", 0), count=2),
+        Step("reduce", Slot("input", 0), Slot("output", 0)),
+    )
+    receiver = RankProgram(1, 2, 2, (Threadblock(steps, receive_from=0),))
+    program = Program("mixed", (sender, receiver), collective)
+    schedule = lift(program, topology=taccl.topologies.fully_connected(2), chunk_size=CHUNK)
+    assert [transfer.reduce for transfer in schedule] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "where"), [(("pair.xml", "ring:4"), "program"), ((None, "ring:4"), "topology")]
+)
+def test_names_are_no_programs_and_no_topologies(given, where):
+    """What is a name elsewhere is said to be one."""
+    program, topology = given[0] or lower(schedule_of("allgather")), given[1]
+    with pytest.raises(InputError, match=r"expected a (program|topology)") as refused:
+        lift(program, topology=topology, size="1MB")
+    assert refused.value.where == where

@@ -1,0 +1,86 @@
+"""Which send each receive takes its chunks from, and orders in which a program can run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from program.examples import program_of, with_steps
+
+from taccl.errors import InputError
+from taccl.program.checks import Queue
+from taccl.program.matching import Parcel, match, running_order
+from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+
+
+def pair(sends: tuple[int, ...], receives: tuple[int, ...]) -> Program:
+    """Rank 0 sends steps of so many chunks, rank 1 receives steps of so many."""
+    give = tuple(Step("send", Slot("input", 0), None, count) for count in sends)
+    take = tuple(Step("receive", None, Slot("output", 0), count) for count in receives)
+    return Program(
+        "x",
+        (
+            RankProgram(9, 9, 0, (Threadblock(give, send_to=1),)),
+            RankProgram(9, 9, 0, (Threadblock(take, receive_from=0),)),
+        ),
+    )
+
+
+def test_steps_of_one_length_are_one_parcel():
+    """Sends of 2 and 1, received likewise."""
+    queue = Queue(0, 1, 0)
+    assert match(pair((2, 1), (2, 1))) == (
+        Parcel(queue, StepAddress(0, 0, 0), StepAddress(1, 0, 0), 0, 0, 2),
+        Parcel(queue, StepAddress(0, 0, 1), StepAddress(1, 0, 1), 0, 0, 1),
+    )
+
+
+def test_other_lengths_are_cut_where_either_ends():
+    """Sends of 2 and 1 and receives of 1 and 2 have three parcels of one chunk."""
+    cut = [
+        (p.send.step, p.send_offset, p.receive.step, p.receive_offset, p.chunks)
+        for p in match(pair((2, 1), (1, 2)))
+    ]
+    assert cut == [(0, 0, 0, 0, 1), (0, 1, 1, 0, 1), (1, 0, 1, 1, 1)]
+
+
+def test_what_cannot_run_is_refused():
+    """More sent than received; and a step past its buffer."""
+    with pytest.raises(InputError, match="2 chunks are sent and 1 received"):
+        match(pair((2,), (1,)))
+    with pytest.raises(InputError, match="interpret the program"):
+        match(pair((20,), (20,)))
+
+
+@pytest.mark.parametrize("room", [None, 1])
+def test_every_step_comes_after_what_it_waits_for(room):
+    """Sends before their receives, and dependencies before those who depend."""
+    program = program_of("allreduce", "mesh:2x3", chunks_per_rank=2)
+    parcels = match(program)
+    place = {address: i for i, address in enumerate(running_order(program, parcels, room=room))}
+    assert len(place) == program.num_steps
+    for parcel in parcels:
+        assert place[parcel.send] < place[parcel.receive]
+    for address, step in program.steps():
+        for t, s in step.depends:
+            assert place[StepAddress(address.rank, t, s)] < place[address]
+
+
+def test_with_little_room_a_send_comes_after_the_receive_before():
+    """With room for one, the second send waits for the first receive."""
+    program = pair((1, 1), (1, 1))
+    order = running_order(program, match(program), room=1)
+    assert order.index(StepAddress(1, 0, 0)) < order.index(StepAddress(0, 0, 1))
+
+
+def test_a_deadlock_has_no_order():
+    """A send that waits for a step that comes after its own receive."""
+    program = program_of("allgather", "ring:2", in_place=True)
+    block = next(t for t, tb in enumerate(program.ranks[0].threadblocks) if tb.send_to == 1)
+    other = 1 - block
+    (send,) = program.ranks[0].threadblocks[block].steps
+    program = with_steps(program, 0, block, (replace(send, depends=((other, 0),)),))
+    (send,) = program.ranks[1].threadblocks[block].steps
+    program = with_steps(program, 1, block, (replace(send, depends=((other, 0),)),))
+    with pytest.raises(InputError, match="wait for each other"):
+        running_order(program, match(program))

@@ -1,0 +1,103 @@
+"""Long threadblocks cut into pieces that take turns: as many steps as asked for, and right as before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from program.examples import program_of
+
+from taccl.errors import ExportError, InputError
+from taccl.formats import msccl_xml
+from taccl.formats.msccl_xml import dump_msccl_xml, parse_msccl_xml
+from taccl.program.interpret import interpret
+from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from taccl.program.split import split_threadblocks, weight
+
+
+@pytest.mark.parametrize("max_steps", [4, 7, 20])
+@pytest.mark.parametrize("threadblocks", ["per-direction", "per-peer"])
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce"])
+def test_pieces_are_short_and_run_right(name, threadblocks, max_steps):
+    """Even with room for one chunk; and what was to be done is still done."""
+    program = program_of(name, "ring:5", chunks_per_rank=3, threadblocks=threadblocks)
+    pieces = split_threadblocks(program, max_steps=max_steps)
+    interpretation = interpret(pieces, capacity=1)
+    assert interpretation.ok, interpretation
+    assert interpretation.outputs_checked
+    assert pieces.num_steps == program.num_steps
+    assert all(
+        sum(map(weight, block.steps)) <= max_steps for rank in pieces.ranks for block in rank.threadblocks
+    )
+
+
+def test_short_threadblocks_stay_as_they_are():
+    """The same program comes back."""
+    program = program_of("allgather", "ring:4")
+    assert split_threadblocks(program, max_steps=100) is program
+
+
+def test_only_long_threadblocks_are_cut():
+    """Two ranks exchange 6 chunks over channel 0 and one over channel 1: only the former are cut in two."""
+
+    def rank(peer: int) -> RankProgram:
+        send = tuple(Step("send", Slot("input", i)) for i in range(6))
+        receive = tuple(Step("receive", None, Slot("output", i)) for i in range(6))
+        return RankProgram(
+            7, 7, 0,
+            (
+                Threadblock(send, send_to=peer), Threadblock(receive, receive_from=peer),
+                Threadblock((Step("send", Slot("input", 6)),), send_to=peer, channel=1),
+                Threadblock((Step("receive", None, Slot("output", 6)),), receive_from=peer, channel=1),
+            ),
+        )  # fmt: skip
+
+    pieces = split_threadblocks(Program("x", (rank(1), rank(0))), max_steps=4)
+    assert interpret(pieces, capacity=1).ok
+    # At most 3 steps a piece, so that there is one left to wait for the piece before.
+    lengths = sorted(len(block.steps) for block in pieces.ranks[0].threadblocks)
+    assert lengths == [1, 1, 3, 3, 3, 3]
+    assert sorted(block.channel for block in pieces.ranks[0].threadblocks) == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_next_piece_waits_for_the_one_before():
+    """Copies of one threadblock, which nobody else orders."""
+    copies = tuple(Step("copy", Slot("input", 0), Slot("output", 0)) for _ in range(5))
+    program = Program("x", (RankProgram(1, 1, 0, (Threadblock(copies),)),))
+    pieces = split_threadblocks(program, max_steps=3)
+    blocks = pieces.ranks[0].threadblocks
+    assert [len(block.steps) for block in blocks] == [2, 2, 1]
+    assert [block.steps[0].depends for block in blocks] == [(), ((0, 1),), ((1, 1),)]
+    assert interpret(pieces).ok
+
+
+def test_what_is_always_under_way_is_not_cut():
+    """Ranks that each send all before they receive, in one threadblock: there is no quiet moment."""
+
+    def rank(peer: int) -> RankProgram:
+        sends = tuple(Step("send", Slot("input", i)) for i in range(4))
+        receives = tuple(Step("receive", None, Slot("output", i)) for i in range(4))
+        return RankProgram(4, 4, 0, (Threadblock(sends + receives, peer, peer),))
+
+    with pytest.raises(InputError, match="nothing is under way"):
+        split_threadblocks(Program("x", (rank(1), rank(0)), protocol="LL"), max_steps=5)
+
+
+def test_xml_beyond_its_limit_is_split_if_asked_for():
+    """300 copies are too many for a threadblock of MSCCL XML, and in two they are written and read."""
+    copies = tuple(Step("copy", Slot("input", 0), Slot("output", 0)) for _ in range(300))
+    program = Program("x", (RankProgram(1, 1, 0, (Threadblock(copies),)),))
+    again = parse_msccl_xml(dump_msccl_xml(program, split=True))
+    assert [len(block.steps) for block in again.ranks[0].threadblocks] == [255, 45]
+    assert interpret(replace(again, collective=None)).ok
+
+
+def test_a_split_schedule_comes_back_from_xml(monkeypatch):
+    """Under a limit of 7 steps an alltoall is refused, or split, and then it runs right from its file."""
+    monkeypatch.setattr(msccl_xml, "MAX_STEPS", 7)
+    program = program_of("alltoall", "ring:5", chunks_per_rank=3)
+    with pytest.raises(ExportError, match="at most 7 steps .* give split=True"):
+        dump_msccl_xml(program)
+    again = parse_msccl_xml(dump_msccl_xml(program, split=True))
+    assert again.num_channels > program.num_channels
+    assert interpret(again).ok

@@ -1,0 +1,174 @@
+"""Topologies written as files, and read again."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import taccl
+from taccl.errors import ExportError, LossyConversionWarning, TopologyError
+from taccl.formats.registry import convert, read
+from taccl.topology.file_writer import dump_topology
+from taccl.topology.files import load_topology
+from taccl.topology.topology import Topology, TopologyBuilder
+
+
+def said(topology: Topology) -> dict:
+    """All that a topology says, whatever the order of its resources and holds."""
+    names = [resource.name for resource in topology.resources]
+    return {
+        "name": topology.name,
+        "nodes": topology.node_of_rank,
+        "alpha": topology.alpha_meaning,
+        "links": topology.links,
+        "resources": Counter(names),
+        "switches": Counter((s.name, s.ranks, tuple(sorted(s.links))) for s in topology.switches),
+        "holds": Counter(
+            (h.link, names[h.resource], h.alpha_us, h.beta_us_per_mb, h.side) for h in topology.holds
+        ),
+    }
+
+
+def again(topology: Topology, folder) -> Topology:
+    """The topology once it was written and read."""
+    path = folder / "topology.toml"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossyConversionWarning)
+        path.write_text(dump_topology(topology), encoding="utf-8")
+    return load_topology(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [("ndv2", 2), ("dgx1", 1), ("dgx2", 1), ("dgx-a100", 2), ("torus:2x3", None), ("star:4", None)],
+)
+def test_machines_and_fabrics_return(name, nodes, tmp_path):
+    """A machine or fabric that was written link by link says the same when it is read."""
+    topology = taccl.topologies.parse(name, nodes=nodes)
+    assert said(again(topology, tmp_path)) == said(topology)
+
+
+COSTS = st.fractions(min_value=0, max_value=1000, max_denominator=10**6)
+RATES = COSTS.filter(bool)
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+
+
+@st.composite
+def topologies(draw) -> Topology:
+    """Any ranks in any nodes, links of any costs, and resources that some of them hold at any rates."""
+    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    ranks = range(sum(counts))
+    builder = TopologyBuilder(
+        draw(TEXTS),
+        [node for node, count in enumerate(counts) for _ in range(count)],
+        alpha_meaning=draw(st.sampled_from(["occupies", "pipelined"])),
+    )
+    pairs = [(a, b) for a in ranks for b in ranks if a != b]
+    for a, b in draw(st.lists(st.sampled_from(pairs), unique=True, max_size=8)) if pairs else ():
+        builder.add_link(
+            a, b, alpha_us=draw(COSTS), beta_us_per_mb=draw(RATES), name=draw(st.just("") | TEXTS)
+        )
+    links = range(len(builder.links))
+    for name in draw(st.lists(TEXTS, unique=True, max_size=3)) if builder.links else ():
+        resource = builder.add_resource(name)
+        holders = draw(st.lists(st.sampled_from(links), unique=True, min_size=1))
+        for link in holders:
+            ends = builder.links[link]
+            share = draw(st.sampled_from([Fraction(1), Fraction(1, 3), Fraction(1, 2)]))
+            builder.add_hold(
+                link, resource, alpha_us=draw(st.sampled_from([ends.alpha_us, Fraction(0)])),
+                beta_us_per_mb=ends.beta_us_per_mb * share, side=draw(st.sampled_from(["send", "receive"])),
+            )  # fmt: skip
+    return builder.build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(topology=topologies())
+def test_any_topology_returns(topology, tmp_path_factory):
+    """Whatever links, costs, names and shared resources: what is read is what was written, exactly."""
+    assert said(again(topology, tmp_path_factory.mktemp("written"))) == said(topology)
+
+
+@pytest.mark.parametrize(
+    "source", ["nccl-topo/azure-ncv4-topo.xml", "nvidia-smi/dgx1.txt", "astra-sim/HGX-H100-validated.yml"]
+)
+def test_other_tools_files_become_topology_files(source, shared_data, tmp_path):
+    """Files of nvidia-smi, NCCL and ASTRA-sim are converted to topology files that say what they say."""
+    path = shared_data / source
+    options = {} if "astra" in source else {"nodes": 2, "nic_gb_per_s": 12}
+    target = tmp_path / "topology.toml"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        done = convert(path, target, **options)
+        expected = read(path, **options)
+        found = read(target)
+    assert (done.target.name, said(found)) == ("taccl-topology", said(expected))
+
+
+def test_a_resource_at_two_rates_is_continued(tmp_path):
+    """A resource that two links hold at different rates has two entries: 1 us/MB and 1/3 us/MB."""
+    builder = TopologyBuilder("shared", [0, 0, 0])
+    links = [builder.add_link(0, each, alpha_us=0, beta_us_per_mb=1) for each in (1, 2)]
+    port = builder.add_resource("port")
+    builder.add_hold(links[0], port, alpha_us=0, beta_us_per_mb=1)
+    builder.add_hold(links[1], port, alpha_us=0, beta_us_per_mb="1/3")
+    text = dump_topology(builder.build())
+    assert text.count('name = "port"') == 2
+    assert 'continues = true\nlinks = [[0, 2]]\nbeta_us_per_mb = "1/3"' in text
+
+
+def test_lost_names_are_said():
+    """A machine's name and profile have no place, and are kept as a comment."""
+    with pytest.warns(LossyConversionWarning, match="machine and profile"):
+        text = dump_topology(taccl.topologies.ndv2(nodes=1))
+    assert text.startswith("# From machine ndv2, profile ")
+
+
+def test_links_without_a_resource_are_refused():
+    """A link that anything may use at once cannot be written: reading would make it a resource."""
+    whole = taccl.topologies.ring(3)
+    holds = tuple(hold for hold in whole.holds if hold.link)
+    bare = Topology("bare", whole.node_of_rank, whole.links, whole.resources, holds)
+    with pytest.raises(ExportError, match=r"link 0->1 holds none"):
+        dump_topology(bare)
+
+
+def test_parallel_links_with_different_holds_are_refused():
+    """Of two links with the same ends, entries of resources cannot name one."""
+    builder = TopologyBuilder("twins", [0, 0])
+    first = builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name="a")
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name="b")
+    builder.add_hold(first, builder.add_resource("port"), alpha_us=0, beta_us_per_mb=1)
+    with pytest.raises(ExportError, match="only some hold port"):
+        dump_topology(builder.build())
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ("continues = true\nlinks = [[0, 1]]", "no such name above"),
+        ('links = [[0, 1]]\n[[resource]]\nname = "port"\nlinks = [[1, 0]]', "'port' twice"),
+    ],
+)
+def test_continued_resources_are_checked(entries, message, tmp_path):
+    """A name that is given twice is a slip unless it says that it continues, and the other way round."""
+    path = tmp_path / "slip.toml"
+    path.write_text(
+        "schema = 1\nranks_per_node = 2\n[[link]]\nsrc = 0\ndst = 1\nbeta_us_per_mb = 1\nbidirectional = true\n"
+        f'[[resource]]\nname = "port"\n{entries}\n'
+    )
+    with pytest.raises(TopologyError, match=message):
+        load_topology(path)
+
+
+def test_names_with_half_a_character_are_refused():
+    """JSON can say one, and no file in UTF-8 can."""
+    builder = TopologyBuilder("half \ud800", [0, 0])
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    with pytest.raises(ExportError, match="half of one"):
+        dump_topology(builder.build())
