@@ -1,0 +1,288 @@
+"""The progress engine of one rank: its threadblocks in turns, its queues as MPI messages.
+
+A step's chunks travel as one message, tagged with its channel. Where the two ends of some queue cut their
+chunks into steps differently, every message of the program is a single chunk.
+
+A queue holds what its sender has copied out and its receiver has not taken yet: a synchronous send is done
+once its receive has begun. There are never more of them than the protocol has room for, so a program waits
+here where it waits in the interpreter, and nowhere else: a message of several chunks asks for less room than
+its chunks one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from taccl.program.checks import Queue
+from taccl.program.program import OPERATIONS, PROTOCOLS, OperationParts, StepAddress
+from taccl.runtime.report import Wait
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.program.execution import Memory
+    from taccl.program.program import Program, Slot, Step
+
+__all__ = ["Engine", "Stuck", "whole_messages"]
+
+#: How long to sleep where nothing moves, at most: little beside a message, and much beside a look around.
+_LONGEST_SLEEP_S = 1e-3
+_SHORTEST_SLEEP_S = 2e-5
+#: Looks around without a sleep, where every rank has a core of its own.
+_EAGER_LOOKS = 2000
+#: Looks around between two at the clock, where nothing moves.
+_CLOCK_EVERY = 32
+
+
+class Stuck(NamedTuple):
+    """What waited when the time was up, and for how long no step had ended."""
+
+    waits: list[Wait]
+    idle_s: float
+
+
+class _Move(NamedTuple):
+    """A step, or one chunk of it, with the memory that it touches; `s` is the step it belongs to."""
+
+    operation: str
+    parts: OperationParts
+    src: NDArray[Any] | None
+    dst: NDArray[Any] | None
+    rows: int
+    depends: tuple[tuple[int, int], ...]
+    s: int
+    ends_step: bool
+
+
+@dataclass(slots=True)
+class _Block:
+    """A threadblock: its moves, where it is, and what it has under way."""
+
+    t: int
+    moves: list[_Move]
+    channel: int
+    send_to: int | None
+    receive_from: int | None
+    landing: NDArray[Any]
+    slots: list[NDArray[Any]]
+    position: int = 0
+    steps_done: int = 0
+    receiving: Any = None
+    #: Sends that are not taken yet, the oldest first.
+    sending: deque[Any] = field(default_factory=deque)
+    num_sent: int = 0
+
+
+def whole_messages(program: Program) -> bool:
+    """Whether both ends of every queue cut what they send and receive into steps of the same counts."""
+    sent: dict[Queue, list[int]] = defaultdict(list)
+    received: dict[Queue, list[int]] = defaultdict(list)
+    for address, step in program.steps():
+        threadblock = program.ranks[address.rank].threadblocks[address.threadblock]
+        parts = OPERATIONS[step.operation]
+        if parts.sends and threadblock.send_to is not None:
+            sent[Queue(address.rank, threadblock.send_to, threadblock.channel)].append(step.count)
+        if parts.receives and threadblock.receive_from is not None:
+            received[Queue(threadblock.receive_from, address.rank, threadblock.channel)].append(step.count)
+    # One too many at either end waits in vain, whatever its count.
+    pairs = (zip(sent[queue], received[queue], strict=False) for queue in {*sent, *received})
+    return all(here == there for counts in pairs for here, there in counts)
+
+
+class Engine:
+    """What one rank runs, on its memory.
+
+    Parameters
+    ----------
+    communicator : mpi4py.MPI.Comm
+        Its ranks are the program's; no other messages of theirs go over it meanwhile.
+    crowded : bool
+        Whether ranks share cores, so that waiting must leave them to others.
+    """
+
+    def __init__(
+        self, program: Program, rank: int, memory: Memory, communicator: Any, *, crowded: bool
+    ) -> None:
+        self.rank, self.steps = rank, [block.steps for block in program.ranks[rank].threadblocks]
+        self.memory, self.communicator, self.crowded = memory, communicator, crowded
+        self.capacity = PROTOCOLS[program.protocol]
+        whole = whole_messages(program)
+        self.blocks: list[_Block] = []
+        for t, threadblock in enumerate(program.ranks[rank].threadblocks):
+            moves = [
+                move for s, step in enumerate(threadblock.steps) for move in self._moves(step, s, whole=whole)
+            ]
+            landing = max((m.rows for m in moves if m.parts.receives and m.parts.reads), default=0)
+            leaving = max((m.rows for m in moves if m.parts.sends), default=0)
+            self.blocks.append(
+                _Block(
+                    t, moves, threadblock.channel, threadblock.send_to, threadblock.receive_from,
+                    self._rows(landing),
+                    [self._rows(leaving) for _ in range(self.capacity if leaving else 0)],
+                )
+            )  # fmt: skip
+
+    def run(self, timeout_s: float) -> Stuck | None:
+        """Run every threadblock to its end; what waits, if they are not done in time."""
+        for block in self.blocks:
+            block.position = block.steps_done = block.num_sent = 0
+        active = list(self.blocks)
+        began = moved_at = time.perf_counter()
+        looks = 0
+        while active:
+            moved = any([self._advance(block) for block in active])
+            looks = 0 if moved else looks + 1
+            if looks % _CLOCK_EVERY == 0:
+                now = time.perf_counter()
+                moved_at = now if moved else moved_at
+                if now - began > timeout_s:
+                    return Stuck([self._wait(block) for block in active], now - moved_at)
+            if not moved:
+                self._pause(looks)
+            active = [block for block in active if not self._is_done(block)]
+        return None
+
+    def abandon(self) -> None:
+        """Take back the receives that nobody has sent for; for all ranks together, once a run was not done.
+
+        Whatever was sent and not received is received into the void, so that MPI has nothing left to do.
+        """
+        for block in self.blocks:
+            if block.receiving is not None:
+                block.receiving.Cancel()
+                block.receiving.Wait()
+                block.receiving = None
+        everyone_sent: Any = None
+        while everyone_sent is None or not everyone_sent.Test():
+            self._receive_into_the_void()
+            for block in self.blocks:
+                self._has_room(block, 1)
+            if everyone_sent is None and not any(block.sending for block in self.blocks):
+                everyone_sent = self.communicator.Ibarrier()
+            time.sleep(_LONGEST_SLEEP_S)
+
+    def _receive_into_the_void(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self.communicator.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            void = bytearray(status.Get_count(MPI.BYTE))
+            self.communicator.Recv([void, MPI.BYTE], status.source, status.tag)
+
+    def _rows(self, count: int) -> NDArray[Any]:
+        return np.empty((count, self.memory.input.shape[1]), self.memory.input.dtype)
+
+    def _moves(self, step: Step, s: int, *, whole: bool) -> list[_Move]:
+        """A step as it is executed: at once, or chunk by chunk."""
+        parts = OPERATIONS[step.operation]
+        rows = step.count if whole else 1
+        pieces = 1 if whole or step.operation == "nop" else step.count
+
+        def view(slot: Slot | None, piece: int) -> NDArray[Any] | None:
+            if slot is None:
+                return None
+            buffer: NDArray[Any] = getattr(self.memory, slot.buffer)
+            begin = slot.offset + piece * rows
+            return buffer[begin : begin + rows]
+
+        return [
+            _Move(
+                step.operation, parts, view(step.src, piece), view(step.dst, piece), rows,
+                step.depends if piece == 0 else (), s, piece == pieces - 1,
+            )
+            for piece in range(pieces)
+        ]  # fmt: skip
+
+    def _is_done(self, block: _Block) -> bool:
+        """Whether all its moves are done, and all that it sent is taken."""
+        return block.position == len(block.moves) and self._has_room(block, self.capacity)
+
+    def _advance(self, block: _Block) -> bool:
+        """Move a threadblock on until it has to wait; whether it moved at all."""
+        moved = False
+        while block.position < len(block.moves):
+            move = block.moves[block.position]
+            if block.receiving is None:
+                if self._awaited(move) is not None or (move.parts.sends and not self._has_room(block, 1)):
+                    return moved
+                if move.parts.receives:
+                    target = block.landing[: move.rows] if move.parts.reads else move.dst
+                    block.receiving = self.communicator.Irecv(target, block.receive_from, block.channel)
+            if block.receiving is not None:
+                if not block.receiving.Test():
+                    return moved
+                block.receiving = None
+            self._finish(block, move)
+            moved = True
+        return moved
+
+    def _awaited(self, move: _Move) -> tuple[int, int] | None:
+        """A step that this one depends on and that is not done."""
+        for t, s in move.depends:
+            if self.blocks[t].steps_done <= s:
+                return t, s
+        return None
+
+    def _has_room(self, block: _Block, wanted: int) -> bool:
+        """Whether the queue that a threadblock sends into has room for so many messages."""
+        while block.sending and block.sending[0].Test():
+            block.sending.popleft()
+        return self.capacity - len(block.sending) >= wanted
+
+    def _finish(self, block: _Block, move: _Move) -> None:
+        """Do a move for which everything is there."""
+        parts, src, dst = move.parts, move.src, move.dst
+        slot = block.slots[block.num_sent % self.capacity][: move.rows] if parts.sends else None
+        result = dst if parts.writes else slot
+        if result is not None and src is not None:
+            if parts.receives and parts.reads:
+                np.add(block.landing[: move.rows], src, out=result)
+            elif move.operation == "reduce":
+                result += src
+            elif parts.reads:
+                result[...] = src
+        if slot is not None:
+            if parts.writes:
+                slot[...] = dst
+            block.sending.append(self.communicator.Issend(slot, block.send_to, block.channel))
+            block.num_sent += 1
+        block.position += 1
+        block.steps_done += move.ends_step
+
+    def _wait(self, block: _Block) -> Wait:
+        """What a threadblock that is not done waits for."""
+        if block.position == len(block.moves):
+            queue = Queue(self.rank, block.send_to or 0, block.channel)
+            last = max(s for s, step in enumerate(self.steps[block.t]) if OPERATIONS[step.operation].sends)
+            return self._told(block, last, f"what was sent to be received {queue}", queue.dst)
+        move = block.moves[block.position]
+        awaited = None if block.receiving is not None else self._awaited(move)
+        if awaited is not None:
+            step = StepAddress(self.rank, *awaited)
+            here = StepAddress(self.rank, block.t, move.s)
+            reason = f"{step}, on which it depends"
+            return Wait(here, str(self.steps[block.t][move.s]), reason, depends_on=step)
+        if move.parts.sends and block.receiving is None:
+            queue = Queue(self.rank, block.send_to or 0, block.channel)
+            return self._told(block, move.s, f"room {queue}", queue.dst)
+        queue = Queue(block.receive_from or 0, self.rank, block.channel)
+        return self._told(block, move.s, f"a chunk {queue}", queue.src, receives=True)
+
+    def _told(self, block: _Block, s: int, reason: str, peer: int, *, receives: bool = False) -> Wait:
+        step = str(self.steps[block.t][s])
+        return Wait(StepAddress(self.rank, block.t, s), step, reason, peer, block.channel, receives)
+
+    def _pause(self, looks: int) -> None:
+        """Leave the core to others, the longer the longer nothing has moved."""
+        if not self.crowded and looks < _EAGER_LOOKS:
+            return
+        if looks <= 4 and hasattr(os, "sched_yield"):
+            os.sched_yield()
+        else:
+            time.sleep(min(_LONGEST_SLEEP_S, _SHORTEST_SLEEP_S * looks))

@@ -1,0 +1,95 @@
+"""What is there of MPI: the extra's packages, the launcher beside them, and whether a launcher started us."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from taccl.errors import ExecutionError
+
+__all__ = ["INSTALL", "Launch", "find_mpiexec", "import_mpi", "launched_by"]
+
+INSTALL = "pip install 'taccl[mpi]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launcher that started this process as one rank of `num_ranks`; None where it did not say."""
+
+    launcher: str
+    rank: int
+    num_ranks: int | None
+
+
+#: The launcher, the variable with the rank, and the one with the number of ranks.
+_LAUNCHERS = (
+    ("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH's mpiexec, or one of its kind", "PMI_RANK", "PMI_SIZE"),
+    ("a launcher that speaks PMIx", "PMIX_RANK", ""),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Launch | None:
+    """The launcher that started this process as one of several ranks; None where none did."""
+    for launcher, rank, size in _LAUNCHERS:
+        if not environ.get(rank, "").isdigit():
+            continue
+        given = environ.get(size, "") if size else ""
+        num_ranks = int(given) if given.isdigit() else None
+        # A batch script, and a shell that srun started, have these variables too.
+        if launcher == "srun" and (num_ranks or 0) < 2:
+            continue
+        return Launch(launcher, int(environ[rank]), num_ranks)
+    return None
+
+
+def find_mpiexec() -> Path:
+    """The launcher of the MPI library in this environment; none from elsewhere, which could be another's.
+
+    Raises
+    ------
+    ExecutionError
+        If mpi4py is not installed, or there is no launcher beside it.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        raise ExecutionError(f"running needs mpi4py and mpich, and mpi4py is not installed; {INSTALL}")
+    for candidate in _candidates():
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return candidate
+    raise ExecutionError(
+        f"found mpi4py, but no mpiexec in {sys.prefix}; {INSTALL}, or start the ranks with the mpiexec of "
+        "your own MPI: mpiexec -n N taccl run ..."
+    )
+
+
+def import_mpi() -> Any:
+    """mpi4py's module ``MPI``; MPI is initialized by that.
+
+    Raises
+    ------
+    ExecutionError
+        If it is not installed, or finds no MPI library.
+    """
+    try:
+        from mpi4py import MPI  # with threads: without, MPICH 5.0 never yields a core that ranks share
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ExecutionError(
+            f"running needs mpi4py and an MPI library, which cannot be loaded ({reason}); {INSTALL}"
+        ) from None
+    return MPI
+
+
+def _candidates() -> list[Path]:
+    beside = [Path(sys.executable).parent / "mpiexec", Path(sys.prefix) / "bin" / "mpiexec"]
+    try:
+        files = distribution("mpich").files or []
+    except PackageNotFoundError:
+        return beside
+    return [Path(str(file.locate())).resolve() for file in files if file.name == "mpiexec"] + beside

@@ -1,0 +1,117 @@
+"""Execute a program with MPI ranks: those that a launcher started, or ranks of our own on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taccl.errors import ExecutionError, InputError
+from taccl.program.lower import lower
+from taccl.program.program import Program
+from taccl.runtime.environment import INSTALL, Launch, import_mpi, launched_by
+from taccl.runtime.job import make_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.runtime.job import Job
+    from taccl.runtime.report import Execution
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["execute", "execute_job"]
+
+
+def execute(
+    program: Program | Schedule | CompactSchedule,
+    size: int | str = "1MB",
+    *,
+    dtype: str = "int32",
+    repetitions: int = 10,
+    timeout_s: float = 60.0,
+    seed: int = 0,
+    note: Callable[[str], None] = lambda _: None,
+) -> Execution:
+    """Execute a program with real messages between MPI ranks, one for each of its own, and judge it.
+
+    The outputs are compared with those of MPI's own collective, bit for bit unless floats are added up; and
+    both are timed. A process that a launcher (mpiexec, srun) started as one of several ranks joins the
+    others: each of them calls this, the program of rank 0 is executed, and all get the same answer. Otherwise
+    the ranks are started on this machine.
+
+    Parameters
+    ----------
+    program : Program, Schedule or CompactSchedule
+        A schedule is lowered first (`taccl.lower` has options).
+    size : int or str
+        Bytes of the larger of one rank's input and output buffer, e.g. ``"1MB"``; rounded up to whole
+        numbers in every chunk.
+    dtype : str
+        ``"int32"``, ``"int64"``, ``"float32"`` or ``"float64"``.
+    repetitions : int
+        Timed runs, after one to warm up. The outputs of every run are judged.
+    timeout_s : float
+        Seconds that one run may take.
+    seed : int
+        Of the inputs.
+    note : callable, optional
+        Told what is going on.
+
+    Returns
+    -------
+    Execution
+        Whether it ran to its end, and right; if not, which chunks are wrong, or which steps wait for what.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or a launcher started another number of ranks.
+    VerificationError
+        If the program has steps that no rank can run.
+    ExecutionError
+        If there is no MPI, or a rank dies.
+    """
+    return execute_job(
+        lambda: make_job(
+            _program(program), size, dtype=dtype, repetitions=repetitions, timeout_s=timeout_s, seed=seed
+        ),
+        note,
+    )
+
+
+def _program(found: Program | Schedule | CompactSchedule) -> Program:
+    if isinstance(found, Program):
+        return found
+    if not hasattr(found, "problem"):
+        raise InputError(
+            f"found {type(found).__name__} {found!r}; expected a program or a schedule (taccl.load reads one "
+            "from a file)",
+            where="program",
+        )
+    return lower(found)
+
+
+def execute_job(make: Callable[[], Job], note: Callable[[str], None] = lambda _: None) -> Execution:
+    """Execute the job that `make` gives; among ranks of a launcher only rank 0 calls that."""
+    launch = launched_by()
+    if launch is None:
+        from taccl.runtime.launch import launch as launch_ranks
+
+        return launch_ranks(make(), note)
+    return _join(launch, make, note)
+
+
+def _join(launch: Launch, make: Callable[[], Job], note: Callable[[str], None]) -> Execution:
+    from taccl.runtime.together import execute_together
+    from taccl.runtime.watchdog import Watchdog
+
+    mpi = import_mpi()
+    communicator = mpi.COMM_WORLD
+    if launch.num_ranks not in (None, communicator.size):
+        library = " ".join(mpi.Get_library_version().partition("\n")[0].split()).rstrip("\0")
+        raise ExecutionError(
+            f"{launch.launcher} started {launch.num_ranks} ranks, but mpi4py uses {library}, which sees "
+            f"{communicator.size}; use the mpiexec of that MPI, or install an mpi4py for this one (not "
+            f"{INSTALL}, which brings its own)"
+        )
+    with Watchdog() as watchdog:
+        return execute_together(communicator, make, watchdog, note)

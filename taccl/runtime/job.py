@@ -1,0 +1,167 @@
+"""What ranks are asked to do: a program, a size, a type of number, how often; checked before any starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import InputError, VerificationError
+from taccl.program.checks import check_queues, check_steps
+from taccl.program.layout import layout
+from taccl.program.program import PROTOCOLS, Program
+from taccl.units import format_count, format_size, parse_size
+
+if TYPE_CHECKING:
+    from taccl.program.layout import RankLayout
+
+__all__ = ["DTYPES", "Job", "check_memory", "make_job", "memory_needed_bytes"]
+
+DTYPES = ("int32", "int64", "float32", "float64")
+_NUM_IN_MESSAGE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request; `make_job` checks it.
+
+    Parameters
+    ----------
+    elements : int
+        Numbers of type `dtype` in a chunk.
+    """
+
+    program: Program
+    elements: int
+    dtype: str
+    repetitions: int
+    timeout_s: float
+    seed: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.elements * np.dtype(self.dtype).itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """The larger of one rank's input and output buffer."""
+        return self.chunk_bytes * _size_chunks(self.program)
+
+    def layouts(self) -> tuple[RankLayout, ...] | None:
+        """Where chunks are in every rank's buffers; None where the collective is not known."""
+        return None if self.program.collective is None else layout(self.program.collective)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The job as plain values."""
+        return {**{name: getattr(self, name) for name in self.__slots__}, "program": self.program.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Job:
+        """The job that `to_dict` wrote."""
+        return cls(**{**data, "program": Program.from_dict(data["program"])})
+
+
+def make_job(
+    program: Program,
+    size: int | str,
+    *,
+    dtype: str = "int32",
+    repetitions: int = 10,
+    timeout_s: float = 60.0,
+    seed: int = 0,
+    ranks: int | None = None,
+) -> Job:
+    """The request to execute a program.
+
+    Parameters
+    ----------
+    size : int or str
+        Of the larger of one rank's input and output buffer; rounded up to whole elements in every chunk.
+    ranks : int, optional
+        How many ranks the program is expected to have.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or the program is for another number of ranks.
+    VerificationError
+        If the program has steps that no rank can run, or buffers that do not fit its collective.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"found {dtype!r}; expected one of {', '.join(DTYPES)}", where="dtype")
+    for where, number, least in (("repetitions", repetitions, 1), ("seed", seed, 0)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise InputError(f"found {number!r}; expected a whole number of at least {least}", where=where)
+    if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+        raise InputError(f"found {timeout_s!r}; expected a positive number of seconds", where="timeout_s")
+    if ranks is not None and ranks != program.num_ranks:
+        raise InputError(
+            f"found {ranks}; the program is for {format_count(program.num_ranks, 'rank')}", where="ranks"
+        )
+    size_bytes = parse_size(size)
+    _check(program)
+    per_chunk = np.dtype(dtype).itemsize * _size_chunks(program)
+    job = Job(program, -(-size_bytes // per_chunk), dtype, repetitions, float(timeout_s), seed)
+    layouts = job.layouts()
+    for rank, mine in enumerate(program.ranks):
+        short = layouts is not None and (
+            mine.input_chunks < len(layouts[rank].inputs) or mine.output_chunks < len(layouts[rank].outputs)
+        )
+        if layouts is not None and short:
+            raise VerificationError(
+                f"the buffers of rank {rank} hold {mine.input_chunks} chunks of input and "
+                f"{mine.output_chunks} of output; its collective needs {len(layouts[rank].inputs)} and "
+                f"{len(layouts[rank].outputs)}"
+            )
+    return job
+
+
+def memory_needed_bytes(job: Job) -> int:
+    """Roughly what all ranks need together, beside what an empty process takes."""
+    room = PROTOCOLS[job.program.protocol]
+    chunks = 0
+    for rank in job.program.ranks:
+        # Inputs and outputs: the program's, what they must be, and what MPI's own collective writes.
+        chunks += 3 * (rank.input_chunks + rank.output_chunks) + rank.scratch_chunks
+        for block in rank.threadblocks:
+            if block.send_to is not None:
+                chunks += room * max((step.count for step in block.steps), default=0)
+    return chunks * job.chunk_bytes
+
+
+def check_memory(job: Job, available_bytes: int) -> None:
+    """Do nothing of a job that fits the memory of one machine.
+
+    Raises
+    ------
+    InputError
+        If it does not.
+    """
+    needed = memory_needed_bytes(job)
+    if needed > available_bytes:
+        raise InputError(
+            f"found {format_size(job.size_bytes)}, for which {format_count(job.program.num_ranks, 'rank')} "
+            f"need about {format_size(needed)} of memory; {format_size(available_bytes)} are free; give a "
+            "smaller size",
+            where="size",
+        )
+
+
+def _check(program: Program) -> None:
+    """Raise `VerificationError` for what would make a rank reach past its buffers, or mix up messages."""
+    if not program.num_ranks:
+        raise InputError("found no ranks; expected at least one", where="program")
+    faults = [*check_steps(program), *(fault for fault in check_queues(program) if fault.steps)]
+    if faults:
+        more = len(faults) - _NUM_IN_MESSAGE
+        lines = ["the program cannot be executed:", *(f"  {fault}" for fault in faults[:_NUM_IN_MESSAGE])]
+        lines += [f"  ... and {more} more"] if more > 0 else []
+        raise VerificationError("\n".join(lines), violations=faults)
+
+
+def _size_chunks(program: Program) -> int:
+    if program.collective is not None:
+        return max(1, program.collective.size_chunks)
+    return max(1, *(max(rank.input_chunks, rank.output_chunks) for rank in program.ranks))

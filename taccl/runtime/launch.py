@@ -1,0 +1,219 @@
+"""Ranks started on this machine, watched, and gone afterwards, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import ExecutionError
+from taccl.runtime.environment import find_mpiexec
+from taccl.runtime.job import check_memory
+from taccl.runtime.lifeline import held, processes_naming, remove_segments, segments_of
+from taccl.runtime.report import Execution
+from taccl.runtime.watchdog import GRACE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from taccl.runtime.job import Job
+
+__all__ = ["launch"]
+
+#: What ranks take to start is no part of a time limit; so many on so few cores take seconds.
+_START_S = 120.0
+_TERMINATE_S = 1.0
+_KILL_S = 5.0
+_POLL_S = 0.02
+_NUM_STDERR_LINES = 8
+#: What mpiexec and the ranks write, in the folder of the job.
+_SAID, _COMPLAINED = "said", "complained"
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception, so that everything is cleaned up on its way."""
+
+
+def launch(job: Job, note: Callable[[str], None] = lambda _: None) -> Execution:
+    """Execute a job with ranks of its own on this machine.
+
+    Parameters
+    ----------
+    note : callable, optional
+        Told what is going on.
+
+    Raises
+    ------
+    ExecutionError
+        If there is no MPI in this environment, or a rank dies or does not answer.
+    InputError
+        If the memory of this machine is too small.
+    """
+    mpiexec = find_mpiexec()
+    check_memory(job, _free_memory_bytes())
+    num_ranks = job.program.num_ranks
+    note(f"starting {num_ranks} ranks")
+    with (
+        _termination_as_exception(),
+        tempfile.TemporaryDirectory(prefix="taccl-run-", ignore_cleanup_errors=True) as name,
+    ):
+        folder = Path(name)
+        request = folder / "job.json"
+        request.write_text(json.dumps(job.to_dict()), encoding="utf-8")
+        ranks: _Ranks | None = None
+        try:
+            with held(folder):
+                ranks = _Ranks(_start(mpiexec, num_ranks, request), folder)
+                return ranks.attend(job, note)
+        finally:
+            if ranks is not None:
+                ranks.end()
+
+
+def _start(mpiexec: Path, num_ranks: int, request: Path) -> subprocess.Popen[bytes]:
+    # A Python that finds the modules this one finds, and none that happen to be in the current folder.
+    python = [sys.executable, "-P", "-m", "taccl.runtime.worker"]
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    command = [str(mpiexec), "-n", str(num_ranks), *python, str(request)]
+    # No threads beside the ranks, which have few cores as it is; settings of the user go first.
+    few_threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    folder = request.parent
+    try:
+        # Files and no pipes: of a broken pipe mpiexec ends the ranks before they can clean up.
+        with open(folder / _SAID, "wb") as said, open(folder / _COMPLAINED, "wb") as complained:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=complained,
+                start_new_session=True,  # Ctrl-C is for us alone to deal with
+                env={**few_threads, **os.environ, "PYTHONPATH": path},
+            )
+    except OSError as error:
+        raise ExecutionError(f"{mpiexec} cannot be started ({error.strerror or error})") from None
+
+
+class _Ranks:
+    """The launcher's process, what rank 0 says, and what must be gone in the end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process, self.folder = process, folder
+        self.segments: set[str] = set()
+
+    def attend(self, job: Job, note: Callable[[str], None]) -> Execution:
+        """What rank 0 reports in the end."""
+        patience_s, heard_at = _START_S, time.monotonic()
+        with open(self.folder / _SAID, "rb") as stream:
+            part = b""
+            while True:
+                has_ended = self.process.poll() is not None  # first, so that its last words are heard
+                *lines, part = (part + stream.read()).split(b"\n")
+                for line in lines:
+                    report = self._heard(_parsed(line), note)
+                    if report is not None:
+                        return report
+                    patience_s, heard_at = job.timeout_s + 2 * GRACE_S, time.monotonic()
+                if lines:
+                    continue
+                if has_ended:
+                    raise ExecutionError(
+                        f"the ranks ended with exit code {self.process.returncode} and no report"
+                        f"{self._complaints()}"
+                    )
+                if time.monotonic() - heard_at > patience_s:
+                    raise ExecutionError(
+                        f"the ranks have not said anything for {patience_s:g} s, and were ended"
+                        f"{self._complaints()}"
+                    )
+                time.sleep(_POLL_S)
+
+    def end(self) -> None:
+        """End every process that is left, and wait until all are gone; their lifeline has been let go."""
+        if self.process.poll() is None:
+            self._note_segments()
+            self.process.terminate()
+            try:
+                self.process.wait(_TERMINATE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        until = time.monotonic() + _KILL_S
+        while (left := processes_naming(self.folder)) and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        remove_segments(self.segments)
+
+    def _heard(self, message: dict[str, Any], note: Callable[[str], None]) -> Execution | None:
+        """Deal with a message of rank 0: the report, if it is that."""
+        self._note_segments()
+        if "note" in message:
+            note(message["note"])
+        if "error" in message:
+            raise ExecutionError(f"the ranks cannot start: {message['error']}")
+        if "report" not in message:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_KILL_S)
+        return Execution.from_dict(message["report"])
+
+    def _note_segments(self) -> None:
+        """Remember what the ranks share memory by: none of them can be asked when it is gone."""
+        if not self.segments:
+            for pid in processes_naming(self.folder):
+                self.segments |= segments_of(pid)
+
+    def _complaints(self) -> str:
+        """The last lines that any rank wrote on stderr."""
+        text = (self.folder / _COMPLAINED).read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return "".join(f"\n  {line}" for line in lines[-_NUM_STDERR_LINES:])
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """A message of rank 0; what a library prints is none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+@contextlib.contextmanager
+def _termination_as_exception() -> Iterator[None]:
+    """Clean up on SIGTERM, too, and then end as it would have."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        yield
+    except _Terminated:
+        signal.signal(signal.SIGTERM, before)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _free_memory_bytes() -> int:
+    """Memory that processes can still have; where the system does not say, more than there is."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 2**62

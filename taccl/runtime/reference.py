@@ -1,0 +1,177 @@
+"""What outputs are judged by: MPI's own collective where there is one, else sums of what was put in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.collective import make
+from taccl.runtime.buffers import Data, unwritten
+from taccl.runtime.report import WrongChunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from taccl.collective import Collective
+    from taccl.runtime.buffers import Buffers
+    from taccl.runtime.job import Job
+
+__all__ = ["COMPUTED", "Counterpart", "counterpart", "expected_output", "find_wrong"]
+
+#: What outputs are compared with where MPI has no such collective.
+COMPUTED = "what the collective asks for, computed from all inputs (MPI has no such collective)"
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """MPI's own collective: ``run(communicator, input, output)`` on arrays of (chunks, elements)."""
+
+    name: str
+    run: Callable[[Any, NDArray[Any], NDArray[Any]], None]
+
+
+def counterpart(collective: Collective) -> Counterpart | None:
+    """MPI's own collective for this one; None where there is none with chunks in these places."""
+    if collective.name not in _COUNTERPARTS:
+        return None
+    rooted = collective.name in ("broadcast", "scatter", "gather", "reduce")
+    root = None
+    if rooted:
+        first = collective.chunks[0]
+        ends = first.origins if collective.name in ("broadcast", "scatter") else first.destinations
+        root = ends[0] if ends else 0
+    plain = make(collective.name, collective.num_ranks, root=root, chunks_per_rank=collective.chunks_per_rank)
+    if _ends(plain) != _ends(collective):
+        return None
+    name, run = _COUNTERPARTS[collective.name]
+    return Counterpart(name, lambda communicator, given, output: run(communicator, given, output, root or 0))
+
+
+def expected_output(job: Job, rank: int) -> NDArray[Any]:
+    """What the output of a rank must hold, worked out from the inputs of all ranks."""
+    layouts = job.layouts()
+    assert layouts is not None
+    data, chunks = Data(job), layouts[rank].outputs
+    output = np.empty((len(chunks), job.elements), job.dtype)
+    for index, chunk in enumerate(chunks):
+        output[index] = data.result(chunk)
+    return output
+
+
+def find_wrong(
+    job: Job, rank: int, buffers: Buffers, expected: NDArray[Any], *, tolerance: float, run: int, by: str
+) -> list[WrongChunk]:
+    """Chunks of a rank's output that are not as expected, and of its input that were changed out of place."""
+    layouts = job.layouts()
+    assert layouts is not None
+    where, found = layouts[rank], buffers.memory.output[: len(expected)]
+    wrong = [
+        WrongChunk(
+            rank,
+            "output",
+            int(slot),
+            where.outputs[slot],
+            _describe(found[slot], expected, int(slot), where.outputs, tolerance, by),
+            run,
+        )
+        for slot in np.flatnonzero(_differs(found, expected, tolerance).any(axis=1))
+    ]
+    if not job.program.in_place:
+        changed = _differs(buffers.memory.input[: len(buffers.given)], buffers.given, 0.0).any(axis=1)
+        wrong += [
+            WrongChunk(rank, "input", int(slot), where.inputs[slot], "overwritten", run)
+            for slot in np.flatnonzero(changed)
+        ]
+    return wrong
+
+
+def _differs(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> NDArray[np.bool_]:
+    """Where two arrays differ by more than the tolerance; without one, in any bit."""
+    if tolerance:
+        return np.asarray(~(np.abs(found - expected) <= tolerance))  # so that what is no number differs
+    bits = np.dtype(f"u{found.dtype.itemsize}")
+    different: NDArray[np.bool_] = found.view(bits) != expected.view(bits)
+    return different
+
+
+def _describe(
+    found: NDArray[Any], expected: NDArray[Any], slot: int, chunks: tuple[int, ...], tolerance: float, by: str
+) -> str:
+    """What is there instead: nothing, another chunk, or numbers."""
+    nothing = unwritten(found.dtype)
+    if np.isnan(found).all() if found.dtype.kind == "f" else (found == nothing).all():
+        return "it was never written"
+    for other, row in enumerate(expected):
+        if other != slot and not _differs(found, row, tolerance).any():
+            return f"it holds chunk {chunks[other]}"
+    where = np.flatnonzero(_differs(found, expected[slot], tolerance))
+    first = where[0]
+    return (
+        f"{len(where)} of {len(found)} elements differ from {by}; element {first} is {found[first]}, "
+        f"expected {expected[slot][first]}"
+    )
+
+
+def _ends(collective: Collective) -> tuple[object, ...]:
+    """Where every chunk starts and where it must end, whatever their order."""
+    return (
+        collective.num_ranks,
+        collective.combining,
+        tuple((frozenset(each.origins), frozenset(each.destinations)) for each in collective.chunks),
+        frozenset(collective.derivations),
+    )
+
+
+def _allgather(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
+    communicator.Allgather(given, output)
+
+
+def _alltoall(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
+    communicator.Alltoall(given, output)
+
+
+def _reduce_scatter(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
+    communicator.Reduce_scatter_block(given, output)
+
+
+def _allreduce(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
+    communicator.Allreduce(given, output)
+
+
+def _scan(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
+    communicator.Scan(given, output)
+
+
+def _broadcast(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
+    if communicator.rank == root:
+        output[...] = given
+    communicator.Bcast(output, root)
+
+
+def _scatter(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
+    communicator.Scatter(given if communicator.rank == root else None, output, root)
+
+
+def _gather(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
+    communicator.Gather(given, output if communicator.rank == root else None, root)
+
+
+def _reduce(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
+    communicator.Reduce(given, output if communicator.rank == root else None, root=root)
+
+
+_COUNTERPARTS: dict[str, tuple[str, Callable[[Any, NDArray[Any], NDArray[Any], int], None]]] = {
+    "allgather": ("MPI_Allgather", _allgather),
+    "alltoall": ("MPI_Alltoall", _alltoall),
+    "reduce-scatter": ("MPI_Reduce_scatter_block", _reduce_scatter),
+    "allreduce": ("MPI_Allreduce", _allreduce),
+    "broadcast": ("MPI_Bcast", _broadcast),
+    "scatter": ("MPI_Scatter", _scatter),
+    "gather": ("MPI_Gather", _gather),
+    "reduce": ("MPI_Reduce", _reduce),
+    "scan": ("MPI_Scan", _scan),
+}

@@ -1,0 +1,252 @@
+"""What a real execution found: wrong chunks, who waits for what, and how long it took beside MPI's own."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from taccl.errors import ExecutionError, VerificationError
+from taccl.program.program import StepAddress
+from taccl.units import format_count, format_size, format_us
+
+__all__ = ["Execution", "Times", "Wait", "WrongChunk", "was_moving"]
+
+_NUM_IN_MESSAGE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class WrongChunk:
+    """A slot of a rank's output, or of an input that is not to be touched, with something else in it.
+
+    Parameters
+    ----------
+    run : int
+        The first run in which it was wrong; 0 is the warm-up.
+    """
+
+    rank: int
+    buffer: str
+    slot: int
+    chunk: int
+    found: str
+    run: int
+
+    def __str__(self) -> str:
+        place = f"{self.buffer}[{self.slot}] of rank {self.rank}"
+        if self.buffer == "input":
+            return f"{place}, its chunk {self.chunk}, was overwritten; out of place it belongs to the user"
+        return f"{place} should hold chunk {self.chunk}: {self.found}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A step that was waiting when the time was up.
+
+    Parameters
+    ----------
+    step : str
+        The instruction.
+    reason : str
+        What it waits for.
+    peer, channel : int, optional
+        The rank that it waits for and the channel between the two; None where it waits for its own rank.
+    receives : bool
+        Whether it waits for something to come; else, for what it sends to be taken.
+    depends_on : StepAddress, optional
+        The step that it waits for, of its own rank.
+    """
+
+    address: StepAddress
+    step: str
+    reason: str
+    peer: int | None = None
+    channel: int | None = None
+    receives: bool = False
+    depends_on: StepAddress | None = None
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Wait:
+        """The wait whose fields are these plain values."""
+        depends_on = data["depends_on"] and StepAddress(*data["depends_on"])
+        return cls(**{**data, "address": StepAddress(*data["address"]), "depends_on": depends_on})
+
+    def __str__(self) -> str:
+        return f"{self.address}, {self.step}: waits for {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long each repetition took at the rank that took longest, in microseconds."""
+
+    each_us: tuple[float, ...]
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.each_us)
+
+    @property
+    def min_us(self) -> float:
+        return min(self.each_us)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Execution:
+    """What became of a program that MPI ranks executed.
+
+    Parameters
+    ----------
+    program, collective : str
+        Their names; no collective where it is not known what the program is for.
+    crowded : bool
+        Whether ranks shared cores, so that times say little of what either would take otherwise.
+    size_bytes : int
+        The larger of one rank's input and output buffer, as it was run: whole elements in every chunk.
+    compared_with : str
+        What the outputs were compared with, e.g. ``"MPI_Allgather"``; empty where they were not.
+    tolerance : float
+        How far an element may be off; 0 where it must agree bit for bit.
+    num_wrong : int
+        Wrong chunks; `wrong` lists the first of each rank.
+    waits : tuple of Wait
+        Of a program that did not end in time: the steps that wait, first those that wait in vain or for each
+        other.
+    num_in_cycle : int
+        How many of the first of these wait for each other; 0 where none do.
+    idle_s : float
+        Of such a program: for how long no step had ended when the time was up.
+    times, mpi_times : Times, optional
+        Of the program, and of MPI's own collective; None where there is no such thing.
+    versions : dict
+        Of the MPI library and what else took part.
+    """
+
+    program: str
+    collective: str
+    num_ranks: int
+    num_hosts: int
+    crowded: bool
+    size_bytes: int
+    dtype: str
+    in_place: bool
+    busbw_factor: float
+    timeout_s: float
+    compared_with: str
+    tolerance: float
+    num_wrong: int
+    wrong: tuple[WrongChunk, ...]
+    waits: tuple[Wait, ...]
+    num_in_cycle: int
+    idle_s: float
+    times: Times | None
+    mpi_times: Times | None
+    versions: dict[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ran to its end with nothing wrong."""
+        return not self.waits and not self.num_wrong
+
+    def algbw_gb_per_s(self, times: Times) -> float:
+        """Algorithm bandwidth at the median time, in GB/s of 10**9 bytes."""
+        return self.size_bytes / times.median_us / 1000
+
+    def busbw_gb_per_s(self, times: Times) -> float:
+        """Bus bandwidth at the median time, in GB/s of 10**9 bytes."""
+        return self.algbw_gb_per_s(times) * self.busbw_factor
+
+    def raise_if_failed(self) -> None:
+        """Do nothing of a program that ran to its end with nothing wrong.
+
+        Raises
+        ------
+        ExecutionError
+            If it did not end in time: the steps that wait.
+        VerificationError
+            If chunks are wrong: which, and at which ranks.
+        """
+        if self.waits:
+            raise ExecutionError(self.failure())
+        if self.num_wrong:
+            raise VerificationError(self.failure(), violations=self.wrong)
+
+    def failure(self) -> str:
+        """What went wrong; empty if nothing did."""
+        if self.waits:
+            return self._waiting()
+        if not self.num_wrong:
+            return ""
+        ranks = sorted({each.rank for each in self.wrong})
+        lines = [
+            f"{format_count(self.num_wrong, 'chunk')} wrong, at {format_count(len(ranks), 'rank')} of "
+            f"{self.num_ranks}:"
+        ]
+        lines += [f"  {each}" for each in self.wrong[:_NUM_IN_MESSAGE]]
+        if self.num_wrong > len(lines) - 1:
+            lines.append(f"  ... and {self.num_wrong - len(lines) + 1} more")
+        return "\n".join(lines)
+
+    def _waiting(self) -> str:
+        ranks = sorted({each.address.rank for each in self.waits})
+        if was_moving(self.idle_s, self.timeout_s):
+            state = "steps were still being done: a longer time limit may be enough"
+        else:
+            state = f"nothing had moved for {self.idle_s:.1f} s"
+        word = "rank" if len(ranks) == 1 else "ranks"
+        lines = [
+            f"not done after {self.timeout_s:g} s, and {state}; waiting: {word} {_ranges(ranks)} of "
+            f"{self.num_ranks}:"
+        ]
+        lines += [f"  {each}" for each in self.waits[:_NUM_IN_MESSAGE]]
+        if self.num_in_cycle:
+            lines.insert(1, f"  the first {self.num_in_cycle} wait for each other:")
+        if len(self.waits) > _NUM_IN_MESSAGE:
+            lines.append(f"  ... and {len(self.waits) - _NUM_IN_MESSAGE} more")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The execution as plain values."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        values["wrong"] = [asdict(each) for each in self.wrong]
+        values["waits"] = [asdict(each) for each in self.waits]
+        for name in ("times", "mpi_times"):
+            values[name] = None if values[name] is None else list(values[name].each_us)
+        return values
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Execution:
+        """The execution that `to_dict` wrote."""
+        times = {name: data[name] and Times(tuple(data[name])) for name in ("times", "mpi_times")}
+        return cls(
+            **{
+                **data,
+                **times,
+                "wrong": tuple(WrongChunk(**each) for each in data["wrong"]),
+                "waits": tuple(Wait.from_dict(each) for each in data["waits"]),
+            }
+        )
+
+    def __repr__(self) -> str:
+        what = f"{self.program!r} on {format_count(self.num_ranks, 'rank')}, {format_size(self.size_bytes)}"
+        if not self.ok:
+            return f"Execution({what}: {self.failure()})"
+        compared = f"agrees with {self.compared_with}" if self.compared_with else "outputs not checked"
+        took = "" if self.times is None else f", {format_us(self.times.median_us)}"
+        beside = "" if self.mpi_times is None else f" (MPI's own {format_us(self.mpi_times.median_us)})"
+        return f"Execution({what}: ok, {compared}{took}{beside})"
+
+
+def was_moving(idle_s: float, timeout_s: float) -> bool:
+    """Whether steps were still being done when the time was up: who waited for whom says nothing then."""
+    return idle_s < min(1.0, timeout_s / 4)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Sorted numbers in few words: ``0-3, 7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

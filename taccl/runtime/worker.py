@@ -1,0 +1,53 @@
+"""One rank that ``taccl run`` started: ``python -m taccl.runtime.worker JOB.json`` under mpiexec.
+
+Rank 0 says what there is to say on stdout, in lines of JSON. The lifeline is in the folder of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from taccl.errors import ExecutionError
+from taccl.runtime.environment import import_mpi
+from taccl.runtime.job import Job
+from taccl.runtime.lifeline import end_with
+from taccl.runtime.together import execute_together
+from taccl.runtime.watchdog import Watchdog
+
+__all__ = ["main"]
+
+
+def main(path: str) -> int:
+    """Play one rank's part in the job in a file; returns the exit code."""
+    end_with(Path(path).parent)
+    with Watchdog() as watchdog:
+        try:
+            mpi = import_mpi()
+        except ExecutionError as error:
+            _say({"error": str(error)})
+            return 1
+        communicator = mpi.COMM_WORLD
+        is_first = communicator.rank == 0
+        report = execute_together(
+            communicator,
+            lambda: Job.from_dict(json.loads(Path(path).read_text(encoding="utf-8"))),
+            watchdog,
+            lambda text: _say({"note": text}),
+        )
+        if is_first:
+            _say({"report": report.to_dict()})
+        watchdog.expect("ending MPI", 0)
+        mpi.Finalize()
+    return 0
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,101 @@
+"""Real ranks, where MPI is installed; and what may be left of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from taccl.errors import ExecutionError
+
+
+@pytest.fixture(scope="session")
+def mpiexec() -> Path:
+    """The launcher of this environment's MPI."""
+    from taccl.runtime.environment import find_mpiexec
+
+    try:
+        return find_mpiexec()
+    except ExecutionError as error:
+        pytest.skip(f"MPI cannot be run here: {error}")
+
+
+class Marked:
+    """Processes that carry a mark in their environment, and so do all that they start."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self._segments = self._shared()
+
+    def left_in_memory(self) -> set[Path]:
+        """Memory that was shared since the beginning and that no process uses any more."""
+        return {path for path in self._shared() - self._segments if not _used(path)}
+
+    def start(self, *words: object, command: tuple[object, ...] = (), **options: object) -> subprocess.Popen:
+        """Start one ``taccl`` command, under another command if one is given."""
+        everything = [*command, sys.executable, "-m", "taccl", *words]
+        return subprocess.Popen(
+            [str(word) for word in everything],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TACCL_TEST_MARK": self.mark},
+            **options,
+        )
+
+    def _shared(self) -> set[Path]:
+        return set(Path("/dev/shm").glob("mpich_shm_*"))
+
+    def alive(self) -> list[int]:
+        """The processes that are left."""
+        mark = f"TACCL_TEST_MARK={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mark in entry.read_bytes().split(b"\0"):
+                    found.append(int(entry.parent.name))
+            except OSError:
+                continue
+        return found
+
+    def alive_after(self, seconds: float) -> list[int]:
+        """The processes that are left after so long, or none as soon as there are none."""
+        until = time.monotonic() + seconds
+        while (left := self.alive()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return left
+
+    def wait_for(self, count: int, process: subprocess.Popen, seconds: float = 30) -> list[int]:
+        """The processes, once there are so many."""
+        until = time.monotonic() + seconds
+        while len(found := self.alive()) < count:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until, f"only {len(found)} processes"
+            time.sleep(0.05)
+        return found
+
+
+def _used(path: Path) -> bool:
+    """Whether a process of anyone's has a file in its memory."""
+    for entry in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(path) in entry.read_text(errors="replace"):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.fixture
+def marked(mpiexec, tmp_path, monkeypatch) -> Marked:
+    """Start commands and look for what they leave; their temporary files are in ``tmp_path / 'temporary'``."""
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("this system has no /proc, in which the test looks for processes")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    return Marked(f"{os.getpid()}-{time.monotonic_ns()}")

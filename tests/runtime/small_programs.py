@@ -1,0 +1,59 @@
+"""Programs to execute, and to spoil: those of baselines, which need no search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import taccl
+from taccl.collective import make
+
+if TYPE_CHECKING:
+    from taccl.program.program import Program, Step
+    from taccl.schedule.schedule import Schedule
+
+_ROOTS = {"multi-root-broadcast": (0, 2)}
+
+
+def schedule_for(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1) -> Schedule:
+    """A baseline's schedule of a collective by name."""
+    topo = taccl.topologies.parse(topology)
+    collective = make(name, topo.num_ranks, chunks_per_rank=chunks_per_rank, roots=_ROOTS.get(name))
+    problem = taccl.make_problem(topo, collective, chunk_bytes=1000)
+    way = (
+        "ring" if name in ("allgather", "reduce-scatter", "allreduce", "broadcast", "reduce") else "pairwise"
+    )
+    return taccl.baselines.baseline(way, problem)
+
+
+def program_for(
+    name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1, **options: object
+) -> Program:
+    """The same, lowered."""
+    return taccl.lower(schedule_for(name, topology, chunks_per_rank=chunks_per_rank), **options)
+
+
+def first_step(program: Program, rank: int, operation: str) -> tuple[int, int]:
+    """The threadblock and place of a rank's first step of an operation."""
+    for address, step in program.steps():
+        if address.rank == rank and step.operation == operation:
+            return address.threadblock, address.step
+    raise AssertionError(f"rank {rank} has no {operation}")
+
+
+def with_changed_step(program: Program, rank: int, place: tuple[int, int], step: Step | None) -> Program:
+    """The program with another step in one place, or none."""
+    threadblock, index = place
+    mine = program.ranks[rank]
+    blocks = list(mine.threadblocks)
+    steps = list(blocks[threadblock].steps)
+    steps[index : index + 1] = [] if step is None else [step]
+    blocks[threadblock] = replace(blocks[threadblock], steps=tuple(steps))
+    ranks = list(program.ranks)
+    ranks[rank] = replace(mine, threadblocks=tuple(blocks))
+    return replace(program, ranks=tuple(ranks))
+
+
+def step_of(program: Program, rank: int, place: tuple[int, int]) -> Step:
+    """The step in one place."""
+    return program.ranks[rank].threadblocks[place[0]].steps[place[1]]

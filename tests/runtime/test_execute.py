@@ -1,0 +1,185 @@
+"""Programs executed by real ranks: right ones, spoilt ones, and those that never end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from small_programs import first_step, program_for, step_of, with_changed_step
+
+import taccl
+from taccl.errors import ExecutionError, InputError, VerificationError
+from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+from taccl.runtime.reference import COMPUTED
+
+pytestmark = pytest.mark.usefixtures("mpiexec")
+
+SHORT = {"repetitions": 1, "timeout_s": 20.0}
+NAMES = {
+    "broadcast": "MPI_Bcast", "scatter": "MPI_Scatter", "gather": "MPI_Gather", "reduce": "MPI_Reduce",
+}  # fmt: skip
+
+
+class TestCollectives:
+    """Between four ranks; the large ones are in test_run_figures.py."""
+
+    @pytest.mark.parametrize("name", ["broadcast", "scatter", "gather", "reduce"])
+    def test_rooted_collectives(self, name):
+        """Those with a root are compared with MPI's own, in place here."""
+        done = taccl.execute(program_for(name, in_place=True, chunks_per_rank=2), "10KB", **SHORT)
+        assert done.ok, done
+        assert (done.compared_with, done.in_place) == (NAMES[name], True)
+
+    def test_what_mpi_has_not(self):
+        """A broadcast from two roots is compared with what it must give, and the report says so."""
+        done = taccl.execute(program_for("multi-root-broadcast"), "10KB", **SHORT)
+        assert done.ok, done
+        assert done.compared_with == COMPUTED
+        assert done.mpi_times is None
+
+    def test_floats_within_tolerance(self):
+        """Sums of 4 float32 may differ by 3 u 4 each, that is by 12 eps; and eps is 2**-23."""
+        done = taccl.execute(program_for("allreduce"), "10KB", dtype="float32", **SHORT)
+        assert done.ok, done
+        assert done.tolerance == 12 * 2.0**-23
+
+    def test_floats_that_only_travel_agree_bit_for_bit(self):
+        """Nothing is added up in an allgather."""
+        done = taccl.execute(program_for("allgather"), "10KB", dtype="float64", **SHORT)
+        assert done.ok, done
+        assert done.tolerance == 0
+
+    def test_merged_steps_travel_as_one_message(self):
+        """Four chunks a rank, in steps of several, through queues with room for two."""
+        program = program_for("allgather", chunks_per_rank=4)
+        assert taccl.execute(program, "1MB", **SHORT).ok
+
+    def test_steps_cut_differently_at_two_ends(self):
+        """Rank 0 sends three chunks in one step, rank 1 receives them in two: chunk by chunk it works."""
+        gather = taccl.collectives.custom(
+            2, precondition={c: [0] for c in range(3)}, postcondition={c: [1] for c in range(3)}
+        )
+        send = Threadblock((Step("send", src=Slot("input", 0), count=3),), send_to=1)
+        receive = Threadblock(
+            (
+                Step("receive", dst=Slot("output", 0), count=1),
+                Step("receive", dst=Slot("output", 1), count=2),
+            ),
+            receive_from=0,
+        )
+        ranks = (RankProgram(3, 0, 0, (send,)), RankProgram(0, 3, 0, (receive,)))
+        done = taccl.execute(Program("cut", ranks, gather), "3KB", **SHORT)
+        assert done.ok, done
+
+    def test_without_a_collective_outputs_are_not_judged(self):
+        """It is said that they were not."""
+        done = taccl.execute(replace(program_for("allgather"), collective=None), "10KB", **SHORT)
+        assert done.ok
+        assert done.compared_with == ""
+        assert "outputs not checked" in repr(done)
+
+
+class TestFaults:
+    """Programs spoilt on purpose."""
+
+    def test_wrong_offset_is_told_by_rank_and_chunk(self):
+        """Rank 2 writes the chunk that it receives first one slot further on."""
+        program = program_for("allgather")
+        place = first_step(program, 2, "receive")
+        step = step_of(program, 2, place)
+        further = Slot("output", (step.dst.offset + 1) % 4)
+        done = taccl.execute(
+            with_changed_step(program, 2, place, replace(step, dst=further)), "10KB", **SHORT
+        )
+        assert not done.ok
+        assert (2, step.dst.offset) in {(each.rank, each.chunk) for each in done.wrong}
+        with pytest.raises(
+            VerificationError, match=rf"output\[{step.dst.offset}\] of rank 2 should hold chunk"
+        ):
+            done.raise_if_failed()
+
+    def test_lost_contribution_is_told(self):
+        """Rank 1 passes on what it received without adding its own."""
+        program = program_for("allreduce")
+        place = next(
+            (a.threadblock, a.step)
+            for a, step in program.steps()
+            if a.rank == 1 and step.operation.startswith("receive-reduce")
+        )
+        step = step_of(program, 1, place)
+        scratch = replace(program.ranks[1], scratch_chunks=program.ranks[1].scratch_chunks + 1)
+        program = replace(program, ranks=(program.ranks[0], scratch, *program.ranks[2:]))
+        nowhere = Slot("scratch", scratch.scratch_chunks - 1)
+        done = taccl.execute(
+            with_changed_step(program, 1, place, replace(step, src=nowhere)), "10KB", **SHORT
+        )
+        assert done.num_wrong
+        assert "differ from MPI_Allreduce" in done.failure()
+
+    def test_overwritten_input_is_told(self):
+        """Rank 3 copies within its input, out of place."""
+        program = program_for("allgather")
+        blocks = (
+            *program.ranks[3].threadblocks,
+            Threadblock((Step("copy", src=Slot("scratch", 0), dst=Slot("input", 0)),)),
+        )
+        rank = replace(program.ranks[3], scratch_chunks=1, threadblocks=blocks)
+        done = taccl.execute(replace(program, ranks=(*program.ranks[:3], rank)), "10KB", **SHORT)
+        assert (3, "input", 0) in {(each.rank, each.buffer, each.slot) for each in done.wrong}
+
+    def test_dropped_send_names_who_waits_for_whom(self):
+        """The receiver of rank 1's first send waits, with step, peer and channel; in vain, it is said."""
+        program = program_for("allgather")
+        place = first_step(program, 1, "send")
+        queue = program.ranks[1].threadblocks[place[0]]
+        done = taccl.execute(with_changed_step(program, 1, place, None), "10KB", repetitions=1, timeout_s=1.0)
+        assert not done.ok
+        first = done.waits[0]
+        assert (first.address.rank, first.peer, first.channel) == (queue.send_to, 1, queue.channel)
+        assert "rank 1 has nothing more to do there" in first.reason
+        assert done.times is None
+        with pytest.raises(
+            ExecutionError, match=rf"a chunk from rank 1 to rank {queue.send_to} over channel 0"
+        ):
+            done.raise_if_failed()
+
+    def test_dropped_receive_names_the_sender(self):
+        """Large messages, small messages: what nobody receives is never done with."""
+        program = program_for("allgather")
+        place = first_step(program, 1, "receive")
+        source = program.ranks[1].threadblocks[place[0]].receive_from
+        done = taccl.execute(with_changed_step(program, 1, place, None), "10KB", repetitions=1, timeout_s=1.0)
+        assert not done.ok
+        assert (done.waits[0].address.rank, done.waits[0].peer, done.waits[0].receives) == (source, 1, False)
+
+    def test_deadlock_is_told_as_a_cycle(self):
+        """Each of two ranks receives before it sends."""
+        both = tuple(RankProgram(1, 2, 0, (_receive_then_send(1 - rank, rank),)) for rank in range(2))
+        program = Program("both wait", both, taccl.collectives.allgather(2))
+        assert {fault.kind for fault in taccl.interpret(program).faults} == {"deadlock"}
+        done = taccl.execute(program, "10KB", repetitions=1, timeout_s=0.5)
+        assert done.num_in_cycle == 2
+        assert [each.address for each in done.waits] == [StepAddress(0, 0, 0), StepAddress(1, 0, 0)]
+        assert "the first 2 wait for each other" in done.failure()
+
+    def test_unsound_steps_are_refused_before_any_rank_starts(self):
+        """A slot past the buffer would be another's memory."""
+        program = program_for("allgather")
+        place = first_step(program, 0, "send")
+        past = replace(step_of(program, 0, place), src=Slot("input", 7))
+        with pytest.raises(VerificationError, match="reads chunks 7 to 7 of input, which holds 1"):
+            taccl.execute(with_changed_step(program, 0, place, past), "10KB")
+
+
+def _receive_then_send(peer: int, rank: int) -> Threadblock:
+    return Threadblock(
+        (Step("receive", dst=Slot("output", peer)), Step("send", src=Slot("input", 0))),
+        send_to=peer,
+        receive_from=peer,
+    )
+
+
+def test_the_name_of_a_file_is_no_program():
+    """A file is read before it is executed."""
+    with pytest.raises(InputError, match=r"expected a program or a schedule"):
+        taccl.execute("ring.json")

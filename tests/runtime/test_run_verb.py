@@ -1,0 +1,208 @@
+"""``taccl run`` as a command: started, joined, interrupted, and refused; and nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+from small_programs import first_step, program_for, schedule_for, with_changed_step
+
+import taccl
+from taccl.cli import main
+from taccl.errors import ExecutionError
+
+
+@pytest.fixture
+def allgather_file(tmp_path):
+    """A schedule of an allgather on four ranks."""
+    path = tmp_path / "allgather.json"
+    taccl.save(schedule_for("allgather"), path)
+    return path
+
+
+@pytest.fixture
+def hanging_file(tmp_path):
+    """A program of four ranks, one of which does not send what another waits for."""
+    program = program_for("allgather")
+    path = tmp_path / "hanging.xml"
+    place = first_step(program, 1, "send")
+    taccl.write(with_changed_step(program, 1, place, None), path)
+    return path
+
+
+def said(capsys) -> tuple[str, str]:
+    """What was printed on stdout and on stderr."""
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+class TestStarted:
+    """Ranks of our own."""
+
+    def test_text_and_exit_code_0(self, mpiexec, allgather_file, capsys):
+        """A correct run says so, and what it was compared with."""
+        assert main(["run", str(allgather_file), "--size", "64KB", "--repetitions", "3"]) == 0
+        out, _ = said(capsys)
+        assert "4 ranks on 1 machine, 64KB of int32" in out
+        assert "correct: in all 4 runs every output agrees bit for bit with MPI_Allgather" in out
+
+    def test_hang_is_exit_code_1_and_names_ranks(self, marked, hanging_file):
+        """The ranks that wait and what for, on stderr; and every process is gone, and all shared memory."""
+        process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 1)
+        _, complaint = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "not done after 1 s" in complaint
+        assert "waits for a chunk from rank 1 to rank" in complaint
+        assert not marked.alive()
+        assert not marked.left_in_memory()
+
+    def test_python_program_of_an_xml_file(self, mpiexec, shared_data, capsys):
+        """MSCCL XML, as anyone wrote it, in place as it says."""
+        file = shared_data / "msccl-xml" / "allgather-4.xml"
+        assert main(["run", str(file), "--size", "100KB", "--repetitions", "1", "--json"]) == 0
+        values = json.loads(said(capsys)[0])
+        assert (values["ok"], values["in_place"], values["compared_with"]) == (True, True, "MPI_Allgather")
+
+
+class TestEnded:
+    """However it ends, nothing is left."""
+
+    @pytest.mark.parametrize(
+        ("number", "code"),
+        [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
+        ids=["Ctrl-C", "SIGTERM", "SIGKILL"],
+    )
+    def test_nothing_is_left(self, number, code, marked, hanging_file, tmp_path):
+        """Processes, shared memory, and files: mpiexec, its proxy and four ranks go with the command."""
+        process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
+        marked.wait_for(7, process)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        assert process.returncode == code
+        # Nobody waits for the ranks of a command that was killed; they go by themselves.
+        assert not marked.alive_after(10 if number == signal.SIGKILL else 0)
+        assert not marked.left_in_memory()
+        assert not list((tmp_path / "temporary").glob("taccl-run-*"))
+
+    def test_a_rank_that_dies_is_told(self, marked, hanging_file):
+        """One rank is killed: the others end, and the command says that there is no report."""
+        process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
+        marked.wait_for(7, process)
+        os.kill(max(marked.alive()), signal.SIGKILL)
+        _, complaint = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert "and no report" in complaint
+        assert not marked.alive()
+
+
+class TestJoined:
+    """Ranks that mpiexec started."""
+
+    def test_rank_0_prints(self, marked, mpiexec, allgather_file):
+        """One answer of all four, and exit code 0."""
+        process = marked.start("run", allgather_file, "--size", "64KB", command=(mpiexec, "-n", 4))
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert out.count("correct: in all 11 runs") == 1
+
+    def test_wrong_number_of_ranks_is_refused(self, marked, mpiexec, allgather_file):
+        """Exit code 2 before anything starts, said once; and nobody hangs."""
+        process = marked.start("run", allgather_file, command=(mpiexec, "-n", 3))
+        out, complaint = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert complaint.count("found 3 MPI ranks; the program is for 4; start it with -n 4") == 1
+        assert not out
+        assert not marked.alive()
+
+    def test_a_file_that_only_rank_0_looks_for(self, marked, mpiexec, tmp_path):
+        """A missing file is one complaint and exit code 2 at all ranks."""
+        process = marked.start("run", tmp_path / "none.json", command=(mpiexec, "-n", 2))
+        _, complaint = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert complaint.count("there is no such file") == 1
+
+    def test_hang_is_exit_code_1(self, marked, mpiexec, hanging_file):
+        """As with ranks of our own; in JSON the first wait names rank 1, and stderr is left alone."""
+        words = ("run", hanging_file, "--size", "64KB", "--timeout-s", 1, "--json")
+        process = marked.start(*words, command=(mpiexec, "-n", 4))
+        out, complaint = process.communicate(timeout=60)
+        assert process.returncode == 1
+        values = json.loads(out)
+        assert not values["ok"]
+        assert (values["waits"][0]["peer"], values["waits"][0]["receives"]) == (1, True)
+        assert not complaint
+        assert not marked.alive()
+
+    def test_launcher_of_another_mpi_is_told(self, marked, allgather_file, monkeypatch):
+        """Open MPI's launcher started four, and this environment's MPI sees one."""
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+        process = marked.start("run", allgather_file)
+        _, complaint = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "Open MPI's mpiexec started 4 ranks, but mpi4py uses" in complaint
+        assert "which sees 1" in complaint
+
+
+class TestRefused:
+    """What cannot be run is told before any rank starts."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_starts(self, monkeypatch):
+        def start(*_: object) -> None:
+            raise AssertionError("ranks were started")
+
+        monkeypatch.setattr("taccl.runtime.launch._start", start)
+
+    @pytest.mark.parametrize(
+        ("words", "complaint"),
+        [
+            (["--ranks", "8"], "--ranks: found 8; the program is for 4 ranks"),
+            (["--dtype", "int8"], "--dtype: found 'int8'; expected one of int32"),
+            (["--size", "many"], "--size: found 'many'"),
+            (["--timeout-s", "0"], "--timeout-s: found '0'; expected a positive number of seconds"),
+            (["--repetitions", "0"], "--repetitions: found '0'; expected a positive whole number"),
+        ],
+    )
+    def test_bad_options_are_exit_code_2(self, words, complaint, allgather_file, capsys):
+        """With the option, what was found, and what was expected."""
+        assert main(["run", str(allgather_file), *words]) == 2
+        assert complaint in said(capsys)[1]
+
+    def test_more_memory_than_there_is(self, mpiexec, allgather_file, capsys, monkeypatch):
+        """An allgather of 4 MB on 4 ranks: each has 3 (1 + 4) chunks of 1 MB, and two queues with room for 2."""
+        monkeypatch.setattr("taccl.runtime.launch._free_memory_bytes", lambda: 75 * 10**6)
+        assert main(["run", str(allgather_file), "--size", "4MB"]) == 2
+        assert "need about 76MB of memory; 75MB are free" in said(capsys)[1]
+
+    def test_a_topology_is_no_program(self, tmp_path, shared_data, capsys):
+        """A file of another kind."""
+        file = next((shared_data / "nccl-topo").glob("*.xml"))
+        assert main(["run", str(file)]) == 2
+        assert "expected a schedule or a program" in said(capsys)[1]
+
+    def test_in_place_is_a_matter_of_lowering(self, hanging_file, capsys):
+        """A program is out of place or it is not."""
+        assert main(["run", str(hanging_file), "--in-place"]) == 2
+        assert "is out of place" in said(capsys)[1]
+
+    def test_without_the_extra(self, allgather_file, capsys, monkeypatch):
+        """The command that installs it, and exit code 1."""
+        monkeypatch.setitem(sys.modules, "mpi4py", None)
+        assert main(["run", str(allgather_file)]) == 1
+        assert "pip install 'taccl[mpi]'" in said(capsys)[1]
+
+    def test_without_a_launcher(self, monkeypatch, tmp_path):
+        """mpi4py alone starts nothing; a launcher elsewhere on the PATH could be another MPI's."""
+        pytest.importorskip("mpi4py")
+        from taccl.runtime import environment
+
+        (tmp_path / "mpiexec").write_text("#!/bin/sh\n")
+        (tmp_path / "mpiexec").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(environment, "_candidates", list)
+        with pytest.raises(ExecutionError, match="no mpiexec in .*pip install 'taccl\\[mpi\\]'"):
+            environment.find_mpiexec()
