@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from taccl.cli.answer import Answer
-from taccl.cli.options import add_verb
+from taccl.cli.options import add_verb, positive
 from taccl.cli.things import topology_from_word
 from taccl.errors import InputError, LossyConversionWarning, TacclWarning
 
@@ -30,31 +30,53 @@ def add(verbs: Any) -> None:
         "--set", action="append", default=[], type=_setting, metavar="NAME=VALUE",
         help="an option of the format of OUT, or of IN; more than once for several",
     )  # fmt: skip
-    add = verb.add_argument_group("of IN, if it is an algorithm of the published tool").add_argument
-    add("--topology", metavar="FILE|NAME", help="where it is to run instead, timed anew")
+    verb.add_argument("-o", "--output", metavar="OUT", help="the same as OUT")
+    add = verb.add_argument_group(
+        "of IN, if it is a program or an algorithm of the published tool"
+    ).add_argument
+    add("--topology", metavar="FILE|NAME", help="where it is to run, timed anew")
+    add("--nodes", type=positive, metavar="N", help="number of nodes of the topology")
+    add("--size", metavar="S", help="of a program: larger of one rank's input and output buffer, e.g. 16MB")
     add("--chunk-size", metavar="S", help="bytes of one chunk, e.g. 1MB")
-    add("--time-unit-us", metavar="US", help="microseconds in the file's unit of time")
+    add("--time-unit-us", metavar="US", help="of an algorithm: microseconds in the file's unit of time")
 
 
 def run(options: argparse.Namespace) -> Answer:
     """Convert a file, or list the formats."""
-    from taccl.formats.registry import convert
+    from taccl.formats.registry import convert, format_named, format_of_content, format_of_name
     from taccl.formats.table import FORMATS
 
     if options.list:
         return _listed(FORMATS)
-    for where, given in (("IN", options.file), ("OUT", options.target)):
+    if None not in (options.target, options.output):
+        raise InputError("found OUT and --output; give one of them", where="--output")
+    target = options.output or options.target
+    for where, given in (("IN", options.file), ("OUT", target)):
         if given is None:
             raise InputError("found none; give a file, or --list to see the formats", where=where)
-    given = {name: getattr(options, name) for name in ("topology", "chunk_size", "time_unit_us")}
-    load_options = {name: value for name, value in given.items() if value is not None}
+    names = ("topology", "size", "chunk_size", "time_unit_us")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.topology is not None:
-        load_options["topology"] = topology_from_word(options.topology)
+        given["topology"] = topology_from_word(options.topology, nodes=options.nodes)
+    elif options.nodes is not None:
+        raise InputError("is of --topology; for a file of a server give --set nodes=N", where="--nodes")
+    source = getattr(options, "from")
+    reading = format_of_content(options.file) if source is None else format_named(source, where="from")
+    writing = format_of_name(target) if options.to is None else format_named(options.to, where="to")
+    of_program = reading.holds == "program"
+    if of_program and options.topology is None and "program" not in (writing.holds, *writing.also):
+        raise InputError(
+            "found a program; to make a schedule of it, give what it runs on and a size, e.g. "
+            "--topology dgx2 --nodes 2 --size 1MB",
+            where="--topology",
+        )
+    # A program takes them on its way to a schedule; other files when they are read.
+    load_options, on_the_way = ({}, given) if of_program else (given, {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)
         done = convert(
-            options.file, options.target, from_=getattr(options, "from"), to=options.to,
-            overwrite=options.overwrite, load_options=load_options, **dict(options.set),
+            options.file, target, from_=getattr(options, "from"), to=options.to,
+            overwrite=options.overwrite, load_options=load_options, **{**on_the_way, **dict(options.set)},
         )  # fmt: skip
     for each in caught:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)

@@ -1,4 +1,4 @@
-"""``taccl show``: a schedule, a sketch, or a topology with its constants' sources."""
+"""``taccl show``: a schedule, a program, a sketch, or a topology with its constants' sources."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import taccl
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_verb, positive
+from taccl.cli.programs import holds_program, load_program, program_text, program_values
 from taccl.cli.things import is_file, kind_of, topology_from_word
 from taccl.errors import InputError
 
@@ -20,16 +21,25 @@ __all__ = ["add", "run"]
 def add(verbs: Any) -> None:
     """Declare the verb."""
     verb = add_verb(
-        verbs, "show", run, "Show a schedule, a sketch, or a topology with its constants' sources."
+        verbs, "show", run, "Show a schedule, a program, a sketch, or a topology with its constants' sources."
     )
     verb.add_argument("thing", metavar="THING", help="a file, a shipped sketch, a machine, or a fabric")
     verb.add_argument("--nodes", type=positive, metavar="N", help="number of nodes")
     verb.add_argument("--profile", metavar="P", help="which constants of a machine")
-    verb.add_argument("--transfers", type=_rows, default=20, metavar="N", help="rows (default 20, -1: all)")
+    verb.add_argument(
+        "--transfers", type=_rows, default=20, metavar="N", help="rows, also of steps (default 20, -1: all)"
+    )
 
 
 def run(options: argparse.Namespace) -> Answer:
     """Show what a word names."""
+    if holds_program(options.thing):
+        for name, given in (("--nodes", options.nodes), ("--profile", options.profile)):
+            if given is not None:
+                raise InputError("found a program, which has none; leave it out", where=name)
+        program = load_program(options.thing)
+        limit = program.num_steps if options.transfers < 0 else options.transfers
+        return Answer(program_text(program, limit=limit), program_values(program))
     try:
         kind = kind_of(options.thing)
         return _shown(options, kind)

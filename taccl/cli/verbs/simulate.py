@@ -1,4 +1,4 @@
-"""``taccl simulate``: what becomes of a schedule at other sizes, and under other assumptions."""
+"""``taccl simulate``: what becomes of a schedule or a program at other sizes and under other assumptions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from taccl.cli.options import (
     schedule_from_options,
     sizes,
 )
+from taccl.cli.programs import followed, following_values, holds_program, load_program
+from taccl.errors import InputError
+from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
     import argparse
@@ -23,10 +26,12 @@ __all__ = ["add", "run"]
 
 def add(verbs: Any) -> None:
     """Declare the verb."""
-    help = "Replay a schedule at other sizes or under other assumptions, with its order kept."
+    help = "Replay a schedule at other sizes or under other assumptions, or a program on a topology."
     verb = add_verb(verbs, "simulate", run, help)
     add_schedule(verb)
-    verb.add_argument("--sizes", type=sizes, metavar="S,S", help="e.g. 1KB,1MB,1GB (default: its own)")
+    size = verb.add_mutually_exclusive_group()
+    size.add_argument("--sizes", type=sizes, metavar="S,S", help="e.g. 1KB,1MB,1GB (default: its own)")
+    size.add_argument("--size", dest="sizes", type=sizes, metavar="S", help="the same, of one size")
     verb.add_argument(
         "--alpha", choices=("occupies", "pipelined"), help="whether a link is busy during alpha"
     )
@@ -36,14 +41,20 @@ def add(verbs: Any) -> None:
         "--jitter", type=jitter, default=0.0, metavar="X", help="0.1: each send 10 %% off at most"
     )
     verb.add_argument("--seed", type=at_least_zero, default=0, metavar="N", help="of the jitter (default 0)")
+    add = verb.add_argument_group("of a program (MSCCL XML), with --topology").add_argument
+    add("--nodes", type=positive, metavar="N", help="number of nodes of the topology")
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Simulate a schedule, once for each size."""
+    """Simulate a schedule or a program, once for each size."""
     from taccl.analysis.simulation.simulate import simulate
     from taccl.analysis.simulation.steady import initiation_interval
     from taccl.cli.text import simulation_text, simulation_values
 
+    if holds_program(options.file):
+        return _of_program(options)
+    if options.nodes is not None:
+        raise InputError("found a schedule, whose nodes are fixed; leave it out", where="--nodes")
     schedule = schedule_from_options(options)
     found = []
     for size in options.sizes or (None,):
@@ -61,3 +72,49 @@ def run(options: argparse.Namespace) -> Answer:
         )  # fmt: skip
         found.append((simulation, initiation_interval(once.as_schedule())))
     return Answer(simulation_text(schedule, found), simulation_values(schedule, found))
+
+
+def _of_program(options: argparse.Namespace) -> Answer:
+    """What a program takes on a topology at each size."""
+    from taccl.cli.text import table
+
+    for name, given in (
+        ("--alpha", options.alpha is not None), ("--tiles", options.tiles > 1),
+        ("--jitter", options.jitter > 0), ("--time-unit-us", options.time_unit_us is not None),
+    ):  # fmt: skip
+        if given:
+            raise InputError(
+                "found a program; make a schedule of it first (taccl convert FILE schedule.json --topology "
+                "NAME --size S), and simulate that",
+                where=name,
+            )
+    program = load_program(options.file)
+    sizes = (None,) if options.sizes is None and options.chunk_size is not None else options.sizes or (None,)
+    schedules = [
+        followed(program, options, size=size, chunk_size=None if size else options.chunk_size)
+        for size in sizes
+    ]
+    first, figures = schedules[0].problem, [following_values(each) for each in schedules]
+    rows = [("size", "finish", "GB/s", "bus GB/s", "bound", "gap", "busiest", "busy")]
+    rows += [
+        (
+            format_size(each["size_bytes"]), format_us(each["finish_us"]), f"{each['algbw_gb_per_s']:.4g}",
+            f"{each['busbw_gb_per_s']:.4g}", format_us(each["bound_us"]),
+            "none proven" if each["gap"] is None else f"{each['gap']:.2%}",
+            each["busiest"], f"{each['utilisation']:.1%}",
+        )
+        for each in figures
+    ]  # fmt: skip
+    title = f"program {program.name}: {first.collective.name} on {first.topology.name}, {program.protocol}"
+    said = [note for each in schedules for note in (*each.problem.topology.notes, *each.problem.notes)]
+    notes = list(dict.fromkeys(said))
+    values = {
+        "program": program.name,
+        "collective": first.collective.name,
+        "topology": first.topology.name,
+        "protocol": program.protocol,
+        "sizes": figures,
+        "notes": notes,
+    }
+    lines = [title, "", table(rows, indent="  ")]
+    return Answer("\n".join(lines + [f"  note: {note}" for note in notes]), values)

@@ -1,0 +1,155 @@
+"""Files that hold a program: told by their content, shown, and followed on a topology."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import taccl
+from taccl.cli.things import is_file, topology_from_word
+from taccl.errors import FormatError, InputError
+from taccl.units import format_count, format_us
+
+if TYPE_CHECKING:
+    import argparse
+
+    from taccl.program.program import Program
+    from taccl.schedule.schedule import Schedule
+
+__all__ = [
+    "followed", "following_text", "following_values", "holds_program", "load_program", "program_text",
+    "program_values",
+]  # fmt: skip
+
+
+def holds_program(word: str | None) -> bool:
+    """Whether a word is a file whose content is a program's."""
+    from taccl.formats.registry import format_of_content
+
+    if word is None or not is_file(word):
+        return False
+    try:
+        return format_of_content(word).holds == "program"
+    except FormatError:
+        return False
+
+
+def load_program(word: str) -> Program:
+    """The program in a file."""
+    from taccl.formats.registry import read
+
+    program: Program = read(word)
+    return program
+
+
+def followed(
+    program: Program, options: argparse.Namespace, *, size: int | str | None, chunk_size: str | None = None
+) -> Schedule:
+    """The schedule that a program follows on the topology of the options.
+
+    Raises
+    ------
+    InputError
+        If there is no topology or no size, or they do not fit the program.
+    """
+    if options.topology is None:
+        raise InputError(
+            "a program does not say what it runs on; give a topology, e.g. --topology dgx2 --nodes 2",
+            where="--topology",
+        )
+    if size is None and chunk_size is None:
+        raise InputError("a program has no size of its own; give one, e.g. --size 1MB", where="--size")
+    topology = topology_from_word(options.topology, nodes=options.nodes, profile=options.profile)
+    return taccl.lift(program, topology=topology, size=size, chunk_size=chunk_size)
+
+
+def following_text(schedule: Schedule) -> str:
+    """How long the schedule of a program takes, how near that is to the bound, and what is busiest."""
+    values = following_values(schedule)
+    gap = "none proven" if values["gap"] is None else f"{values['gap']:.2%}"
+    return (
+        f"the program takes {format_us(schedule.finish)}, a gap of {gap} to the bound; busiest is "
+        f"{values['busiest']}, {values['utilisation']:.1%} of that time"
+    )
+
+
+def following_values(schedule: Schedule) -> dict[str, Any]:
+    """The figures of a program's schedule as plain values."""
+    bound = taccl.lower_bound(schedule.problem)
+    gap = bound.gap(schedule.finish)
+    uses = taccl.simulate(schedule).resources
+    busiest = max(uses, key=lambda use: use.busy, default=None)
+    return {
+        "size_bytes": schedule.problem.size_bytes,
+        "finish_us": schedule.finish_us,
+        "algbw_gb_per_s": schedule.algbw_gb_per_s,
+        "busbw_gb_per_s": schedule.busbw_gb_per_s,
+        "bound_us": bound.bound_us,
+        "bound_limits": bound.limits,
+        "gap": None if gap == float("inf") else gap,
+        "busiest": None if busiest is None else busiest.name,
+        "utilisation": 0.0 if busiest is None else float(busiest.busy / schedule.finish),
+        "num_transfers": schedule.num_transfers,
+        "num_sends": schedule.num_sends,
+    }
+
+
+def program_text(program: Program, *, limit: int) -> str:
+    """A program's figures, whether it works, and its first steps."""
+    from taccl.cli.text import table
+
+    values = program_values(program)
+    collective = "not known" if program.collective is None else program.collective.name
+    verdict = "ok" if values["ok"] else format_count(len(values["faults"]), "fault")
+    if values["ok"] and not values["outputs_checked"]:
+        verdict += ", but outputs were not judged: the collective is not known"
+    rows = [
+        ("collective", f"{collective}, {'in place' if program.in_place else 'out of place'}"),
+        ("ranks", str(program.num_ranks)),
+        ("steps", f"{program.num_steps}, of them {program.num_copies} within ranks"),
+        ("threadblocks", f"{program.max_threadblocks} a rank at most"),
+        ("channels", f"{program.num_channels}, {program.protocol}"),
+        ("scratch", f"{format_count(program.scratch_chunks, 'chunk')} a rank at most"),
+        ("run", verdict),
+    ]
+    lines = [f"program {program.name}", table(rows, indent="  ")]
+    lines += [f"  {fault}" for fault in values["faults"]]
+    if limit:
+        head = ("rank", "tb", "step", "peer", "channel", "")
+        cells: list[tuple[str, ...]] = []
+        for address, step in program.steps():
+            if len(cells) == limit:
+                break
+            tb = program.ranks[address.rank].threadblocks[address.threadblock]
+            ends = (("to", tb.send_to), ("from", tb.receive_from))
+            peers = [f"{word} {peer}" for word, peer in ends if peer is not None]
+            cells.append(
+                (str(address.rank), str(address.threadblock), str(address.step), ", ".join(peers) or "-",
+                 str(tb.channel), str(step))
+            )  # fmt: skip
+        lines += ["", table([head, *cells], indent="  ")]
+        if program.num_steps > len(cells):
+            lines.append(f"  ... and {program.num_steps - len(cells)} more")
+    return "\n".join(lines)
+
+
+def program_values(program: Program) -> dict[str, Any]:
+    """A program's figures, and whether it works, as plain values."""
+    found = taccl.interpret(program)
+    return {
+        "kind": "program",
+        "name": program.name,
+        "collective": None if program.collective is None else program.collective.name,
+        "in_place": program.in_place,
+        "protocol": program.protocol,
+        "num_ranks": program.num_ranks,
+        "num_steps": program.num_steps,
+        "num_copies": program.num_copies,
+        "num_channels": program.num_channels,
+        "max_threadblocks": program.max_threadblocks,
+        "scratch_chunks": program.scratch_chunks,
+        "operations": dict(Counter(step.operation for _, step in program.steps())),
+        "ok": found.ok,
+        "outputs_checked": found.outputs_checked,
+        "faults": [str(fault) for fault in found.faults],
+    }

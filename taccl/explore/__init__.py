@@ -1,0 +1,1 @@
+"""Comparing and exploring: many runs as one table, and the cache of their results."""

@@ -1,0 +1,245 @@
+"""A plan as a folder: programs for runtimes, schedules, an index, and how to register it all.
+
+``plan.json`` is the index. Each range has its schedule in taccl's own format, an MSCCL XML file with its
+sizes, and an MSCCL++ plan where one can hold it. ``environment.sh`` is for the shell that starts a program:
+it names the XML files to the runtime, wherever the folder is. ``register_plans.py`` makes the MSCCL++ plans
+known. The folder is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import ExportError, InputError
+from taccl.formats.msccl_xml import dump_msccl_xml
+from taccl.formats.mscclpp_plan import build_mscclpp_plan, plan_text
+from taccl.formats.mscclpp_registration import registration_snippet
+from taccl.formats.native import save
+from taccl.program.interpret import interpret
+from taccl.program.lower import lower
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from taccl.explore.plan import Plan, PlanRange
+    from taccl.program.program import Program
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["check_folder", "runnable", "save_plan"]
+
+INDEX = "plan.json"
+#: What may be in a folder that is replaced: what `save_plan` writes, and what Python makes of it.
+_OWN = re.compile(
+    r"plan\.json|environment\.sh|register_plans\.py|range-\d+\.(xml|json|plan\.json)|__pycache__"
+)
+#: Files that the MSCCL runtime loads at most.
+_MAX_FILES = 4
+#: How to lower a schedule again when the format has no room for the program.
+_REMEDIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"threadblocks": "per-peer"},
+    {"threadblocks": "per-peer", "channels": "round-robin", "num_channels": 2},
+    {"threadblocks": "per-peer", "channels": "by-peer", "num_channels": 4},
+)
+
+
+def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
+    """A program of the schedule that its file has room for.
+
+    Raises
+    ------
+    InputError
+        If an option of `taccl.lower` is unknown.
+    ExportError
+        If the format has no room for any: the limit of the last.
+    """
+    last = ExportError("there is no way to lower the schedule")
+    for remedy in _REMEDIES:
+        if any(name in lowering for name in remedy):
+            continue
+        program = lower(schedule, **(remedy | lowering))
+        try:
+            dump_msccl_xml(program)
+        except ExportError as error:
+            last = error
+        else:
+            interpret(program).raise_if_failed()
+            return program
+    raise last
+
+
+def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """The folder to write, once nothing speaks against it.
+
+    Raises
+    ------
+    InputError
+        If it exists and is not to be replaced, or is not a plan's, or cannot be made where it is asked for.
+    """
+    where = os.fspath(folder)
+    if not where:
+        raise InputError("found an empty path; give the path of a folder", where="output")
+    if "\0" in where:
+        raise InputError("cannot be used (no path has a null character); give another", where=repr(where))
+    path = Path(os.path.abspath(folder))
+    try:
+        is_other = path.is_symlink() or (path.exists() and not path.is_dir())
+        names = [each.name for each in path.iterdir()] if path.is_dir() and not is_other else []
+    except OSError as error:
+        raise InputError(f"cannot be used ({error.strerror}); give another path", where=where) from None
+    if is_other:
+        raise InputError("is not a folder; give another path", where=where)
+    if names and not overwrite:
+        raise InputError(
+            "the folder exists; pass --force (overwrite=True) to replace it, or give another path",
+            where=where,
+        )
+    others = sorted(name for name in names if not _OWN.fullmatch(name))
+    if names and (others or not _is_plan(path)):
+        found = f", {others[0]!r}" if others else ""
+        raise InputError(
+            f"the folder holds something other than a plan{found}; give another path", where=where
+        )
+    if not path.parent.is_dir():
+        raise InputError(
+            f"there is no folder {path.parent}; make it first, or give another path", where=where
+        )
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"nothing can be written in {path.parent}; give another path", where=where)
+    return path
+
+
+def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
+    """Write a plan; returns its files.
+
+    Raises
+    ------
+    InputError
+        As `check_folder`, or if a file cannot be written.
+    ExportError
+        If a range has no program.
+    """
+    path = check_folder(folder, overwrite=overwrite)
+    draft, old = (path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}.{end}" for end in ("tmp", "old"))
+    try:
+        draft.mkdir()
+        names = _fill(plan, draft)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(draft, path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"cannot be written ({reason}); give another path", where=str(folder)) from None
+    finally:
+        if old.exists() and not path.exists():  # stopped between the two
+            os.replace(old, path)
+        for each in (draft, old):
+            shutil.rmtree(each, ignore_errors=True)
+    return tuple(path / name for name in names)
+
+
+def _is_plan(path: Path) -> bool:
+    try:
+        index = json.loads((path / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(index, dict) and index.get("format") == "taccl-plan"
+
+
+def _fill(plan: Plan, folder: Path) -> list[str]:
+    names: list[str] = []
+    rows: list[dict[str, Any]] = []
+    notes = list(plan.notes)
+    mscclpp: dict[str | os.PathLike[str], dict[str, Any]] = {}
+    for number, each in enumerate(plan.ranges, 1):
+        if each.program is None:
+            raise ExportError(f"range {number} of the plan has no program; make the plan with one")
+        stem, name = f"range-{number:02}", f"taccl-{plan.collective}-{number}"
+        files = {"msccl_xml": f"{stem}.xml", "schedule": f"{stem}.json"}
+        # The runtime takes sizes from minBytes up to, but not, maxBytes.
+        text = dump_msccl_xml(each.program, min_bytes=each.min_bytes, max_bytes=each.max_bytes + 1, name=name)
+        (folder / files["msccl_xml"]).write_text(text, encoding="utf-8")
+        save(each.schedule, folder / files["schedule"])
+        try:
+            built = _mscclpp_plan(plan, each, each.program, name)
+        except (ExportError, InputError) as error:
+            notes.append(f"range {number} has no MSCCL++ plan: {error}")
+        else:
+            files["mscclpp"] = f"{stem}.plan.json"
+            mscclpp[files["mscclpp"]] = built
+            (folder / files["mscclpp"]).write_text(plan_text(built), encoding="utf-8")
+        names += files.values()
+        rows.append({"files": files, **each.to_dict()})
+    (folder / "environment.sh").write_text(_environment(plan), encoding="utf-8")
+    register = ["environment.sh"]
+    if mscclpp:
+        snippet = registration_snippet(
+            mscclpp, ranks_per_node=_ranks_per_node(plan) or 0, module="register_plans"
+        )
+        (folder / "register_plans.py").write_text(snippet, encoding="utf-8")
+        register.append("register_plans.py")
+    index = {
+        "format": "taccl-plan", "version": 1, "register": register, **plan.to_dict(), "notes": notes,
+        "ranges": rows,
+    }  # fmt: skip
+    (folder / INDEX).write_text(json.dumps(index, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return [INDEX, *register, *names]
+
+
+def _mscclpp_plan(plan: Plan, each: PlanRange, program: Program, name: str) -> dict[str, Any]:
+    """The MSCCL++ plan of a range, as far as that runtime's offsets reach.
+
+    Raises
+    ------
+    ExportError, InputError
+        If it cannot hold the program, or does not reach the range at all.
+    """
+    built = build_mscclpp_plan(program, ranks_per_node=_ranks_per_node(plan), split=True, name=name)
+    most = int(built["max_message_size"])
+    if each.min_bytes > most:
+        raise ExportError(f"its executor reaches {format_size(most)}")
+    return built | {"min_message_size": each.min_bytes, "max_message_size": min(each.max_bytes, most)}
+
+
+def _ranks_per_node(plan: Plan) -> int | None:
+    """Ranks of every node; None where nodes differ."""
+    counts = {len(ranks) for ranks in plan.topology.ranks_of_node}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _environment(plan: Plan) -> str:
+    """What a shell reads before it starts a program on the MSCCL runtime."""
+    programs = [f"range-{number:02}.xml" for number in range(1, len(plan.ranges) + 1)]
+    first = plan.ranges[0].program
+    place = "in place" if first is not None and first.in_place else "out of place"
+    lines = [
+        f"# {plan.collective} on {_one_line(plan.topology.name)}, {place}, for the MSCCL runtime: source it.",
+        "# Other sizes, and those that do not divide into chunks, are left to the library's own algorithms.",
+    ]
+    lines += [
+        f"#   {name}: {format_size(each.min_bytes)} to {format_size(each.max_bytes)}, "
+        f"{_one_line(each.source)}; at most {format_size(each.scratch_bytes)} of scratch"
+        for name, each in zip(programs, plan.ranges, strict=True)
+    ]
+    if len(programs) > _MAX_FILES:
+        lines.append(f"# The runtime loads {_MAX_FILES} files at most: leave some out, or plan fewer ranges.")
+    files = ":".join(f"$TACCL_PLAN/{name}" for name in programs)
+    return "\n".join(
+        [
+            *lines,
+            'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"',
+            f'export MSCCL_XML_FILES="{files}"',
+            "export NCCL_ALGO=MSCCL,RING,TREE",
+            "",
+        ]
+    )
+
+
+def _one_line(name: str) -> str:
+    """A name, which may have any characters in it, such that it does not end a comment."""
+    return "".join(each if each.isprintable() else " " for each in name)

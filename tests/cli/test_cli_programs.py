@@ -1,0 +1,140 @@
+"""Programs on the command line: simulated, bounded, shown and turned into schedules; and plans."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def direct(shared_data):
+    """An allgather of four ranks, everything at once."""
+    return shared_data / "msccl-xml" / "allgather-4.xml"
+
+
+def test_simulate_says_finish_bound_and_utilisation(direct, run_json):
+    """1 MB in chunks of 250 KB over links of 50 GB/s: 0.5 + 5 us, which is the bound, and links are never idle."""
+    code, found = run_json("simulate", direct, "--topology", "fully-connected:4", "--size", "1MB")
+    [row] = found["sizes"]
+    assert (code, row["finish_us"], row["gap"], row["utilisation"]) == (0, 5.5, 0.0, 1.0)
+
+
+def test_simulate_takes_several_sizes(direct, run):
+    """A row for each size."""
+    code, out, _ = run("simulate", direct, "--topology", "fully-connected:4", "--sizes", "1KB,1MB")
+    assert code == 0
+    assert "0.505 us" in out and "5.5 us" in out
+
+
+def test_bound_of_a_program(direct, run):
+    """The bound of its problem, and how near the program comes."""
+    code, out, _ = run("bound", direct, "--topology", "fully-connected:4", "--size", "1MB")
+    assert (code, "a gap of 0.00% to the bound" in out) == (0, True)
+
+
+def test_show_says_what_a_program_does(shared_data, run):
+    """Steps, threadblocks, and that it hangs."""
+    code, out, _ = run("show", shared_data / "msccl-xml" / "allgather-16-deadlock.xml", "--transfers", "2")
+    assert code == 0
+    assert "480, of them 0 within ranks" in out
+    assert "deadlock: 2 steps wait for each other" in out
+    assert "... and 478 more" in out
+
+
+def test_a_program_becomes_a_schedule(direct, run, tmp_path):
+    """Converted on a topology, it is a file that verifies."""
+    target = tmp_path / "schedule.json"
+    words = ("--topology", "fully-connected:4", "--size", "1MB")
+    assert run("convert", direct, "-o", target, *words)[0] == 0
+    assert run("verify", target)[0] == 0
+
+
+def test_topology_files_of_other_tools_are_converted(shared_data, run, tmp_path):
+    """The matrix of nvidia-smi as a topology file that is shown like the matrix."""
+    source, target = shared_data / "nvidia-smi" / "dgx1.txt", tmp_path / "dgx1.toml"
+    code, _, err = run("convert", source, "-o", target)
+    assert (code, "no place for" in err) == (0, True)
+    assert run("show", target)[1].splitlines()[1] == run("show", source)[1].splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "message"),
+    [
+        ("simulate", (), "--topology: a program does not say what it runs on"),
+        ("simulate", ("--topology", "fully-connected:4"), "--size: a program has no size of its own"),
+        ("simulate", ("--topology", "fully-connected:4", "--size", "1MB", "--tiles", "2"), "--tiles: found a program"),
+        ("simulate", ("--topology", "ring:4", "--size", "1MB"), "from rank 0 to rank 2"),
+        ("simulate", ("--topology", "ring:5", "--size", "1MB"), "for 4 ranks"),
+        ("bound", ("--topology", "ring:4", "--size", "1MB"), "no link from the one to the other"),
+        ("bound", ("--collective", "allgather"), "--collective: found a program"),
+        ("show", ("--nodes", "2"), "--nodes: found a program"),
+        ("convert", ("-o", "out.json"), "--topology: found a program"),
+    ],
+)  # fmt: skip
+def test_what_a_program_lacks_is_said(direct, run, verb, words, message):
+    """Each is bad input, exit code 2, with the option at fault."""
+    code, _, err = run(verb, direct, *words)
+    assert (code, message in err) == (2, True), err
+
+
+def test_a_program_that_hangs_is_not_simulated(shared_data, run):
+    """The answer is no, with the cycle."""
+    file = shared_data / "msccl-xml" / "allgather-16-deadlock.xml"
+    code, _, err = run("simulate", file, "--topology", "fully-connected:16", "--size", "1MB")
+    assert (code, "wait for each other" in err) == (1, True)
+
+
+def test_bound_still_asks_for_a_collective(run):
+    """What is no program needs one."""
+    code, _, err = run("bound", "ring:4", "--size", "1MB")
+    assert (code, "--collective: found none" in err) == (2, True)
+
+
+def test_plan_writes_a_folder(run, tmp_path):
+    """One line a size on stderr, the ranges on stdout, the files in the folder; a second run needs --force."""
+    folder = tmp_path / "plan"
+    words = (
+        "ring:4",
+        "--collective",
+        "allgather",
+        "--sizes",
+        "4KB:64KB",
+        "--backend",
+        "greedy",
+        "--time-limit",
+        "5",
+    )
+    code, out, err = run("plan", *words, "-o", folder)
+    assert (code, err.count("no sketch")) == (0, 3)
+    assert f"source {folder}/environment.sh" in out
+    assert json.loads((folder / "plan.json").read_text())["ranges"][0]["min_bytes"] == 4000
+    code, _, err = run("plan", *words, "-o", folder)
+    assert (code, "--force" in err) == (2, True)
+    assert run("plan", *words, "-o", folder, "--force")[0] == 0
+
+
+def test_plan_of_sketches_takes_their_topology(run_json):
+    """Two sketches of one machine, and no topology: the sketch's own, rescaled."""
+    code, found = run_json(
+        "plan", "ndv2/sk1", "ndv2/sk2", "--nodes", "2", "--collective", "allgather", "--sizes", "1MB",
+        "--backend", "greedy", "--time-limit", "20", "--no-baselines",
+    )  # fmt: skip
+    assert (code, found["topology"], found["num_ranks"]) == (0, "ndv2 x2", 16)
+    assert found["ranges"][0]["source"].startswith("sketch ndv2-sk")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("ndv2/sk9", "--collective", "allgather"), "did you mean"),
+        (("--collective", "allgather"), "neither a sketch nor --topology"),
+        (("ring:4", "--collective", "allsheep"), "--collective: found 'allsheep'"),
+        (("ring:4", "--collective", "allgather", "--sizes", "1GB:1KB"), "--sizes: found '1GB:1KB'"),
+        (("ring:4", "--collective", "allgather", "-o", "no/such/folder"), "there is no folder"),
+    ],
+)
+def test_plan_says_what_is_wrong(words, message, run):
+    """Bad input, before anything is synthesized."""
+    code, _, err = run("plan", *words)
+    assert (code, message in err) == (2, True), err

@@ -1,0 +1,295 @@
+"""Plans: ranges without a gap, the best of what was found at every size, and folders that are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl.errors import ExportError, InputError, SketchError
+from taccl.explore import plan as planning
+from taccl.formats.msccl_xml import load_msccl_xml
+from taccl.topology.transform import subset
+
+#: Two ranks of each of two NDv2 nodes: small messages go straight, larger ones once into each node.
+FOUR = subset(taccl.topologies.ndv2(nodes=2), [0, 1, 8, 9])
+GRID = [1000, 10**6]
+
+
+@cache
+def four_plan() -> taccl.Plan:
+    """Allgather among four ranks, by the list scheduler and with the baselines."""
+    return taccl.plan(FOUR, "allgather", sizes=GRID, backend="greedy", time_limit_s=60)
+
+
+@cache
+def ring_plan() -> taccl.Plan:
+    """A small one."""
+    return taccl.plan("ring:4", "allgather", sizes=GRID, backend="greedy", time_limit_s=5)
+
+
+def baselines_only() -> planning._Search:
+    """What competes in `four_plan` besides."""
+    search = planning._Search(GRID, lambda _: None)
+    search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))])
+    return search
+
+
+def test_ranges_tile_all_sizes():
+    """The first range begins at 1 KB, each next one a byte after the last, and the last ends at 1 MB."""
+    ranges = four_plan().ranges
+    assert (ranges[0].min_bytes, ranges[-1].max_bytes) == (1000, 10**6)
+    assert all(b.min_bytes == a.max_bytes + 1 for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(each.min_bytes <= each.max_bytes for each in ranges)
+
+
+def test_neighbours_cross_where_the_plan_says():
+    """At the end of a range its schedule is no slower than the next one, and a byte later it is slower."""
+    ranges = four_plan().ranges
+    assert len(ranges) > 1
+    for before, after in zip(ranges, ranges[1:], strict=False):
+        last, first = before.max_bytes, after.min_bytes
+        assert (
+            taccl.simulate(before.schedule, size=last).finish
+            <= taccl.simulate(after.schedule, size=last).finish
+        )
+        assert (
+            taccl.simulate(before.schedule, size=first).finish
+            > taccl.simulate(after.schedule, size=first).finish
+        )
+
+
+def test_no_candidate_is_better():
+    """At each size that was synthesized at, no schedule that was found is faster than the plan's."""
+    candidates = baselines_only().candidates
+    for size in GRID:
+        finish = taccl.simulate(four_plan().range_of(size).schedule, size=size).finish
+        assert finish <= min(candidate.finish(size) for candidate in candidates)
+
+
+def test_few_simulations_find_the_winner():
+    """The winner that bounds by convexity lead to is the one that simulating every candidate finds."""
+    lazy, thorough = baselines_only().candidates, baselines_only().candidates
+    for size in (10**6, 250_000, 1000, 60_000, 15_000, 4000):
+        assert planning._winner(lazy, size).finish(size) == min(each.finish(size) for each in thorough)
+    assert sum(len(each._finish) for each in lazy) < sum(len(each._finish) for each in thorough)
+
+
+def test_every_range_is_verified_and_bounded():
+    """Schedules verify at the size they are timed at, which is in their range, and are no faster than the bound."""
+    for each in four_plan().ranges:
+        assert taccl.verify(each.schedule).ok
+        assert each.min_bytes <= each.schedule.problem.size_bytes <= each.max_bytes
+        assert each.bound.bound <= each.schedule.finish
+        assert each.finish_min <= each.finish_max
+
+
+def test_scratch_is_in_proportion():
+    """A program with 3 chunks of scratch, of 4 in the buffer, needs three quarters of the largest size."""
+    [each] = ring_plan().ranges
+    ranks = tuple(replace(rank, scratch_chunks=3) for rank in each.program.ranks)
+    assert replace(each, program=replace(each.program, ranks=ranks)).scratch_bytes == 750_000
+
+
+def test_a_ring_needs_one_range():
+    """On a ring of four the ring algorithm is the best at every size: 3 steps over links of 50 GB/s both ways."""
+    plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy", time_limit_s=5)
+    assert [(each.min_bytes, each.max_bytes) for each in plan.ranges] == [(4000, 10**6)]
+    assert plan.stopped == "done"
+
+
+def test_fewer_ranges_keep_the_least_loss():
+    """With one range only, one schedule is for all sizes, and what that costs is noted."""
+    ranges, notes = baselines_only().ranges(1, {})
+    assert [(each.min_bytes, each.max_bytes) for each in ranges] == [(1000, 10**6)]
+    assert any("with so few ranges" in note for note in notes)
+
+
+def test_files_are_what_the_plan_says(tmp_path):
+    """Programs with their byte ranges, schedules that load, and an index that names them all."""
+    plan, folder = four_plan(), tmp_path / "plan"
+    files = plan.save(folder)
+    assert {path.name for path in files} == {path.name for path in folder.iterdir()}
+    index = json.loads((folder / "plan.json").read_text())
+    assert [row["min_bytes"] for row in index["ranges"]] == [each.min_bytes for each in plan.ranges]
+    for row, each in zip(index["ranges"], plan.ranges, strict=True):
+        text = (folder / row["files"]["msccl_xml"]).read_text()
+        # The runtime takes sizes below maxBytes.
+        assert f'minBytes="{each.min_bytes}" maxBytes="{each.max_bytes + 1}"' in text
+        assert taccl.interpret(load_msccl_xml(folder / row["files"]["msccl_xml"])).ok
+        assert taccl.load(folder / row["files"]["schedule"]) == each.schedule
+        plan_of_range = json.loads((folder / row["files"]["mscclpp"]).read_text())
+        assert plan_of_range["min_message_size"] == each.min_bytes
+        assert plan_of_range["max_message_size"] == each.max_bytes
+    assert "taccl-allgather-1" in (folder / "register_plans.py").read_text()
+
+
+def test_the_environment_names_existing_files(tmp_path):
+    """A shell that reads environment.sh, wherever it is, registers the programs of the plan."""
+    folder = tmp_path / "a plan"
+    ring_plan().save(folder)
+    done = subprocess.run(
+        ["bash", "-c", 'cd / && . "$1" && echo "$MSCCL_XML_FILES" "$NCCL_ALGO"', "sh", folder / "environment.sh"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    files, _, algorithms = done.stdout.strip().rpartition(" ")
+    assert [Path(each).is_file() for each in files.split(":")] == [True] * len(ring_plan().ranges)
+    assert algorithms == "MSCCL,RING,TREE"
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A disk that is full at the last file leaves nothing, and an older plan as it was."""
+    import taccl.explore.plan_files as files
+
+    folder = tmp_path / "plan"
+    ring_plan().save(folder)
+    before = (folder / "plan.json").read_bytes()
+
+    def full(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "_environment", full)
+    with pytest.raises(InputError, match="No space left"):
+        ring_plan().save(folder, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]
+    assert (folder / "plan.json").read_bytes() == before
+
+
+def test_only_plans_are_replaced(tmp_path):
+    """A folder with something else in it is never replaced; one with a plan only when that is asked for."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="something other than a plan"):
+        ring_plan().save(tmp_path, overwrite=True)
+    folder = tmp_path / "plan"
+    ring_plan().save(folder)
+    with pytest.raises(InputError, match="--force"):
+        ring_plan().save(folder)
+    ring_plan().save(folder, overwrite=True)
+
+
+def test_a_folder_with_more_than_a_plan_is_kept(tmp_path):
+    """Somebody's own file beside a plan's is not removed with it."""
+    folder = tmp_path / "plan"
+    ring_plan().save(folder)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"'notes\.txt'"):
+        ring_plan().save(folder, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+def test_a_stop_between_two_renames_keeps_the_older_plan(tmp_path, monkeypatch):
+    """Ctrl-C when the older plan is out of the way, and the new one not in its place: the older one returns."""
+    folder = tmp_path / "plan"
+    ring_plan().save(folder)
+    real = os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        if source.name.endswith(".tmp"):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ring_plan().save(folder, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]
+    assert (folder / "plan.json").exists()
+
+
+def test_names_end_no_comment(tmp_path):
+    """What a topology's name says after a line break is no command of the environment file."""
+    name = "ring\ntouch pwned"
+    plan = replace(ring_plan(), topology=replace(taccl.topologies.ring(4), name=name))
+    plan.save(tmp_path / "plan")
+    text = (tmp_path / "plan" / "environment.sh").read_text()
+    assert text.startswith("# allgather on ring touch pwned, out of place")
+
+
+@pytest.mark.parametrize("folder", ["a" * 300, "a\0b"])
+def test_paths_that_no_folder_has_are_said(folder, tmp_path):
+    """A name that is too long, or has a null in it, is bad input."""
+    with pytest.raises(InputError, match="cannot be used"):
+        ring_plan().save(tmp_path / folder)
+
+
+def test_interrupts_keep_what_there_is(monkeypatch):
+    """Ctrl-C in the second synthesis makes a plan of the first and the baselines."""
+    real, calls = planning.synthesize, []
+
+    def interrupted(*args: object, **options: object) -> object:
+        calls.append(args)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(planning, "synthesize", interrupted)
+    plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy")
+    assert (plan.stopped, len(calls)) == ("interrupted", 2)
+    assert plan.ranges[-1].max_bytes == 10**6
+
+
+def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
+    """With nothing in hand there is no plan."""
+
+    def interrupted(*_: object, **__: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "synthesize", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        taccl.plan("ring:4", "allgather", baselines=False)
+
+
+def test_the_time_limit_still_gives_a_plan():
+    """Where there is no time for every size, sizes far apart come first, and the plan is complete."""
+    plan = taccl.plan("ring:4", "allgather", sizes="1KB:1GB", backend="greedy", time_limit_s=1e-6)
+    assert plan.stopped == "time limit"
+    assert (plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes) == (1000, 10**9)
+
+
+@pytest.mark.parametrize(("count", "order"), [(1, [0]), (2, [0, 1]), (5, [0, 4, 2, 1, 3])])
+def test_sizes_are_visited_far_apart_first(count, order):
+    """The ends, the middle, the middles of the halves."""
+    assert planning._spread(count) == order
+
+
+def test_what_no_file_holds_is_left_out():
+    """A runtime with an option that makes every program too large: an error that says the limit."""
+    with pytest.raises(ExportError, match="at most 32 channels"):
+        taccl.plan(
+            "ring:4", "allgather", sizes=["1MB"], backend="greedy", time_limit_s=5, lowering={"instances": 40}
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"sizes": "1MB:1KB"}, InputError, "smaller size first"),
+        ({"sizes": "1KB:1MB:1GB"}, InputError, "two sizes"),
+        ({"sizes": []}, InputError, "found none"),
+        ({"sizes": "1KB:much"}, InputError, "'much'"),
+        ({"sketches": ["ndv2/sk9"]}, SketchError, "no shipped sketch"),
+        ({"sketches": ["ndv2/sk1"]}, SketchError, "nodes|machine|ranks"),
+        ({"sketches": "ndv2/sk1"}, InputError, "expected several"),
+        ({"sketches": []}, InputError, "at least one"),
+        ({"time_limit_s": 0}, InputError, "positive number of seconds"),
+        ({"max_ranges": 0}, InputError, "at least 1"),
+        ({"lowering": {"channels": "none"}}, InputError, "round-robin"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_said(options, kind, message):
+    """Sizes, sketches and options that cannot be used, each with a sentence."""
+    given = {"sizes": ["1MB"], "backend": "greedy", "time_limit_s": 5} | options
+    with pytest.raises(kind, match=message):
+        taccl.plan("ring:4", "allgather", **given)
+
+
+def test_a_size_outside_the_plan_is_said():
+    """Asked for a size that it is not for, a plan says what it is for."""
+    with pytest.raises(InputError, match="1KB to 1MB"):
+        four_plan().range_of("1GB")
