@@ -1,0 +1,62 @@
+"""Draw the pictures of `plots.md` and `concepts.md` anew: ``python docs/make_pictures.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import taccl
+from taccl.plot.layout import height_of
+from taccl.plot.style import OKABE_ITO, figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+IMAGES = Path(__file__).parent / "images"
+
+
+def main() -> None:
+    """Write every picture; the search takes half a minute."""
+    topology = taccl.topologies.ndv2(nodes=2)
+    collective = taccl.collectives.allgather(topology.num_ranks)
+    problem = taccl.load_sketch("ndv2/sk1").apply(topology, collective, size="16MB")
+    result = taccl.synthesize(problem, time_limit_s=30)
+    table = taccl.compare(problem, backends=["auto", "greedy", "highs", "cpsat"], time_limit_s=10)
+    pictures = {
+        "gantt": taccl.plot.gantt(result, by="rank", ax=figure(height=4.2)),
+        "topology": taccl.plot.topology(topology, result, ax=figure(height=height_of(topology))),
+        "bandwidth": taccl.plot.bandwidth(result, ax=figure(height=5.2)),
+        "comparison": taccl.plot.comparison(table, ax=figure()),
+        "progress": taccl.plot.progress(result, ax=figure(height=4.0)),
+    }
+    ring = taccl.make_problem(taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=4_000_000)
+    pictures |= {
+        "holds": holds(taccl.topologies.dgx2(nodes=2), 0, 16),
+        "ring": taccl.plot.gantt(taccl.synthesize(ring), ax=figure(height=3.2)),
+    }
+    for name, ax in pictures.items():
+        taccl.plot.save(ax, IMAGES / f"{name}.svg", overwrite=True)
+
+
+def holds(topology: taccl.Topology, src: int, dst: int) -> Axes:
+    """What a send of 1 MB over a link keeps busy: counted from its start, or up to its end."""
+    (link,) = topology.links_between(src, dst)
+    end_us = float(topology.links[link].alpha_us + topology.links[link].beta_us_per_mb)
+    ax = figure(height=2.6)
+    held = topology.holds_of_link[link]
+    for row, hold in enumerate(held):
+        took_us = float(hold.alpha_us + hold.beta_us_per_mb)
+        starts_us = 0.0 if hold.side == "send" else end_us - took_us
+        ax.barh(row, took_us, left=starts_us, color=OKABE_ITO[0])
+        ax.annotate(
+            f"{took_us:g} us", (starts_us + took_us / 2, row), ha="center", va="center", color="white"
+        )
+    ax.set_yticks(range(len(held)), [topology.resources[hold.resource].name for hold in held])
+    ax.invert_yaxis()
+    ax.set_xlabel("time since the start of the send (us)")
+    ax.set_title("What a send of 1 MB from one node to another holds")
+    return ax
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""``taccl plot``: a picture of a schedule, a topology, bandwidth over size, or the progress of a search."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from taccl.cli.answer import Answer
+from taccl.cli.options import add_schedule, add_verb, positive, schedule_from_options, sizes
+from taccl.cli.output import progress_shown
+from taccl.cli.things import is_file, kind_of, topology_from_word
+from taccl.errors import InputError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from matplotlib.axes import Axes
+
+__all__ = ["add", "details_of", "run"]
+
+_WHATS = ("gantt", "topology", "bandwidth", "progress")
+
+
+def add(verbs: Any) -> None:
+    """Declare the verb."""
+    help = "Draw a schedule, its topology, its bandwidth over size, or the progress of its search."
+    verb = add_verb(verbs, "plot", run, help)
+    add_schedule(verb)
+    verb.add_argument("--what", choices=_WHATS, default="gantt", help="what to draw (default gantt)")
+    verb.add_argument("-o", "--output", required=True, metavar="FILE", help="a name in .svg, .png or .pdf")
+    verb.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    verb.add_argument("--by", choices=("link", "resource", "rank"), help="rows of a gantt (default link)")
+    verb.add_argument("--colour", choices=("origin", "chunk"), help="what colours of a gantt tell")
+    verb.add_argument("--max-rows", type=positive, metavar="N", help="of a gantt (default 48)")
+    verb.add_argument("--sizes", type=sizes, metavar="S,S", help="of bandwidth, e.g. 1KB,1MB,1GB")
+    verb.add_argument("--nodes", type=positive, metavar="N", help="of a topology that FILE names")
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Draw a picture into a file."""
+    from taccl.formats.files import check_writable
+    from taccl.plot.style import format_of, save
+
+    format_of(options.output)
+    check_writable(options.output, overwrite=options.overwrite)
+    _check_fit(options)
+    with progress_shown(wanted=True) as progress:
+        if progress is not None:
+            progress(f"drawing {options.what}", None, None)
+        save(_drawn(options), options.output, overwrite=options.overwrite)
+    return Answer(f"written to {options.output}", {"what": options.what, "file": options.output})
+
+
+def _check_fit(options: argparse.Namespace) -> None:
+    """Raise `InputError` for an option of another picture."""
+    for what, names in (
+        ("gantt", ("by", "colour", "max_rows")),
+        ("bandwidth", ("sizes",)),
+        ("topology", ("nodes",)),
+    ):
+        for name in names:
+            if getattr(options, name) is not None and options.what != what:
+                raise InputError(
+                    f"found it with --what {options.what}; it is for --what {what}: leave it out",
+                    where="--" + name.replace("_", "-"),
+                )
+
+
+def _drawn(options: argparse.Namespace) -> Axes:
+    import taccl.plot as plots
+    from taccl.plot.layout import height_of
+    from taccl.plot.style import figure
+
+    if options.what == "topology" and _names_topology(options.file):
+        found = topology_from_word(options.file, nodes=options.nodes)
+        return plots.topology(found, ax=figure(height=height_of(found)))
+    if options.nodes is not None:
+        raise InputError("found a schedule, whose nodes are fixed; leave it out", where="--nodes")
+    schedule = schedule_from_options(options)
+    if options.what == "topology":
+        found = schedule.problem.topology
+        return plots.topology(found, schedule, ax=figure(height=height_of(found)))
+    if options.what == "bandwidth":
+        return plots.bandwidth(schedule, sizes=options.sizes, ax=figure(height=5.2))
+    details = details_of(options.file)
+    if options.what == "progress":
+        from taccl.plot.progress import draw_moments, moments_in
+        from taccl.plot.style import title_of
+
+        return draw_moments(moments_in(details), title_of(schedule.problem), ax=figure(height=4.0))
+    from taccl.plot.bars import bars_of
+    from taccl.plot.gantt import draw_bars, rows_height
+
+    by: Any = options.by or "link"
+    bars = bars_of(schedule, by, max_rows=options.max_rows or 48)
+    return draw_bars(
+        schedule,
+        bars,
+        by,
+        colour=options.colour or "origin",
+        bound_us=details.get("bound_us"),
+        ax=figure(height=rows_height(len(bars.rows))),
+    )
+
+
+def _names_topology(word: str) -> bool:
+    from taccl.formats.recognise import UPSTREAM_ALGORITHM, recognise
+
+    if is_file(word):
+        with contextlib.suppress(InputError):  # none of those formats: perhaps a topology of taccl's own
+            if recognise(word) == UPSTREAM_ALGORITHM:
+                return False
+    return "topology" in kind_of(word)
+
+
+def details_of(file: str) -> dict[str, Any]:
+    """How the schedule of a file was found; empty where the file does not say."""
+    from taccl.formats.native import found_by, read_document
+    from taccl.formats.recognise import TACCL_SCHEDULE, recognise
+
+    return found_by(read_document(file)) if recognise(file) == TACCL_SCHEDULE else {}

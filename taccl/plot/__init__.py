@@ -1,0 +1,20 @@
+"""Pictures of schedules, topologies, comparisons and searches, made with matplotlib.
+
+Each function takes what to draw and, if one likes, the axes to draw on; it returns the axes. `save` writes a
+picture to a file. Colours are those of Okabe and Ito, or cividis, which people with any colour vision tell
+apart. What is too much for one picture is limited, and the picture says so.
+"""
+
+from __future__ import annotations
+
+from taccl.plot.bandwidth import bandwidth
+from taccl.plot.comparison import comparison
+from taccl.plot.gantt import gantt
+from taccl.plot.progress import progress
+from taccl.plot.sizes import Bandwidths, bandwidths
+from taccl.plot.style import render, save
+from taccl.plot.topology import topology
+
+__all__ = [
+    "Bandwidths", "bandwidth", "bandwidths", "comparison", "gantt", "progress", "render", "save", "topology",
+]  # fmt: skip

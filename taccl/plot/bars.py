@@ -1,0 +1,211 @@
+"""The sends of a schedule as bars in rows: a row per link, resource or rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from taccl.errors import InputError
+from taccl.plot.style import legible
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["SEVERAL", "Bars", "By", "bars_of", "busy_shares"]
+
+By = Literal["link", "resource", "rank"]
+#: The origin or chunk of a send that carries several.
+SEVERAL = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars of a picture, each a send that a row is busy with.
+
+    Parameters
+    ----------
+    rows : tuple of str
+        The names of the rows shown, from the top.
+    num_rows : int
+        How many rows have bars, shown or not; of too many the busiest are shown.
+    row, lane, num_lanes : (num_bars,) int64
+        Bars of a row that overlap lie in lanes of their own; `num_lanes` is that of the bar's row.
+    start_us, end_us : (num_bars,) float64
+    send : (num_bars,) int64
+        The send's group.
+    chunk, origin : (num_bars,) int64
+        `SEVERAL` where merged chunks differ. The origin of a sum is its root.
+    link : (num_bars,) int64
+    reduce : (num_bars,) bool
+    num_hidden : int
+        Bars of rows that are not shown.
+    """
+
+    rows: tuple[str, ...]
+    num_rows: int
+    row: NDArray[np.int64]
+    lane: NDArray[np.int64]
+    num_lanes: NDArray[np.int64]
+    start_us: NDArray[np.float64]
+    end_us: NDArray[np.float64]
+    send: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    origin: NDArray[np.int64]
+    link: NDArray[np.int64]
+    reduce: NDArray[np.bool_]
+    num_hidden: int
+
+
+def bars_of(schedule: Schedule, by: By = "link", *, max_rows: int = 48) -> Bars:
+    """The bars of a schedule.
+
+    Raises
+    ------
+    InputError
+        If `by` is none of the three, `max_rows` is not positive, or a transfer names a chunk or a link that
+        does not exist.
+    """
+    if by not in get_args(By):
+        raise InputError(f"found {by!r}; expected 'link', 'resource' or 'rank'", where="by")
+    if max_rows < 1:
+        raise InputError(f"found {max_rows}; expected a positive number", where="max_rows")
+    problem = schedule.problem
+    _check_indices(schedule)
+    send = _sends(schedule)
+    row, start, end, index, names = _rows(problem, by, send)
+    us = 1 / problem.costs.ticks_per_us
+    busy = np.bincount(row, weights=end - start, minlength=len(names)) if len(row) else np.zeros(len(names))
+    used = np.flatnonzero(np.bincount(row, minlength=len(names)))
+    shown = np.sort(used[np.argsort(-busy[used], kind="stable")[:max_rows]])
+    place = np.full(len(names), -1, dtype=np.int64)
+    place[shown] = np.arange(len(shown))
+    kept = np.flatnonzero(place[row] >= 0)
+    kept = kept[np.lexsort((end[kept], start[kept], place[row[kept]]))]
+    at = place[row[kept]]
+    lane = _lanes(at, start[kept], end[kept])
+    num_lanes = np.ones(len(shown), dtype=np.int64)
+    np.maximum.at(num_lanes, at, lane + 1)
+    of = index[kept]
+    return Bars(
+        rows=tuple(legible(names[each]) for each in shown.tolist()),
+        num_rows=len(used),
+        row=at,
+        lane=lane,
+        num_lanes=num_lanes[at],
+        start_us=start[kept].astype(np.float64) * us,
+        end_us=end[kept].astype(np.float64) * us,
+        send=send["group"][of],
+        chunk=send["chunk"][of],
+        origin=send["origin"][of],
+        link=send["link"][of],
+        reduce=send["reduce"][of],
+        num_hidden=len(row) - len(kept),
+    )
+
+
+def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
+    """(num_resources,) the part of the time until the finish in which each resource is held."""
+    _check_indices(schedule)
+    row, start, end, _, names = _rows(schedule.problem, "resource", _sends(schedule))
+    finish = schedule.finish_ticks
+    if not finish:
+        return np.zeros(len(names))
+    shares: NDArray[np.float64] = np.bincount(row, weights=end - start, minlength=len(names)) / finish
+    return shares
+
+
+def _check_indices(schedule: Schedule) -> None:
+    problem = schedule.problem
+    for name, column, count in (
+        ("chunk", schedule.chunk, problem.collective.num_chunks),
+        ("link", schedule.link, len(problem.topology.links)),
+    ):
+        if len(column) and not (int(column.min()) >= 0 and int(column.max()) < count):
+            raise InputError(
+                f"a transfer names a {name} that does not exist; there are {count}; taccl.verify says which",
+                where="schedule",
+            )
+
+
+def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
+    """The columns of sends: those of their first transfer, the units of all, and what they carry."""
+    collective = schedule.problem.collective
+    made_at = {each.chunk: each.rank for each in collective.derivations}
+    origins = np.array(
+        [
+            chunk.root if collective.combining and chunk.root is not None
+            else chunk.origins[0] if chunk.origins
+            else made_at[index]
+            for index, chunk in enumerate(collective.chunks)
+        ],
+        dtype=np.int64,
+    )  # fmt: skip
+    _, first, member = np.unique(schedule.group, return_index=True, return_inverse=True)
+    chunk = schedule.chunk.astype(np.int64)
+    columns = {"chunk": chunk, "origin": origins[chunk] if len(chunk) else chunk}
+    sends: dict[str, NDArray[Any]] = {
+        name: getattr(schedule, name)[first] for name in ("start", "end", "reduce")
+    }
+    sends["group"] = schedule.group[first].astype(np.int64)
+    sends["link"] = schedule.link[first].astype(np.int64)
+    for name, column in columns.items():
+        differs = np.zeros(len(first), dtype=bool)
+        np.logical_or.at(differs, member, column != column[first][member])
+        sends[name] = np.where(differs, SEVERAL, column[first])
+    units = schedule.problem.costs.chunk_units[chunk] if len(chunk) else chunk
+    sends["units"] = np.bincount(member, weights=units, minlength=len(first)).astype(np.int64)
+    return sends
+
+
+def _rows(
+    problem: Problem, by: By, send: dict[str, NDArray[Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[str]]:
+    """Row, start, end and send of every bar, and the names of all rows."""
+    topology = problem.topology
+    every = np.arange(len(send["link"]))
+    if by == "link":
+        return send["link"], send["start"], send["end"], every, [str(link) for link in topology.links]
+    if by == "rank":
+        src = np.array([link.src for link in topology.links], dtype=np.int64)
+        return (
+            src[send["link"]],
+            send["start"],
+            send["end"],
+            every,
+            [f"rank {rank}" for rank in range(topology.num_ranks)],
+        )
+    costs = problem.costs
+    resource = np.array([hold.resource for hold in topology.holds], dtype=np.int64)
+    sending = np.array([hold.side == "send" for hold in topology.holds], dtype=bool)
+    order = np.argsort([hold.link for hold in topology.holds], kind="stable")
+    count = np.bincount([hold.link for hold in topology.holds], minlength=len(topology.links))
+    first = np.cumsum(count) - count
+    times = count[send["link"]]
+    index = np.repeat(every, times)
+    step = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+    hold = order[first[send["link"][index]] + step]
+    lasts = costs.hold_alpha[hold] + send["units"][index] * costs.hold_beta[hold]
+    start = np.where(sending[hold], send["start"][index], send["end"][index] - lasts)
+    return resource[hold], start, start + lasts, index, [each.name for each in topology.resources]
+
+
+def _lanes(row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first lane of its row that is free when a bar starts; bars come row by row, in order of start."""
+    lanes = np.zeros(len(row), dtype=np.int64)
+    free: list[int] = []
+    current = -1
+    for i, (r, begin, until) in enumerate(zip(row.tolist(), start.tolist(), end.tolist(), strict=True)):
+        if r != current:
+            current, free = r, []
+        lane = next((k for k, ends in enumerate(free) if ends <= begin), len(free))
+        if lane == len(free):
+            free.append(until)
+        else:
+            free[lane] = until
+        lanes[i] = lane
+    return lanes

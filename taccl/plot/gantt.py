@@ -1,0 +1,199 @@
+"""The Gantt chart: who is busy when, with a bar for every send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from taccl.errors import InputError
+from taccl.plot.bars import SEVERAL, bars_of
+from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, remark, schedule_of, title_of
+from taccl.synthesis.result import Result
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.patches import Patch
+    from numpy.typing import NDArray
+
+    from taccl.plot.bars import Bars, By
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["COPIES", "MOST_SHAPES", "REDUCTIONS", "draw_bars", "gantt", "rows_height"]
+
+#: Names of the two groups of bars in an SVG file.
+COPIES, REDUCTIONS = "copies", "reductions"
+#: With more bars than this a picture in SVG or PDF holds them as one image.
+MOST_SHAPES = 8000
+_ROW_INCHES = 0.17
+
+
+def gantt(
+    schedule: Result | Schedule | CompactSchedule,
+    by: By = "link",
+    *,
+    colour: Literal["origin", "chunk"] = "origin",
+    max_rows: int = 48,
+    ax: Axes | None = None,
+) -> Axes:
+    """A bar for every send, in the row of what it keeps busy; reductions are hatched.
+
+    Parameters
+    ----------
+    schedule : Result, Schedule or CompactSchedule
+        Of a result the bound is drawn, too.
+    by : {"link", "resource", "rank"}
+        What the rows are. A send is in the row of its link, of each resource that it holds, for as long as it
+        holds it, or of the rank that sends.
+    colour : {"origin", "chunk"}
+        What the colours tell: the rank where the data starts (of a sum: its root), or the chunk.
+    max_rows : int
+        Of more rows the busiest are shown, and the picture says so.
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+
+    Raises
+    ------
+    InputError
+        If an option is none of those, or the schedule has too many transfers to list.
+    """
+    whole = schedule_of(schedule)
+    bound_us = schedule.bound_us if isinstance(schedule, Result) else None
+    return draw_bars(
+        whole, bars_of(whole, by, max_rows=max_rows), by, colour=colour, bound_us=bound_us, ax=ax
+    )
+
+
+@drawing
+def draw_bars(
+    schedule: Schedule,
+    bars: Bars,
+    by: By,
+    *,
+    colour: str = "origin",
+    bound_us: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Bars that are worked out already; see `gantt`."""
+    if colour not in ("origin", "chunk"):
+        raise InputError(f"found {colour!r}; expected 'origin' or 'chunk'", where="colour")
+    num_rows = max(1, len(bars.rows))
+    ax = axes(ax, height=rows_height(num_rows))
+    _bars(ax, bars, bars.origin if colour == "origin" else bars.chunk, _colour_title(schedule, colour))
+    finish_us = schedule.finish_us
+    ax.set_ylim(num_rows - 0.4, -0.6)
+    ax.set_xlim(0, finish_us * 1.01 or 1)
+    ax.set_yticks(range(len(bars.rows)))
+    ax.set_yticklabels([_short(name) for name in bars.rows], fontsize=_label_size(num_rows))
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.set_axisbelow(True)
+    ax.grid(axis="x", linewidth=0.5, alpha=0.4)
+    ax.set_xlabel("time in us")
+    ax.axvline(finish_us, color=INK, linewidth=0.8)
+    finish = f"finish {finish_us:.4g} us"
+    if bound_us:
+        ax.axvline(bound_us, color=INK, linewidth=0.8, linestyle="--")
+        finish += f", bound {bound_us:.4g} us (dashed)"
+    headline(ax, f"{title_of(schedule.problem)}\nsends by {by}, {finish}")
+    if bars.num_rows > len(bars.rows):
+        remark(
+            ax,
+            f"the {len(bars.rows)} busiest of {bars.num_rows} {by}s; "
+            f"{format_count(bars.num_hidden, 'bar')} not shown",
+        )
+    return ax
+
+
+def rows_height(num_rows: int) -> float:
+    """Inches that a picture of so many rows needs."""
+    return min(12.0, max(2.6, 1.4 + _ROW_INCHES * num_rows))
+
+
+def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str) -> None:
+    """One collection of rectangles for copies and one for reductions, with a key to their colours."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Patch
+
+    height = 0.82 / bars.num_lanes
+    top = bars.row - 0.41 + bars.lane * height
+    left, right, bottom = bars.start_us, bars.end_us, top + height
+    corners = np.stack(
+        [np.stack(pair, axis=1) for pair in ((left, top), (right, top), (right, bottom), (left, bottom))],
+        axis=1,
+    )
+    colours, key = _colours(ax, value, title)
+    line = 0.4 if len(value) <= MOST_SHAPES // 4 else 0.0
+    for name, some in ((COPIES, ~bars.reduce), (REDUCTIONS, bars.reduce)):
+        if not some.any():
+            continue
+        hatch = "/////" if name == REDUCTIONS else None
+        drawn = PolyCollection(
+            corners[some],  # type: ignore[arg-type]
+            facecolors=colours[some],
+            edgecolors="white",
+            linewidths=line,
+            hatch=hatch,
+            rasterized=len(value) > MOST_SHAPES,
+        )
+        drawn.set_gid(name)
+        ax.add_collection(drawn, autolim=False)
+    if key:
+        beside = ax.legend(
+            handles=key, title=title, fontsize=8, title_fontsize=8, frameon=False,
+            loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0, handlelength=1.2,
+        )  # fmt: skip
+        ax.add_artist(beside)
+    above = [Patch(facecolor=GREY, label="several")] if (value == SEVERAL).any() else []
+    if bars.reduce.any():
+        above.append(Patch(facecolor=GREY, edgecolor="white", hatch="/////", label="reduced on arrival"))
+    if above:
+        ax.legend(
+            handles=above, fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2,
+            borderaxespad=0.1, handlelength=1.6,
+        )  # fmt: skip
+
+
+def _colours(ax: Axes, value: NDArray[np.int64], title: str) -> tuple[NDArray[np.float64], list[Patch]]:
+    """A colour for every bar, and the entries of the key: a few values have one each, many share a scale."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize, to_rgba
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    known = np.unique(value[value != SEVERAL])
+    several = np.array(to_rgba(GREY))
+    key = []
+    if len(known) <= len(OKABE_ITO):
+        palette = np.array([to_rgba(OKABE_ITO[i]) for i in range(len(known))]).reshape(-1, 4)
+        place = np.searchsorted(known, np.where(value == SEVERAL, known[0] if len(known) else 0, value))
+        colours = palette[place] if len(known) else np.tile(several, (len(value), 1))
+        key = [Patch(facecolor=OKABE_ITO[i], label=str(each)) for i, each in enumerate(known.tolist())]
+    else:
+        scale = Normalize(int(known[0]), int(known[-1]))
+        colours = colormaps["cividis"](scale(value.astype(float)))
+        bar = ax.figure.colorbar(
+            ScalarMappable(scale, "cividis"), ax=ax, pad=0.01, fraction=0.03, aspect=30, shrink=0.8
+        )
+        bar.set_label(title, fontsize=8)
+        bar.ax.tick_params(labelsize=8)
+        bar.outline.set_visible(False)
+        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return np.where((value == SEVERAL)[:, None], several, colours), key
+
+
+def _colour_title(schedule: Schedule, colour: str) -> str:
+    if colour == "chunk":
+        return "chunk"
+    return "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
+
+
+def _label_size(num_rows: int) -> float:
+    return 8 if num_rows <= 32 else 7 if num_rows <= 48 else 6
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else name[:37] + "..."

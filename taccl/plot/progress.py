@@ -1,0 +1,95 @@
+"""The progress of a search: the best finish so far and the bound, over time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import InputError
+from taccl.plot.style import INK, OKABE_ITO, axes, drawing, headline, title_of
+from taccl.synthesis.result import Moment, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_moments", "moments_in", "progress"]
+
+_WORDS = {"": "whole", "reduce": "reduction half", "spread": "spreading half"}
+
+
+def progress(result: Result, *, ax: Axes | None = None) -> Axes:
+    """Steps of the best finish so far and of the bound, over the seconds of a synthesis.
+
+    A reduction may be searched in two halves: each has a line of its own until they are put together.
+
+    Parameters
+    ----------
+    result : Result
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+
+    Raises
+    ------
+    InputError
+        If the result does not say what was known when, as one that was made by hand.
+    """
+    return draw_moments(result.progress, title_of(result.schedule.problem), ax=ax)
+
+
+@drawing
+def draw_moments(moments: Sequence[Moment], title: str, *, ax: Axes | None = None) -> Axes:
+    """Moments that are known without a result; see `progress`."""
+    if not any(moment.finish_us is not None for moment in moments):
+        raise InputError(
+            "the result does not say what was known when; synthesize it with this version", where="progress"
+        )
+    ax = axes(ax, height=4.0)
+    halves = list(dict.fromkeys(moment.half for moment in moments))
+    several = len(halves) > 1
+    last = max(moment.seconds for moment in moments)
+    for number, half in enumerate(halves):
+        some = [moment for moment in moments if moment.half == half]
+        colour = OKABE_ITO[number]
+        word = f"{_WORDS.get(half, half)}: " if several else ""
+        known = [(m.seconds, m.finish_us) for m in some if m.finish_us is not None]
+        proven = [(m.seconds, m.bound_us) for m in some if m.bound_us is not None]
+        if known:
+            steps = [*known, (last, known[-1][1])]
+            ax.step(
+                *zip(*steps, strict=True), where="post", color=colour, marker="o", markersize=4,
+                linewidth=1.6, label=f"{word}best finish so far",
+            )  # fmt: skip
+        if proven:
+            steps = [*proven, (last, proven[-1][1])]
+            ax.step(
+                *zip(*steps, strict=True), where="post", color=colour if several else INK, linestyle="--",
+                linewidth=1.2, label=f"{word}bound",
+            )  # fmt: skip
+    ax.set_xlim(left=0)
+    ax.set_xlabel("seconds since the synthesis began")
+    ax.set_ylabel("finish in us")
+    ax.margins(y=0.12)
+    ax.grid(linewidth=0.5, alpha=0.4)
+    ax.legend(fontsize=8, frameon=False, loc="best")
+    headline(ax, f"{title}\nbest finish and bound over time")
+    return ax
+
+
+def moments_in(details: Mapping[str, Any]) -> tuple[Moment, ...]:
+    """The moments in plain values, which anybody may have written; none unless all are in order."""
+    listed = details.get("progress")
+    moments = []
+    for each in listed if isinstance(listed, list) else ():
+        if not isinstance(each, dict) or not isinstance(each.get("half", ""), str):
+            return ()
+        seconds, finish_us, bound_us = (each.get(name) for name in ("seconds", "finish_us", "bound_us"))
+        known = [time for time in (finish_us, bound_us) if time is not None]
+        if not all(_is_time(time) for time in (seconds, *known)):
+            return ()
+        moments.append(Moment(seconds, finish_us, bound_us, each.get("half", "")))  # type: ignore[arg-type]
+    return tuple(moments)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15

@@ -1,0 +1,1 @@
+"""A self-contained page in HTML about a schedule: figures, proof, pictures and transfers."""

@@ -1,0 +1,127 @@
+"""A report: one page in HTML that needs no other file and asks nothing of any server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from taccl.plot.report import sections
+from taccl.plot.report.findings import look_into
+from taccl.plot.report.look import SCRIPT, STYLE
+from taccl.plot.style import legible, title_of
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from taccl.plot.report.findings import Findings
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.result import Result
+
+__all__ = ["report", "write_report"]
+
+_CONTENTS = (
+    ("verification", "Verification"), ("bound", "Bound and gap"), ("timeline", "Timeline"), ("load", "Load"),
+    ("sizes", "Bandwidth over size"), ("search", "Search"), ("problem", "Problem and sketch"),
+    ("transfers", "Transfers"), ("versions", "Versions and command"),
+)  # fmt: skip
+
+
+def report(
+    found: Result | Schedule | CompactSchedule,
+    *,
+    details: Mapping[str, Any] | None = None,
+    command: str = "",
+    budget_s: float = 30.0,
+) -> str:
+    """A page about a schedule: figures, verification, bound, pictures, load, bandwidth over size, transfers.
+
+    Everything is worked out anew: a schedule that breaks rules gets a page that says which.
+
+    Parameters
+    ----------
+    found : Result, Schedule or CompactSchedule
+    details : mapping, optional
+        How a schedule was found, as `Result.to_dict` has it and files keep it; a result says so itself.
+    command : str
+        What was typed to make the page.
+    budget_s : float
+        When baselines are left out that are not timed yet.
+
+    Returns
+    -------
+    str
+        HTML. Of a very large schedule pictures are left out, and the page says so.
+    """
+    known = look_into(found, details, budget_s=budget_s)
+    body = "".join(
+        (
+            _head(known),
+            sections.summary(known),
+            "<nav>"
+            + "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in _CONTENTS)
+            + "</nav>",
+            sections.verification(known),
+            sections.bound(known),
+            sections.timeline(known),
+            sections.load(known),
+            sections.sizes(known),
+            sections.search(known),
+            sections.problem(known),
+            sections.transfers(known),
+            sections.versions(known, command),
+        )
+    )
+    # Only this script may run, and nothing may be fetched, whatever a file has in it.
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    return legible(
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title_of(known.schedule.problem))}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f'<body>\n<main>\n{body}</main>\n<div id="tip" role="tooltip" hidden></div>\n'
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def write_report(
+    found: Result | Schedule | CompactSchedule,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    details: Mapping[str, Any] | None = None,
+    command: str = "",
+    budget_s: float = 30.0,
+) -> None:
+    """Write a report to a file, whole or not at all; the other parameters are those of `report`.
+
+    Raises
+    ------
+    InputError
+        If the file exists and `overwrite` is False, or it cannot be written.
+    """
+    from taccl.formats.files import check_writable, write_whole
+
+    check_writable(path, overwrite=overwrite)
+    page = report(found, details=details, command=command, budget_s=budget_s)
+    write_whole(path, page, overwrite=overwrite)
+
+
+def _head(found: Findings) -> str:
+    checked = found.verification
+    verdict = "verified" if checked.ok else f"not valid: {format_count(len(checked.violations), 'violation')}"
+    it = found.schedule.problem
+    sub = f"{it.topology.num_ranks} ranks in {format_count(it.topology.num_nodes, 'node')}"
+    if found.schedule.producer:
+        sub += f", found by {found.schedule.producer}"
+    mark = "verdict" if checked.ok else "verdict no"
+    return (
+        f'<h1>{escape(title_of(it))}</h1><div class="sub">{escape(sub)}</div>'
+        f'<div class="{mark}">{escape(verdict)}</div>'
+    )

@@ -1,0 +1,429 @@
+"""The sections of a report, in the order of the page: from findings to HTML."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.certificate import describe_witness
+from taccl.errors import TacclError
+from taccl.plot.bandwidth import bandwidth
+from taccl.plot.bars import bars_of, busy_shares
+from taccl.plot.gantt import COPIES, MOST_SHAPES, REDUCTIONS, draw_bars, rows_height
+from taccl.plot.layout import height_of
+from taccl.plot.progress import draw_moments
+from taccl.plot.report.parts import data, facts, fold_away, paragraph, picture, section, table
+from taccl.plot.sizes import NAMES_OF_BASELINES
+from taccl.plot.style import figure, title_of
+from taccl.plot.topology import topology as draw_topology
+from taccl.units import format_count, format_size, format_us
+
+if TYPE_CHECKING:
+    from taccl.plot.bars import By
+    from taccl.plot.report.findings import Findings
+    from taccl.schedule.schedule import Schedule
+
+__all__ = [
+    "bound", "load", "problem", "search", "sizes", "summary", "timeline", "transfers", "verification",
+    "versions",
+]  # fmt: skip
+
+_VIEWS: tuple[By, ...] = ("rank", "link", "resource")
+_MOST_VIOLATIONS = 50
+_MOST_ROWS = 12
+_MOST_TRANSFERS = 300
+
+
+def summary(found: Findings) -> str:
+    """The figures at the top."""
+    schedule, limit = found.schedule, found.bound
+    gap = "none proven" if found.gap == float("inf") else f"{found.gap:.2%}"
+    cards = [
+        (format_us(schedule.finish), "finish"),
+        (_rate(schedule.busbw_gb_per_s), "bus bandwidth"),
+        (_rate(schedule.algbw_gb_per_s), "algorithm bandwidth"),
+        (format_us(limit.bound), "bound: no schedule is faster"),
+        (gap + (" (proven best)" if found.gap == 0 else ""), "gap: (finish - bound) / bound"),
+        (str(schedule.num_transfers), f"transfers in {format_count(schedule.num_sends, 'send')}"),
+    ]
+    shown = "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for value, name in cards
+        if value
+    )
+    return f'<div class="cards">{shown}</div>'
+
+
+def verification(found: Findings) -> str:
+    """What was checked, and each violation."""
+    checked = found.verification
+    rows = [
+        (
+            "verdict",
+            "valid: every rule holds" if checked.ok else format_count(len(checked.violations), "violation"),
+        ),
+        ("finish", format_us(checked.finish_us)),
+        (
+            "redundant",
+            format_count(checked.num_redundant, "redundant arrival") if checked.num_redundant else "",
+        ),
+        ("digest", found.schedule.digest()),
+    ]
+    text = (
+        "The verifier replays the schedule from its problem alone, with exact costs, and calls nothing of "
+        "what made it: every chunk is where it is sent from, no resource is held twice at a time, every "
+        "clause of the sketch is obeyed, and at the end every rank holds what it must."
+    )
+    shown = checked.violations[:_MOST_VIOLATIONS]
+    violations = [(each.kind, str(each)) for each in shown]
+    more = len(checked.violations) - len(shown)
+    parts = [paragraph(text), facts(rows)]
+    if violations:
+        parts.append(table(("kind", "violation"), violations))
+        parts.append(paragraph(f"and {more} more, which taccl verify lists" if more else "", kind="note"))
+    return section("verification", "Verification", *parts)
+
+
+def bound(found: Findings) -> str:
+    """The certificate in words."""
+    limit = found.bound
+    checked = {
+        True: "worked out again from its witness, by arithmetic alone: it holds",
+        False: "the witness does not prove the bound",
+        None: "",
+    }
+    rows = [
+        ("bound", format_us(limit.bound)),
+        ("bandwidth", f"{_rate(limit.algbw_gb_per_s)} at most" if limit.algbw_gb_per_s else ""),
+        ("limited by", limit.limits),
+        ("kind", limit.kind),
+        ("witness", describe_witness(limit)),
+        ("checked", checked[found.proven]),
+        ("gap", "none proven" if found.gap == float("inf") else f"{found.gap:.2%}"),
+    ]
+    text = "A time that no schedule of the problem can beat, with what proves it."
+    if found.gap == 0:
+        text += " The schedule meets it: there is no better one."
+    elif found.gap != float("inf"):
+        text += f" This one is {found.gap:.2%} above it: a better one may exist, or the bound may be too low."
+    return section("bound", "Bound and gap", paragraph(text), facts(rows))
+
+
+def timeline(found: Findings) -> str:
+    """Gantt charts by rank, link and resource, and what their bars are."""
+    whole, title = found.whole, "Timeline"
+    if whole is None or not whole.num_transfers:
+        text = found.missing.get("timeline", "There is nothing to send.")
+        return section("timeline", title, paragraph(text, kind="note"))
+    try:
+        charts = {by: bars_of(whole, by, max_rows=64) for by in _VIEWS}
+    except TacclError as error:
+        return section("timeline", title, paragraph(f"left out: {error}", kind="bad"))
+    bound_us = found.bound.bound_us or None
+    buttons, views, groups = [], [], {}
+    for by, bars in charts.items():
+        name = f"gantt-{by}"
+        height = rows_height(len(bars.rows))
+        drawn = draw_bars(whole, bars, by, bound_us=bound_us, ax=figure(width=11, height=height))
+        views.append(f'<div id="view-{by}">{picture(drawn, name, f"sends by {by} over time")}</div>')
+        buttons.append(f'<button type="button" data-shows="view-{by}">by {by}</button>')
+        if len(bars.row) <= MOST_SHAPES:
+            groups[name] = {
+                COPIES: bars.send[~bars.reduce].tolist(),
+                REDUCTIONS: bars.send[bars.reduce].tolist(),
+            }
+    texts = data("sends", {"pictures": groups, "texts": _texts(whole) if groups else []})
+    text = "A bar is a send; point at one to see what it carries. The dashed line is the bound."
+    return section(
+        "timeline", title, paragraph(text), f'<div class="tabs">{"".join(buttons)}</div>', *views, texts
+    )
+
+
+def _texts(schedule: Schedule) -> list[str]:
+    """What each send carries, by group."""
+    problem = schedule.problem
+    us = problem.costs.us
+    carried: dict[int, list[int]] = {}
+    first: dict[int, int] = {}
+    for index, group in enumerate(schedule.group.tolist()):
+        carried.setdefault(group, []).append(int(schedule.chunk[index]))
+        first.setdefault(group, index)
+    texts = [""] * (max(carried, default=-1) + 1)
+    for group, chunks in carried.items():
+        at = first[group]
+        size = format_size(sum(problem.chunk_bytes[chunk] for chunk in chunks))
+        what = "reduces" if schedule.reduce[at] else "copies"
+        some = ", ".join(map(str, chunks[:8])) + (", ..." if len(chunks) > 8 else "")
+        start, end = (float(us(column[at])) for column in (schedule.start, schedule.end))
+        texts[group] = (
+            f"{what} chunk{'s' if len(chunks) > 1 else ''} {some} ({size})\n"
+            f"over link {problem.topology.links[int(schedule.link[at])]}\n{start:.3f} to {end:.3f} us"
+        )
+    return texts
+
+
+def load(found: Findings) -> str:
+    """The topology with link loads, the busiest links, and the busiest resources with why they idle."""
+    whole, title = found.whole, "Load"
+    parts = []
+    if whole is not None:
+        problem = whole.problem
+        try:
+            drawn = draw_topology(
+                problem.topology, whole, ax=figure(width=9, height=height_of(problem.topology))
+            )
+            parts.append(picture(drawn, "topology-picture", "topology with link loads"))
+            parts += [paragraph("The busiest links:"), _links(whole)]
+        except TacclError as error:
+            parts.append(paragraph(f"left out: {error}", kind="bad"))
+    if found.simulation is not None:
+        resources = found.simulation.resources
+        rows = [
+            (
+                use.name,
+                str(use.num_sends),
+                f"{use.busy_us:.3f}",
+                f"{use.utilisation:.1%}",
+                *(
+                    f"{float(each):.3f}"
+                    for each in (
+                        use.idle_for_data, use.idle_for_clause, use.idle_for_resource, use.idle_at_end,
+                    )
+                ),
+            )
+            for use in resources[:_MOST_ROWS]
+        ]  # fmt: skip
+        head = (
+            "resource", "sends", "busy in us", "busy", "idle for data", "for a clause",
+            "for another resource", "at the end",
+        )  # fmt: skip
+        parts += [
+            paragraph("The busiest resources, and what they wait for when they are idle (in us):"),
+            table(head, rows, numbers=range(1, 8)),
+            paragraph(_more(len(resources), len(rows), "resource"), kind="note"),
+        ]
+    parts.append(paragraph(found.missing.get("load", ""), kind="note"))
+    return section("load", title, *parts)
+
+
+def _links(schedule: Schedule) -> str:
+    problem = schedule.problem
+    links = problem.topology.links
+    size = np.array(problem.chunk_bytes, dtype=np.float64)[schedule.chunk]
+    carried = np.bincount(schedule.link, weights=size, minlength=len(links))
+    chunks = np.bincount(schedule.link, minlength=len(links))
+    shares = busy_shares(schedule)
+    own = np.array(
+        [
+            max((shares[h.resource] for h in problem.topology.holds_of_link[e]), default=0.0)
+            for e in range(len(links))
+        ]
+    )
+    used = np.flatnonzero(chunks)
+    order = used[np.lexsort((used, -carried[used], -own[used]))][:_MOST_ROWS]
+    rows = [
+        (str(links[e]), str(chunks[e]), format_size(int(carried[e])), f"{own[e]:.1%}") for e in order.tolist()
+    ]
+    head = ("link", "chunks", "bytes", "busiest resource it holds")
+    more = (
+        f"{_more(len(used), len(rows), 'link')} {len(links) - len(used)} of {len(links)} links carry nothing."
+    )
+    return table(head, rows, numbers=(1, 2, 3)) + paragraph(more, kind="note")
+
+
+def sizes(found: Findings) -> str:
+    """Bus bandwidth over size, as a picture and as a table."""
+    rates, title = found.bandwidths, "Bandwidth over size"
+    if rates is None:
+        return section("sizes", title, paragraph(found.missing.get("sizes", ""), kind="note"))
+    drawn = picture(
+        bandwidth(rates, ax=figure(width=9, height=5.2)), "bandwidth-picture", "bus bandwidth over size"
+    )
+    names = list(rates.baselines)
+    bounds = {"bound": rates.bound}
+    if rates.bound_under_sketch:
+        bounds = {"bound, sketch aside": rates.bound, "bound under the sketch": rates.bound_under_sketch}
+    rows = []
+    for index, size in enumerate(rates.sizes_bytes):
+        best = rates.best_baseline[index]
+        mine = rates.schedule[index]
+        faster = f"{mine / best[1]:.2f}x" if mine and best else ""
+        rows.append(
+            (
+                format_size(size), _number(mine), *(_number(line[index]) for line in bounds.values()),
+                *(_number(rates.baselines[name][index]) for name in names), faster,
+            )
+        )  # fmt: skip
+    head = (
+        "size", "this schedule", *bounds, *(NAMES_OF_BASELINES[name] for name in names),
+        "over the best baseline",
+    )  # fmt: skip
+    text = (
+        "The schedule keeps its order at every size. Baselines are well-known algorithms on the same "
+        "topology with the same chunks, each in the form that is fastest at that size."
+    )
+    if rates.bound_under_sketch:
+        text += (
+            " They leave the sketch aside, which binds the schedule: so there is a bound with it and without."
+        )
+    undefined = [
+        paragraph(f"{NAMES_OF_BASELINES[name]}: {why}", kind="note") for name, why in rates.undefined.items()
+    ]
+    listed = fold_away(
+        "The numbers: bus bandwidth in GB/s",
+        table(head, rows, numbers=range(1, len(head)), name="sizes-table"),
+    )
+    return section("sizes", title, paragraph(text), drawn, *undefined, listed)
+
+
+def search(found: Findings) -> str:
+    """Stages with their seconds, and the best finish and bound over time."""
+    details = found.details
+    stages = details.get("stages")
+    rows = [
+        (
+            _word(stage.get("name")),
+            _word(stage.get("solver")),
+            _word(stage.get("status")),
+            _number(stage.get("seconds"), ".2f"),
+            _number(stage.get("finish_us"), ".3f"),
+            _word(stage.get("message")),
+        )
+        for stage in (stages if isinstance(stages, list) else ())
+        if isinstance(stage, dict)
+    ]
+    known = [
+        ("found by", found.schedule.producer or "not known"),
+        ("backend", _word(details.get("backend"))),
+        ("seconds", _number(details.get("seconds"), ".2f")),
+        ("seed", _word(details.get("seed"))),
+        ("stopped", _word(details.get("stopped"))),
+    ]
+    parts = [facts(known)]
+    if rows:
+        head = ("stage", "solver", "status", "seconds", "finish in us", "")
+        parts.append(table(head, rows, numbers=(3, 4), name="stages-table"))
+    else:
+        parts.append(paragraph("The file does not say how the schedule was found.", kind="note"))
+    if any(moment.finish_us is not None for moment in found.moments):
+        title = title_of(found.schedule.problem)
+        drawn = draw_moments(found.moments, title, ax=figure(width=9, height=3.6))
+        parts.append(picture(drawn, "progress-picture", "best finish and bound over time"))
+    return section("search", "Search", *parts)
+
+
+def problem(found: Findings) -> str:
+    """Topology, collective, sizes and the sketch's clauses."""
+    it = found.schedule.problem
+    topology, collective, clauses = it.topology, it.collective, it.clauses
+    sizes = sorted({format_size(each): each for each in it.chunk_bytes}.items(), key=lambda item: item[1])
+    chunk = sizes[0][0] if len(sizes) == 1 else f"{sizes[0][0]} to {sizes[-1][0]}" if sizes else ""
+    rows = [
+        (
+            "collective",
+            collective.name + (", whose contributions are added up" if collective.combining else ""),
+        ),
+        ("topology", topology.name),
+        ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
+        ("links", f"{len(topology.links)}, which hold {format_count(len(topology.resources), 'resource')}"),
+        ("profile", topology.profile),
+        ("cost model", topology.cost_model),
+        ("size", format_size(it.size_bytes) if it.size_bytes else "not known"),
+        (
+            "chunks",
+            f"{collective.num_chunks} of {chunk}, {collective.chunks_per_rank} per rank" if chunk else "",
+        ),
+        ("sketch", clauses.name or "none"),
+        ("links allowed", f"{len(it.links_allowed)} of {len(topology.links)}"),
+        (
+            "merging",
+            f"up to {clauses.max_merge} chunks in a send, on {format_count(len(clauses.merging), 'link')}",
+        ),
+        ("symmetry", format_count(len(clauses.symmetry), "generator") if clauses.symmetry else ""),
+        ("switch policies", ", ".join(f"{each.name}: {each.policy}" for each in clauses.switch_policies)),
+        ("own first", format_count(len(clauses.own_first), "link") if clauses.own_first else ""),
+        ("limited links", _limited(found)),
+        ("crossing", "straight from origin to destination nodes" if clauses.direct_crossing else ""),
+    ]
+    notes = [paragraph(f"note: {note}", kind="note") for note in dict.fromkeys((*it.notes, *topology.notes))]
+    return section("problem", "Problem and sketch", facts(rows), *notes)
+
+
+def _limited(found: Findings) -> str:
+    clauses = found.schedule.problem.clauses
+    count = len({*clauses.carries_from, *clauses.carries_to})
+    return f"{format_count(count, 'link')} carry chunks of some ranks only" if count else ""
+
+
+def transfers(found: Findings) -> str:
+    """The first transfers, with a field that filters them."""
+    schedule = found.schedule
+    it = schedule.problem
+    links, us = it.topology.links, it.costs.us
+    rows: list[tuple[str, ...]] = []
+    for transfer in schedule:
+        if len(rows) == _MOST_TRANSFERS:
+            break
+        known = 0 <= transfer.link < len(links)
+        rows.append(
+            (
+                f"{float(us(transfer.start_ticks)):.3f}",
+                f"{float(us(transfer.end_ticks)):.3f}",
+                str(transfer.chunk),
+                str(links[transfer.link]) if known else f"no link {transfer.link}",
+                str(transfer.group),
+                "reduce" if transfer.reduce else "copy",
+            )
+        )
+    head = ("start in us", "end in us", "chunk", "link", "send", "operation")
+    field = (
+        '<p><input id="filter" type="search" aria-label="filter the transfers" '
+        'placeholder="filter, e.g. 0-&gt;1 copy"> <span id="left" class="sub"></span></p>'
+    )
+    more = _more(schedule.num_transfers, len(rows), "transfer")
+    if more:
+        more = f"the first of them; {more} `taccl show FILE --transfers -1` lists all."
+    return section(
+        "transfers",
+        "Transfers",
+        paragraph(f"{format_count(schedule.num_transfers, 'transfer')} {more}".strip()),
+        field,
+        table(head, rows, numbers=(0, 1, 2, 4), name="transfers-table"),
+    )
+
+
+def versions(found: Findings, command: str) -> str:
+    """What made the schedule and the page."""
+    stated = found.details.get("versions")
+    listed = stated.items() if isinstance(stated, dict) else ()
+    rows = [(_word(name), _word(version)) for name, version in listed]
+    made = _word(found.details.get("command"))
+    parts = (
+        [facts(rows)] if rows else [paragraph("The file does not say which versions made it.", kind="note")]
+    )
+    for name, text in (("The schedule was made by", made), ("This page was made by", command)):
+        if text:
+            parts.append(f"<p>{escape(name)}</p><pre>{escape(text)}</pre>")
+    return section("versions", "Versions and command", *parts)
+
+
+def _rate(gb_per_s: float | None) -> str:
+    return "" if gb_per_s is None else f"{gb_per_s:.4g} GB/s"
+
+
+def _number(value: object, format: str = ".4g") -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:{format}}" if is_number else ""
+
+
+def _word(value: object) -> str:
+    """A plain value of a file as text, cut where it is no word any more."""
+    text = "" if value is None else str(value)
+    return text if len(text) <= 2000 else text[:2000] + " ..."
+
+
+def _more(total: int, shown: int, noun: str) -> str:
+    hidden = total - shown
+    return f"{format_count(hidden, f'more {noun}')} not shown." if hidden else ""

@@ -1,0 +1,184 @@
+"""What a schedule, its bound and the baselines come to at many message sizes.
+
+A schedule keeps its order at every size (`taccl.simulate`). So does a baseline, which is made anew for the
+smallest, its own and the largest size, and of these the fastest is taken at each size: a library would choose
+as well. All have the chunks of the problem.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.simulation.assumptions import assume
+from taccl.analysis.simulation.simulate import simulate
+from taccl.baselines import BASELINES
+from taccl.baselines.spread import without_sketch
+from taccl.errors import CollectiveError, InputError
+from taccl.plot.style import schedule_of
+from taccl.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from fractions import Fraction
+
+    from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.result import Result
+
+__all__ = ["NAMES_OF_BASELINES", "Bandwidths", "bandwidths", "usual_sizes"]
+
+#: What people call them.
+NAMES_OF_BASELINES = {
+    "ring": "ring",
+    "tree": "double binary tree",
+    "recursive": "halving-doubling",
+    "hierarchical": "hierarchical",
+    "pairwise": "pairwise",
+}
+#: From 1 KiB to 1 GiB, each four times the one before.
+_SIZES = tuple(4**power for power in range(5, 16))
+#: Seconds for the bound at each size.
+_BOUND_S = 0.2
+#: A schedule of more transfers takes too long to be timed at many sizes.
+_MOST_TRANSFERS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidths:
+    """Bus bandwidths in GB/s, one at each size; None where there is none to be had.
+
+    Parameters
+    ----------
+    problem : Problem
+        At the schedule's own size.
+    sizes_bytes : tuple of int
+        In rising order.
+    schedule : tuple of float
+        Of the schedule, its order kept.
+    bound : tuple of float or None
+        What no schedule on the topology can pass, the sketch left aside but for merging.
+    bound_under_sketch : tuple of float or None
+        What no schedule that obeys the sketch can pass; empty where there is no sketch to obey.
+    baselines : mapping of name to tuple of float
+    undefined : mapping of name to text
+        Why there is no such baseline here.
+    """
+
+    problem: Problem
+    sizes_bytes: tuple[int, ...]
+    schedule: tuple[float | None, ...]
+    bound: tuple[float | None, ...]
+    bound_under_sketch: tuple[float | None, ...] = ()
+    baselines: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    undefined: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def best_baseline(self) -> tuple[tuple[str, float] | None, ...]:
+        """Name and bus bandwidth of the fastest baseline at each size."""
+        best: list[tuple[str, float] | None] = []
+        for index in range(len(self.sizes_bytes)):
+            known = [(rates[index], name) for name, rates in self.baselines.items()]
+            found = [(rate, name) for rate, name in known if rate is not None]
+            rate, name = max(found, key=lambda each: each[0], default=(0.0, ""))
+            best.append((name, rate) if name else None)
+        return tuple(best)
+
+
+def bandwidths(
+    schedule: Result | Schedule | CompactSchedule,
+    *,
+    sizes: Sequence[int | str] | None = None,
+    budget_s: float = 30.0,
+) -> Bandwidths:
+    """The bus bandwidth of a schedule at many sizes, what no schedule can pass, and that of every baseline.
+
+    Parameters
+    ----------
+    sizes : sequence of int or str, optional
+        As nccl-tests counts them. Default: from 1 KiB to 1 GiB, and the schedule's own.
+    budget_s : float
+        When baselines are left out that are not timed yet; `Bandwidths.undefined` says which.
+
+    Raises
+    ------
+    InputError
+        If a size is none, the schedule's own is not known, or it has too many transfers.
+    """
+    began = time.monotonic()
+    own = schedule_of(schedule)
+    problem = own.problem
+    if problem.size_bytes is None:
+        raise InputError(
+            "the schedule's own size is not known, so nothing can be scaled from it; give chunks a size",
+            where="schedule",
+        )
+    if own.num_transfers > _MOST_TRANSFERS:
+        raise InputError(
+            f"found {own.num_transfers} transfers; expected at most {_MOST_TRANSFERS} to be timed at many "
+            "sizes; simulate it at one size",
+            where="schedule",
+        )
+    every = usual_sizes(problem.size_bytes) if sizes is None else tuple(sorted(set(map(parse_size, sizes))))
+    if not every:
+        raise InputError("found no size; give at least one, or leave it out", where="sizes")
+    rates = tuple(simulate(own, size=size).busbw_gb_per_s for size in every)
+    free = without_sketch(problem)
+    baselines: dict[str, tuple[float | None, ...]] = {}
+    undefined: dict[str, str] = {}
+    for name in BASELINES:
+        if time.monotonic() - began > budget_s:
+            undefined[name] = f"not timed: {budget_s:g} s were over"
+            continue
+        try:
+            baselines[name] = _rates(name, problem, every)
+        except (CollectiveError, InputError) as error:
+            undefined[name] = error.message
+    return Bandwidths(
+        problem=problem,
+        sizes_bytes=every,
+        schedule=rates,
+        bound=_bounds(free, every),
+        bound_under_sketch=() if _as_free(problem, free) else _bounds(problem, every),
+        baselines=baselines,
+        undefined=undefined,
+    )
+
+
+def _bounds(problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...]:
+    """The bus bandwidth that no schedule can pass, at each size."""
+    factor = problem.collective.busbw_factor
+    found = [lower_bound(assume(problem, size=size), budget_s=_BOUND_S).algbw_gb_per_s for size in sizes]
+    return tuple(None if each is None else each * factor for each in found)
+
+
+def _as_free(problem: Problem, free: Problem) -> bool:
+    """Whether a problem's sketch forbids nothing: what guides a search binds no schedule."""
+    names = ("links_allowed", "carries_from", "carries_to", "direct_crossing", "own_first", "relays")
+    return all(getattr(problem.clauses, name) == getattr(free.clauses, name) for name in names)
+
+
+def usual_sizes(own_bytes: int) -> tuple[int, ...]:
+    """From 1 KiB to 1 GiB, and a schedule's own in place of what is near it."""
+    apart = (size for size in _SIZES if not own_bytes / 2 < size < own_bytes * 2)
+    return tuple(sorted((own_bytes, *apart)))
+
+
+def _rates(name: str, problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...]:
+    """The bus bandwidths of a baseline."""
+    forms: dict[tuple[bytes, bytes], Schedule] = {}
+    for size in dict.fromkeys((sizes[0], problem.size_bytes, sizes[-1])):
+        made = BASELINES[name](assume(problem, size=size))
+        forms.setdefault((made.chunk.tobytes(), made.link.tobytes()), made)
+    rates: list[float | None] = []
+    for size in sizes:
+        found: list[tuple[Fraction, float]] = []
+        for made in forms.values():
+            simulation = simulate(made, size=size)
+            if simulation.busbw_gb_per_s is not None:
+                found.append((simulation.finish, simulation.busbw_gb_per_s))
+        rates.append(min(found)[1] if found else None)
+    return tuple(rates)

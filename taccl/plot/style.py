@@ -1,0 +1,198 @@
+"""What all pictures share: colours, axes, and how a picture becomes a file, the same bytes every time."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import warnings
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from taccl.errors import InputError
+from taccl.schedule.compact import CompactSchedule
+from taccl.synthesis.result import Result
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = [
+    "FORMATS", "GREY", "INK", "MARKS", "OKABE_ITO", "axes", "drawing", "figure", "format_of", "headline",
+    "in_key", "legible", "plain_log", "remark", "render", "save", "schedule_of", "title_of",
+]  # fmt: skip
+
+#: M. Okabe and K. Ito, "Color Universal Design" (2008), in an order in which neighbours differ most.
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+GREY = "#9a9a9a"
+INK = "#333333"
+FORMATS = ("svg", "png", "pdf")
+
+#: Nothing in a file may tell when or by what version it was written.
+_METADATA: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+_RULES: Any = {"svg.hashsalt": "taccl", "svg.fonttype": "none", "text.parse_math": False}
+_DOTS_PER_INCH = 150
+#: Controls, and halves of characters: names may have them, and neither XML nor HTML.
+_ILLEGIBLE = re.compile(r"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]")
+#: What a schedule may need in memory to be drawn.
+_MOST_EXPANDED_BYTES = 2 * 10**9
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """The function, whose texts are taken as they are: a dollar in a name begins no formula."""
+
+    @wraps(function)
+    def drawn(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+        from matplotlib import rc_context
+
+        with rc_context(_RULES):
+            return function(*given, **named)
+
+    return drawn
+
+
+def axes(ax: Axes | None, *, width: float = 9.0, height: float = 5.0) -> Axes:
+    """The axes given, or those of a new figure of so many inches, which a notebook then shows."""
+    if ax is None:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(width, height), layout="constrained")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=8)
+    return ax
+
+
+def figure(*, width: float = 9.0, height: float = 5.0) -> Axes:
+    """Axes of a figure that nothing shows and nothing keeps."""
+    from matplotlib.figure import Figure
+
+    made: Axes = Figure(figsize=(width, height), layout="constrained").subplots()
+    return made
+
+
+def plain_log(axis: Axis) -> None:
+    """Numbers without powers at 1, 2 and 5 of each decade of a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def headline(ax: Axes, text: str) -> None:
+    """The title, above the left end of the axes."""
+    ax.set_title(legible(text), loc="left", fontsize=10)
+
+
+def remark(ax: Axes, text: str) -> None:
+    """What a reader must know of what is not shown, below the picture."""
+    if text:
+        old = ax.get_xlabel()
+        ax.set_xlabel(f"{old}\n{text}" if old else text)
+
+
+def render(picture: Axes | Figure, format: str = "svg") -> bytes:
+    """The content of a file of a picture; of the same picture, the same bytes.
+
+    Parameters
+    ----------
+    format : {"svg", "png", "pdf"}
+
+    Raises
+    ------
+    InputError
+        If the format is none of these.
+    """
+    from matplotlib import rc_context
+
+    if format not in FORMATS:
+        raise InputError(f"found {format!r}; expected one of {', '.join(FORMATS)}", where="format")
+    drawn: Any = picture
+    while not hasattr(drawn, "savefig"):  # axes may be in a part of a figure
+        drawn = drawn.figure
+    buffer = io.BytesIO()
+    with rc_context(_RULES), warnings.catch_warnings():
+        if format == "svg":  # which holds text and no shapes of letters
+            warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        drawn.savefig(buffer, format=format, dpi=_DOTS_PER_INCH, metadata=_METADATA[format])
+    return buffer.getvalue()
+
+
+def legible(text: str) -> str:
+    """The text with a replacement character for each that no picture and no page may have in it."""
+    return _ILLEGIBLE.sub("\ufffd", text)
+
+
+def in_key(name: str) -> str:
+    """A name as it stands in a key, from which matplotlib leaves out what begins with an underscore."""
+    return f" {legible(name)}" if name.startswith("_") else legible(name)
+
+
+def save(picture: Axes | Figure, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a picture to a file, whole or not at all; the end of its name says in which format.
+
+    Raises
+    ------
+    InputError
+        If the name does not end in .svg, .png or .pdf, the file exists and `overwrite` is False, or it cannot
+        be written.
+    """
+    from taccl.formats.files import check_writable, write_whole
+
+    format = format_of(path)
+    check_writable(path, overwrite=overwrite)
+    write_whole(path, render(picture, format), overwrite=overwrite)
+
+
+def format_of(path: str | os.PathLike[str]) -> str:
+    """The format that a file's name asks for.
+
+    Raises
+    ------
+    InputError
+        If it is none that can be written.
+    """
+    ending = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
+    if ending not in FORMATS:
+        raise InputError(
+            f"found the ending {ending or 'of nothing'!r}; expected a name that ends in "
+            f"{', '.join('.' + each for each in FORMATS)}",
+            where=os.fspath(path),
+        )
+    return ending
+
+
+def schedule_of(found: Result | Schedule | CompactSchedule) -> Schedule:
+    """The schedule of a result, or the one given, with every transfer.
+
+    Raises
+    ------
+    InputError
+        If it has too many transfers for that.
+    """
+    schedule = found.schedule if isinstance(found, Result) else found
+    if isinstance(schedule, CompactSchedule):
+        return schedule.expand(memory_limit_bytes=_MOST_EXPANDED_BYTES)
+    return schedule
+
+
+def title_of(problem: Problem) -> str:
+    """What is sent, where, and how much."""
+    size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
+    sketch = f", sketch {problem.clauses.name}" if problem.clauses.name else ""
+    return f"{problem.collective.name} on {problem.topology.name}{size}{sketch}"

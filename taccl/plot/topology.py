@@ -1,0 +1,195 @@
+"""The picture of a topology: nodes, ranks, switches and links, and how busy a schedule keeps them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import InputError
+from taccl.plot.bars import busy_shares
+from taccl.plot.layout import height_of, lay_out, lines_of
+from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of, title_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from taccl.plot.layout import Layout, Line
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.result import Result
+    from taccl.topology.topology import Topology
+
+__all__ = ["topology"]
+
+#: Kinds of links with a colour and a word of their own; the rest share the last.
+_MOST_KINDS = 7
+#: More lines than this say no more than these.
+_MOST_LINES = 6000
+_MOST_LABELS = 128
+
+
+@drawing
+def topology(
+    topology: Topology,
+    schedule: Result | Schedule | CompactSchedule | None = None,
+    *,
+    ax: Axes | None = None,
+) -> Axes:
+    """Ranks in their nodes, with switches and links; with a schedule, how busy it keeps them.
+
+    Parameters
+    ----------
+    topology : Topology
+    schedule : Result, Schedule or CompactSchedule, optional
+        Of this topology. The colour of a line is then the busy share of the busiest resource that sends over
+        it hold: the link itself, a port of a switch, or a NIC. Lines that carry nothing are grey. Without a
+        schedule colours tell kinds of links.
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+
+    Raises
+    ------
+    InputError
+        If the schedule is of another topology.
+    """
+    layout = lay_out(topology)
+    lines = lines_of(topology, layout)
+    ax = axes(ax, width=9.0, height=height_of(topology))
+    remarks = []
+    if len(lines) > _MOST_LINES:
+        remarks.append(f"{_MOST_LINES} of {len(lines)} lines are drawn")
+        lines = lines[:_MOST_LINES]
+    if layout.by_node:
+        remarks.append("a dot is a node with all its ranks")
+    if any(line.what == "between nodes" for line in lines):
+        remarks.append("between nodes one line stands for all links")
+    if any(line.what == "link round the border" for line in lines):
+        remarks.append("links at the border lead round to the other side")
+    title = f"{topology.name}: {topology.num_ranks} ranks, {len(topology.links)} links"
+    if schedule is None:
+        _kinds(ax, topology, lines)
+    else:
+        whole = schedule_of(schedule)
+        if whole.problem.topology != topology:
+            raise InputError(
+                f"found a schedule on {whole.problem.topology.name}; expected one on this {topology.name}; "
+                "give schedule.problem.topology",
+                where="schedule",
+            )
+        _loads(ax, whole, lines)
+        title = f"{title_of(whole.problem)}\nlink loads until the finish at {whole.finish_us:.4g} us"
+    _ranks(ax, topology, layout, lines)
+    ax.set_axis_off()
+    ax.set_aspect("equal")
+    ax.margins(0.06)
+    ax.autoscale_view()
+    headline(ax, title)
+    if remarks:
+        ax.text(0.0, 1.0, "; ".join(remarks), transform=ax.transAxes, fontsize=8, va="top", color=INK)
+    return ax
+
+
+def _kinds(ax: Axes, topology: Topology, lines: list[Line]) -> None:
+    """Every line in the colour of its kind: name and bandwidth of its links."""
+    from matplotlib.lines import Line2D
+
+    kinds: dict[str, list[Line]] = {}
+    for line in lines:
+        link = topology.links[line.links[0]]
+        rate = f"{float(1000 / link.beta_us_per_mb):.4g} GB/s" if link.beta_us_per_mb else "no beta"
+        name = {"port": "port of a switch", "between nodes": "between nodes"}.get(
+            line.what, in_key(link.name) or "link"
+        )
+        kinds.setdefault(f"{name}, {rate} a link", []).append(line)
+    key = []
+    for number, (name, some) in enumerate(kinds.items()):
+        shown = number < _MOST_KINDS
+        colour = OKABE_ITO[number] if shown else INK
+        width = _bundle_width(some) if some[0].what == "between nodes" else 1.0
+        _draw(ax, some, colours=[colour] * len(some), widths=[width] * len(some))
+        if number <= _MOST_KINDS:
+            key.append(
+                Line2D([], [], color=colour, linewidth=max(1.0, width), label=name if shown else "others")
+            )
+    if key:
+        ax.legend(
+            handles=key, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=3
+        )
+
+
+def _loads(ax: Axes, schedule: Schedule, lines: list[Line]) -> None:
+    """Lines from light to dark, and from thin to thick, by the busy share of their busiest resource."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    shares = busy_shares(schedule)
+    used = set(np.unique(schedule.link).tolist())
+    busy = [line for line in lines if used.intersection(line.links)]
+    idle = [line for line in lines if not used.intersection(line.links)]
+    loads = np.array([max((shares[each] for each in line.resources), default=0.0) for line in busy])
+    order = np.argsort(loads, kind="stable")
+    _draw(ax, idle, colours=["#dddddd"] * len(idle), widths=[0.6] * len(idle))
+    scale = Normalize(0, 1)
+    colours = colormaps["cividis_r"](scale(loads[order]))
+    thick = min(1.0, _bundle_width(lines) / 2)
+    widths = [
+        (0.7 + 2.1 * loads[i]) * (thick if busy[i].what == "between nodes" else 1.0) for i in order.tolist()
+    ]
+    _draw(ax, [busy[i] for i in order.tolist()], colours=list(colours), widths=widths)
+    bar = ax.figure.colorbar(ScalarMappable(scale, "cividis_r"), ax=ax, pad=0.01, fraction=0.03, shrink=0.7)
+    bar.set_label("busy share of the busiest resource held", fontsize=8)
+    bar.ax.yaxis.set_major_formatter("{x:.0%}")
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+
+
+def _draw(ax: Axes, lines: list[Line], *, colours: list[Any], widths: list[float]) -> None:
+    from matplotlib.collections import LineCollection
+
+    for between in (True, False):  # lines between nodes go behind nodes
+        some = [i for i, line in enumerate(lines) if (line.what == "between nodes") == between]
+        if some:
+            drawn = LineCollection(
+                [(lines[i].start, lines[i].end) for i in some],
+                colors=[colours[i] for i in some],
+                linewidths=[widths[i] for i in some],
+                zorder=0.5 if between else 2,
+            )
+            ax.add_collection(drawn)
+
+
+def _bundle_width(lines: list[Line]) -> float:
+    """Points: the more lines there are between nodes, the thinner each."""
+    count = sum(line.what == "between nodes" for line in lines)
+    return min(2.0, max(0.15, 60 / max(1, count)))
+
+
+def _ranks(ax: Axes, topology: Topology, layout: Layout, lines: list[Line]) -> None:
+    """Dots with their numbers, rings round nodes, and squares for switches."""
+    from matplotlib.patches import Circle
+
+    if layout.radius and not layout.by_node:
+        middle = layout.centre.mean(axis=0)
+        for node, centre in enumerate(layout.centre):
+            ring = Circle(
+                tuple(centre), 1.17, facecolor="white", edgecolor="#cccccc", linewidth=0.8, zorder=1
+            )
+            ax.add_patch(ring)
+            if topology.num_nodes > 1:
+                outward = centre - middle if topology.num_nodes > 3 else np.array([0.0, -1.0])
+                x, y = centre + 1.35 * outward / np.linalg.norm(outward)
+                side = "center" if abs(x - centre[0]) < 0.6 else "left" if x > centre[0] else "right"
+                ax.text(x, y, f"node {node}", fontsize=8, ha=side, va="center", color=INK)
+    places = layout.centre if layout.by_node else layout.place
+    count = len(places)
+    labelled = count <= _MOST_LABELS
+    size = 6.5 if count <= 36 else 5.0 if count <= 72 else 4.0
+    area = (2.6 * size) ** 2 * 0.62 if labelled else 12.0
+    ax.scatter(places[:, 0], places[:, 1], s=area, color="white", edgecolors=INK, linewidths=0.8, zorder=3)
+    if labelled:
+        for index, (x, y) in enumerate(places.tolist()):
+            ax.text(x, y, str(index), fontsize=size, ha="center", va="center", zorder=4)
+    if len(layout.hub) and any(line.what == "port" for line in lines):
+        ax.scatter(layout.hub[:, 0], layout.hub[:, 1], s=70, marker="s", color=GREY, edgecolors=INK, zorder=3)

@@ -1,0 +1,86 @@
+"""``taccl plot`` and ``taccl report``: files that are written, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from words import SMALL
+
+
+@pytest.mark.parametrize("what", ["gantt", "topology", "bandwidth"])
+def test_pictures_are_written(run, saved, tmp_path, what):
+    """Each kind of picture of a schedule's file; the answer says where."""
+    path = tmp_path / f"{what}.svg"
+    options = ("--sizes", "1KB,1MB") if what == "bandwidth" else ()
+    code, out, _ = run("plot", saved, "--what", what, "-o", path, *options)
+    assert code == 0
+    assert str(path) in out
+    assert "<svg" in path.read_text()
+
+
+def test_progress_needs_a_search(run, saved, tmp_path):
+    """A baseline was not searched for; a synthesis was."""
+    code, _, err = run("plot", saved, "--what", "progress", "-o", tmp_path / "p.svg")
+    assert code == 2
+    assert "what was known when" in err
+    found = tmp_path / "found.json"
+    assert run("synthesize", *SMALL, "--backend", "greedy", "--time-limit", "1", "-o", found)[0] == 0
+    assert run("plot", found, "--what", "progress", "-o", tmp_path / "p.svg")[0] == 0
+
+
+def test_a_topology_by_name_is_drawn(run, tmp_path):
+    """It needs no schedule."""
+    path = tmp_path / "ndv2.png"
+    assert run("plot", "ndv2", "--nodes", "2", "--what", "topology", "-o", path)[0] == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_options_of_other_pictures_are_refused(run, saved, tmp_path):
+    """The error names the option and the picture that it is for."""
+    code, _, err = run("plot", saved, "--what", "topology", "--by", "rank", "-o", tmp_path / "a.svg")
+    assert code == 2
+    assert "--by" in err
+    assert "--what gantt" in err
+
+
+def test_files_are_not_replaced_silently(run, saved, tmp_path):
+    """Neither pictures nor pages."""
+    for verb, name in (("plot", "a.svg"), ("report", "a.html")):
+        path = tmp_path / name
+        path.write_text("mine")
+        code, _, err = run(verb, saved, "-o", path)
+        assert code == 2
+        assert "--overwrite" in err
+        assert path.read_text() == "mine"
+
+
+def test_other_endings_are_refused(run, saved, tmp_path):
+    """Before any work."""
+    code, _, err = run("plot", saved, "-o", tmp_path / "a.gif")
+    assert code == 2
+    assert ".svg" in err
+
+
+def test_a_report_is_written(run_json, saved, tmp_path):
+    """The page has the command that made the schedule, and the one that made the page."""
+    path = tmp_path / "report.html"
+    code, values = run_json("report", saved, "-o", path, "--budget", "1")
+    assert code == 0
+    assert values["ok"] is True
+    page = path.read_text()
+    assert "taccl baseline ring" in page
+    assert f"taccl report {saved}" in page
+
+
+def test_a_report_of_a_broken_schedule_answers_no(run, tmp_path):
+    """The page is written, and the exit code is 1."""
+    import taccl
+    from taccl.schedule.schedule import make_schedule
+
+    topology = taccl.topologies.parse("ring:2")
+    problem = taccl.make_problem(topology, taccl.collectives.allgather(2), chunk_bytes=1000)
+    path = tmp_path / "broken.json"
+    taccl.save(make_schedule(problem, chunk=[], link=[], start=[], end=[]), path)
+    code, _, err = run("report", path, "-o", tmp_path / "report.html", "--budget", "1")
+    assert code == 1
+    assert "breaks 2 rules" in err
+    assert "not valid" in (tmp_path / "report.html").read_text()

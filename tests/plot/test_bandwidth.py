@@ -1,0 +1,109 @@
+"""Bandwidth over size: of a schedule, its bound and the baselines."""
+
+from __future__ import annotations
+
+import pytest
+from synthesis.small_problems import full, problem_of, two_nodes
+
+import taccl
+from taccl import collective as collectives
+from taccl.errors import InputError
+from taccl.plot.sizes import NAMES_OF_BASELINES
+
+
+@pytest.fixture(scope="module")
+def rates(found):
+    return taccl.plot.bandwidths(found, sizes=["4KB", "4MB", "64MB"])
+
+
+def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
+    """4 MB is what it was made for."""
+    assert rates.schedule[1] == pytest.approx(found.schedule.busbw_gb_per_s)
+
+
+def test_no_line_passes_the_bound(rates):
+    """Neither the schedule nor a baseline."""
+    for line in (rates.schedule, *rates.baselines.values()):
+        for rate, most in zip(line, rates.bound, strict=True):
+            assert rate <= most * (1 + 1e-12)
+
+
+def test_the_sketch_is_left_aside_for_baselines():
+    """A sketch that leaves a ring of links binds the schedule, and no baseline."""
+    from taccl.sketch.reachability import check_reachable
+
+    problem = problem_of(full(4), collectives.allgather(4))
+    ring = [problem.topology.links_between(r, (r + 1) % 4)[0] for r in range(4)]
+    bound = problem.with_clauses(links_allowed=frozenset(ring))
+    check_reachable(bound)
+    schedule = taccl.synthesize(bound, backend="greedy", time_limit_s=1).schedule
+    rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
+    # Round a ring each rank receives 3 chunks over one link of 1 us each: 3 us; over three links, 1 us.
+    assert rates.bound[0] == pytest.approx(3 * rates.bound_under_sketch[0])
+    assert rates.best_baseline[0][1] == pytest.approx(rates.bound[0])
+    words = {text.get_text() for text in taccl.plot.bandwidth(rates).get_legend().get_texts()}
+    assert {"bound, sketch aside", "bound under the sketch"} <= words
+
+
+def test_baselines_are_timed_at_their_best(rates):
+    """At its own size each is as fast as the baseline made for it."""
+    for name, line in rates.baselines.items():
+        made = taccl.baselines.baseline(name, rates.problem)
+        assert line[1] >= made.busbw_gb_per_s * (1 - 1e-12)
+
+
+def test_the_best_baseline_is_the_best_at_each_size(rates):
+    """It has a name, and nothing is above it."""
+    for index, best in enumerate(rates.best_baseline):
+        assert best[1] == max(line[index] for line in rates.baselines.values())
+        assert rates.baselines[best[0]][index] == best[1]
+
+
+def test_baselines_that_are_not_defined_are_said():
+    """Halving-doubling needs a power of two, and hierarchical two nodes: neither is there for 3 ranks."""
+    problem = problem_of(full(3), collectives.allgather(3))
+    schedule = taccl.baselines.ring(problem)
+    rates = taccl.plot.bandwidths(schedule, sizes=["3MB"])
+    assert set(rates.undefined) == {"recursive", "hierarchical"}
+    assert "power of two" in rates.undefined["recursive"]
+    label = taccl.plot.bandwidth(rates).get_xlabel()
+    assert "not defined here: halving-doubling, hierarchical" in label
+
+
+def test_without_time_baselines_are_left_out(found):
+    """A budget of nothing leaves every baseline out, and says so."""
+    rates = taccl.plot.bandwidths(found, sizes=["4MB"], budget_s=0)
+    assert rates.baselines == {}
+    assert "not timed" in rates.undefined["ring"]
+
+
+def testusual_sizes_have_its_own(found):
+    """From 1 KiB to 1 GiB, and 4 MB in place of 4 MiB."""
+    from taccl.plot.sizes import usual_sizes
+
+    sizes = usual_sizes(4_000_000)
+    assert (sizes[0], sizes[-1]) == (1024, 2**30)
+    assert 4_000_000 in sizes
+    assert 4 * 2**20 not in sizes
+
+
+def test_every_line_has_a_name(rates):
+    """The schedule, the bound, each baseline and the best of them."""
+    ax = taccl.plot.bandwidth(rates)
+    words = {text.get_text() for text in ax.get_legend().get_texts()}
+    named = {NAMES_OF_BASELINES[name] for name in rates.baselines}
+    assert words == {"this schedule", "bound", "best of baselines", *named}
+    assert ax.get_ylabel() == "bus bandwidth in GB/s"
+
+
+def test_unknown_sizes_are_refused():
+    """A schedule of the published tool without a chunk size has no size to scale from."""
+    import dataclasses
+
+    problem = problem_of(two_nodes(), collectives.allgather(4))
+    schedule = taccl.baselines.ring(problem)
+    unknown = dataclasses.replace(schedule, problem=dataclasses.replace(problem, size_bytes=None))
+    with pytest.raises(InputError, match="size is not known"):
+        taccl.plot.bandwidths(unknown)
+    with pytest.raises(InputError, match="sizes"):
+        taccl.plot.bandwidths(schedule, sizes=[])

@@ -1,0 +1,123 @@
+"""What notebooks show: tables with the figures, in which every name is text."""
+
+from __future__ import annotations
+
+import dataclasses
+from html.parser import HTMLParser
+
+import pytest
+
+import taccl
+from taccl import html
+
+HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>&\"'"
+
+
+class Elements(HTMLParser):
+    """The names of all elements, and whether each was closed."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(content)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.names.add(tag)
+        if tag not in ("meta", "link", "input", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def shown(found):
+    """Everything that has a display, of one result."""
+    problem = found.schedule.problem
+    return {
+        "Topology": problem.topology,
+        "Sketch": taccl.load_sketch("ndv2/sk1"),
+        "Problem": problem,
+        "Result": found,
+        "Certificate": found.bound,
+        "Schedule": found.schedule,
+        "Simulation": taccl.simulate(found.schedule),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Topology", ["two nodes", "4 in 2 nodes", "between nodes"]),
+        ("Sketch", ["ndv2"]),
+        ("Problem", ["allreduce on two nodes", "4MB"]),
+        ("Result", ["finish", "gap", "greedy", "verified"]),
+        ("Certificate", ["limited by", "witness"]),
+        ("Schedule", ["0->1", "reduce"]),
+        ("Simulation", ["resource", "busy"]),
+    ],
+)
+def test_the_figures_are_there(shown, kind, words):
+    """Each names what it is of, in elements that close."""
+    elements = Elements(shown[kind]._repr_html_())
+    assert elements.open == []
+    assert "script" not in elements.names
+    for word in words:
+        assert word in elements.text
+
+
+def test_names_are_text(shown, found):
+    """A name that would be a script is shown as it is written."""
+    problem = found.schedule.problem
+    link = dataclasses.replace(problem.topology.links[0], name=HOSTILE)
+    topology = dataclasses.replace(
+        problem.topology, name=HOSTILE, profile=HOSTILE, links=(link, *problem.topology.links[1:]),
+        notes=(HOSTILE,),
+        resources=tuple(dataclasses.replace(each, name=HOSTILE) for each in problem.topology.resources),
+    )  # fmt: skip
+    clauses = dataclasses.replace(problem.clauses, name=HOSTILE)
+    hostile = dataclasses.replace(problem, topology=topology, clauses=clauses, notes=(HOSTILE,))
+    schedule = dataclasses.replace(found.schedule, problem=hostile, producer=HOSTILE)
+    bound = dataclasses.replace(found.bound, problem=hostile, limits=HOSTILE)
+    stage = dataclasses.replace(found.stages[0], message=HOSTILE)
+    result = dataclasses.replace(found, schedule=schedule, bound=bound, stages=(stage,), notes=(HOSTILE,))
+    sketch = taccl.Sketch.from_dict({"schema": 1, "name": HOSTILE, "description": HOSTILE})
+    for each in (topology, hostile, schedule, bound, result, sketch, taccl.simulate(schedule)):
+        elements = Elements(each._repr_html_())
+        assert not elements.names & {"script", "img"}
+        assert HOSTILE in elements.text
+
+
+def test_dark_pages_stay_dark(shown):
+    """No colour is set but greys that show on both."""
+    for each in shown.values():
+        content = each._repr_html_()
+        assert "color:inherit" in content
+        assert "background:#" not in content
+        assert "color:#" not in content
+
+
+def test_long_tables_are_cut():
+    """What is left out is counted."""
+    content = html.table(("a",), [(str(i),) for i in range(9)], limit=2)
+    assert content.count("<td") == 2
+    assert "... and 7 more" in content
+
+
+def test_facts_without_a_value_are_left_out():
+    """An empty value has no row."""
+    assert html.facts([("a", "1"), ("b", "")]).count("<tr") == 1
+
+
+def test_a_broken_schedule_is_shown(exchange):
+    """A link that does not exist is named, and is no error."""
+    import numpy as np
+
+    wrong = dataclasses.replace(exchange, link=np.array([9, 0, 1], dtype=np.int32))
+    assert "no link 9" in wrong._repr_html_()

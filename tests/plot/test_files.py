@@ -1,0 +1,82 @@
+"""Pictures become files that are the same bytes every time, whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from xml.dom import minidom
+
+import pytest
+
+import taccl
+from taccl.errors import InputError
+
+
+@pytest.mark.parametrize("format", ["svg", "png", "pdf"])
+def test_the_same_picture_is_the_same_bytes(exchange, format):
+    """No date, no random identifier."""
+    first, second = (taccl.plot.render(taccl.plot.gantt(exchange), format) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(("name", "begins"), [("a.svg", b"<?xml"), ("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF")])
+def test_the_ending_says_the_format(exchange, tmp_path, name, begins):
+    """SVG, PNG and PDF, in upper case, too."""
+    taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_other_endings_are_refused(exchange, tmp_path):
+    """The error lists those that go."""
+    with pytest.raises(InputError, match=r"\.svg, \.png, \.pdf"):
+        taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / "a.gif")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_kept(exchange, tmp_path):
+    """A file that exists is replaced only when asked for."""
+    path = tmp_path / "a.svg"
+    path.write_text("mine")
+    with pytest.raises(InputError, match="exists"):
+        taccl.plot.save(taccl.plot.gantt(exchange), path)
+    assert path.read_text() == "mine"
+    taccl.plot.save(taccl.plot.gantt(exchange), path, overwrite=True)
+    assert "<svg" in path.read_text()
+
+
+def test_a_part_of_a_figure_will_do(exchange):
+    """Axes of a subfigure are rendered with the whole figure."""
+    from matplotlib.figure import Figure
+
+    parts = Figure().subfigures(1, 2)
+    ax = taccl.plot.gantt(exchange, ax=parts[0].subplots())
+    assert taccl.plot.render(ax, "png").startswith(b"\x89PNG")
+
+
+def test_nothing_is_left_open(exchange):
+    """Pictures for files keep no figure of pyplot alive."""
+    from matplotlib import pyplot
+
+    from taccl.plot.style import figure
+
+    taccl.plot.render(taccl.plot.gantt(exchange, ax=figure()))
+    assert pyplot.get_fignums() == []
+
+
+def test_names_that_no_xml_holds(exchange):
+    """A control, and half of a character, stand in a picture as a replacement: it can be read."""
+    name = "bell \x07 half \ud800 none \ufffe"
+    links = tuple(dataclasses.replace(link, name=name) for link in exchange.problem.topology.links)
+    topology = dataclasses.replace(exchange.problem.topology, name=name, links=links)
+    problem = dataclasses.replace(exchange.problem, topology=topology)
+    schedule = dataclasses.replace(exchange, problem=problem)
+    for picture in (taccl.plot.gantt(schedule), taccl.plot.topology(topology)):
+        minidom.parseString(taccl.plot.render(picture, "svg"))
+    assert name not in taccl.report(schedule, budget_s=1e-9)
+
+
+def test_links_with_an_underscore_are_in_the_key(exchange):
+    """matplotlib leaves out of a key what begins so."""
+    links = tuple(dataclasses.replace(link, name="_x") for link in exchange.problem.topology.links)
+    topology = dataclasses.replace(exchange.problem.topology, links=links)
+    key = taccl.plot.topology(topology).get_legend()
+    assert [text.get_text().strip()[:2] for text in key.get_texts()] == ["_x"]

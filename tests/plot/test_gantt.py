@@ -1,0 +1,101 @@
+"""The Gantt chart shows every send, says what it leaves out, and is quick with many."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from synthesis.small_problems import full, problem_of
+
+import taccl
+from taccl import collective as collectives
+from taccl.errors import InputError
+from taccl.schedule.schedule import make_schedule
+
+
+def shapes(ax):
+    """The number of bars drawn."""
+    return sum(len(each.get_paths()) for each in ax.collections if each.get_gid() in ("copies", "reductions"))
+
+
+@pytest.mark.parametrize("by", ["link", "resource", "rank"])
+def test_every_bar_is_drawn(exchange, by):
+    """Three sends, each over a link that holds itself only: three bars in each view."""
+    ax = taccl.plot.gantt(exchange, by)
+    assert shapes(ax) == 3
+    assert ax.get_xlabel() == "time in us"
+    assert f"sends by {by}" in ax.get_title(loc="left")
+
+
+def test_it_draws_where_it_is_told(exchange):
+    """The axes given are the axes returned."""
+    ax = Figure().subplots()
+    assert taccl.plot.gantt(exchange, ax=ax) is ax
+
+
+def test_reductions_are_apart(found):
+    """An allreduce over 4 ranks reduces and then copies: both kinds of bars, and a key to the hatching."""
+    ax = taccl.plot.gantt(found)
+    kinds = {each.get_gid(): each.get_hatch() for each in ax.collections}
+    assert kinds["copies"] is None
+    assert kinds["reductions"]
+    assert "reduced on arrival" in [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_a_result_has_its_bound_drawn(found):
+    """The title gives finish and bound."""
+    assert "bound" in taccl.plot.gantt(found).get_title(loc="left")
+    assert "bound" not in taccl.plot.gantt(found.schedule).get_title(loc="left")
+
+
+def test_what_is_left_out_is_said(exchange):
+    """Of two links one is shown."""
+    assert "the 1 busiest of 2 links; 1 bar not shown" in taccl.plot.gantt(exchange, max_rows=1).get_xlabel()
+
+
+def test_colours_can_tell_chunks(exchange):
+    """The key has the chunks."""
+    ax = taccl.plot.gantt(exchange, colour="chunk")
+    keys = [child for child in ax.get_children() if child.__class__.__name__ == "Legend"]
+    assert keys[0].get_title().get_text() == "chunk"
+    with pytest.raises(InputError, match="colour"):
+        taccl.plot.gantt(exchange, colour="size")
+
+
+def test_names_are_no_formulas(exchange):
+    """A dollar in a name is a dollar."""
+    import dataclasses
+
+    topology = dataclasses.replace(exchange.problem.topology, name="$\\frac{$")
+    problem = dataclasses.replace(exchange.problem, topology=topology)
+    ax = taccl.plot.gantt(dataclasses.replace(exchange, problem=problem))
+    assert "$\\frac{$" in taccl.plot.render(ax, "svg").decode()
+
+
+def test_tens_of_thousands_of_transfers_are_quick():
+    """40000 sends over 90 links are drawn, and the 48 busiest links of them become one image in SVG."""
+    problem = problem_of(full(10), collectives.allgather(10))
+    count, num_links = 40_000, len(problem.topology.links)
+    ticks = problem.costs.ticks_per_us
+    start = np.arange(count) // num_links * ticks
+    schedule = make_schedule(
+        problem,
+        chunk=np.arange(count) % 10,
+        link=np.arange(count) % num_links,
+        start=start,
+        end=start + ticks,
+    )
+    began = time.process_time()
+    ax = taccl.plot.gantt(schedule)
+    content = taccl.plot.render(ax, "svg")
+    assert time.process_time() - began < 6
+    assert shapes(ax) > 20_000
+    assert len(content) < 2_000_000
+
+
+def test_an_empty_schedule_is_drawn(exchange):
+    """Nothing to send makes a picture without bars."""
+    empty = make_schedule(exchange.problem, chunk=[], link=[], start=[], end=[])
+    assert shapes(taccl.plot.gantt(empty)) == 0

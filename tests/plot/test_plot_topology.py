@@ -1,0 +1,75 @@
+"""The picture of a topology: where ranks are, what lines stand for, and how busy they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.errors import InputError
+from taccl.plot.layout import lay_out, lines_of
+
+
+def lines_by_kind(topology):
+    kinds: dict[str, int] = {}
+    for line in lines_of(topology, lay_out(topology)):
+        kinds[line.what] = kinds.get(line.what, 0) + 1
+    return kinds
+
+
+def test_every_link_has_a_line():
+    """A ring of 8 has 16 links, each a line of its own."""
+    assert lines_by_kind(taccl.topologies.parse("ring:8")) == {"link": 16}
+
+
+def test_switches_have_ports():
+    """A DGX-A100 has a switch with a way in and out for 8 ranks; two of them have 16 links between nodes."""
+    assert lines_by_kind(taccl.topologies.dgx_a100(nodes=2)) == {"port": 32, "link": 16}
+
+
+def test_many_links_between_nodes_are_one_line():
+    """Two NDv2 have 64 pairs of ranks between nodes: one line each way, and 32 NVLinks one way in each."""
+    assert lines_by_kind(taccl.topologies.ndv2(nodes=2)) == {"link": 64, "between nodes": 2}
+
+
+def test_borders_of_a_torus_lead_round():
+    """A 4x4 torus: 16 links cross the border (2 ways in each of 4 rows and 4 columns), 48 do not."""
+    assert lines_by_kind(taccl.topologies.parse("torus:4x4")) == {"link": 48, "link round the border": 16}
+
+
+def test_many_ranks_are_drawn_by_node():
+    """With 264 ranks in 33 nodes a dot is a node, and a line a pair of nodes: 33 * 32 / 2."""
+    topology = taccl.topologies.dgx_a100(nodes=33)
+    assert lay_out(topology).by_node
+    assert lines_by_kind(topology) == {"between nodes": 528}
+
+
+@pytest.mark.parametrize("name", ["ndv2", "dgx2", "hypercube:4", "mesh:3x5", "star:6", "fully-connected:5"])
+def test_ranks_are_apart(name):
+    """No two ranks are at one place."""
+    place = lay_out(taccl.topologies.parse(name)).place
+    distance = np.linalg.norm(place[:, None] - place[None, :], axis=2) + 9 * np.eye(len(place))
+    assert distance.min() > 0.1
+
+
+def test_loads_are_those_of_the_schedule(exchange):
+    """Link 0 is busy all the time, link 1 half of it; the colour bar is in per cent."""
+    ax = taccl.plot.topology(exchange.problem.topology, exchange)
+    widths = sorted(float(w) for each in ax.collections for w in np.ravel(each.get_linewidths()))
+    assert widths[-1] == pytest.approx(0.7 + 2.1)
+    assert any("busy share" in other.get_ylabel() for other in ax.figure.axes)
+
+
+def test_without_a_schedule_kinds_are_told():
+    """The key names links and their bandwidth."""
+    ax = taccl.plot.topology(taccl.topologies.ndv2(nodes=2))
+    words = " ".join(text.get_text() for text in ax.get_legend().get_texts())
+    assert "NVLink" in words
+    assert "GB/s" in words
+    assert "between nodes" in words
+
+
+def test_another_topology_is_refused(exchange):
+    """Loads of one topology are not drawn on another."""
+    with pytest.raises(InputError, match="schedule"):
+        taccl.plot.topology(taccl.topologies.parse("ring:8"), exchange)

@@ -1,0 +1,78 @@
+"""The progress of a search: what a result keeps of it, and its picture."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from synthesis.small_problems import problem_of, relayed, ring
+
+import taccl
+from taccl import collective as collectives
+from taccl.errors import InputError
+from taccl.plot.progress import moments_in
+from taccl.synthesis.result import Moment
+
+
+def test_a_result_keeps_its_progress():
+    """In order of time, each finish better than the last, none under the bound; the last is what is returned."""
+    result = taccl.synthesize(relayed(), backend="greedy", time_limit_s=1)
+    assert relayed().collective.combining is False
+    times = [moment.seconds for moment in result.progress]
+    finishes = [moment.finish_us for moment in result.progress if moment.finish_us is not None]
+    assert times == sorted(times)
+    assert finishes == sorted(finishes, reverse=True)
+    assert result.progress[0].finish_us is None
+    assert result.progress[-1].finish_us == result.finish_us
+    assert result.progress[-1].bound_us == result.bound_us
+    assert times[-1] <= result.seconds
+
+
+def test_halves_are_told_apart(found):
+    """An allreduce is searched in two halves, and the last moment is of the whole."""
+    assert {moment.half for moment in found.progress} == {"", "reduce", "spread"}
+    assert found.progress[-1].half == ""
+
+
+def test_a_named_solver_has_its_own_progress():
+    """What the list scheduler found first is not what highs found."""
+    problem = problem_of(ring(3), collectives.allgather(3))
+    result = taccl.synthesize(problem, backend="highs", time_limit_s=5)
+    assert result.progress[-1].finish_us == result.finish_us
+    finishes = [moment.finish_us for moment in result.progress if moment.finish_us is not None]
+    assert finishes == sorted(finishes, reverse=True)
+
+
+def test_steps_are_drawn(found):
+    """A line for finish and one for the bound, of each half and of the whole."""
+    ax = taccl.plot.progress(found)
+    words = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "whole: best finish so far" in words
+    assert "reduction half: bound" in words
+    assert ax.get_xlabel() == "seconds since the synthesis began"
+
+
+def test_a_result_made_by_hand_has_none(found):
+    """The error says so."""
+    with pytest.raises(InputError, match="what was known when"):
+        taccl.plot.progress(dataclasses.replace(found, progress=()))
+
+
+def test_plain_values_give_the_same_moments(found):
+    """What a file keeps is what the result had."""
+    assert moments_in(found.to_dict()) == found.progress
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [None, "text", [1], [{}], [{"seconds": "1"}], [{"seconds": float("nan")}], [{"seconds": 1, "half": 3}],
+     [{"seconds": 1, "finish_us": True}]],
+)  # fmt: skip
+def test_what_is_not_in_order_is_left_out(progress):
+    """A file may say anything."""
+    assert moments_in({"progress": progress}) == ()
+
+
+def test_moments_need_only_seconds():
+    """Neither finish nor bound need be known."""
+    assert moments_in({"progress": [{"seconds": 1}]}) == (Moment(1, None, None),)

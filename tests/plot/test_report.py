@@ -1,0 +1,184 @@
+"""The report: one page with every section and the right numbers, whatever is in the schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+from test_display import HOSTILE, Elements
+
+import taccl
+from taccl.errors import InputError
+from taccl.schedule.compact import CompactSchedule
+from taccl.units import format_us
+
+SECTIONS = (
+    "verification", "bound", "timeline", "load", "sizes", "search", "problem", "transfers", "versions",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page(found):
+    return taccl.report(found, command="taccl report out.json -o report.html", budget_s=5)
+
+
+def section(page: str, name: str) -> str:
+    """The content of a section."""
+    return re.search(f'<section id="{name}">(.*?)</section>', page, re.DOTALL)[1]
+
+
+def test_every_section_is_there(page):
+    """In the order of the contents."""
+    assert tuple(re.findall(r'<section id="(\w+)"', page)) == SECTIONS
+
+
+def test_the_figures_are_those_of_the_result(page, found):
+    """Finish, bound and bandwidth, with their units."""
+    for figure in (
+        format_us(found.finish_us),
+        format_us(found.bound_us),
+        f"{found.schedule.busbw_gb_per_s:.4g} GB/s",
+        found.schedule.digest(),
+        found.bound.limits,
+    ):
+        assert figure in Elements(page).text
+
+
+def test_the_witness_is_in_words(page, found):
+    """The certificate was checked again."""
+    from taccl.analysis.certificates.certificate import describe_witness
+
+    text = Elements(section(page, "bound")).text
+    assert describe_witness(found.bound) in text
+    assert "by arithmetic alone: it holds" in text
+
+
+def test_stages_and_versions_are_listed(page, found):
+    """As the result has them, and the command."""
+    text = Elements(section(page, "search")).text
+    for stage in found.stages:
+        assert stage.name in text
+    assert found.versions["numpy"] in section(page, "versions")
+    assert "taccl report out.json -o report.html" in section(page, "versions")
+
+
+def test_every_bar_has_a_text(page, found):
+    """The script's data has, for each picture, as many bars as the picture has shapes."""
+    data = json.loads(re.search(r'<script type="application/json" id="sends">(.*?)</script>', page)[1])
+    assert len(data["texts"]) == found.schedule.num_sends
+    for name, groups in data["pictures"].items():
+        for kind, members in groups.items():
+            drawn = re.search(f'<g id="{name}-{kind}">(.*?)</g>', page, re.DOTALL)
+            assert len(members) == (drawn[1].count("<path") if drawn else 0)
+
+
+def test_identifiers_are_unique(page):
+    """Pictures on one page do not share identifiers."""
+    found = re.findall(r'<[^>]*\bid="([^"]*)"', page)
+    assert len(found) == len(set(found))
+
+
+def test_nothing_is_fetched(page):
+    """No element refers to another file, and the policy forbids it."""
+    assert "default-src 'none'" in page.replace("&#x27;", "'")
+    for attribute, target in re.findall(r'<[^>]*?\b(src|href|xlink:href|action)="([^"]*)"', page):
+        assert target.startswith(("#", "data:")), attribute
+    assert not re.search(r"url\((?!#)", page)
+    assert "@import" not in page
+
+
+def test_the_same_schedule_is_the_same_page(exchange):
+    """No date and no random identifier."""
+    assert taccl.report(exchange, budget_s=1e-9) == taccl.report(exchange, budget_s=1e-9)
+
+
+def test_a_schedule_that_breaks_rules_gets_a_page_that_says_which(found):
+    """The last arrival is left out: something never arrives."""
+    columns = {
+        name: getattr(found.schedule, name)[:-1]
+        for name in ("chunk", "link", "start", "end", "group", "reduce")
+    }
+    page = taccl.report(dataclasses.replace(found.schedule, **columns), budget_s=1e-9)
+    assert "not valid: 1 violation" in page
+    assert "never" in section(page, "verification") or "lacks" in section(page, "verification")
+
+
+def test_links_that_do_not_exist_are_no_obstacle(exchange):
+    """The page says what is wrong, and leaves the pictures out."""
+    wrong = dataclasses.replace(exchange, link=np.array([0, 9, 1], dtype=np.int32))
+    page = taccl.report(wrong)
+    assert "not valid" in page
+    assert "no link 9" in section(page, "transfers")
+    assert "left out" in section(page, "timeline")
+
+
+def test_names_are_text(found):
+    """No name of a file becomes an element, an attribute or a part of the script."""
+    problem = found.schedule.problem
+    bad = HOSTILE + "</script><script>alert(2)</script>"
+    links = tuple(dataclasses.replace(link, name=bad) for link in problem.topology.links)
+    topology = dataclasses.replace(
+        problem.topology, name=bad, profile=bad, links=links, notes=(bad,),
+        resources=tuple(dataclasses.replace(each, name=bad) for each in problem.topology.resources),
+    )  # fmt: skip
+    clauses = dataclasses.replace(problem.clauses, name=bad)
+    hostile = dataclasses.replace(problem, topology=topology, clauses=clauses, notes=(bad,))
+    schedule = dataclasses.replace(found.schedule, problem=hostile, producer=bad)
+    details = {
+        "stages": [{"name": bad, "solver": bad, "status": bad, "seconds": bad, "message": bad}, 3],
+        "versions": {bad: bad}, "backend": bad, "stopped": bad, "command": bad, "progress": bad, "seed": [bad],
+    }  # fmt: skip
+    page = taccl.report(schedule, details=details, command=bad, budget_s=1e-9)
+    scripts = re.findall(r"<script[^>]*>", page)
+    assert scripts == ['<script type="application/json" id="sends">', "<script>"]
+    assert "<img" not in page
+    assert bad in Elements(section(page, "search")).text
+
+
+def test_very_large_schedules_get_figures_and_a_word(monkeypatch, exchange):
+    """Above the limits pictures are left out, and the page says so."""
+    from taccl.plot.report import findings
+
+    monkeypatch.setattr(findings, "_MOST_REPLAYED", 2)
+    page = taccl.report(exchange)
+    for name in ("load", "sizes"):
+        assert "left out: the schedule has 3 transfers, and is replayed up to 2" in section(page, name)
+    assert "<svg" in section(page, "timeline")
+    monkeypatch.setattr(findings, "_MOST_DRAWN", 2)
+    page = taccl.report(exchange)
+    for name in ("timeline", "load"):
+        assert "left out: the schedule has 3 transfers, and is drawn up to 2" in section(page, name)
+    assert "<svg" not in page
+
+
+def test_many_transfers_are_cut(monkeypatch, exchange):
+    """The table says how many are not shown."""
+    from taccl.plot.report import sections
+
+    monkeypatch.setattr(sections, "_MOST_TRANSFERS", 1)
+    page = taccl.report(exchange, budget_s=1e-9)
+    assert "2 more transfers not shown" in section(page, "transfers")
+
+
+def test_compact_schedules_have_a_page(found):
+    """One that is small is drawn like any other."""
+    import taccl.baselines as baselines
+
+    made = baselines.ring(found.schedule.problem)
+    compact = CompactSchedule(made.problem, made.chunk, made.link, made.start, "ring", int(made.reduce.sum()))
+    assert "by rank" in taccl.report(compact, budget_s=1e-9)
+
+
+def test_pages_are_written_whole_or_not_at_all(tmp_path, exchange):
+    """A file that exists is kept, unless it is to be replaced."""
+    path = tmp_path / "report.html"
+    path.write_text("mine")
+    with pytest.raises(InputError, match="exists"):
+        taccl.write_report(exchange, path)
+    assert path.read_text() == "mine"
+    taccl.write_report(exchange, path, overwrite=True, budget_s=1e-9)
+    assert path.read_text().startswith("<!DOCTYPE html>")
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

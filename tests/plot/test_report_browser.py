@@ -1,0 +1,83 @@
+"""The report in a real browser: no complaint in its console, and what its script makes of the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+
+import pytest
+from test_display import HOSTILE
+
+import taccl
+from taccl.units import format_us
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path to open the report in")
+
+
+def opened(page: str, folder) -> tuple[str, list[str]]:
+    """The document after its scripts ran, and what the console says."""
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    done = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", "--dump-dom", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture(scope="module")
+def hostile(found):
+    """A result in which every name would like to be a script."""
+    problem = found.schedule.problem
+    links = tuple(dataclasses.replace(link, name=HOSTILE) for link in problem.topology.links)
+    topology = dataclasses.replace(problem.topology, name=HOSTILE, links=links)
+    problem = dataclasses.replace(problem, topology=topology)
+    schedule = dataclasses.replace(found.schedule, problem=problem, producer=HOSTILE)
+    return dataclasses.replace(
+        found, schedule=schedule, bound=dataclasses.replace(found.bound, problem=problem)
+    )
+
+
+def test_the_page_opens_without_a_complaint(hostile, tmp_path):
+    """Sections and numbers are there, every bar has its text, and names are text."""
+    page = taccl.report(hostile, budget_s=1e-9)
+    document, console = opened(page, tmp_path)
+    assert console == []
+    assert 'data-ready="yes"' in document
+    bars = int(re.search(r'data-bars="(\d+)"', document)[1])
+    assert bars == sum(
+        len(members)
+        for groups in _pictures(document).values()
+        for members in groups.values()
+    )  # fmt: skip
+    assert bars > 0
+    assert len(re.findall(r"<section id=", document)) == 9
+    assert format_us(hostile.finish_us) in document
+    assert document.count("<script") == 2
+    assert "<img" not in document
+    assert "&lt;img src=x onerror=alert(1)&gt;" in document
+    assert len(re.findall(r'<button[^>]*aria-pressed="true"', document)) == 1
+
+
+def test_a_script_that_got_in_would_not_run(found, tmp_path):
+    """The policy admits the page's own script only; the browser says that it refused the other."""
+    page = taccl.report(found, budget_s=1e-9)
+    page = page.replace("<main>", "<main><script>document.title = 'taken'</script>")
+    document, console = opened(page, tmp_path)
+    assert "<title>taken</title>" not in document
+    assert any("Content Security Policy" in line for line in console)
+
+
+def _pictures(document: str) -> dict:
+    import json
+
+    return json.loads(re.search(r'id="sends">(.*?)</script>', document)[1])["pictures"]
