@@ -1,6 +1,6 @@
 """Writes the stored results into docs/benchmarks.md, between its two markers.
 
-python -m benchmarks.page            # rewrite the page
+python -m benchmarks.page            # rewrite the page, and draw how time and memory grow
 python -m benchmarks.page --check    # exit 1 if the page is not what the results say
 """
 
@@ -11,9 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scale import draw
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
+GROWTH = ROOT / "docs" / "images" / "scale-growth.svg"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 TITLES = {
@@ -32,8 +35,10 @@ def main() -> int:
     head, rest = before.split(BEGIN)
     after = f"{head}{BEGIN}\n\n{_results()}\n{END}{rest.split(END)[1]}"
     if options.check:
-        return int(after != before)
+        return int(after != before or not GROWTH.exists())
     PAGE.write_text(after)
+    if (RESULTS / "scale.json").exists():
+        draw(_load("scale")["rows"], GROWTH)
     return 0
 
 
@@ -43,6 +48,10 @@ def _results() -> str:
         parts += _bounds(_load("bounds"))
     if (RESULTS / "scale.json").exists():
         parts.append(_scale(_load("scale")))
+    if (RESULTS / "sweep.json").exists():
+        parts.append(_sweep(_load("sweep")))
+    if (RESULTS / "suggest.json").exists():
+        parts += _suggest(_load("suggest"))
     return "\n".join(parts)
 
 
@@ -111,6 +120,8 @@ def _scale(data: dict[str, Any]) -> str:
         "bound us",
         "ratio",
         "at most",
+        "baseline us",
+        "met",
     )
     rows = [
         (
@@ -125,10 +136,69 @@ def _scale(data: dict[str, Any]) -> str:
             _number(row["bound_us"]),
             f"{row['ratio']:.4f}",
             _number(row.get("ratio_at_most")),
+            f"{row['baseline_us']:.6g} ({row['baseline']})" if row.get("baseline") else "",
+            "yes" if row["met"] else "no",
         )
         for row in data["rows"]
     ]
-    return _section("Greedy at scale", data, _table(head, rows))
+    growth = ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in data["growth"].items())
+    said = f"Of an allgather on square meshes {growth}.\n\n" if growth else ""
+    return _section("Greedy at scale", data, said + _table(head, rows))
+
+
+def _sweep(data: dict[str, Any]) -> str:
+    head = ("sweep", "runs", "seconds", "from the cache", "load average")
+    rows = [
+        (name, str(data["runs"]), f"{part['seconds']:.1f}", str(part["from_cache"]), str(part["load"]))
+        for name, part in (
+            ("one worker", data["one_worker"]),
+            ("two workers", data["two_workers"]),
+            ("the same again", data["cached"]),
+        )
+    ]
+    said = (
+        f"Two workers are {data['speed_up']} times as fast as one (to be met: {data['speed_up_at_least']}); "
+        f"the cached re-run is to take {data['cached_s_at_most']} s at most."
+    )
+    return _section("A sweep of many runs", data, f"{said}\n\n{_table(head, rows)}")
+
+
+def _suggest(data: dict[str, Any]) -> list[str]:
+    shipped = [
+        (
+            row["case"],
+            row["cost_model"],
+            _number(row["shipped_us"]),
+            _number(row["automatic_us"]),
+            f"{row['ratio']:.3f}",
+            _number(row["bound_us"]),
+            f"{row['shipped_seconds']:.1f}",
+            f"{row['automatic_seconds']:.1f}",
+        )
+        for row in data["rows"]
+        if "ratio" in row
+    ]
+    larger = [
+        (
+            row["case"],
+            row["size"],
+            _number(row["finish_us"]),
+            _number(row["bound_us"]),
+            f"{row['gap']:.2%}",
+            f"{row['seconds']:.1f}",
+        )
+        for row in data["rows"]
+        if "gap" in row
+    ]
+    head = ("case", "costs", "shipped us", "automatic us", "ratio", "bound us", "shipped s", "automatic s")
+    return [
+        _section("Automatic sketches beside the shipped ones", data, _table(head, shipped)),
+        _section(
+            "Automatic sketches of larger machines, against physical bounds",
+            data,
+            _table(("case", "size", "finish us", "bound us", "gap", "seconds"), larger),
+        ),
+    ]
 
 
 def _section(title: str, data: dict[str, Any], table: str) -> str:

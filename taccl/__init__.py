@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taccl import baselines as baselines
     from taccl import collective as collectives  # noqa: F401
+    from taccl import plot as plot
     from taccl import topologies as topologies
     from taccl.analysis.certificates.bounds import Prices as Prices
     from taccl.analysis.certificates.bounds import lower_bound as lower_bound
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from taccl.analysis.verification.verify import Verification as Verification
     from taccl.analysis.verification.verify import verify as verify
     from taccl.collective import Collective as Collective
+    from taccl.errors import CacheWarning as CacheWarning
     from taccl.errors import CollectiveError as CollectiveError
     from taccl.errors import ExecutionError as ExecutionError
     from taccl.errors import ExportError as ExportError
@@ -46,20 +48,31 @@ if TYPE_CHECKING:
     from taccl.errors import TacclWarning as TacclWarning
     from taccl.errors import TopologyError as TopologyError
     from taccl.errors import VerificationError as VerificationError
+    from taccl.explore.cache import Cache as Cache
+    from taccl.explore.compare import compare as compare
+    from taccl.explore.plan import Plan as Plan
+    from taccl.explore.plan import plan as plan
+    from taccl.explore.sweep import sweep as sweep
     from taccl.formats.native import load as load
     from taccl.formats.native import save as save
     from taccl.formats.registry import convert as convert
     from taccl.formats.registry import write as write
+    from taccl.plot.report.page import report as report
+    from taccl.plot.report.page import write_report as write_report
     from taccl.problem import Problem as Problem
     from taccl.problem import alltoallv_problem as alltoallv_problem
     from taccl.problem import make_problem as make_problem
     from taccl.program.interpret import Interpretation as Interpretation
     from taccl.program.interpret import interpret as interpret
+    from taccl.program.lift import lift as lift
     from taccl.program.lower import lower as lower
     from taccl.program.program import Program as Program
+    from taccl.runtime.execute import execute as execute
+    from taccl.runtime.report import Execution as Execution
     from taccl.schedule.compact import CompactSchedule as CompactSchedule
     from taccl.schedule.implicit import ImplicitSchedule as ImplicitSchedule
     from taccl.schedule.schedule import Schedule as Schedule
+    from taccl.schedule.spill import load_spilled as load_spilled
     from taccl.sketch.library import load_sketch as load_sketch
     from taccl.sketch.library import shipped_sketches as shipped_sketches
     from taccl.sketch.sketch import Sketch as Sketch
@@ -70,6 +83,10 @@ if TYPE_CHECKING:
     from taccl.synthesis.replan import Replan as Replan
     from taccl.synthesis.replan import replan as replan
     from taccl.synthesis.result import Result as Result
+    from taccl.synthesis.suggesting.check import SketchReport as SketchReport
+    from taccl.synthesis.suggesting.check import check_sketch as check_sketch
+    from taccl.synthesis.suggesting.proposals import SketchProposal as SketchProposal
+    from taccl.synthesis.suggesting.suggest import suggest_sketches as suggest_sketches
     from taccl.synthesis.symmetric.implicit import ImplicitResult as ImplicitResult
     from taccl.synthesis.symmetric.implicit import synthesize_implicit as synthesize_implicit
     from taccl.topology.topology import Topology as Topology
@@ -78,6 +95,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "baselines": "taccl.baselines", "collectives": "taccl.collective", "topologies": "taccl.topologies",
+    "plot": "taccl.plot",
 }  # fmt: skip
 
 _NAMES_OF_MODULE = {
@@ -89,24 +107,36 @@ _NAMES_OF_MODULE = {
     "taccl.analysis.verification.verify": ("Verification", "verify"),
     "taccl.collective": ("Collective",),
     "taccl.errors": (
-        "CollectiveError", "ExecutionError", "ExportError", "FallbackWarning", "FormatError",
+        "CacheWarning", "CollectiveError", "ExecutionError", "ExportError", "FallbackWarning", "FormatError",
         "InfeasibleError", "InputError", "LossyConversionWarning", "NoSolutionError", "NumericsWarning",
         "SketchError", "SolverError", "SolverUnavailableError", "TacclError", "TacclWarning", "TopologyError",
         "VerificationError",
     ),
+    "taccl.explore.cache": ("Cache",),
+    "taccl.explore.compare": ("compare",),
+    "taccl.explore.plan": ("Plan", "plan"),
+    "taccl.explore.sweep": ("sweep",),
     "taccl.formats.native": ("load", "save"),
     "taccl.formats.registry": ("convert", "write"),
+    "taccl.plot.report.page": ("report", "write_report"),
     "taccl.program.interpret": ("Interpretation", "interpret"),
+    "taccl.program.lift": ("lift",),
     "taccl.program.lower": ("lower",),
     "taccl.program.program": ("Program",),
+    "taccl.runtime.execute": ("execute",),
+    "taccl.runtime.report": ("Execution",),
     "taccl.problem": ("Problem", "alltoallv_problem", "make_problem"),
     "taccl.schedule.compact": ("CompactSchedule",),
     "taccl.schedule.implicit": ("ImplicitSchedule",),
     "taccl.schedule.schedule": ("Schedule",),
+    "taccl.schedule.spill": ("load_spilled",),
     "taccl.sketch.library": ("load_sketch", "shipped_sketches"),
     "taccl.sketch.sketch": ("Sketch",),
     "taccl.synthesis.backends": ("backends",),
     "taccl.synthesis.explaining.explain": ("Explanation", "explain"),
+    "taccl.synthesis.suggesting.check": ("SketchReport", "check_sketch"),
+    "taccl.synthesis.suggesting.proposals": ("SketchProposal",),
+    "taccl.synthesis.suggesting.suggest": ("suggest_sketches",),
     "taccl.synthesis.symmetric.implicit": ("ImplicitResult", "synthesize_implicit"),
     "taccl.synthesis.pipeline": ("synthesize",),
     "taccl.synthesis.replan": ("Replan", "replan"),

@@ -104,6 +104,10 @@ class TacclWarning(UserWarning):
     """Base of every warning that taccl gives."""
 
 
+class CacheWarning(TacclWarning):
+    """A stored result cannot be used, or a result cannot be stored."""
+
+
 class FallbackWarning(TacclWarning):
     """Something other than what was asked for was used instead."""
 

@@ -21,3 +21,11 @@ def shared_data() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Keep results that tests compare out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TACCL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -14,7 +14,7 @@ PACKAGE = Path(taccl.__file__).parent
 #: From the ground up; the facade and the command line stand on top.
 LINES = (
     ("errors",),
-    ("names", "units"),
+    ("html", "names", "units"),
     ("topology", "collective", "solvers"),
     ("problem",),
     ("sketch", "schedule"),

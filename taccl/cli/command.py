@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_INTERRUPTED = failed("interrupted before there was a schedule", EXIT_INTERRUPTED)
+_INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
 _POSITIONALS = frozenset(("file", "name", "sketch", "thing"))
 
 
@@ -75,6 +75,7 @@ def _answer(words: list[str]) -> Answer:
     options = argparse.Namespace()
     try:
         options = _parser().parse_args(words)
+        options.words = words  # what was typed, for files to keep
         answer: Answer = options.run(options)
         return answer
     except _Said as said:

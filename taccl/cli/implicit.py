@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl.cli.answer import Answer
+from taccl.cli.output import say
 from taccl.cli.things import is_file
 from taccl.errors import InputError
+from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
 from taccl.units import format_count, format_size, format_us, parse_size
 
 if TYPE_CHECKING:
@@ -17,10 +19,22 @@ if TYPE_CHECKING:
     from taccl.synthesis.symmetric.implicit import ImplicitResult
     from taccl.topology.named import NamedFabric
 
-__all__ = ["implicit_answer"]
+__all__ = ["check_room", "implicit_answer"]
 
 #: From so many ranks on a fabric that looks alike from every rank gets an implicit schedule.
 _MANY_RANKS = 2048
+
+
+def check_room(options: argparse.Namespace, memory_limit_mb: int | None) -> None:
+    """Raise `InputError` for a named fabric of more ranks than any schedule has room for, at once."""
+    fabric = _fabric(options)
+    if fabric is None or options.spill is not None:
+        return
+    collective = options.collective.lower().replace("_", "-")
+    if collective in IMPLICIT_COLLECTIVES:
+        from taccl.synthesis.memory import check_columns
+
+        check_columns(f"{collective} on {fabric.name}", fabric.num_ranks, memory_limit_mb=memory_limit_mb)
 
 
 def implicit_answer(options: argparse.Namespace) -> Answer | None:
@@ -40,6 +54,11 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
     except InputError:
         return None  # which the usual way explains, or can do
     if result.gap > _WORTH_A_SEARCH:
+        schedule = result.schedule
+        say(
+            f"note: the implicit {schedule.collective} on {schedule.host.name} is {result.gap:.0%} above its "
+            "bound; a schedule that lists every transfer is looked for instead"
+        )
         return None
     values = _values(result, options)
     text = _text(result)

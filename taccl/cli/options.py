@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "add_problem_options", "add_schedule", "add_sketch", "add_verb", "at_least_zero", "jitter", "positive",
-    "problem_from_options", "schedule_from_options", "seconds", "settle_topology", "sizes",
+    "add_problem_options", "add_schedule", "add_sketch", "add_verb", "at_least_zero", "collective_name",
+    "jitter", "positive", "problem_from_options", "schedule_from_options", "seconds", "settle_topology",
+    "sizes",
 ]  # fmt: skip
 
 #: More chunks than this fill the memory before any schedule is begun.
@@ -90,7 +91,7 @@ def add_problem_options(parser: argparse.ArgumentParser, *, collective_required:
 
     add = parser.add_argument_group("problem").add_argument
     names = ", ".join(COLLECTIVES)
-    add("--collective", required=collective_required, type=_collective, metavar="NAME", help=names)
+    add("--collective", required=collective_required, type=collective_name, metavar="NAME", help=names)
     add("--topology", metavar="FILE|NAME", help="a file, a machine (ndv2), or a fabric (torus:4x4)")
     add("--cost-model", choices=("upstream", "physical"), help="of an upstream topology file")
     add("--time-unit-us", metavar="US", help="microseconds in an upstream file's unit of time")
@@ -277,7 +278,7 @@ def jitter(word: str) -> float:
     return number
 
 
-def _collective(word: str) -> str:
+def collective_name(word: str) -> str:
     """The name of a collective, however it is spelt, for argparse."""
     known = taccl.collectives.COLLECTIVES
     name = matching(word, known)

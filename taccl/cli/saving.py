@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,13 @@ def with_file(answer: Answer, schedule: Schedule | CompactSchedule, options: arg
     if options.output is None:
         return answer
     try:
-        whole = schedule if isinstance(schedule, taccl.Schedule) else schedule.expand()
-        taccl.save(whole, options.output, overwrite=options.overwrite, extra=answer.values)
+        # There is memory for it: that was checked before the schedule was looked for.
+        whole = (
+            schedule if isinstance(schedule, taccl.Schedule) else schedule.expand(memory_limit_bytes=2**62)
+        )
+        command = shlex.join(("taccl", *options.words))
+        extra = answer.values | {"command": command}
+        taccl.save(whole, options.output, overwrite=options.overwrite, extra=extra)
     except InputError as error:
         values = {"error": error.message, "where": error.where, "exit_code": EXIT_BAD_INPUT}
         return replace(answer, values=answer.values | values, exit_code=EXIT_BAD_INPUT, complaint=str(error))

@@ -41,6 +41,7 @@ def result_text(result: Result) -> str:
         ("gap", gap + (" (proven best)" if result.gap == 0 else "")),
         ("schedule", f"{_transfers(schedule)}, verified"),
         ("found by", f"{schedule.producer or result.backend} in {result.seconds:.2f} s, seed {result.seed}"),
+        ("backend", f"{result.backend}: {result.choice}" if result.choice else result.backend),
     ]
     lines = [_title(schedule.problem), table(rows, indent="  ")]
     if result.stages:

@@ -221,6 +221,15 @@ class Workers:
                 return
         process.kill()
 
+    def end_idle(self) -> None:
+        """End the workers that have no task."""
+        with self._lock:
+            idle = [process for processes in self._idle.values() for process in processes]
+            for processes in self._idle.values():
+                processes.clear()
+        for process in idle:
+            process.kill()
+
     def remove(self, process: Process) -> None:
         """Forget a worker that has ended."""
         with self._lock:

@@ -49,6 +49,12 @@ class TestStarted:
         assert "4 ranks on 1 machine, 64KB of int32" in out
         assert "correct: in all 4 runs every output agrees bit for bit with MPI_Allgather" in out
 
+    def test_modules_of_the_current_folder_are_left_alone(self, mpiexec, allgather_file, monkeypatch):
+        """A file that is called like a library's is not imported by the ranks."""
+        (allgather_file.parent / "json.py").write_text("raise RuntimeError")
+        monkeypatch.chdir(allgather_file.parent)
+        assert main(["run", str(allgather_file), "--size", "1KB", "--repetitions", "1"]) == 0
+
     def test_hang_is_exit_code_1_and_names_ranks(self, marked, hanging_file):
         """The ranks that wait and what for, on stderr; and every process is gone, and all shared memory."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 1)

@@ -1,0 +1,104 @@
+"""A sweep of a hundred runs: how much two workers help over one, and how long a cached re-run takes.
+
+    python -m benchmarks.sweep                                # about three minutes
+    python -m benchmarks.sweep --runs 20
+    python -m benchmarks.sweep --output benchmarks/results/sweep.json
+
+Every run is synthesis on one solver thread, which ends by itself and not by its time limit, so that the work
+is the same however many runs share the machine. Each sweep is a process of its own, from its start to the
+whole table: starting Python and the workers counts. The two sweeps have a cache of their own each, empty at
+first; the re-run has that of the second. What else the machine was busy with is said by its load average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import taccl
+from benchmarks.machine import machine
+from taccl.synthesis.backends import package_versions
+
+SPEED_UP_AT_LEAST = 1.6
+CACHED_S_AT_MOST = 2.0
+SIZES = ("10KB", "100KB", "1MB", "10MB", "100MB")
+
+
+def main() -> int:
+    """Measure, or be one of the processes that are measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=100, help="a multiple of 10 (default 100)")
+    parser.add_argument("--output", type=Path, help="write the figures to a JSON file")
+    parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--cache", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.cache is not None:
+        print(json.dumps(one_sweep(options.runs, options.workers, options.cache)))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="taccl-sweep-") as folder:
+        alone = timed(options.runs, 1, f"{folder}/one")
+        both = timed(options.runs, 2, f"{folder}/two")
+        cached = timed(options.runs, 2, f"{folder}/two")
+    figures = {
+        "runs": options.runs,
+        "one_worker": alone,
+        "two_workers": both,
+        "cached": cached,
+        "speed_up": round(alone["seconds"] / both["seconds"], 2),
+        "speed_up_at_least": SPEED_UP_AT_LEAST,
+        "cached_s": cached["seconds"],
+        "cached_s_at_most": CACHED_S_AT_MOST,
+    }
+    print(f"{options.runs} runs: {alone['seconds']:.1f} s on one worker, {both['seconds']:.1f} s on two")
+    print(
+        f"speed-up {figures['speed_up']} (at least {SPEED_UP_AT_LEAST}); load {alone['load']}, {both['load']}"
+    )
+    print(f"cached re-run {cached['seconds']:.2f} s (at most {CACHED_S_AT_MOST})")
+    if options.output is not None:
+        command = " ".join(["python -m benchmarks.sweep", *sys.argv[1:]])
+        document = {"command": command, "machine": machine(), "versions": package_versions(), **figures}
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    met = figures["speed_up"] >= SPEED_UP_AT_LEAST and cached["seconds"] <= CACHED_S_AT_MOST
+    return 0 if met else 1
+
+
+def timed(runs: int, workers: int, cache: str) -> dict[str, Any]:
+    """One sweep in a process of its own: its seconds on the wall, and what it says of its rows."""
+    command = [sys.executable, "-m", "benchmarks.sweep", f"--runs={runs}", f"--workers={workers}"]
+    began = time.perf_counter()
+    said = subprocess.run([*command, f"--cache={cache}"], check=True, capture_output=True, text=True).stdout
+    seconds = round(time.perf_counter() - began, 2)
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+    return {"seconds": seconds, "load": load, **json.loads(said.splitlines()[-1])}
+
+
+def one_sweep(runs: int, workers: int, cache: str) -> dict[str, Any]:
+    """Run the sweep; how many of its rows are verified, came from the cache, and met their time limit."""
+    table = taccl.sweep(
+        taccl.topologies.ndv2(nodes=2),
+        "allgather",
+        sketches=["ndv2/sk1"],
+        sizes=SIZES,
+        backends=("highs", "cbc"),
+        seeds=range(runs // (2 * len(SIZES))),
+        time_limit_s=120,
+        num_workers=workers,
+        cache=cache,
+    )
+    return {
+        "verified": int(table.verified.sum()),
+        "from_cache": int(table.from_cache.sum()),
+        "cut_by_time": int((table.stopped == "time limit").sum()),
+        "run_seconds": round(float(table.seconds.sum()), 1),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,168 @@
+"""Comparisons on the command line: the options that they share, the table on stdout and in a file."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taccl.cli.answer import EXIT_BAD_INPUT, Answer
+from taccl.cli.options import positive, seconds
+from taccl.errors import InputError
+from taccl.units import format_count, format_size, format_us
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["add_run_options", "check_table", "run_options", "table_answer", "words"]
+
+_ENDINGS = (".csv", ".json", ".parquet")
+
+
+def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
+    """Declare what each run is given, and where the table goes."""
+    add = verb.add_argument_group("runs").add_argument
+    help = f"of `taccl backends`, with commas between (default {backends})"
+    add("--backends", type=words, default=words(backends), metavar="A,B", help=help)
+    help = "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)"
+    add("--seeds", type=_seeds, default=(0,), metavar="N,N|N:N", help=help)
+    add("--time-limit", type=seconds, default=30.0, metavar="S", help="seconds of each run (default 30)")
+    add("--threads", type=positive, default=1, metavar="N", help="threads of a solver (default 1)")
+    add("--workers", type=positive, metavar="N", help="runs at a time (default: one for each core)")
+    add("--no-cache", action="store_true", help="neither read nor store results in the cache")
+    verb.add_argument("-o", "--output", metavar="FILE", help="write the table: .csv, .json or .parquet")
+    verb.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+
+
+def run_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What `add_run_options` declared, as `compare` and `sweep` take it."""
+    # The processes that joblib starts would look for modules in the current folder first, such as a json.py.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    return {
+        "backends": options.backends,
+        "seeds": options.seeds,
+        "time_limit_s": options.time_limit,
+        "threads": options.threads,
+        "num_workers": options.workers,
+        "cache": not options.no_cache,
+    }
+
+
+def check_table(options: argparse.Namespace) -> None:
+    """Raise `InputError` for a file that could not be written, before any long work."""
+    if options.output is None:
+        return
+    ending = Path(options.output).suffix.lower()
+    if ending not in _ENDINGS:
+        raise InputError(
+            f"found {ending or 'no ending'}; expected .csv, .json or .parquet", where=options.output
+        )
+    if ending == ".parquet":
+        from importlib.util import find_spec
+
+        if find_spec("pyarrow") is None:
+            raise InputError(
+                "Parquet needs pyarrow: pip install 'taccl[parquet]', or give a .csv", where=options.output
+            )
+    from taccl.formats.files import check_writable
+
+    check_writable(options.output, overwrite=options.overwrite)
+
+
+def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
+    """A comparison as text, in the order that was asked for, and written where the user asked."""
+    from taccl.explore.rows import plain_rows
+
+    rows = plain_rows(found)
+    num_found = sum(row["verified"] for row in rows)
+    complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule"
+    answer = Answer(_text(rows), {"rows": rows}, 0 if num_found else 1, complaint)
+    if options.output is None:
+        return answer
+    from taccl.formats.files import write_whole
+
+    try:
+        write_whole(options.output, _content(found, rows, options.output), overwrite=options.overwrite)
+    except InputError as error:
+        return replace(answer, exit_code=EXIT_BAD_INPUT, complaint=str(error))
+    return replace(answer, text=f"{answer.text}\n\nwritten to {options.output}")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Words with commas between, for argparse."""
+    found = tuple(word.strip() for word in text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected words with commas between")
+    return found
+
+
+def _content(found: pd.DataFrame, rows: list[dict[str, Any]], path: str) -> str | bytes:
+    ending = Path(path).suffix.lower()
+    if ending == ".csv":
+        return str(found.to_csv(index=False))
+    if ending == ".json":
+        import json
+
+        return json.dumps(rows, indent=1, allow_nan=False) + "\n"
+    buffer = io.BytesIO()
+    found.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+def _text(rows: list[dict[str, Any]]) -> str:
+    """What tells runs apart, and how good each is; a reason where there is no schedule."""
+    from taccl.cli.text import table
+
+    labels = [
+        n for n in ("sketch", "size_bytes", "chunks_per_rank", "seed") if len({row[n] for row in rows}) > 1
+    ]
+    head = (*(_HEADS.get(name, name) for name in labels), "backend", *_FIGURES)
+    lines = [head]
+    for row in rows:
+        said = [_shown(name, row[name]) for name in labels]
+        lines.append((*said, row["backend"], *_figures(row)))
+    one = {n: rows[0][n] for n in ("collective", "topology", "sketch", "size_bytes")}
+    title = f"{one['collective']} on {one['topology']}"
+    title += f", sketch {one['sketch']}" if "sketch" not in labels and one["sketch"] != "none" else ""
+    title += f", {format_size(one['size_bytes'])}" if "size_bytes" not in labels and one["size_bytes"] else ""
+    reasons = dict.fromkeys(
+        f"{row['backend']}: {row['status']}: {row['error']}" for row in rows if row["error"] is not None
+    )
+    return "\n".join([title, table(lines, indent="  "), *(f"  {reason}" for reason in reasons)])
+
+
+_HEADS = {"size_bytes": "size", "chunks_per_rank": "chunks/rank"}
+_FIGURES = ("finish", "gap", "GB/s", "seconds", "status")
+
+
+def _figures(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        "-" if row["finish_us"] is None else format_us(row["finish_us"]),
+        "-" if row["gap"] is None else f"{row['gap']:.2%}",
+        "-" if row["algbw_gb_per_s"] is None else f"{row['algbw_gb_per_s']:.4g}",
+        "-" if row["seconds"] is None else f"{row['seconds']:.2f}",
+        row["status"] + (" (cached)" if row["from_cache"] else ""),
+    )
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return format_size(value) if name == "size_bytes" else str(value)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """Seeds such as ``0,7`` or ``0:3``, for argparse."""
+    first, colon, end = text.partition(":")
+    pieces = (first, end) if colon else tuple(text.split(","))
+    if not all(piece.isascii() and piece.isdigit() and len(piece) < 10 for piece in pieces):
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected whole numbers such as 0,7 or 0:3")
+    seeds = tuple(range(int(first), int(end))) if colon else tuple(int(piece) for piece in pieces)
+    if not seeds:
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}, which is no seed; expected e.g. 0:3 for 0, 1 and 2"
+        )
+    return seeds

@@ -1,0 +1,353 @@
+"""Results by content, in the user's cache folder.
+
+One file a result, ``results/v1/ab/abcd....json``, named by its key. A schedule's file is one of taccl's own
+format, so that `taccl.load` and every verb read it too; a proof that there is no schedule is a small file of
+JSON. Files are written whole or not at all, so that many processes may share a folder without a lock.
+
+Nothing that is read is trusted: digests are worked out anew, and the schedule goes through the verifier. An
+entry that does not pass is a miss, with a `CacheWarning`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taccl.analysis.verification.verify import verify
+from taccl.errors import CacheWarning, InputError, TacclError
+from taccl.formats.files import read_limited, write_whole
+from taccl.formats.native import FORMAT, dump_schedule, found_by, load_schedule
+from taccl.synthesis.backends import package_versions
+from taccl.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pandas as pd
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["Cache", "CacheInfo", "Entry", "cache_folder", "digest_of", "entry_document", "key_of"]
+
+_SCHEMA = 1
+_FAILURE = "taccl-failure"
+_KEY = re.compile(r"[0-9a-f]{64}")
+_FILE = re.compile(r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.[0-9a-f]{16}\.tmp")
+_LIMIT_BYTES = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the cache holds of a run: its row, and its schedule unless it is proven that there is none."""
+
+    row: dict[str, Any]
+    schedule: Schedule | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """How much a cache holds, and since when.
+
+    Parameters
+    ----------
+    oldest_s, newest_s : float, optional
+        Age of the oldest and of the newest entry; None without entries.
+    """
+
+    folder: Path
+    num_entries: int
+    num_bytes: int
+    oldest_s: float | None = None
+    newest_s: float | None = None
+
+    def __repr__(self) -> str:
+        held = f"{format_count(self.num_entries, 'result')}, {format_size(self.num_bytes)}"
+        if self.oldest_s is None or self.newest_s is None:
+            return f"{held} in {self.folder}"
+        return f"{held} in {self.folder}; ages from {_age(self.newest_s)} to {_age(self.oldest_s)}"
+
+
+class Cache:
+    """Results by content, in a folder that any number of processes may share.
+
+    Parameters
+    ----------
+    folder : path, optional
+        Default: `cache_folder`. It is made when the first result is stored.
+
+    Raises
+    ------
+    InputError
+        If the path is empty, or is none.
+
+    Examples
+    --------
+    >>> table = taccl.compare(problem, backends=["greedy"])  # doctest: +SKIP
+    >>> taccl.Cache().schedule(table.key[0])  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        if folder is None:
+            self.folder = cache_folder()
+        elif not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "\0" in str(folder):
+            raise InputError(f"found {folder!r}; expected the path of a folder", where="cache")
+        else:
+            self.folder = Path(folder)
+
+    def path(self, key: str) -> Path:
+        """Where the result of a key is, if it is there; `taccl.load` reads it.
+
+        Raises
+        ------
+        InputError
+            If it is no key.
+        """
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise InputError(
+                f"found {key!r}; expected 64 hexadecimal digits, as in the column key", where="key"
+            )
+        return self.folder / "results" / f"v{_SCHEMA}" / key[:2] / f"{key}.json"
+
+    def get(self, key: str, *, problem: Problem | None = None) -> Entry | None:
+        """What is stored under a key, once it has passed the verifier; None if nothing is.
+
+        An entry that is damaged, or is of something else, is a miss with a `CacheWarning`.
+
+        Parameters
+        ----------
+        problem : Problem, optional
+            What the key is of, which then must be that of the entry. Where it is known, reading is faster.
+        """
+        path = self.path(key)
+        if not os.path.isfile(path):
+            return None
+        try:
+            return _read(path, key, problem)
+        except (TacclError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            if not os.path.isfile(path):  # cleared meanwhile
+                return None
+            reason = str(error).removeprefix(f"{path}: ")
+            warnings.warn(
+                f"{path}: a stored result cannot be used and is made anew ({reason})",
+                CacheWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def put(self, key: str, row: dict[str, Any], schedule: Schedule | None = None) -> bool:
+        """Store a row, and its schedule if it has one, under a key; whether that went well.
+
+        What cannot be stored is told by a `CacheWarning`.
+        """
+        return self.store(entry_document(key, row, schedule))
+
+    def store(self, document: dict[str, Any]) -> bool:
+        """Store what `entry_document` made; whether that went well."""
+        path = self.path(document["result"]["key"])
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+        for again in (True, False):  # another process that clears the cache may take the new folder away
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, text, overwrite=True)
+            except (OSError, InputError) as error:
+                if again:
+                    continue
+                reason = getattr(error, "strerror", None) or error
+                warnings.warn(
+                    f"{self.folder}: results cannot be stored ({reason})", CacheWarning, stacklevel=2
+                )
+                return False
+            break
+        return True
+
+    def schedule(self, key: str) -> Schedule:
+        """The verified schedule of a row's key.
+
+        Raises
+        ------
+        InputError
+            If the cache holds none under it.
+        """
+        entry = self.get(key)
+        if entry is None or entry.schedule is None:
+            what = "nothing" if entry is None else f"a run without a schedule ({entry.row['status']})"
+            raise InputError(
+                f"found {what} in {self.folder}; expected a schedule; compare once more with this cache",
+                where=key,
+            )
+        return entry.schedule
+
+    def schedules(self, table: pd.DataFrame) -> list[Schedule | None]:
+        """The verified schedule of every row of a comparison; None for rows that have none."""
+        return [self.schedule(row.key) if row.verified else None for row in table.itertuples()]
+
+    def info(self) -> CacheInfo:
+        """How many results there are, their size and age; of every version of taccl.
+
+        Raises
+        ------
+        InputError
+            If the folder is a file, or cannot be looked into.
+        """
+        sizes, changed = [], []
+        for path in self._files():
+            try:
+                stat = path.stat()
+            except OSError:  # cleared meanwhile
+                continue
+            if path.name[0] != ".":
+                sizes.append(stat.st_size)
+                changed.append(stat.st_mtime)
+        if not sizes:
+            return CacheInfo(self.folder, 0, 0)
+        now = time.time()
+        ages = max(0.0, now - min(changed)), max(0.0, now - max(changed))
+        return CacheInfo(self.folder, len(sizes), sum(sizes), *ages)
+
+    def clear(self) -> CacheInfo:
+        """Remove every result, and nothing else that may be in the folder; what was removed.
+
+        Raises
+        ------
+        InputError
+            If the folder is a file or cannot be looked into, or a file cannot be removed.
+        """
+        removed = self.info()
+        for path in self._files():
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise InputError(f"the file cannot be removed ({error.strerror})", where=str(path)) from None
+        results = self.folder / "results"
+        for folder in (*results.glob("v*/??"), *results.glob("v*"), results):
+            with contextlib.suppress(OSError):  # not empty, or another process was faster
+                folder.rmdir()
+        return removed
+
+    def _files(self) -> Iterator[Path]:
+        """Every file that a cache of any version made, drafts that were left behind included."""
+        try:
+            if self.folder.exists() and not self.folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
+            paths = sorted((self.folder / "results").glob("v*/??/*"))
+        except OSError as error:
+            raise InputError(
+                f"the cache cannot be looked into ({error.strerror}); give another folder",
+                where=str(self.folder),
+            ) from None
+        for path in paths:
+            if _FILE.fullmatch(path.name):
+                yield path
+
+    def __repr__(self) -> str:
+        return f"Cache({str(self.folder)!r})"
+
+
+def cache_folder() -> Path:
+    """TACCL_CACHE_DIR, or taccl's folder in the user's cache folder, as the platform has it."""
+    named = os.environ.get("TACCL_CACHE_DIR")
+    if named:
+        return Path(os.path.expanduser(named))  # a user who is not known stays as written
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "taccl" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "taccl"
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path is to be ignored, by the XDG base directory specification.
+    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "taccl"
+
+
+def digest_of(problem: Problem) -> str:
+    """`Problem.digest`, worked out once."""
+    if "digest" not in problem.memo:
+        problem.memo["digest"] = problem.digest()
+    digest: str = problem.memo["digest"]
+    return digest
+
+
+def key_of(problem_digest: str, **options: str | int | float | None) -> str:
+    """The key of a run: a hash of its problem, its options, and the versions of what solves.
+
+    Parameters
+    ----------
+    options : mapping of name to value
+        All that `synthesize` is given besides the problem: the backend, its limits and its seed.
+    """
+    content = {"schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions()}
+    return hashlib.sha256(_canonical(content).encode()).hexdigest()
+
+
+def entry_document(
+    key: str, row: dict[str, Any], schedule: Schedule | None, *, found: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What is stored of a run, as plain values.
+
+    Parameters
+    ----------
+    found : dict, optional
+        How the schedule was found, as `Result.to_dict` tells.
+    """
+    content = {**(found or {}), "key": key, "row": row}
+    if schedule is not None:
+        return dump_schedule(schedule, extra=content)
+    content = {"format": _FAILURE, "version": _SCHEMA, "result": content}
+    return content | {"file_digest": hashlib.sha256(_canonical(content).encode()).hexdigest()}
+
+
+def _read(path: Path, key: str, problem: Problem | None) -> Entry:
+    """The entry in a file.
+
+    Raises
+    ------
+    TacclError or ValueError
+        If it is not what a cache would have stored under that key.
+    """
+    document = json.loads(read_limited(path, _LIMIT_BYTES))
+    if document["format"] == FORMAT:
+        schedule = load_schedule(document, where=str(path), problem=problem)
+        found, digest = found_by(document), digest_of(schedule.problem)
+        verify(schedule).raise_if_failed()
+    elif document["format"] == _FAILURE:
+        schedule, found, digest = None, document["result"], document["result"]["row"]["problem_digest"]
+        content = {name: value for name, value in document.items() if name != "file_digest"}
+        if document["file_digest"] != hashlib.sha256(_canonical(content).encode()).hexdigest():
+            raise ValueError("the content does not match its digest")
+    else:
+        raise ValueError("it is no result")
+    row: dict[str, Any] = found["row"]
+    if found["key"] != key:
+        raise ValueError("it is the result of another run")
+    expected = digest if problem is None else digest_of(problem)
+    if not row["problem_digest"] == digest == expected or row["verified"] != (schedule is not None):
+        raise ValueError("its row is that of another problem")
+    if schedule is not None and row["schedule_digest"] != document["digest"]:
+        raise ValueError("its row is that of another schedule")
+    return Entry(row, schedule)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {name: version for name, version in package_versions().items() if name != "python"}
+
+
+def _canonical(content: dict[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,138 @@
+"""Backends and seeds side by side on one problem: `compare`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import InputError
+from taccl.explore.many import table_of
+from taccl.explore.rows import NO_SKETCH, new_row
+from taccl.explore.run import Case
+from taccl.solvers.registry import require_known
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+    import pandas as pd
+
+    from taccl.explore.cache import Cache
+    from taccl.problem import Problem
+
+__all__ = ["BACKENDS", "compare", "option_rows"]
+
+#: What is compared unless backends are named: those that need no licence.
+BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
+
+
+def compare(
+    problem: Problem,
+    *,
+    backends: Iterable[str] = BACKENDS,
+    seeds: Iterable[int] = (0,),
+    time_limit_s: float = 30.0,
+    num_workers: int | None = None,
+    threads: int = 1,
+    cache: bool | Cache | str | os.PathLike[str] = True,
+    progress: bool | Callable[[int, int], None] | None = None,
+) -> pd.DataFrame:
+    """A table of what backends find for a problem, one row for each backend and seed.
+
+    Runs share this machine's cores, or a Dask cluster within ``joblib.parallel_config(backend="dask")``.
+    Those that the cache knows are not run again. Ctrl-C returns what is done; the other rows have the status
+    "not run", and the same call resumes.
+
+    Parameters
+    ----------
+    problem : Problem
+    backends : iterable of str
+        Of `taccl.backends`. One that is missing or fails is a row that says why.
+    seeds : iterable of int
+    time_limit_s : float
+        Of each run.
+    num_workers : int, optional
+        How many run at a time; default: one for each core. A Dask cluster uses all that it has.
+    threads : int
+        Of each solver.
+    cache : bool, Cache or path
+        True for the user's cache, False for none, or the cache or its folder.
+    progress : bool or callable, optional
+        Whether a bar on stderr counts runs (default: on a terminal or in a notebook), or what to call with
+        the number of runs done and of all.
+
+    Returns
+    -------
+    DataFrame
+        Its columns are those of `taccl.explore.rows.COLUMNS`.
+
+    Raises
+    ------
+    InputError
+        If a backend is unknown, or an option makes no sense.
+    KeyboardInterrupt
+        If Ctrl-C came before the first run was done.
+    """
+    if not hasattr(problem, "clauses"):
+        raise InputError(
+            f"found {problem!r}; expected a problem, such as taccl.load_sketch(name).apply(topology, "
+            "collective) makes",
+            where="problem",
+        )
+    case = Case(lambda: problem)
+    rows = option_rows(backends, seeds, time_limit_s, threads)
+    sketch = problem.clauses.name or NO_SKETCH
+    asked = [(case, row | {"sketch": sketch}) for row in rows]
+    return table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
+
+
+def option_rows(
+    backends: Iterable[str], seeds: Iterable[int], time_limit_s: float, threads: int
+) -> list[dict[str, Any]]:
+    """A row for each backend and seed, with the options of its run.
+
+    Raises
+    ------
+    InputError
+        If a backend is unknown, or an option makes no sense.
+    """
+    names = _several(backends, "backends", "names such as ['greedy', 'highs']")
+    numbers = _several(seeds, "seeds", "whole numbers, such as range(3)")
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"found {name!r}; expected the name of a backend", where="backends")
+        if name not in ("auto", "greedy"):
+            require_known(name, others=("auto", "greedy"), where="backends")
+    for seed in numbers:
+        _check_whole(seed, 0, "seeds")
+    if not isinstance(time_limit_s, (int, float)) or not 0 < time_limit_s < math.inf:
+        raise InputError(
+            f"found {time_limit_s!r}; expected a positive number of seconds", where="time_limit_s"
+        )
+    _check_whole(threads, 1, "threads")
+    return list(_rows(dict.fromkeys(names), dict.fromkeys(numbers), float(time_limit_s), int(threads)))
+
+
+def _check_whole(number: Any, least: int, where: str) -> None:
+    """Raise `InputError` for what is no whole number that a column of the table has room for."""
+    if isinstance(number, bool) or not hasattr(number, "__index__") or not least <= number < 2**63:
+        raise InputError(f"found {number!r}; expected a whole number from {least} to 2**63 - 1", where=where)
+
+
+def _rows(
+    backends: Iterable[str], seeds: Iterable[int], time_limit_s: float, threads: int
+) -> Iterator[dict[str, Any]]:
+    for backend in backends:
+        for seed in seeds:
+            yield new_row(backend=backend, seed=int(seed), time_limit_s=time_limit_s, threads=threads)
+
+
+def _several(values: Iterable[Any], where: str, expected: str) -> list[Any]:
+    """Values, at least one; a single one will do."""
+    if not isinstance(values, Iterable) and not hasattr(values, "__index__"):
+        raise InputError(f"found {values!r}; expected {expected}", where=where)
+    several = [values] if isinstance(values, str) or hasattr(values, "__index__") else list(values)
+    if not several:
+        raise InputError(f"found none; expected {expected}", where=where)
+    return several

@@ -1,0 +1,182 @@
+"""Many runs at once, through joblib: cached ones are read, the others shared out, and all are counted.
+
+joblib's own configuration says where: by default the cores of this machine, and within
+``joblib.parallel_config(backend="dask")`` a Dask cluster. Only this process reads and writes the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import InputError, TacclError, TacclWarning
+from taccl.explore.cache import Cache
+from taccl.explore.rows import LABELS, frame, new_row
+from taccl.explore.run import end_with, failed_row, known_row, make_run, perform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    import pandas as pd
+
+    from taccl.explore.run import Case, Run
+
+    Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
+
+__all__ = ["chosen_cache", "table_of"]
+
+
+def table_of(
+    asked: Sequence[tuple[Case, dict[str, Any]]],
+    *,
+    num_workers: int | None,
+    cache: bool | Cache | str | os.PathLike[str],
+    progress: bool | Callable[[int, int], None] | None,
+) -> pd.DataFrame:
+    """A row for each case and row of labels, in their order, whatever becomes of any of them.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If Ctrl-C came before the first run was done.
+    """
+    if num_workers is not None and (
+        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
+    ):
+        raise InputError(f"found {num_workers!r}; expected a whole number of at least 1", where="num_workers")
+    rows = [labels for _, labels in asked]
+    done = 0
+    try:
+        with (
+            _counter(len(asked), progress) as count,
+            contextlib.closing(_rows(asked, num_workers, chosen_cache(cache))) as coming,
+        ):
+            for index, row in coming:
+                rows[index] = row
+                done += 1
+                count(done, len(asked))
+                if "interrupted" in (
+                    row["status"],
+                    row["stopped"],
+                ):  # Ctrl-C came while it ran in this process
+                    raise KeyboardInterrupt
+    except InputError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        if not done:
+            raise
+        interrupted = isinstance(error, KeyboardInterrupt)
+        why = "stopped by Ctrl-C" if interrupted else f"stopped by {type(error).__name__}: {error}"
+        rows = [row if row["status"] != "not run" else row | {"error": why} for row in rows]
+        left = sum(row["status"] == "not run" for row in rows)
+        warnings.warn(
+            f"{why}; {left} of {len(rows)} runs are left: run the same again to resume",
+            TacclWarning,
+            stacklevel=3,
+        )
+    return frame(rows)
+
+
+def chosen_cache(cache: bool | Cache | str | os.PathLike[str]) -> Cache | None:
+    """The cache that is meant: the user's, none, one at hand, or one in a folder."""
+    if isinstance(cache, Cache):
+        return cache
+    if isinstance(cache, bool):
+        return Cache() if cache else None
+    return Cache(cache)
+
+
+def _rows(
+    asked: Sequence[tuple[Case, dict[str, Any]]], num_workers: int | None, cache: Cache | None
+) -> Generator[tuple[int, dict[str, Any]]]:
+    """The number and the row of each run, as they come: first those that need not run."""
+    waiting: list[tuple[int, Run]] = []
+    for index, (case, labels) in enumerate(asked):
+        try:
+            row = known_row(case.problem, labels)
+        except TacclError as error:
+            yield index, failed_row(labels, error)
+            continue
+        entry = None if cache is None else cache.get(row["key"], problem=case.problem)
+        if entry is None:
+            waiting.append((index, make_run(case.problem, row, stores=cache is not None)))
+        else:
+            yield index, new_row() | entry.row | {n: row[n] for n in LABELS} | {"from_cache": True}
+    if not waiting:
+        return
+    with contextlib.closing(_answers(waiting, num_workers)) as answers:
+        for index, row, document in answers:
+            if cache is not None and document is not None and not cache.store(document):
+                cache = None  # that it cannot store is said once
+            yield index, row
+
+
+def _answers(waiting: Sequence[tuple[int, Run]], num_workers: int | None) -> Generator[Answer]:
+    """What became of each run, as they end."""
+    from joblib import Parallel, delayed, effective_n_jobs
+
+    num_jobs = min(effective_n_jobs(_num_jobs(num_workers)), len(waiting))
+    # A batch of one, so that what is done is known at once.
+    parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
+    parent = os.getpid() if num_jobs > 1 and _starts_processes() else None
+    answers = parallel(delayed(_numbered)(index, run, parent) for index, run in waiting)
+    try:
+        yield from answers
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # joblib's own, that not all answers were taken
+            answers.close()
+
+
+def _num_jobs(num_workers: int | None) -> int:
+    """How many runs at a time: as asked, or as joblib is configured, or one for each core."""
+    from joblib.parallel import get_active_backend
+
+    if num_workers is not None:
+        return num_workers
+    configured = get_active_backend()[1]
+    return configured if isinstance(configured, int) and configured != 1 else -1
+
+
+def _starts_processes() -> bool:
+    """Whether joblib's workers are processes that it starts itself, unlike threads or a cluster."""
+    from joblib.parallel import get_active_backend
+
+    return type(get_active_backend()[0]).__name__ in ("LokyBackend", "MultiprocessingBackend")
+
+
+def _numbered(index: int, run: Run, parent: int | None) -> Answer:
+    if parent is not None:
+        end_with(parent)
+    return index, *perform(run)
+
+
+@contextlib.contextmanager
+def _counter(
+    num_runs: int, progress: bool | Callable[[int, int], None] | None
+) -> Iterator[Callable[[int, int], None]]:
+    """What to tell how many runs are done: a bar on stderr, what the caller gave, or nobody."""
+    if callable(progress):
+        yield progress
+        return
+    if progress is False or (progress is None and not _seen()):
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("runs", total=num_runs)
+        yield lambda done, total: bar.update(task, completed=done)
+
+
+def _seen() -> bool:
+    """Whether anybody would see a bar: on a terminal, or in a notebook."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        return True
+    shell = sys.modules.get("IPython")
+    return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"

@@ -1,0 +1,199 @@
+"""The table of a comparison: one row a run, with the same columns always.
+
+A row is a dict of plain values, None where there is nothing to say. `COLUMNS` is the documented schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from taccl.synthesis.backends import package_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+    from taccl.synthesis.result import ModelRun, Result
+
+__all__ = ["COLUMNS", "LABELS", "NO_SKETCH", "Column", "figures", "frame", "new_row", "plain_rows"]
+
+#: What stands in the column ``sketch`` for a run without one, so that grouping keeps it.
+NO_SKETCH = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its name with its unit, its pandas dtype, and what it says."""
+
+    name: str
+    dtype: str
+    meaning: str
+
+
+_STATUS = (
+    "`proven` (the finish meets the bound), `found`; or why there is no schedule: `infeasible`, "
+    "`does not fit` (sketch, topology and collective make no problem), `unavailable`, `unlicensed`, "
+    "`no schedule` (within the time), `out of memory`, `crashed`, `interrupted`, `not run`"
+)
+
+COLUMNS: tuple[Column, ...] = (
+    Column("topology", "string", "its name"),
+    Column("collective", "string", "its name"),
+    Column("num_ranks", "Int64", "ranks of the topology"),
+    Column("sketch", "string", f"its name; `{NO_SKETCH}` without one"),
+    Column("size_bytes", "Int64", "larger of one rank's input and output buffer"),
+    Column("chunks_per_rank", "Int64", "pieces that a rank's part of the data is cut into"),
+    Column("backend", "string", "what was asked for"),
+    Column("seed", "Int64", "of the run"),
+    Column("time_limit_s", "float64", "of the run"),
+    Column("threads", "Int64", "of each solver"),
+    Column("status", "string", _STATUS),
+    Column("error", "string", "the reason, where there is no schedule"),
+    Column("stopped", "string", "why the search ended, as in `Result.stopped`"),
+    Column("finish_us", "float64", "the last arrival"),
+    Column("bound_us", "float64", "no schedule of the problem finishes sooner"),
+    Column("gap", "float64", "(finish - bound) / bound; 0 is a proven optimum"),
+    Column("algbw_gb_per_s", "float64", "size divided by finish"),
+    Column("busbw_gb_per_s", "float64", "bus bandwidth, as nccl-tests counts it"),
+    Column("bound_limits", "string", "what limits, according to the bound"),
+    Column("num_transfers", "Int64", "of the schedule"),
+    Column("num_sends", "Int64", "of the schedule, a merged send counted once"),
+    Column("producer", "string", "which stage made the schedule"),
+    Column("model_columns", "Int64", "variables of the largest linear model that was built"),
+    Column("model_rows", "Int64", "its rows"),
+    Column("model_nonzeros", "Int64", "its coefficients that are not zero"),
+    Column("model_first_feasible_s", "float64", "from its solver's start to the first point it reported"),
+    Column("model_proof_s", "float64", "from its solver's start to the proof that no point is better"),
+    Column("first_schedule_s", "float64", "from the run's start to the first verified schedule"),
+    Column("proven_s", "float64", "from the run's start until the finish met the bound"),
+    Column("seconds", "float64", "of the whole run"),
+    Column("bound_s", "float64", "of them: the lower bound"),
+    Column("suggest_s", "float64", "of them: suggesting sketches, where there is none"),
+    Column("fold_s", "float64", "of them: folding by symmetry"),
+    Column("greedy_s", "float64", "of them: the list scheduler"),
+    Column("routing_s", "float64", "of them: routing"),
+    Column("ordering_s", "float64", "of them: ordering by rules"),
+    Column("contiguity_s", "float64", "of them: contiguity"),
+    Column("job_shop_s", "float64", "of them: job shops, of one half or of both"),
+    Column("improve_s", "float64", "of them: improvement of what was found"),
+    Column("other_s", "float64", "of them: what is left, such as verifying"),
+    Column("verified", "bool", "whether there is a schedule, which is then verified"),
+    Column(
+        "from_cache", "bool", "whether it was read from the cache; its seconds are those of the first run"
+    ),
+    Column("taccl_version", "string", "version of taccl"),
+    Column("solver_version", "string", "each solver that ran, with its version"),
+    Column("python_version", "string", "version of Python"),
+    Column("notes", "string", "what a person should know: padding, narrowed symmetry, warnings"),
+    Column("problem_digest", "string", "`Problem.digest()`"),
+    Column("schedule_digest", "string", "`Schedule.digest()`"),
+    Column("key", "string", "the result's key in the cache"),
+)
+
+#: The columns that say which run a row is of.
+LABELS = (
+    "topology", "collective", "num_ranks", "sketch", "size_bytes", "chunks_per_rank", "backend", "seed",
+    "time_limit_s", "threads",
+)  # fmt: skip
+
+_STAGE_COLUMNS = {
+    "bound": "bound_s", "suggest": "suggest_s", "fold": "fold_s", "greedy": "greedy_s",
+    "routing": "routing_s", "ordering": "ordering_s", "contiguity": "contiguity_s", "joint": "job_shop_s",
+    "job shop": "job_shop_s", "overlap": "job_shop_s", "improve": "improve_s",
+}  # fmt: skip
+
+
+def new_row(**known: Any) -> dict[str, Any]:
+    """A row of which only this is known yet; its status is "not run"."""
+    row: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
+    row |= {"status": "not run", "verified": False, "from_cache": False}
+    assert known.keys() <= row.keys(), f"unknown columns {sorted(known.keys() - row.keys())}"
+    return row | known
+
+
+def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as a DataFrame with the columns and dtypes of `COLUMNS`, in the rows' order."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {c.name: pd.Series([row[c.name] for row in rows], dtype=c.dtype) for c in COLUMNS},
+        columns=[c.name for c in COLUMNS],
+    )
+
+
+def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a comparison as plain values, as JSON holds them; None where there is nothing to say."""
+    rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
+    return rows
+
+
+def figures(result: Result) -> dict[str, Any]:
+    """What a result says of itself, by column."""
+    schedule = result.schedule
+    gap = result.gap
+    proven = gap == 0
+    run = _largest_model(result)
+    return {
+        "status": "proven" if proven else "found",
+        "stopped": result.stopped,
+        "finish_us": result.finish_us,
+        "bound_us": result.bound_us,
+        "gap": gap if gap != float("inf") else None,
+        "algbw_gb_per_s": schedule.algbw_gb_per_s,
+        "busbw_gb_per_s": schedule.busbw_gb_per_s,
+        "bound_limits": result.bound.limits,
+        "num_transfers": schedule.num_transfers,
+        "num_sends": schedule.num_sends,
+        "producer": schedule.producer,
+        "first_schedule_s": _first_schedule_s(result),
+        "proven_s": result.seconds if proven else None,
+        **_effort(result),
+        "model_columns": run.num_columns if run else None,
+        "model_rows": run.num_rows if run else None,
+        "model_nonzeros": run.num_nonzeros if run else None,
+        "model_first_feasible_s": run.first_feasible_s if run else None,
+        "model_proof_s": run.proof_s if run else None,
+        "verified": True,
+        "schedule_digest": schedule.digest(),
+    }
+
+
+def _effort(result: Result) -> dict[str, Any]:
+    """How long a result took, stage by stage, and what ran."""
+    seconds = dict.fromkeys((*_STAGE_COLUMNS.values(), "other_s"), 0.0)
+    for stage in result.stages:
+        seconds[_STAGE_COLUMNS.get(_plain_name(stage.name), "other_s")] += stage.seconds
+    seconds["other_s"] += max(0.0, result.seconds - sum(seconds.values()))
+    return {"seconds": result.seconds, **seconds, **_versions(result)}
+
+
+def _first_schedule_s(result: Result) -> float:
+    """When the whole problem first had a schedule; that of one half of a reduction is none yet."""
+    known = (each.seconds for each in result.progress if each.finish_us is not None and not each.half)
+    return min(known, default=result.seconds)
+
+
+def _plain_name(stage: str) -> str:
+    """The name of a stage without the half of a reduction, or the sketch, that it is of."""
+    return stage.rpartition(": ")[2]
+
+
+def _largest_model(result: Result) -> ModelRun | None:
+    runs = [stage.model for stage in result.stages if stage.model is not None]
+    return max(runs, key=lambda run: run.num_nonzeros, default=None)
+
+
+def _versions(result: Result) -> dict[str, Any]:
+    versions = dict(result.versions) or package_versions()
+    ran = dict.fromkeys(
+        f"{stage.solver} {stage.model.solver_version}".strip() for stage in result.stages if stage.model
+    )
+    if any(stage.solver == "cpsat" and stage.model is None for stage in result.stages):
+        ran |= {f"cpsat {versions.get('ortools', '')}".strip(): None}
+    return {
+        "taccl_version": versions.get("taccl"),
+        "solver_version": ", ".join(ran) or None,
+        "python_version": versions.get("python"),
+    }

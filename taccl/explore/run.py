@@ -1,0 +1,235 @@
+"""One run of a comparison, in whichever process it lands: a problem in, a row and what to store out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import threading
+import time
+import warnings
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+from taccl.collective import allgather
+from taccl.errors import (
+    InfeasibleError,
+    InputError,
+    NoSolutionError,
+    SolverUnavailableError,
+    TacclError,
+    TacclWarning,
+)
+from taccl.explore.cache import digest_of, entry_document, key_of
+from taccl.explore.rows import figures
+from taccl.problem import make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.solvers.process import WORKERS
+from taccl.topology.registry import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.problem import Problem
+    from taccl.synthesis.result import Result
+
+__all__ = ["Case", "Run", "end_with", "failed_row", "known_row", "make_run", "perform"]
+
+#: Statuses that the same question would get again. Other failures hang on the machine and the moment.
+_LASTING = ("proven", "found", "infeasible")
+#: Columns that only a schedule fills.
+_OF_SCHEDULES = (
+    "finish_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers", "num_sends", "producer",
+    "first_schedule_s", "proven_s", "schedule_digest",
+)  # fmt: skip
+#: How long solver processes wait for the next run in a process that was started for runs.
+_LINGER_S = 3.0
+#: How often a process that was started for runs looks whether the one that compares is still there.
+_LOOK_EVERY_S = 0.5
+
+_STATUSES: tuple[tuple[type[BaseException], str], ...] = (
+    (InfeasibleError, "infeasible"),
+    (SolverUnavailableError, "unavailable"),
+    (NoSolutionError, "no schedule"),
+    (InputError, "does not fit"),
+    (MemoryError, "out of memory"),
+    (KeyboardInterrupt, "interrupted"),
+)
+
+
+class Case:
+    """A problem that is made when it is first asked for, or the error that keeps it from being made."""
+
+    def __init__(self, make: Callable[[], Problem]) -> None:
+        self._make = make
+
+    @property
+    def problem(self) -> Problem:
+        """The problem.
+
+        Raises
+        ------
+        TacclError
+            If there is none.
+        """
+        if isinstance(self._made, TacclError):
+            raise self._made
+        return self._made
+
+    @cached_property
+    def _made(self) -> Problem | TacclError:
+        try:
+            return self._make()
+        except TacclError as error:
+            return error
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is to be run: a problem with options, and the row as far as it is known.
+
+    Parameters
+    ----------
+    home : str
+        The process that compares; see `this_process`.
+    stores : bool
+        Whether to hand back what the cache stores.
+    """
+
+    problem: Problem
+    row: dict[str, Any]
+    home: str
+    stores: bool
+
+    @property
+    def key(self) -> str:
+        """The result's key in the cache."""
+        key: str = self.row["key"]
+        return key
+
+
+def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
+    """A row with options, up to what a run of the problem will find."""
+    digest = digest_of(problem)
+    return row | {
+        "topology": problem.topology.name,
+        "collective": problem.collective.name,
+        "num_ranks": problem.topology.num_ranks,
+        "size_bytes": problem.size_bytes,
+        "chunks_per_rank": problem.collective.chunks_per_rank,
+        "problem_digest": digest,
+        "key": key_of(digest, **{name: row[name] for name in ("backend", "seed", "time_limit_s", "threads")}),
+    }
+
+
+def make_run(problem: Problem, row: dict[str, Any], *, stores: bool) -> Run:
+    """A run of a problem, to be performed elsewhere."""
+    # What was worked out about the problem so far is not worth sending.
+    return Run(dataclasses.replace(problem), row, this_process(), stores)
+
+
+def perform(run: Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Run it: its row, and what to store of it, if anything; failures are rows with their reason."""
+    from taccl.synthesis import pipeline  # not needed for what the cache has
+
+    _load_libraries()
+    since = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TacclWarning)
+        try:
+            result = pipeline.synthesize(
+                run.problem,
+                backend=run.row["backend"],
+                time_limit_s=run.row["time_limit_s"],
+                threads=run.row["threads"],
+                seed=run.row["seed"],
+            )
+        except (Exception, KeyboardInterrupt) as error:
+            row = failed_row(run.row, error) | {"seconds": time.monotonic() - since}
+            return row, entry_document(run.key, row, None) if _worth_storing(row, run) else None
+        finally:
+            _end_solvers_soon(run.home)
+    row = run.row | figures(result)
+    said = (str(w.message) for w in caught if issubclass(w.category, TacclWarning))
+    row["notes"] = "; ".join(dict.fromkeys((*result.notes, *said))) or None
+    row |= _fallen_back(run, result)
+    if not _worth_storing(row, run) or not isinstance(result.schedule, Schedule):
+        return row, None
+    return row, entry_document(run.key, row, result.schedule, found=result.to_dict())
+
+
+def _worth_storing(row: dict[str, Any], run: Run) -> bool:
+    """Whether the same run would have the same result again: not if Ctrl-C, memory or a licence ended it."""
+    return run.stores and row["status"] in _LASTING and row["stopped"] != "interrupted"
+
+
+def failed_row(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
+    """The row of a run that an error ended."""
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), "crashed")
+    text = str(error) if isinstance(error, TacclError) else f"{type(error).__name__}: {error}".rstrip(": ")
+    return row | {"status": status, "error": text}
+
+
+def _fallen_back(run: Run, result: Result) -> dict[str, Any]:
+    """What to change in the row where the schedule is not the backend's own, but what it fell back on."""
+    reasons = [note for note in result.notes if note not in run.problem.notes]
+    if run.row["backend"] in ("auto", "greedy") or not reasons:
+        return {}
+    own = [stage.status for stage in result.stages if stage.solver == run.row["backend"]]
+    status = "unlicensed" if "unlicensed" in own else "interrupted" if result.interrupted else "no schedule"
+    return dict.fromkeys(_OF_SCHEDULES) | {
+        "status": status,
+        "error": "; ".join(reasons),
+        "notes": "; ".join(run.problem.notes) or None,
+        "verified": False,
+    }
+
+
+@cache
+def _load_libraries() -> None:
+    """Have what `synthesize` loads when it first runs, about a second's worth, counted to no run."""
+    from taccl.synthesis.pipeline import synthesize
+
+    ring = parse("ring:2")
+    synthesize(make_problem(ring, allgather(2), chunk_bytes=1), backend="greedy", time_limit_s=1.0)
+
+
+def this_process() -> str:
+    """What tells this process from those of other machines, too."""
+    return f"{platform.node()} {os.getpid()}"
+
+
+@cache
+def end_with(parent: int) -> None:
+    """End this process, which was started by another one for runs, once that one is gone.
+
+    joblib's own wait minutes for the next run of a process that was killed, and keep its pipes open.
+    """
+    threading.Thread(target=_end_without, args=(parent,), name="lifeline", daemon=True).start()
+
+
+def _end_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    WORKERS.kill_all()
+    os._exit(1)
+
+
+class _Lingering:
+    """The timer that ends idle solver processes; started anew by every run."""
+
+    timer: threading.Timer | None = None
+    lock = threading.Lock()
+
+
+def _end_solvers_soon(home: str) -> None:
+    """End this process's solver processes, unless a run comes soon or this is the user's own process."""
+    if this_process() == home:
+        return
+    with _Lingering.lock:
+        if _Lingering.timer is not None:
+            _Lingering.timer.cancel()
+        _Lingering.timer = threading.Timer(_LINGER_S, WORKERS.end_idle)
+        _Lingering.timer.daemon = True
+        _Lingering.timer.start()

@@ -1,0 +1,85 @@
+"""``taccl synthesize`` at sizes that fit nowhere, or only in a summary or in files: said before any work."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+import taccl
+from taccl.errors import CollectiveError
+
+GREEDY = ("--chunk-size", "1MB", "--backend", "greedy")
+
+
+@pytest.mark.parametrize(
+    ("fabric", "collective", "word"),
+    [
+        ("mesh:1000001x1000001", "allgather", "links; expected at most"),
+        ("ring:1000000000000", "allgather", "found '1000000000000'"),
+        ("mesh:301x301", "allgather", "8.2e+09 transfers at least, which need 82100MB"),
+        ("mesh:151x151", "alltoall", "519885601 in all"),
+        ("fully-connected:100000", "broadcast", "links; expected at most"),
+    ],
+)
+def test_absurd_sizes(run, fabric, collective, word):
+    """One sentence with the figures, exit code 2, within seconds."""
+    since = time.monotonic()
+    words = ["synthesize", "--topology", fabric, "--collective", collective, *GREEDY]
+    code, out, err = run(*words, "--memory-limit", "20GB")
+    assert (code, out) == (2, "")
+    assert word in err
+    assert err.count("\n") == 1
+    assert time.monotonic() - since < 20
+
+
+@pytest.mark.parametrize("name", ["alltoall", "allgather"])
+def test_absurd_numbers_of_chunks(name):
+    """10**12 chunks are refused before any is made."""
+    with pytest.raises(CollectiveError, match="expected at most 20000000"):
+        taccl.collectives.make(name, 4, chunks_per_rank=10**12)
+
+
+def test_memory_limit_is_an_option(run):
+    """The error names the option, as a person gave it."""
+    code, _, err = run("synthesize", "--topology", "mesh:25x25", "--collective", "allgather", *GREEDY,
+                       "--memory-limit", "10MB")  # fmt: skip
+    assert code == 2
+    assert err.startswith("taccl: error: --memory-limit: allgather on mesh:25x25 would take")
+
+
+def test_summary(run):
+    """The figures, without transfers."""
+    words = [
+        "synthesize",
+        "--topology",
+        "mesh:25x25",
+        "--collective",
+        "allgather",
+        *GREEDY,
+        "--summary",
+        "--json",
+    ]
+    code, out, _ = run(*words)
+    values = json.loads(out)
+    assert (code, values["verified"], values["num_transfers"]) == (0, True, 625 * 624)
+    assert "compiled list scheduler" in values["choice"]
+
+
+def test_spill(run, tmp_path):
+    """The columns are left in the folder; a second run does not write over them."""
+    words = ["synthesize", "--topology", "mesh:25x25", "--collective", "allgather", *GREEDY]
+    words += ["--spill", tmp_path / "columns"]
+    assert run(*words)[0] == 0
+    assert taccl.load_spilled(tmp_path / "columns").num_transfers == 625 * 624
+    code, _, err = run(*words)
+    assert code == 2 and "the folder is not empty" in err
+
+
+@pytest.mark.parametrize("option", [["--summary"], ["--spill", "columns"]])
+def test_nothing_to_write(run, tmp_path, option):
+    """A file was asked for as well."""
+    code, _, err = run("synthesize", "--topology", "mesh:25x25", "--collective", "allgather", *GREEDY, *option,
+                       "-o", tmp_path / "x.json")  # fmt: skip
+    assert code == 2 and "--output" in err

@@ -1,0 +1,305 @@
+"""`taccl.compare`: a row for each run, whatever becomes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import taccl
+from taccl.errors import InfeasibleError, NoSolutionError, SolverUnavailableError
+from taccl.explore import run as run_module
+from taccl.explore.rows import COLUMNS
+from taccl.solvers.process import WORKERS
+from taccl.synthesis.result import Stage
+
+#: The real one, whatever stands in its place.
+SYNTHESIZE = taccl.synthesize
+#: Columns that differ from one run to the next.
+TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_limit_s"] + ["seconds"]
+
+
+def compare(problem, **options):
+    """A quick comparison in this process, without a cache."""
+    return taccl.compare(problem, **{"num_workers": 1, "cache": False, "time_limit_s": 5, **options})
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Let `synthesize` raise an error."""
+
+    def fail(error):
+        def synthesize(*_, **__):
+            raise error
+
+        monkeypatch.setattr(run_module, "_load_libraries", lambda: None)
+        monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", synthesize)
+
+    return fail
+
+
+def test_rows_are_in_the_order_asked(problem):
+    """Backends come first, then seeds."""
+    table = compare(problem, backends=["greedy", "auto"], seeds=[2, 0])
+    assert list(zip(table.backend, table.seed, strict=True)) == [
+        ("greedy", 2), ("greedy", 0), ("auto", 2), ("auto", 0),
+    ]  # fmt: skip
+
+
+def test_figures_are_those_derived_by_hand(problem):
+    """Two hops of 20.5 us are the best there is: 4 MB in 41 us; buses count 3/4 of it."""
+    (row,) = compare(problem, backends=["greedy"]).itertuples()
+    assert (row.status, row.finish_us, row.bound_us, row.gap) == ("proven", 41.0, 41.0, 0.0)
+    assert row.algbw_gb_per_s == pytest.approx(4e6 / 41e-6 / 1e9)
+    assert row.busbw_gb_per_s == pytest.approx(row.algbw_gb_per_s * 3 / 4)
+    assert row.verified
+    assert 0 < row.first_schedule_s <= row.proven_s == row.seconds
+
+
+def test_a_milp_has_a_size_and_times(problem):
+    """A MILP backend tells its model's size, its proof and its version; the list scheduler has none."""
+    milp, greedy = compare(problem, backends=["highs", "greedy"]).itertuples()
+    assert min(milp.model_columns, milp.model_rows, milp.model_nonzeros) > 0
+    assert 0 < milp.model_first_feasible_s <= milp.model_proof_s <= milp.routing_s
+    assert milp.solver_version.startswith("highs 1.")
+    assert str(greedy.model_columns) == str(greedy.solver_version) == "<NA>"
+
+
+def test_stages_add_up_to_the_run(problem):
+    """No second is counted twice."""
+    (row,) = compare(problem, backends=["highs"]).itertuples()
+    stages = [getattr(row, c.name) for c in COLUMNS if c.meaning.startswith("of them")]
+    assert sum(stages) == pytest.approx(row.seconds, abs=1e-3)
+
+
+def test_columns_do_not_depend_on_what_came_out(problem, impossible):
+    """Names, order and dtypes are those of the schema, also if every run fails."""
+    expected = {column.name: column.dtype for column in COLUMNS}
+    for each in (problem, impossible):
+        table = compare(each, backends=["greedy"])
+        assert {name: str(dtype) for name, dtype in table.dtypes.items()} == expected
+
+
+def test_infeasible_is_a_row(impossible):
+    """A sketch that leaves no way is a row with the reason."""
+    (row,) = compare(impossible, backends=["greedy"]).itertuples()
+    assert (row.status, row.verified, row.sketch) == ("infeasible", False, "no links")
+    assert "chunk" in row.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (SolverUnavailableError("no such solver here"), "unavailable"),
+        (NoSolutionError("nothing in time"), "no schedule"),
+        (InfeasibleError("no way"), "infeasible"),
+        (MemoryError(), "out of memory"),
+        (RuntimeError("broken"), "crashed"),
+    ],
+)
+def test_failures_are_rows(problem, failing, error, status):
+    """Whatever is raised becomes a row that says what happened."""
+    failing(error)
+    (row,) = compare(problem, backends=["greedy"]).itertuples()
+    assert row.status == status
+    assert str(error) in row.error
+    assert row.finish_us != row.finish_us
+
+
+def test_a_solver_that_is_not_installed_is_a_row(problem):
+    """What PuLP knows but this machine lacks is a row, beside rows that work."""
+    lacking, greedy = compare(problem, backends=["pulp:MOSEK", "greedy"]).itertuples()
+    assert (lacking.status, greedy.status) == ("unavailable", "proven")
+
+
+@pytest.mark.parametrize(("stage", "status"), [("unlicensed", "unlicensed"), ("no-solution", "no schedule")])
+def test_a_fallback_is_not_the_backends_own(problem, monkeypatch, stage, status):
+    """Where another solver's schedule was returned, its finish does not stand beside the backend's name."""
+
+    def fallen_back(problem, **options):
+        found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})
+        stages = (*found.stages, Stage("routing", "gurobi", stage, 0.1))
+        return dataclasses.replace(found, stages=stages, notes=("highs was used instead",))
+
+    monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", fallen_back)
+    (row,) = compare(problem, backends=["gurobi"]).itertuples()
+    assert (row.status, row.error, row.verified) == (status, "highs was used instead", False)
+    assert row.finish_us != row.finish_us
+    assert row.bound_us == 41.0
+
+
+def test_unknown_backends_are_refused_at_once(problem):
+    """A typing error is no row."""
+    with pytest.raises(taccl.InputError, match="did you mean 'highs'"):
+        compare(problem, backends=["greedy", "hihgs"])
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"backends": []}, "backends"), ({"backends": [3]}, "backends"), ({"seeds": [-1]}, "seeds"),
+        ({"seeds": ["a"]}, "seeds"), ({"time_limit_s": 0}, "time_limit_s"), ({"threads": 0}, "threads"),
+        ({"num_workers": 0}, "num_workers"), ({"num_workers": 1.5}, "num_workers"),
+        ({"backends": None}, "backends"), ({"backends": [[]]}, "backends"), ({"seeds": None}, "seeds"),
+        ({"seeds": 2**63}, "seeds"), ({"threads": 1.5}, "threads"), ({"threads": 2**63}, "threads"),
+        ({"time_limit_s": "10"}, "time_limit_s"), ({"cache": ""}, "cache"), ({"cache": 3}, "cache"),
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense(problem, options, where):
+    """Each names the argument at fault."""
+    with pytest.raises(taccl.InputError) as caught:
+        compare(problem, **options)
+    assert caught.value.where == where
+
+
+def test_what_is_compared_is_a_problem():
+    """The name of a sketch is none."""
+    with pytest.raises(taccl.InputError, match="expected a problem"):
+        taccl.compare("ndv2/sk1")
+
+
+def test_workers_find_the_same(problem):
+    """Two workers give the table that one gives, in the same order, but for its times."""
+    options = {"backends": ["greedy", "highs"], "seeds": range(2)}
+    both = compare(problem, **options, num_workers=2).drop(columns=TIMES)
+    assert both.equals(compare(problem, **options).drop(columns=TIMES))
+
+
+def test_runs_are_counted(problem, cache):
+    """Every run counts once, whether it is cached or not."""
+    seen = []
+    options = {
+        "backends": ["greedy"],
+        "seeds": range(3),
+        "cache": cache,
+        "progress": lambda *n: seen.append(n),
+    }
+    compare(problem, **options)
+    compare(problem, **options)
+    assert seen == [(1, 3), (2, 3), (3, 3)] * 2
+
+
+def test_the_bar_is_on_stderr(problem, capfd):
+    """A bar that is asked for says how many runs there are, and leaves stdout alone."""
+    compare(problem, backends=["greedy"], seeds=range(2), progress=True)
+    out, err = capfd.readouterr()
+    assert (out, "2/2" in err) == ("", True)
+
+
+def test_no_bar_in_a_pipe(problem, capfd):
+    """Without a terminal nothing is written."""
+    compare(problem, backends=["greedy"])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_keeps_what_is_done(problem, cache, monkeypatch):
+    """The rest are rows that were not run; the same call again resumes."""
+    numbers = iter(range(9))
+
+    def interrupted(problem, **options):
+        if next(numbers) == 1:
+            raise KeyboardInterrupt
+        return SYNTHESIZE(problem, **options)
+
+    run_module._load_libraries()
+    monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", interrupted)
+    options = {"backends": ["greedy"], "seeds": range(3), "cache": cache}
+    with pytest.warns(taccl.TacclWarning, match="1 of 3 runs are left: run the same again to resume"):
+        table = compare(problem, **options)
+    assert list(table.status) == ["proven", "interrupted", "not run"]
+    again = compare(problem, **options)
+    assert list(again.status) == ["proven"] * 3
+    assert list(again.from_cache) == [True, False, False]
+
+
+def test_ctrl_c_before_anything_is_done(problem, monkeypatch):
+    """There is nothing to keep: the KeyboardInterrupt goes on."""
+    monkeypatch.setattr("taccl.explore.many.perform", lambda run: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        compare(problem, backends=["greedy"])
+
+
+SCRIPT = """
+    import sys, taccl
+    if __name__ == "__main__":
+        topology = taccl.topologies.dgx2(nodes=2)
+        problem = taccl.make_problem(topology, taccl.collectives.alltoall(32), size_bytes=10**7)
+        ring = taccl.topologies.parse("ring:4")
+        quick = taccl.make_problem(ring, taccl.collectives.allgather(4), size_bytes=4)
+        taccl.compare(quick, backends=["greedy", "highs"], num_workers=2, cache=False)
+        def say(done, total):
+            print("done", done, flush=True)
+        table = taccl.compare(
+            problem, backends=["greedy", "highs"], seeds=range(4), num_workers=2, cache=False, progress=say,
+            time_limit_s=4,
+        )
+        print(",".join(table.status), flush=True)
+"""
+
+
+def test_ctrl_c_ends_every_process(tmp_path):
+    """Ctrl-C while workers run: a table comes back at once, and no solver stays, nor its files."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONWARNINGS": "ignore"}
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done 1\n"
+        os.killpg(process.pid, signal.SIGINT)
+        since = time.monotonic()
+        statuses = process.stdout.read().splitlines()[-1].split(",")
+        assert process.wait(timeout=20) == 0
+    assert time.monotonic() - since < 10
+    assert statuses.count("found") >= 1
+    assert statuses.count("not run") >= 4
+    deadline = time.monotonic() + 10
+    while list(folder.glob("taccl-*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not list(folder.glob("taccl-*"))
+
+
+KILLED = """
+    import os, signal, taccl
+    def kill(done, total):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if __name__ == "__main__":
+        ring = taccl.topologies.parse("ring:4")
+        quick = taccl.make_problem(ring, taccl.collectives.allgather(4), size_bytes=4)
+        options = {"num_workers": 2, "cache": False, "progress": kill}
+        taccl.compare(quick, backends=["greedy"], seeds=range(4), **options)
+"""
+
+
+def test_workers_end_with_who_compares(tmp_path):
+    """Of a process that is killed no worker stays, which would keep its pipes open for minutes."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(KILLED))
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as process:
+        process.communicate(timeout=60)  # to the end of its stdout, at every process that has it
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_pool_workers_end_their_solvers(problem, monkeypatch):
+    """In a process that was started for runs, solver processes end soon after the last run."""
+    monkeypatch.setattr(run_module, "_LINGER_S", 0.05)
+    compare(problem, backends=["highs"])
+    assert WORKERS._idle["highs"]
+    run_module._end_solvers_soon(home="another")
+    deadline = time.monotonic() + 10
+    while WORKERS._idle["highs"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not WORKERS._idle["highs"]

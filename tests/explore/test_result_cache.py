@@ -1,0 +1,323 @@
+"""The cache of results: by content, verified when read, shared by processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl.errors import CacheWarning
+from taccl.explore import cache as cache_module
+from taccl.explore.cache import Cache, cache_folder, entry_document, key_of
+from taccl.explore.rows import new_row
+from taccl.schedule.schedule import Schedule
+
+KEY = "0" * 64
+#: The real one, whatever stands in its place.
+SYNTHESIZE = taccl.synthesize
+
+
+@pytest.fixture
+def stored(problem, cache):
+    """The row of a run that the cache holds."""
+    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    return next(table.itertuples())
+
+
+def refused(cache, key, match, **options):
+    """Whether an entry is a miss, with a warning that says why."""
+    with pytest.warns(CacheWarning, match=match):
+        return cache.get(key, **options) is None
+
+
+def edit(path, change):
+    """Change the document in a file."""
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_a_second_comparison_is_read(problem, cache, stored):
+    """The same call gives the same table, its seconds included, without running anything."""
+    again = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    assert again.from_cache.all()
+    expected = stored._replace(from_cache=True)
+    assert [str(value) for value in next(again.itertuples())] == [str(value) for value in expected]
+
+
+def test_an_entry_is_a_schedule_file(problem, cache, stored):
+    """`taccl.load` reads what the cache stores, and the cache gives the same schedule."""
+    schedule = taccl.load(cache.path(stored.key))
+    assert schedule == cache.schedule(stored.key)
+    assert (schedule.finish_us, schedule.problem) == (41.0, problem)
+
+
+def test_schedules_of_a_table(problem, impossible, cache):
+    """Each row gives its schedule, and None if it has none."""
+    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    without = taccl.compare(impossible, backends=["greedy"], num_workers=1, cache=cache)
+    assert [s.finish_us for s in cache.schedules(table)] == [41.0]
+    assert cache.schedules(without) == [None]
+
+
+def test_a_schedule_that_is_not_there(cache):
+    """Asking for one says where it was looked for."""
+    with pytest.raises(taccl.InputError, match="found nothing in"):
+        cache.schedule(KEY)
+    with pytest.raises(taccl.InputError, match="64 hexadecimal digits"):
+        cache.schedule("../../etc/passwd")
+
+
+def test_proofs_of_infeasibility_are_stored(impossible, cache):
+    """That there is no schedule is read like a schedule."""
+    for known in (False, True):
+        (row,) = taccl.compare(impossible, backends=["greedy"], num_workers=1, cache=cache).itertuples()
+        assert (row.status, row.from_cache) == ("infeasible", known)
+
+
+@pytest.mark.parametrize("kind", [taccl.NoSolutionError, taccl.SolverUnavailableError, MemoryError])
+def test_failures_of_the_moment_are_not_stored(problem, cache, monkeypatch, kind):
+    """What more time, a licence or memory would mend is tried again."""
+
+    def synthesize(*_, **__):
+        raise kind("not now")
+
+    monkeypatch.setattr("taccl.explore.run._load_libraries", lambda: None)
+    monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", synthesize)
+    taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    assert cache.info().num_entries == 0
+
+
+def test_interrupted_results_are_not_stored(problem, cache, monkeypatch):
+    """The best so far is in the table, but the search is taken up again."""
+
+    def synthesize(problem, **options):
+        return dataclasses.replace(SYNTHESIZE(problem, **options), stopped="interrupted")
+
+    monkeypatch.setattr("taccl.explore.run._load_libraries", lambda: None)
+    monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", synthesize)
+    with pytest.warns(taccl.TacclWarning, match="stopped by Ctrl-C"):
+        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    assert (table.finish_us[0], cache.info().num_entries) == (41.0, 0)
+
+
+def test_keys_tell_runs_apart(monkeypatch):
+    """Problem, options and versions each change the key; nothing else does."""
+    options = {"backend": "greedy", "seed": 0, "time_limit_s": 30.0, "threads": 1}
+    key = key_of("a", **options)
+    assert key == key_of("a", **dict(reversed(options.items())))
+    others = [key_of("b", **options)]
+    others += [key_of("a", **{**options, name: 9}) for name in options]
+    monkeypatch.setattr(cache_module, "_versions", lambda: {"taccl": "99"})
+    others.append(key_of("a", **options))
+    assert len({key, *others}) == 7
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda path: path.write_text(path.read_text()[:500]), "made anew"),
+        (lambda path: path.write_bytes(b""), "the file is empty"),
+        (lambda path: path.write_bytes(b"\0\1\2"), "binary"),
+        (lambda path: path.write_text("[]"), "made anew"),
+        (lambda path: path.write_text('{"format": "other"}'), "it is no result"),
+        (lambda path: path.write_text('{"format": "taccl-failure"}'), "made anew"),
+        (lambda path: edit(path, lambda d: d.update(finish_us=1.0)), "finish_us"),
+        (lambda path: edit(path, lambda d: d["result"]["row"].update(gap=9)), "file_digest"),
+        (lambda path: edit(path, lambda d: d["transfers"]["end"].reverse()), "digest"),
+        (lambda path: edit(path, lambda d: d["problem"].update(size_bytes=1)), "digest"),
+    ],
+)
+def test_damage_is_a_miss(problem, cache, stored, damage, match):
+    """A file that is cut short or was edited is not used, and says so; the next run replaces it."""
+    damage(cache.path(stored.key))
+    assert refused(cache, stored.key, match)
+    with pytest.warns(CacheWarning):
+        (row,) = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache).itertuples()
+    assert (row.status, row.from_cache) == ("proven", False)
+    assert cache.get(stored.key).schedule.finish_us == 41.0
+
+
+def test_a_wrong_schedule_is_a_miss(cache, stored):
+    """Digests that fit do not help a schedule that the verifier refuses."""
+    entry = cache.get(stored.key)
+    columns = {
+        n: getattr(entry.schedule, n)[1:] for n in ("chunk", "link", "start", "end", "group", "reduce")
+    }
+    wrong = Schedule(entry.schedule.problem, **columns)
+    row = entry.row | {"schedule_digest": wrong.digest()}
+    cache.store(entry_document(stored.key, row, wrong))
+    assert refused(cache, stored.key, "made anew")
+
+
+def test_the_result_of_another_run_is_a_miss(cache, stored):
+    """A file that was moved to another key is not used."""
+    cache.path(KEY).parent.mkdir()
+    cache.path(stored.key).rename(cache.path(KEY))
+    assert refused(cache, KEY, "another run")
+
+
+def test_the_result_of_another_problem_is_a_miss(problem, cache, stored):
+    """Nor is one whose problem is not the caller's."""
+    other = dataclasses.replace(problem, size_bytes=5)
+    assert refused(cache, stored.key, "another problem", problem=other)
+
+
+def test_reading_gives_the_callers_problem(problem, cache, stored):
+    """Where the problem is known it is not built anew."""
+    assert cache.get(stored.key, problem=problem).schedule.problem is problem
+
+
+def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
+    """A folder that cannot be made costs nothing but the cache."""
+    (tmp_path / "file").write_text("")
+    with pytest.warns(CacheWarning, match="cannot be stored") as caught:
+        table = taccl.compare(
+            problem, backends=["greedy"], seeds=range(3), num_workers=1, cache=tmp_path / "file" / "cache"
+        )
+    assert (len(caught), list(table.status)) == (1, ["proven"] * 3)
+
+
+def test_info_and_clear(problem, cache):
+    """What is counted is what is removed; what others put into the folder stays."""
+    assert cache.info().num_entries == 0
+    taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=1, cache=cache)
+    key = "ab" * 32
+    draft = cache.path(key).parent / f".{key}.json.0123456789abcdef.tmp"
+    draft.parent.mkdir()
+    draft.write_text("left by a process that was killed")
+    mine = draft.parent / "notes.txt"
+    mine.write_text("not the cache's")
+    info = cache.info()
+    assert info.num_entries == 3
+    assert info.num_bytes > 3000
+    assert 0 <= info.newest_s <= info.oldest_s < 60
+    assert "3 results" in repr(info)
+    assert cache.clear().num_entries == 3
+    assert [path for path in cache.folder.rglob("*") if path.is_file()] == [mine]
+    assert cache.clear().num_entries == 0
+
+
+def test_a_cleared_cache_leaves_no_folders(cache, stored):
+    """Nothing of an own folder is left but itself."""
+    cache.clear()
+    assert list(cache.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "environment", "expected"),
+    [
+        ("linux", {"TACCL_CACHE_DIR": "/a"}, "/a"),
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/taccl"),
+        ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/taccl"),
+        ("linux", {}, "/home/me/.cache/taccl"),
+        ("darwin", {"XDG_CACHE_HOME": "/x"}, "/home/me/Library/Caches/taccl"),
+        ("win32", {"LOCALAPPDATA": "/l"}, "/l/taccl/Cache"),
+    ],
+)
+def test_the_users_folder(monkeypatch, platform, environment, expected):
+    """TACCL_CACHE_DIR, or where the platform keeps caches."""
+    for name in ("TACCL_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert cache_folder() == Path(expected)
+
+
+def test_processes_share_a_folder(problem, cache):
+    """Two processes store under the same keys while this one reads: never a half-written entry."""
+    script = textwrap.dedent("""
+        import sys, taccl
+        from taccl.explore.rows import new_row
+        cache = taccl.Cache(sys.argv[1])
+        print("ready", flush=True)
+        for number in range(150):
+            row = new_row(error="x" * 20000, problem_digest="d")
+            assert cache.put(f"{number % 3:064x}", row)
+    """)
+    command = [sys.executable, "-c", script, str(cache.folder)]
+    writers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    found = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        while any(writer.poll() is None for writer in writers):
+            for number in range(3):
+                found += cache.get(f"{number:064x}") is not None
+    for writer in writers:
+        writer.communicate()
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert found > 0
+    assert cache.info().num_entries == 3
+    assert cache.get("0" * 64).row == new_row(error="x" * 20000, problem_digest="d")
+
+
+def test_a_cache_says_where_it_is(tmp_path):
+    """Its representation makes the same cache."""
+    assert repr(Cache(tmp_path)) == f"Cache({str(tmp_path)!r})"
+
+
+def test_a_folder_that_cannot_be_is_told(problem, tmp_path):
+    """A name that is too long: what is found is returned, with a warning; to look into it is bad input."""
+    cache = Cache(tmp_path / ("a" * 300))
+    with pytest.warns(CacheWarning, match="cannot be stored .*too long"):
+        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    assert table.verified.all()
+    with pytest.raises(taccl.InputError, match="too long"):
+        cache.info()
+
+
+def test_a_file_is_no_cache(tmp_path):
+    """A file in place of the folder is not taken for an empty cache."""
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(taccl.InputError, match="not a folder"):
+        Cache(path).clear()
+
+
+@pytest.mark.parametrize("folder", ["", "a\0b", 3])
+def test_what_is_no_path_is_refused(folder):
+    """An empty path would be the current folder."""
+    with pytest.raises(taccl.InputError, match="expected the path of a folder"):
+        Cache(folder)
+
+
+def test_an_unknown_user_stays_as_written(monkeypatch):
+    """A home that nobody has is a folder's name, as in a shell."""
+    monkeypatch.setenv("TACCL_CACHE_DIR", "~nobody-has-this-name/x")
+    assert cache_folder() == Path("~nobody-has-this-name/x")
+
+
+def test_clearing_at_once(monkeypatch, cache, stored):
+    """A folder that another process removes first is no error."""
+    real = Path.rmdir
+
+    def twice(path):
+        real(path)
+        real(path)
+
+    monkeypatch.setattr(Path, "rmdir", twice)
+    assert cache.clear().num_entries == 1
+
+
+def test_storing_while_another_clears(monkeypatch, cache):
+    """A folder that is taken away between making it and writing into it is made again."""
+    real, calls = cache_module.write_whole, []
+
+    def cleared(path, text, **options):
+        calls.append(path)
+        if len(calls) == 1:
+            path.parent.rmdir()
+        real(path, text, **options)
+
+    monkeypatch.setattr(cache_module, "write_whole", cleared)
+    assert cache.put(KEY, new_row(problem_digest="d"))
+    assert (len(calls), cache.info().num_entries) == (2, 1)

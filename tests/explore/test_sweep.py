@@ -1,0 +1,131 @@
+"""`taccl.sweep`: every combination is a row, whether it makes a problem or not."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+
+TOML = """
+schema = 1
+name = "tiny"
+[chunks]
+size = "1MB"
+per_rank = 2
+"""
+
+
+def sweep(topology, collective, **options):
+    """A quick sweep in this process, without a cache."""
+    quick = {"num_workers": 1, "cache": False, "time_limit_s": 5, "backends": ["greedy"]}
+    return taccl.sweep(topology, collective, **{**quick, **options})
+
+
+@pytest.fixture
+def tiny():
+    """A sketch that says sizes and no more."""
+    return taccl.Sketch.from_toml(TOML)
+
+
+def test_every_combination_is_a_row(tiny):
+    """Sketches first, then sizes, cuts, backends and seeds."""
+    table = sweep(
+        "ring:4",
+        "allgather",
+        sketches=[tiny, None],
+        sizes=["4KB", 8000],
+        chunks_per_rank=[1, 2],
+        seeds=[0, 1],
+    )
+    assert len(table) == 16
+    assert list(table.sketch) == ["tiny"] * 8 + ["none"] * 8
+    assert list(table.size_bytes) == ([4000] * 4 + [8000] * 4) * 2
+    assert list(table.chunks_per_rank) == [1, 1, 2, 2] * 4
+    assert list(table.seed) == [0, 1] * 8
+    assert table.verified.all()
+
+
+def test_size_and_cut_default_to_the_sketch(tiny):
+    """The sketch asks for two chunks of 1 MB a rank: 8 MB over four ranks."""
+    (row,) = sweep("ring:4", "allgather", sketches=tiny).itertuples()
+    assert (row.size_bytes, row.chunks_per_rank, row.status) == (8 * 10**6, 2, "proven")
+
+
+def test_finish_grows_with_size():
+    """Of 4 KB and 4 MB, two hops take 2 x (0.5 + 0.02) and 2 x (0.5 + 20) us."""
+    assert list(sweep("ring:4", "allgather", sizes=["4KB", "4MB"]).finish_us) == [1.04, 41.0]
+
+
+def test_a_sketch_of_another_machine_is_a_row(tiny):
+    """It says why, and does not keep the others from running."""
+    wrong, right = sweep("ring:4", "allgather", sketches=["ndv2/sk1", tiny], sizes=["4KB"]).itertuples()
+    assert (wrong.status, wrong.sketch, wrong.size_bytes) == ("does not fit", "ndv2-sk1", 4000)
+    assert "found 'ndv2', but the topology ring:4" in wrong.error
+    assert right.status == "proven"
+
+
+def test_no_size_is_a_row():
+    """Without a sketch that says one, a size is needed."""
+    (row,) = sweep("ring:4", "allgather").itertuples()
+    assert (row.status, "found no size" in row.error) == ("does not fit", True)
+
+
+def test_root(tiny):
+    """A named broadcast starts where it is told to: three hops at most on a ring of six."""
+    (row,) = sweep("ring:6", "broadcast", root=3, sizes=["1KB"]).itertuples()
+    assert row.status == "proven"
+    assert "rank 0" in row.bound_limits
+
+
+def test_a_collective_at_hand():
+    """A collective that is made already is swept as it is."""
+    ring = taccl.topologies.parse("ring:4")
+    collective = taccl.collectives.allgather(4, chunks_per_rank=2)
+    (row,) = sweep(ring, collective, sizes=["4KB"]).itertuples()
+    assert (row.collective, row.chunks_per_rank) == ("allgather", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"sizes": []}, "sizes"), ({"sizes": ["1XB"]}, "sizes"), ({"sketches": []}, "sketches"),
+        ({"sketches": [7]}, "sketches"), ({"sketches": ["ndv2/sk9"]}, "did you mean"),
+        ({"chunks_per_rank": [0]}, "chunks_per_rank"), ({"backends": ["cbd"]}, "cbc"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_at_all(options, match):
+    """Typing errors are refused before anything runs."""
+    with pytest.raises(taccl.InputError, match=match):
+        sweep("ring:4", "allgather", **{"sizes": ["4KB"], **options})
+
+
+def test_unknown_names():
+    """So are unknown topologies and collectives, and a root that is not there."""
+    with pytest.raises(taccl.InputError, match="rong"):
+        sweep("rong:4", "allgather", sizes=["4KB"])
+    with pytest.raises(taccl.InputError, match="allgthr"):
+        sweep("ring:4", "allgthr", sizes=["4KB"])
+    with pytest.raises(taccl.InputError, match="root 9"):
+        sweep("ring:4", "broadcast", root=9, sizes=["4KB"])
+
+
+def test_cuts_of_a_collective_at_hand():
+    """A collective that is made cannot be cut anew."""
+    with pytest.raises(taccl.InputError, match="name the collective instead"):
+        sweep("ring:4", taccl.collectives.allgather(4), sizes=["4KB"], chunks_per_rank=[2])
+    with pytest.raises(taccl.InputError, match="root"):
+        sweep("ring:4", taccl.collectives.allgather(4), sizes=["4KB"], root=0)
+
+
+def test_a_sweep_resumes(cache):
+    """What an earlier, smaller sweep found is not run again."""
+    sweep("ring:4", "allgather", sizes=["4KB"], cache=cache)
+    table = sweep("ring:4", "allgather", sizes=["4KB", "8KB"], cache=cache)
+    assert list(table.from_cache) == [True, False]
+
+
+def test_a_reduction_has_a_first_schedule():
+    """An allreduce has one once both of its halves have."""
+    (row,) = sweep("ring:4", "allreduce", sizes=["4MB"], backends=["auto"]).itertuples()
+    assert row.verified
+    assert 0 < row.first_schedule_s <= row.seconds
