@@ -7,6 +7,7 @@ answer that cannot be written; 3 a known solver is not installed or not licensed
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
     try:  # whatever takes time to import is imported in here
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line may go on
+            from taccl.cli.completion import complete
+
+            complete()
         from taccl.cli.command import run
 
         return run(argv)

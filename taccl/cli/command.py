@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
-__all__ = ["run"]
+__all__ = ["build_parser", "run"]
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
 _POSITIONALS = frozenset(("file", "name", "sketch", "thing"))
@@ -74,7 +74,7 @@ def _in_main_thread() -> bool:
 def _answer(words: list[str]) -> Answer:
     options = argparse.Namespace()
     try:
-        options = _parser().parse_args(words)
+        options = build_parser().parse_args(words)
         options.words = words  # what was typed, for files to keep
         answer: Answer = options.run(options)
         return answer
@@ -117,7 +117,8 @@ class _Version(argparse.Action):
         raise _Said(f"taccl {taccl.__version__}", {"version": taccl.__version__})
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
     parser = _Parser(
         prog="taccl",
         description="Synthesize verified schedules for collective communication from sketches.",

@@ -1,0 +1,81 @@
+"""Tab completion in a shell, by argcomplete: ``eval "$(register-python-argcomplete taccl)"``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from taccl.cli.command import build_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["complete"]
+
+
+def complete() -> None:
+    """Answer the shell that asks how a line may go on, and exit."""
+    import argcomplete
+
+    parser = build_parser()
+    for action in _actions(parser):
+        known = _NAMES.get(action.dest)
+        if known is not None and action.choices is None:
+            action.completer = _completer(known)  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, append_space=False)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The actions of a parser and of its verbs."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from _actions(verb)
+
+
+def _completer(known: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
+    """Names that begin as what was typed does, and files."""
+
+    def names(prefix: str, **_: object) -> list[str]:
+        from argcomplete.completers import FilesCompleter
+
+        return [name for name in known() if name.startswith(prefix)] + list(FilesCompleter()(prefix))
+
+    return names
+
+
+def _sketches() -> Iterable[str]:
+    from taccl.sketch.library import shipped_sketches
+
+    return shipped_sketches()
+
+
+def _topologies() -> Iterable[str]:
+    from taccl import topologies
+
+    return (*topologies.machine_names(), *(f"{fabric}:" for fabric in topologies.fabric_names()))
+
+
+def _collectives() -> Iterable[str]:
+    from taccl.collective import COLLECTIVES
+
+    return COLLECTIVES
+
+
+def _backends() -> Iterable[str]:
+    from taccl.solvers.registry import known_solvers
+
+    return ("auto", "greedy", *known_solvers())
+
+
+#: By the name of the argument.
+_NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "sketch": _sketches,
+    "sketches": _sketches,
+    "thing": lambda: (*_sketches(), *_topologies()),
+    "topology": _topologies,
+    "collective": _collectives,
+    "backend": _backends,
+    "backends": _backends,
+}

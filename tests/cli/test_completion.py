@@ -1,0 +1,35 @@
+"""Tab completion: what a shell is told that a line may go on with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("taccl syn", "synthesize"),
+        ("taccl synthesize ndv2/sk", "ndv2/sk1"),
+        ("taccl synthesize --coll", "--collective"),
+        ("taccl synthesize --collective allg", "allgather"),
+        ("taccl synthesize --backend hi", "highs"),
+        ("taccl suggest dgx-h", "dgx-h100"),
+        ("taccl bound --topology tor", "torus:"),
+    ],
+)
+def test_a_line_is_completed(tmp_path, line, word):
+    """Verbs, options, and the names of sketches, collectives, backends and topologies."""
+    answer = tmp_path / "answer"
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    subprocess.run([sys.executable, "-m", "taccl"], env=os.environ | asked, timeout=60, check=True)
+    assert word in answer.read_text().split("\n")
