@@ -235,9 +235,10 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
     def place(c: int, r: int) -> tuple[int, int]:
         c, r = alias.get((c, r), (c, r))
         c, r = (c, place_rep.column(c, r))
-        data = collective.chunks[c]
-        head = _ticks(distances.heads(c)[r])
-        places.setdefault((c, r), (head, r in data.origins, r in data.destinations))
+        if (c, r) not in places:
+            data = collective.chunks[c]
+            head = _ticks(distances.heads(c)[r])
+            places[c, r] = (head, r in data.origins, r in data.destinations)
         return c, r
 
     keyed: list[tuple[Move, list[tuple[int, int]], list[tuple[int, int]]]] = []
