@@ -48,11 +48,10 @@ def add_sketch(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("sketch", nargs="?", metavar="SKETCH", help=help)
 
 
-def add_schedule(verb: argparse.ArgumentParser) -> None:
-    """Declare a schedule's file, and what the published tool's files do not say."""
-    verb.add_argument(
-        "file", metavar="FILE", help="of `taccl synthesize -o`, or an algorithm of the published tool"
-    )
+def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
+    """Declare a schedule's file, or `also` another thing's, and what the published tool's do not say."""
+    help = "a schedule (of `taccl synthesize -o`), an algorithm of the published tool"
+    verb.add_argument("file", metavar="FILE", help=f"{help}{also and ', ' + also}")
     add = verb.add_argument_group("of an algorithm of the published tool").add_argument
     add("--topology", metavar="FILE|NAME", help="where it is to run instead, timed anew")
     add("--chunk-size", metavar="S", help="bytes of one chunk, e.g. 1MB")
@@ -67,6 +66,7 @@ def schedule_from_options(options: argparse.Namespace) -> Schedule:
     InputError
         If the file cannot be read or holds no schedule, or an option does not apply to it.
     """
+    from taccl.cli.programs import holds_program
     from taccl.formats.recognise import UPSTREAM_ALGORITHM, recognise
 
     given = {name: getattr(options, name) for name in ("topology", "chunk_size", "time_unit_us")}
@@ -76,6 +76,12 @@ def schedule_from_options(options: argparse.Namespace) -> Schedule:
         if options.topology is not None:
             given["topology"] = topology_from_word(options.topology)
         return load_upstream_algorithm(options.file, **given)
+    if holds_program(options.file):
+        raise InputError(
+            "found a program; make a schedule of it first: "
+            f"taccl convert {options.file} OUT.json --topology T --size S",
+            where=options.file,
+        )
     for name, value in given.items():
         if value is not None:
             raise InputError(
@@ -93,7 +99,11 @@ def add_problem_options(parser: argparse.ArgumentParser, *, collective_required:
     names = ", ".join(COLLECTIVES)
     add("--collective", required=collective_required, type=collective_name, metavar="NAME", help=names)
     add("--topology", metavar="FILE|NAME", help="a file, a machine (ndv2), or a fabric (torus:4x4)")
-    add("--cost-model", choices=("upstream", "physical"), help="of an upstream topology file")
+    add(
+        "--cost-model",
+        choices=("upstream", "physical"),
+        help="what to make of the costs in an upstream topology file",
+    )
     add("--time-unit-us", metavar="US", help="microseconds in an upstream file's unit of time")
     add("--nodes", type=positive, metavar="N", help="number of nodes; rescales the sketch")
     add("--profile", metavar="P", help="which constants of the machine, e.g. nominal")
@@ -101,8 +111,8 @@ def add_problem_options(parser: argparse.ArgumentParser, *, collective_required:
     size.add_argument("--size", metavar="S", help="larger of one rank's input and output buffer, e.g. 16MB")
     size.add_argument("--chunk-size", metavar="S", help="bytes of one chunk, e.g. 1MB")
     add("--chunks-per-rank", type=positive, metavar="K", help="pieces a rank's part of the data is cut into")
-    add("--root", type=at_least_zero, metavar="R", help="of broadcast, scatter, gather and reduce")
-    add("--roots", type=_ranks, metavar="R,R", help="of the multi-root collectives")
+    add("--root", type=at_least_zero, metavar="R", help="rank; of broadcast, scatter, gather and reduce")
+    add("--roots", type=_ranks, metavar="R,R", help="ranks; of the multi-root collectives")
 
 
 def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:

@@ -20,7 +20,7 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
-from taccl.explore.plan_files import runnable
+from taccl.explore.plan_files import check_lowering, runnable
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
@@ -275,18 +275,26 @@ def plan(
     began = time.monotonic()
     fabric = topology if isinstance(topology, Topology) else parse(topology)
     grid = _grid(sizes)
-    if not 0 < time_limit_s < math.inf:
-        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+    if not isinstance(time_limit_s, (int, float)) or not 0 < time_limit_s < math.inf:
+        raise InputError(
+            f"found {time_limit_s!r}; expected a positive number of seconds", where="time_limit_s"
+        )
     if isinstance(max_ranges, bool) or not isinstance(max_ranges, int) or max_ranges < 1:
         raise InputError(f"found {max_ranges!r}; expected a whole number of at least 1", where="max_ranges")
     loaded = _loaded(sketches)
+    check_lowering(lowering or {})
     if not isinstance(collective, str):
         raise InputError(f"found {collective!r}; expected a name such as 'allgather'", where="collective")
     cases = [(_name(sketch), _problems(fabric, collective, root, sketch, grid)) for sketch in loaded]
     search = _Search(grid, progress or (lambda _: None))
-    if baselines:
-        search.add_baselines(cases)
-    search.synthesize(cases, backend, time_limit_s, threads, seed)
+    try:
+        if baselines:
+            search.add_baselines(cases)
+        search.synthesize(cases, backend, time_limit_s, threads, seed)
+    except KeyboardInterrupt:
+        if not search.candidates:
+            raise
+        search.stopped = "interrupted"
     if not search.candidates:
         raise search.failure or NoSolutionError("no schedule was found; give more time, or another sketch")
     ranges, notes = search.ranges(max_ranges, dict(lowering or {}))
@@ -298,8 +306,8 @@ def plan(
 
 def _grid(sizes: str | Iterable[int | str]) -> list[int]:
     """The sizes to synthesize at, in order."""
-    if isinstance(sizes, int):
-        return [parse_size(sizes, where="sizes")]
+    if not hasattr(sizes, "__iter__"):  # a single one
+        return [parse_size(sizes, where="sizes")]  # type: ignore[arg-type]
     if isinstance(sizes, str) and ":" in sizes:
         ends = sizes.split(":")
         if len(ends) != 2:
@@ -318,7 +326,7 @@ def _grid(sizes: str | Iterable[int | str]) -> list[int]:
 
 
 def _loaded(sketches: Iterable[Sketch | str | os.PathLike[str] | None]) -> list[Sketch | None]:
-    if sketches is None or isinstance(sketches, str) or hasattr(sketches, "chunks"):
+    if isinstance(sketches, str) or not hasattr(sketches, "__iter__") or hasattr(sketches, "chunks"):
         raise InputError(
             f"found {sketches!r}; expected several, such as ['ndv2/sk1', None]", where="sketches"
         )
@@ -486,11 +494,6 @@ class _Search:
                     self.failure = error
                     self.notes.append(f"{name} at {format_size(size)}: {error}")
                     continue
-                except KeyboardInterrupt:
-                    if not self.candidates:
-                        raise
-                    self.stopped = "interrupted"
-                    return
                 found = result.schedule if isinstance(result.schedule, Schedule) else result.schedule.expand()
                 self.add(found, f"{name}, for {format_size(size)}")
                 said.append(f"{name} {format_us(result.finish_us)} (gap {result.gap:.2%})")

@@ -13,24 +13,31 @@ import os
 import re
 import secrets
 import shutil
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taccl.baselines.ring import ring
+from taccl.collective import allgather
 from taccl.errors import ExportError, InputError
 from taccl.formats.msccl_xml import dump_msccl_xml
 from taccl.formats.mscclpp_plan import build_mscclpp_plan, plan_text
 from taccl.formats.mscclpp_registration import registration_snippet
 from taccl.formats.native import save
+from taccl.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
+from taccl.topology.registry import parse
 from taccl.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taccl.explore.plan import Plan, PlanRange
     from taccl.program.program import Program
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["check_folder", "runnable", "save_plan"]
+__all__ = ["check_folder", "check_lowering", "runnable", "save_plan"]
 
 INDEX = "plan.json"
 #: What may be in a folder that is replaced: what `save_plan` writes, and what Python makes of it.
@@ -53,8 +60,6 @@ def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
 
     Raises
     ------
-    InputError
-        If an option of `taccl.lower` is unknown.
     ExportError
         If the format has no room for any: the limit of the last.
     """
@@ -71,6 +76,21 @@ def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
             interpret(program).raise_if_failed()
             return program
     raise last
+
+
+def check_lowering(lowering: Mapping[str, Any]) -> None:
+    """Do nothing of options that `taccl.lower` takes: it is asked about a small schedule.
+
+    Raises
+    ------
+    InputError
+        If it has no such option, or refuses its value.
+    """
+    known = list(signature(lower).parameters)[1:]
+    unknown = [name for name in lowering if name not in known]
+    if unknown:
+        raise InputError(f"found {unknown[0]!r}; expected some of {', '.join(known)}", where="lowering")
+    lower(ring(make_problem(parse("ring:2"), allgather(2), chunk_bytes=1)), **lowering)
 
 
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:

@@ -58,10 +58,15 @@ def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 
     @wraps(function)
     def drawn(*given: _Given.args, **named: _Given.kwargs) -> _Made:
-        from matplotlib import rc_context
+        from matplotlib import interactive, is_interactive, rc_context
 
         with rc_context(_RULES):
-            return function(*given, **named)
+            made = function(*given, **named)
+            # The first figure loads the backend. In a notebook it turns on that every figure is shown,
+            # which must outlive the rules.
+            shows = is_interactive()
+        interactive(shows)
+        return made
 
     return drawn
 

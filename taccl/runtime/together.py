@@ -18,6 +18,7 @@ from taccl.errors import ExecutionError, InputError, TacclError
 from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
 from taccl.runtime.job import Job
+from taccl.runtime.lifeline import remove_segments, segments_of
 from taccl.runtime.reference import COMPUTED, Counterpart, counterpart, expected_output, find_wrong
 from taccl.runtime.report import Execution, Times, Wait, WrongChunk, was_moving
 from taccl.runtime.waits import cause_first
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["execute_together"]
 
 _POLL_S = 5e-4
+#: What a process that Ctrl-C ended says to its shell.
+_INTERRUPTED = 130
 #: Wrong chunks that a rank reports one by one.
 _MAX_WRONG_PER_RANK = 20
 
@@ -74,10 +77,14 @@ def execute_together(
         reports = _gather(mine, outcome)
         report: dict[str, Any] = _broadcast(mine, None if reports is None else _report(job, reports))
         mine.Free()
-    except BaseException:
-        # A rank that fails alone would leave all others waiting for it.
-        traceback.print_exc()
-        communicator.Abort(1)
+    except BaseException as error:
+        # A rank that fails alone would leave all others waiting for it, and MPICH leaves its memory behind.
+        remove_segments(segments_of(os.getpid()))
+        if isinstance(error, KeyboardInterrupt):
+            communicator.Abort(_INTERRUPTED)
+        else:
+            traceback.print_exc()
+            communicator.Abort(1)
         raise
     return Execution.from_dict(report)
 

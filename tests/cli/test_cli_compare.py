@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -26,6 +27,13 @@ def test_compare_as_text(run):
     assert title == "allgather on ring:4, 4KB"
     assert head.split() == ["seed", "backend", "finish", "gap", "GB/s", "seconds", "status"]
     assert [row.split()[:3] for row in rows] == [["0", "greedy", "1.04"], ["1", "greedy", "1.04"]]
+
+
+def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
+    """Processes that are started for runs import nothing that is called like a library's, such as json.py."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    run(*SMALL)
+    assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
 def test_compare_as_json(run_json):

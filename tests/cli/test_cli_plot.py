@@ -27,6 +27,15 @@ def test_progress_needs_a_search(run, saved, tmp_path):
     assert run("plot", found, "--what", "progress", "-o", tmp_path / "p.svg")[0] == 0
 
 
+@pytest.mark.parametrize("verb", ["plot", "report"])
+def test_a_program_is_told_how_to_be_a_schedule(run, shared_data, tmp_path, verb):
+    """It says nothing of links and times."""
+    file = shared_data / "msccl-xml" / "allgather-4.xml"
+    code, _, err = run(verb, file, "-o", tmp_path / "a.svg")
+    assert code == 2
+    assert f"taccl convert {file} OUT.json --topology" in err
+
+
 def test_a_topology_by_name_is_drawn(run, tmp_path):
     """It needs no schedule."""
     path = tmp_path / "ndv2.png"

@@ -233,6 +233,17 @@ def test_interrupts_keep_what_there_is(monkeypatch):
     assert plan.ranges[-1].max_bytes == 10**6
 
 
+def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
+    """Ctrl-C in the second baseline makes a plan of the first."""
+
+    def interrupted(_: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "BASELINES", {"ring": taccl.baselines.ring, "tree": interrupted})
+    plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy")
+    assert (plan.stopped, plan.num_candidates) == ("interrupted", 1)
+
+
 def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
     """With nothing in hand there is no plan."""
 
@@ -279,6 +290,9 @@ def test_what_no_file_holds_is_left_out():
         ({"time_limit_s": 0}, InputError, "positive number of seconds"),
         ({"max_ranges": 0}, InputError, "at least 1"),
         ({"lowering": {"channels": "none"}}, InputError, "round-robin"),
+        ({"lowering": {"chanels": "single"}}, InputError, "found 'chanels'"),
+        ({"sizes": None}, InputError, "sizes"),
+        ({"sketches": 3}, InputError, "expected several"),
     ],
     ids=str,
 )

@@ -47,6 +47,14 @@ class Marked:
             **options,
         )
 
+    def wait_until_shared(self, process: subprocess.Popen, seconds: float = 30) -> None:
+        """Wait until ranks share memory: MPI is initialized."""
+        until = time.monotonic() + seconds
+        while not self._shared() - self._segments:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until, "they share nothing"
+            time.sleep(0.05)
+
     def _shared(self) -> set[Path]:
         return set(Path("/dev/shm").glob("mpich_shm_*"))
 

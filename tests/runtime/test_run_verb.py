@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import pytest
 from small_programs import first_step, program_for, schedule_for, with_changed_step
@@ -141,6 +142,19 @@ class TestJoined:
         assert (values["waits"][0]["peer"], values["waits"][0]["receives"]) == (1, True)
         assert not complaint
         assert not marked.alive()
+
+    def test_ctrl_c_leaves_nothing(self, marked, mpiexec, hanging_file):
+        """No rank prints where it was, and what they shared is gone with them."""
+        words = ("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
+        process = marked.start(*words, command=(mpiexec, "-n", 4))
+        marked.wait_until_shared(process)
+        time.sleep(1)  # until they run
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=30)
+        assert process.returncode
+        assert "Traceback" not in complaint
+        assert not marked.alive_after(5)
+        assert not marked.left_in_memory()
 
     def test_launcher_of_another_mpi_is_told(self, marked, allgather_file, monkeypatch):
         """Open MPI's launcher started four, and this environment's MPI sees one."""

@@ -29,7 +29,10 @@ def add(verbs: Any) -> None:
     )
     verb.add_argument("--collective", required=True, type=_collective, metavar="NAME", help="e.g. allgather")
     verb.add_argument(
-        "--sizes", default="1KB:1GB", metavar="S:S", help="from:to, or S,S,... where to synthesize (1KB:1GB)"
+        "--sizes",
+        default="1KB:1GB",
+        metavar="S:S",
+        help="from:to, or S,S,... where to synthesize (default 1KB:1GB)",
     )
     verb.add_argument("-o", "--output", metavar="DIR", help="the folder to write, whole or not at all")
     verb.add_argument(
@@ -46,11 +49,28 @@ def add(verbs: Any) -> None:
     add("--time-limit", type=seconds, default=300.0, metavar="S", help="seconds in all (default 300)")
     add("--threads", type=positive, metavar="N", help="threads of a solver")
     add("--seed", type=at_least_zero, default=0, metavar="N", help="default 0")
-    add("--max-ranges", type=positive, default=4, metavar="N", help="default 4: what the MSCCL runtime loads")
+    add(
+        "--max-ranges",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="ranges at most (default 4, which the MSCCL runtime loads)",
+    )
     add = verb.add_argument_group("programs").add_argument
     add("--in-place", action="store_true", help="for calls whose input and output are one buffer")
-    add("--protocol", choices=("Simple", "LL", "LL128"), default="Simple", help="default Simple")
-    add("--instances", type=positive, default=1, metavar="N", help="every chunk in so many parts")
+    add(
+        "--protocol",
+        choices=("Simple", "LL", "LL128"),
+        default="Simple",
+        help="of the runtime (default Simple)",
+    )
+    add(
+        "--instances",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="cut every chunk into so many parts (default 1)",
+    )
 
 
 def run(options: argparse.Namespace) -> Answer:

@@ -25,15 +25,21 @@ def add(verbs: Any) -> None:
     """Declare the verb."""
     help = "Draw a schedule, its topology, its bandwidth over size, or the progress of its search."
     verb = add_verb(verbs, "plot", run, help)
-    add_schedule(verb)
+    add_schedule(verb, also="or a topology, with --what topology")
     verb.add_argument("--what", choices=_WHATS, default="gantt", help="what to draw (default gantt)")
     verb.add_argument("-o", "--output", required=True, metavar="FILE", help="a name in .svg, .png or .pdf")
     verb.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     verb.add_argument("--by", choices=("link", "resource", "rank"), help="rows of a gantt (default link)")
-    verb.add_argument("--colour", choices=("origin", "chunk"), help="what colours of a gantt tell")
-    verb.add_argument("--max-rows", type=positive, metavar="N", help="of a gantt (default 48)")
-    verb.add_argument("--sizes", type=sizes, metavar="S,S", help="of bandwidth, e.g. 1KB,1MB,1GB")
-    verb.add_argument("--nodes", type=positive, metavar="N", help="of a topology that FILE names")
+    verb.add_argument(
+        "--colour",
+        choices=("origin", "chunk"),
+        help="what colours of a gantt tell: where data starts (default), or the chunk",
+    )
+    verb.add_argument("--max-rows", type=positive, metavar="N", help="rows of a gantt at most (default 48)")
+    verb.add_argument("--sizes", type=sizes, metavar="S,S", help="sizes of bandwidth, e.g. 1KB,1MB,1GB")
+    verb.add_argument(
+        "--nodes", type=positive, metavar="N", help="number of nodes, where FILE names a topology"
+    )
 
 
 def run(options: argparse.Namespace) -> Answer:

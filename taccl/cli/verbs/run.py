@@ -46,7 +46,9 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "--timeout-s", type=seconds, default=60.0, metavar="S", help="seconds for one run (default 60)"
     )
-    verb.add_argument("--in-place", action="store_true", help="input and output in one buffer; of a schedule")
+    verb.add_argument(
+        "--in-place", action="store_true", help="lower a schedule with input and output in one buffer"
+    )
     verb.add_argument("--seed", type=at_least_zero, default=0, metavar="N", help="of the inputs (default 0)")
 
 

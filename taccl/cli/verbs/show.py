@@ -27,7 +27,11 @@ def add(verbs: Any) -> None:
     verb.add_argument("--nodes", type=positive, metavar="N", help="number of nodes")
     verb.add_argument("--profile", metavar="P", help="which constants of a machine")
     verb.add_argument(
-        "--transfers", type=_rows, default=20, metavar="N", help="rows, also of steps (default 20, -1: all)"
+        "--transfers",
+        type=_rows,
+        default=20,
+        metavar="N",
+        help="rows of transfers, or of a program's steps (default 20, -1: all)",
     )
 
 

@@ -28,7 +28,7 @@ def add(verbs: Any) -> None:
     """Declare the verb."""
     help = "Replay a schedule at other sizes or under other assumptions, or a program on a topology."
     verb = add_verb(verbs, "simulate", run, help)
-    add_schedule(verb)
+    add_schedule(verb, also="or a program (MSCCL XML)")
     size = verb.add_mutually_exclusive_group()
     size.add_argument("--sizes", type=sizes, metavar="S,S", help="e.g. 1KB,1MB,1GB (default: its own)")
     size.add_argument("--size", dest="sizes", type=sizes, metavar="S", help="the same, of one size")
@@ -36,9 +36,19 @@ def add(verbs: Any) -> None:
         "--alpha", choices=("occupies", "pipelined"), help="whether a link is busy during alpha"
     )
     verb.add_argument("--profile", metavar="P", help="other constants of the machine, e.g. nominal")
-    verb.add_argument("--tiles", type=positive, default=1, metavar="N", help="so many one after the other")
     verb.add_argument(
-        "--jitter", type=jitter, default=0.0, metavar="X", help="0.1: each send 10 %% off at most"
+        "--tiles",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="tiles of the message, one after the other (default 1)",
+    )
+    verb.add_argument(
+        "--jitter",
+        type=jitter,
+        default=0.0,
+        metavar="X",
+        help="0.1: each send takes up to 10 %% more or less",
     )
     verb.add_argument("--seed", type=at_least_zero, default=0, metavar="N", help="of the jitter (default 0)")
     add = verb.add_argument_group("of a program (MSCCL XML), with --topology").add_argument

@@ -17,8 +17,9 @@ __all__ = ["add", "run"]
 
 def add(verbs: Any) -> None:
     """Declare the verb."""
-    verb = add_verb(verbs, "verify", run, "Check a schedule against its topology, collective and sketch.")
-    add_schedule(verb)
+    help = "Check a schedule against its topology, collective and sketch; or run a program on arrays."
+    verb = add_verb(verbs, "verify", run, help)
+    add_schedule(verb, also="or a program (MSCCL XML)")
 
 
 def run(options: argparse.Namespace) -> Answer:
