@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from taccl.explore.many import table_of
 from taccl.explore.rows import NO_SKETCH, new_row
 from taccl.explore.run import Case
 from taccl.solvers.registry import require_known
+from taccl.units import positive_seconds
 
 if TYPE_CHECKING:
     import os
@@ -106,12 +106,9 @@ def option_rows(
             require_known(name, others=("auto", "greedy"), where="backends")
     for seed in numbers:
         _check_whole(seed, 0, "seeds")
-    if not isinstance(time_limit_s, (int, float)) or not 0 < time_limit_s < math.inf:
-        raise InputError(
-            f"found {time_limit_s!r}; expected a positive number of seconds", where="time_limit_s"
-        )
+    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
     _check_whole(threads, 1, "threads")
-    return list(_rows(dict.fromkeys(names), dict.fromkeys(numbers), float(time_limit_s), int(threads)))
+    return list(_rows(dict.fromkeys(names), dict.fromkeys(numbers), time_limit_s, int(threads)))
 
 
 def _check_whole(number: Any, least: int, where: str) -> None:

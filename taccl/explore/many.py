@@ -16,6 +16,7 @@ from taccl.errors import InputError, TacclError, TacclWarning
 from taccl.explore.cache import Cache
 from taccl.explore.rows import LABELS, frame, new_row
 from taccl.explore.run import end_with, failed_row, known_row, make_run, perform
+from taccl.units import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -43,10 +44,8 @@ def table_of(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
-    if num_workers is not None and (
-        isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1
-    ):
-        raise InputError(f"found {num_workers!r}; expected a whole number of at least 1", where="num_workers")
+    if num_workers is not None:
+        num_workers = whole_number(num_workers, at_least=1, where="num_workers")
     rows = [labels for _, labels in asked]
     done = 0
     try:

@@ -28,7 +28,7 @@ from taccl.sketch.library import load_sketch
 from taccl.synthesis.pipeline import synthesize
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
-from taccl.units import format_count, format_size, format_us, parse_size
+from taccl.units import format_count, format_size, format_us, parse_size, positive_seconds, whole_number
 
 if TYPE_CHECKING:
     import os
@@ -275,12 +275,8 @@ def plan(
     began = time.monotonic()
     fabric = topology if isinstance(topology, Topology) else parse(topology)
     grid = _grid(sizes)
-    if not isinstance(time_limit_s, (int, float)) or not 0 < time_limit_s < math.inf:
-        raise InputError(
-            f"found {time_limit_s!r}; expected a positive number of seconds", where="time_limit_s"
-        )
-    if isinstance(max_ranges, bool) or not isinstance(max_ranges, int) or max_ranges < 1:
-        raise InputError(f"found {max_ranges!r}; expected a whole number of at least 1", where="max_ranges")
+    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
+    max_ranges = whole_number(max_ranges, at_least=1, where="max_ranges")
     loaded = _loaded(sketches)
     check_lowering(lowering or {})
     if not isinstance(collective, str):

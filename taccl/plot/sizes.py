@@ -137,12 +137,13 @@ def bandwidths(
             baselines[name] = _rates(name, problem, every)
         except (CollectiveError, InputError) as error:
             undefined[name] = error.message
+    at_most = _bounds(free, every)
     return Bandwidths(
         problem=problem,
         sizes_bytes=every,
         schedule=rates,
-        bound=_bounds(free, every),
-        bound_under_sketch=() if _as_free(problem, free) else _bounds(problem, every),
+        bound=at_most,
+        bound_under_sketch=() if _as_free(problem, free) else _lesser(_bounds(problem, every), at_most),
         baselines=baselines,
         undefined=undefined,
     )
@@ -153,6 +154,12 @@ def _bounds(problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...
     factor = problem.collective.busbw_factor
     found = [lower_bound(assume(problem, size=size), budget_s=_BOUND_S).algbw_gb_per_s for size in sizes]
     return tuple(None if each is None else each * factor for each in found)
+
+
+def _lesser(under: tuple[float | None, ...], free: tuple[float | None, ...]) -> tuple[float | None, ...]:
+    """Rates under a sketch that pass none without it, where the search for a bound came less far under it."""
+    pairs = zip(under, free, strict=True)
+    return tuple(a if a is None or b is None else min(a, b) for a, b in pairs)
 
 
 def _as_free(problem: Problem, free: Problem) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from taccl.errors import InputError, VerificationError
 from taccl.program.checks import check_queues, check_steps
 from taccl.program.layout import layout
 from taccl.program.program import PROTOCOLS, Program
-from taccl.units import format_count, format_size, parse_size
+from taccl.units import format_count, format_size, parse_size, positive_seconds, whole_number
 
 if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
@@ -91,11 +90,9 @@ def make_job(
     """
     if dtype not in DTYPES:
         raise InputError(f"found {dtype!r}; expected one of {', '.join(DTYPES)}", where="dtype")
-    for where, number, least in (("repetitions", repetitions, 1), ("seed", seed, 0)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise InputError(f"found {number!r}; expected a whole number of at least {least}", where=where)
-    if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-        raise InputError(f"found {timeout_s!r}; expected a positive number of seconds", where="timeout_s")
+    repetitions = whole_number(repetitions, at_least=1, where="repetitions")
+    seed = whole_number(seed, at_least=0, where="seed")
+    timeout_s = positive_seconds(timeout_s, where="timeout_s")
     if ranks is not None and ranks != program.num_ranks:
         raise InputError(
             f"found {ranks}; the program is for {format_count(program.num_ranks, 'rank')}", where="ranks"

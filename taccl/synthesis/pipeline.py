@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import time
 import warnings
@@ -44,6 +43,7 @@ from taccl.synthesis.result import Moment, Result, Stage
 from taccl.synthesis.search import Options, Search, sound_bound
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, synthesize_guided
 from taccl.synthesis.twins import Twin, find_twin, hand_over
+from taccl.units import positive_seconds, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,10 +138,10 @@ def synthesize(
         If Ctrl-C came before there was a schedule.
     """
     began = time.monotonic()
-    if not 0 < time_limit_s < math.inf:
-        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
-    if threads is not None and threads < 1:
-        raise InputError(f"found {threads}; expected a whole number of at least 1", where="threads")
+    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
+    if threads is not None:
+        threads = whole_number(threads, at_least=1, where="threads")
+    seed = whole_number(seed, at_least=0, where="seed")
     if backend not in ("auto", "greedy"):
         require_known(backend, others=("auto", "greedy"), where="backend")
     if isinstance(sketch, str) and sketch not in ("auto", "none"):

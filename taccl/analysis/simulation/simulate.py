@@ -17,6 +17,7 @@ from taccl.analysis.simulation.events import events_of
 from taccl.analysis.simulation.simulation import Simulation
 from taccl.analysis.simulation.usage import JITTER_BITS, Run
 from taccl.errors import InputError
+from taccl.units import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,8 +81,7 @@ def simulate(
     Of several arrivals of a chunk at a rank, the one that is first in the schedule is waited for. A sum that
     is sent on before something else is added waits in turn: what is added arrives a tick later at least.
     """
-    if isinstance(tiles, bool) or not isinstance(tiles, int) or tiles < 1:
-        raise InputError(f"found {tiles!r}; expected a whole number of at least 1", where="tiles")
+    tiles = whole_number(tiles, at_least=1, where="tiles")
     if isinstance(jitter, bool) or not isinstance(jitter, (int, float)) or not 0 <= jitter < 1:
         raise InputError(f"found {jitter!r}; expected a number from 0 up to, but not, 1", where="jitter")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

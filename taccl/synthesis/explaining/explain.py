@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.errors import InputError
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (
     Change,
@@ -35,6 +34,7 @@ from taccl.synthesis.explaining.loosening import (
     Edit,
     halves,
 )
+from taccl.units import positive_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -167,8 +167,7 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: float = 3
     SolverUnavailableError
         If a solver is needed and is not installed, or not licensed for the model.
     """
-    if time_limit_s <= 0:
-        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
     if backend in ("auto", "greedy"):
         backend = "highs"
     require_known(backend, others=("auto", "greedy"), where="backend")

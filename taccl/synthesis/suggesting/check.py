@@ -7,7 +7,6 @@ others are checked at once.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.collective import Collective, make
-from taccl.errors import InputError, SketchError
+from taccl.errors import SketchError
 from taccl.sketch.apply import apply
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch
@@ -26,7 +25,7 @@ from taccl.synthesis.explaining.loosening import halves
 from taccl.synthesis.suggesting.clauses import clause_names, without_clauses
 from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts
-from taccl.units import format_us
+from taccl.units import format_us, positive_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -192,8 +191,7 @@ def check_sketch(
     InputError
         If the sketch's file, the collective or the sizes cannot be used, or the topology connects too little.
     """
-    if not 0 < time_limit_s < math.inf:
-        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
     deadline = time.monotonic() + time_limit_s
     guide = load_sketch(sketch) if isinstance(sketch, (str, Path)) else sketch
     if isinstance(collective, str):

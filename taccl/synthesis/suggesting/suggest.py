@@ -25,7 +25,7 @@ from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts,
 from taccl.synthesis.suggesting.ranking import quick_schedule
 from taccl.synthesis.suggesting.relays import Plan, relay_plans
 from taccl.synthesis.suggesting.shape import find_shape
-from taccl.units import parse_size
+from taccl.units import parse_size, positive_seconds, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,10 +102,9 @@ def suggest_sketches(
             "give either a size, e.g. '64MB', or a chunk size, and not both", where="size, chunk_size"
         )
     for name, number in (("most", most), ("chunks_per_rank", chunks_per_rank)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise InputError(f"found {number!r}; expected a whole number of at least 1", where=name)
-    if not 0 < time_limit_s < math.inf:
-        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+        if number is not None:
+            whole_number(number, at_least=1, where=name)
+    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
     if isinstance(collective, Collective):
         if root is not None or roots is not None or chunks_per_rank is not None:
             raise CollectiveError(
