@@ -33,7 +33,7 @@ from taccl.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taccl.explore.plan import Plan, PlanRange
+    from taccl.explore.plan_ranges import Plan, PlanRange
     from taccl.program.program import Program
     from taccl.schedule.schedule import Schedule
 

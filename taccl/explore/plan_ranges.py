@@ -1,0 +1,189 @@
+"""A plan's ranges of sizes: what to use in each, and how good it is there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import InputError
+from taccl.units import format_count, format_size, format_us, parse_size
+
+if TYPE_CHECKING:
+    import os
+    from fractions import Fraction
+    from pathlib import Path
+
+    from taccl.analysis.certificates.certificate import Certificate
+    from taccl.program.program import Program
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+__all__ = ["Plan", "PlanRange"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanRange:
+    """What to use from one size to another, both included.
+
+    Parameters
+    ----------
+    min_bytes, max_bytes : int
+        Sizes as nccl-tests counts them.
+    schedule : Schedule
+        Verified; timed at ``schedule.problem.size_bytes``: what it was made for, or the nearest in the range.
+    source : str
+        The sketch that it was synthesized with, or the baseline, and for which size.
+    finish_min, finish_max : Fraction
+        Exact microseconds at both ends.
+    bound, bound_min, bound_max : Certificate
+        For the size of `schedule`, and at both ends; of any schedule, whatever sketches say.
+    program : Program, optional
+        What a runtime executes; None where none was asked for.
+    """
+
+    min_bytes: int
+    max_bytes: int
+    schedule: Schedule
+    source: str
+    finish_min: Fraction
+    finish_max: Fraction
+    bound: Certificate
+    bound_min: Certificate
+    bound_max: Certificate
+    program: Program | None = None
+
+    @property
+    def gap(self) -> float:
+        """(finish - bound) / bound at the size of the schedule."""
+        return self.bound.gap(self.schedule.finish)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What the program needs at a rank beside the user's buffers, at the largest size."""
+        if self.program is None or self.program.collective is None:
+            return 0
+        return -(-self.max_bytes * self.program.scratch_chunks // self.program.collective.size_chunks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        return {
+            "min_bytes": self.min_bytes,
+            "max_bytes": self.max_bytes,
+            "source": self.source,
+            "size_bytes": self.schedule.problem.size_bytes,
+            "finish_us": self.schedule.finish_us,
+            "bound_us": self.bound.bound_us,
+            "bound_limits": self.bound.limits,
+            "gap": _number(self.gap),
+            "finish_us_at_min": float(self.finish_min),
+            "finish_us_at_max": float(self.finish_max),
+            "gap_at_min": _number(self.bound_min.gap(self.finish_min)),
+            "gap_at_max": _number(self.bound_max.gap(self.finish_max)),
+            "algbw_gb_per_s_at_max": float(self.max_bytes / self.finish_max / 1000),
+            "verified": True,
+            "scratch_bytes": self.scratch_bytes,
+            "num_transfers": self.schedule.num_transfers,
+            "num_sends": self.schedule.num_sends,
+            "digest": self.schedule.digest(),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"PlanRange({format_size(self.min_bytes)} to {format_size(self.max_bytes)}: {self.source}, "
+            f"{format_us(self.finish_min)} to {format_us(self.finish_max)})"
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan:
+    """Ranges that follow one another without a gap, and what was tried.
+
+    Parameters
+    ----------
+    ranges : tuple of PlanRange
+        In order of size; each begins one byte after the one before it ends.
+    num_candidates : int
+        Different schedules that were compared.
+    stopped : str
+        ``"done"``, ``"time limit"`` or ``"interrupted"``: fewer schedules were compared then.
+    """
+
+    topology: Topology
+    collective: str
+    ranges: tuple[PlanRange, ...]
+    num_candidates: int
+    seconds: float
+    stopped: str
+    notes: tuple[str, ...] = ()
+
+    def range_of(self, size: int | str) -> PlanRange:
+        """The range that a size lies in.
+
+        Raises
+        ------
+        InputError
+            If it lies in none.
+        """
+        size_bytes = parse_size(size)
+        for each in self.ranges:
+            if each.min_bytes <= size_bytes <= each.max_bytes:
+                return each
+        raise InputError(
+            f"found {format_size(size_bytes)}; the plan is for {format_size(self.ranges[0].min_bytes)} to "
+            f"{format_size(self.ranges[-1].max_bytes)}",
+            where="size",
+        )
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
+        """Write programs, schedules, their index and how to register them; see `taccl.explore.plan_files`.
+
+        Raises
+        ------
+        InputError
+            If the folder exists and `overwrite` is False, or is no plan's, or cannot be written.
+        """
+        from taccl.explore.plan_files import save_plan
+
+        return save_plan(self, folder, overwrite=overwrite)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        return {
+            "topology": self.topology.name,
+            "collective": self.collective,
+            "num_ranks": self.topology.num_ranks,
+            "ranges": [each.to_dict() for each in self.ranges],
+            "num_candidates": self.num_candidates,
+            "seconds": self.seconds,
+            "stopped": self.stopped,
+            "notes": list(self.notes),
+        }
+
+    def table(self) -> str:
+        """The ranges as text, one a row."""
+        rows: list[tuple[str, ...]] = [("from", "to", "finish", "gap", "GB/s at the end", "schedule")]
+        for each in self.ranges:
+            gaps = (each.bound_min.gap(each.finish_min), each.bound_max.gap(each.finish_max))
+            rows.append(
+                (
+                    *(f"{size} B" for size in (each.min_bytes, each.max_bytes)),
+                    f"{format_us(each.finish_min)} to {format_us(each.finish_max)}",
+                    " to ".join("none proven" if math.isinf(gap) else f"{gap:.1%}" for gap in gaps),
+                    f"{each.max_bytes / float(each.finish_max) / 1000:.4g}", each.source,
+                )
+            )  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        cells = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows)
+        return "\n".join("  ".join(row).rstrip() for row in cells)
+
+    def __repr__(self) -> str:
+        head = (
+            f"Plan({self.collective} on {self.topology.name}: {format_count(len(self.ranges), 'range')} of "
+            f"{format_count(self.num_candidates, 'schedule')} in {self.seconds:.1f} s, {self.stopped})"
+        )
+        return "\n".join([head, self.table(), *(f"note: {note}" for note in self.notes)])
+
+
+def _number(gap: float) -> float | None:
+    return None if math.isinf(gap) else gap

@@ -1,0 +1,295 @@
+"""The search of a plan: candidates at some sizes, their times at all others, and where one takes over.
+
+Schedules are synthesized at some sizes, and every one is timed at all others (`taccl.simulate`), with the
+baselines beside them. Between two sizes with different winners the crossover is found in whole bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import BASELINES
+from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
+from taccl.explore.plan_files import runnable
+from taccl.explore.plan_ranges import PlanRange
+from taccl.problem import Clauses, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.pipeline import synthesize
+from taccl.units import format_size, format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from fractions import Fraction
+
+    from taccl.problem import Problem
+    from taccl.program.program import Program
+
+__all__ = ["Search"]
+
+#: Each bound of a range gets about so long.
+_BOUND_S = 1.0
+
+
+def _spread(count: int) -> list[int]:
+    """All places, the first few far apart already: the ends, then the middle of the widest gap."""
+    order = [0, count - 1][: min(count, 2)]
+    while len(order) < count:
+        known = sorted(order)
+        low, high = max(zip(known, known[1:], strict=False), key=lambda gap: gap[1] - gap[0])
+        order.append((low + high) // 2)
+    return order
+
+
+class _Candidate:
+    """A schedule, and its finish at any size.
+
+    The order of sends is kept, so that the finish is the longest of many ways through them, each of which
+    takes some time and some more for every byte: a convex function of bytes that never falls. Two sizes on
+    one side of a third thus tell how long it takes there at least, and few sizes need to be simulated.
+    """
+
+    def __init__(self, schedule: Schedule, source: str) -> None:
+        self.schedule, self.source = schedule, source
+        self._finish: dict[int, Fraction | float] = {}
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """What it does but for times: two of one shape have the same finish at every size."""
+        s = self.schedule
+        columns = (s.chunk, s.link, s.group, s.reduce)
+        return (s.problem.collective.num_chunks, *(column.tobytes() for column in columns))
+
+    def _chunk_bytes(self, size: int) -> int:
+        return -(-size // self.schedule.problem.collective.size_chunks)
+
+    def finish(self, size: int) -> Fraction | float:
+        """Exact microseconds; infinite where its order cannot be kept."""
+        key = self._chunk_bytes(size)
+        if key not in self._finish:
+            try:
+                self._finish[key] = simulate(self.schedule, size=size).finish
+            except InputError:
+                self._finish[key] = math.inf
+        return self._finish[key]
+
+    def at_least(self, size: int) -> Fraction | float:
+        """What its finish cannot be less than, as far as that is known."""
+        key = self._chunk_bytes(size)
+        if key in self._finish:
+            return self._finish[key]
+        known = sorted((x, y) for x, y in self._finish.items() if y < math.inf)
+        below, above = [p for p in known if p[0] < key], [p for p in known if p[0] > key]
+        least: Fraction | float = below[-1][1] if below else 0
+        for pair in (below[:-3:-1], above[:2]):
+            if len(pair) == 2:
+                (x, y), (other_x, other_y) = pair
+                least = max(least, y + (y - other_y) * (key - x) / (x - other_x))
+        return least
+
+    def at(self, size: int) -> Schedule:
+        """The verified schedule with the times it has at a size."""
+        schedule = simulate(self.schedule, size=size).as_schedule()
+        verify(schedule).raise_if_failed()
+        return schedule
+
+
+def _winner(candidates: Sequence[_Candidate], size: int) -> _Candidate:
+    """The candidate that finishes first."""
+    best: _Candidate | None = None
+    for each in sorted(candidates, key=lambda candidate: candidate.at_least(size)):
+        if best is not None and each.at_least(size) >= best.finish(size):
+            break
+        if best is None or each.finish(size) < best.finish(size):
+            best = each
+    assert best is not None, "there is a candidate"
+    return best
+
+
+class Search:
+    """The candidates as they are found."""
+
+    def __init__(self, grid: Sequence[int], progress: Callable[[str], None]) -> None:
+        self.grid, self.progress = grid, progress
+        self.candidates: list[_Candidate] = []
+        self.shapes: set[tuple[object, ...]] = set()
+        self.notes: list[str] = []
+        self.stopped = "done"
+        self.failure: Exception | None = None
+
+    def add(self, schedule: Schedule, source: str) -> None:
+        candidate = _Candidate(schedule, source)
+        if candidate.shape not in self.shapes:
+            self.shapes.add(candidate.shape)
+            self.candidates.append(candidate)
+
+    def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]]) -> None:
+        """Every baseline that can do it, for small, middle and large sizes, and each cut of the data."""
+        cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
+        places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
+        for problems in cuts.values():
+            for place in places:
+                plain = make_problem(
+                    problems[place].topology, problems[place].collective, size_bytes=self.grid[place]
+                )
+                for name, function in BASELINES.items():
+                    try:
+                        self.add(function(plain), f"baseline {name}, for {format_size(self.grid[place])}")
+                    except InputError:  # which it cannot do on this topology
+                        continue
+
+    def synthesize(
+        self,
+        cases: Sequence[tuple[str, Sequence[Problem]]],
+        backend: str,
+        time_limit_s: float,
+        threads: int | None,
+        seed: int,
+    ) -> None:
+        """A schedule for every size and sketch, as long as there is time."""
+        deadline = time.monotonic() + time_limit_s
+        left = len(self.grid) * len(cases)
+        for place in _spread(len(self.grid)):
+            size = self.grid[place]
+            said = []
+            for name, problems in cases:
+                share = (deadline - time.monotonic()) / left
+                left -= 1
+                if share <= 0:
+                    self.stopped = "time limit"
+                    continue
+                try:
+                    result = synthesize(
+                        problems[place], backend=backend, time_limit_s=share, threads=threads, seed=seed
+                    )
+                except (InfeasibleError, NoSolutionError) as error:
+                    self.failure = error
+                    self.notes.append(f"{name} at {format_size(size)}: {error}")
+                    continue
+                found = result.schedule if isinstance(result.schedule, Schedule) else result.schedule.expand()
+                self.add(found, f"{name}, for {format_size(size)}")
+                said.append(f"{name} {format_us(result.finish_us)} (gap {result.gap:.2%})")
+                if result.interrupted:
+                    self.stopped = "interrupted"
+                    return
+            self.progress(f"{format_size(size)}: {', '.join(said) or 'no time left'}")
+
+    def ranges(self, max_ranges: int, lowering: dict[str, Any]) -> tuple[tuple[PlanRange, ...], list[str]]:
+        """The tiles of the plan, each with a program that its runtime can hold; and what there is to say."""
+        notes: list[str] = []
+        remaining = list(self.candidates)
+        programs: dict[_Candidate, Program] = {}
+        # Large sizes first: they tell most about the others.
+        best = {size: _winner(remaining, size).finish(size) for size in reversed(self.grid)}
+        while True:
+            tiles = _tiles(remaining, self.grid)
+            for _, _, winner in tiles:
+                if winner not in programs:
+                    try:
+                        programs[winner] = runnable(winner.schedule, lowering)
+                    except ExportError as error:
+                        remaining.remove(winner)
+                        notes.append(f"a schedule of {winner.source} was left out: {error}")
+                        break
+            else:
+                if len(tiles) <= max_ranges:
+                    break
+                remaining = _without_one(tiles, self.grid)
+            if not remaining:
+                raise ExportError(f"no schedule fits its format: {'; '.join(notes)}")
+        worst = max(_tile_of(tiles, size)[2].finish(size) / best[size] - 1 for size in self.grid)
+        if worst:
+            notes.append(
+                f"with so few ranges, or the format's limits, some sizes take up to {float(worst):.2%} "
+                "longer than the best schedule that was found for them"
+            )
+        return tuple(_range(first, last, winner, programs[winner]) for first, last, winner in tiles), notes
+
+
+Tile = tuple[int, int, _Candidate]
+
+
+def _tiles(candidates: Sequence[_Candidate], grid: Sequence[int]) -> list[Tile]:
+    """(first size, last size, winner), one after the other from the first size of the grid to its last."""
+    tiles: list[Tile] = []
+
+    def add(first: int, last: int, candidate: _Candidate) -> None:
+        if tiles and tiles[-1][2] is candidate:
+            first = tiles.pop()[0]
+        tiles.append((first, last, candidate))
+
+    def between(first: int, before: _Candidate, last: int, after: _Candidate) -> None:
+        """Tile all of first to last but `last` itself."""
+        if before is after or last - first == 1:
+            add(first, last - 1, before)
+            return
+        low, high = first, last  # before wins at low, after at high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if before.finish(middle) <= after.finish(middle):
+                low = middle
+            else:
+                high = middle
+        third = _winner(candidates, low)
+        if third.finish(low) < before.finish(low) and low > first:
+            between(first, before, low, third)
+            between(low, third, last, after)
+            return
+        add(first, low, before)
+        if high < last:
+            add(high, last - 1, after)
+
+    winners = [_winner(candidates, size) for size in grid]
+    # A tie goes to who won before, so that nothing changes for nothing.
+    for i in range(1, len(grid)):
+        if winners[i - 1].finish(grid[i]) <= winners[i].finish(grid[i]):
+            winners[i] = winners[i - 1]
+    for i in range(len(grid) - 1):
+        between(grid[i], winners[i], grid[i + 1], winners[i + 1])
+    add(grid[-1], grid[-1], winners[-1])
+    return tiles
+
+
+def _tile_of(tiles: Sequence[Tile], size: int) -> Tile:
+    return next(tile for tile in tiles if tile[0] <= size <= tile[1])
+
+
+def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_Candidate]:
+    """The winners but for the one that is missed least, by the worst ratio over sizes."""
+    winners = list(dict.fromkeys(winner for _, _, winner in tiles))
+    sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
+
+    def regret(left_out: _Candidate) -> Fraction | float:
+        others = [each for each in winners if each is not left_out]
+        return max(
+            min(each.finish(size) for each in others) / min(each.finish(size) for each in winners)
+            for size in sizes
+        )
+
+    least = min(winners, key=regret)
+    return [each for each in winners if each is not least]
+
+
+def _free(problem: Problem) -> Problem:
+    """The problem with no clause of a sketch but what merges: schedules of all sketches compete."""
+    clauses = problem.clauses
+    return replace(problem, clauses=Clauses(max_merge=clauses.max_merge, merging=clauses.merging))
+
+
+def _range(first: int, last: int, winner: _Candidate, program: Program) -> PlanRange:
+    own = min(max(winner.schedule.problem.size_bytes or first, first), last)
+    schedules = [winner.at(size) for size in (first, own, last)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TacclWarning)
+        bounds = [lower_bound(_free(each.problem), budget_s=_BOUND_S) for each in schedules]
+    return PlanRange(
+        first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
+        bounds[1], bounds[0], bounds[2], program,
+    )  # fmt: skip
