@@ -107,3 +107,18 @@ def test_unknown_sizes_are_refused():
         taccl.plot.bandwidths(unknown)
     with pytest.raises(InputError, match="sizes"):
         taccl.plot.bandwidths(schedule, sizes=[])
+
+
+def test_a_sketch_allows_no_more_than_none(monkeypatch):
+    """Where the search for the bound under a sketch came less far (9 GB/s), the one without it (5) holds, too."""
+    problem = problem_of(full(4), collectives.allgather(4))
+    ring = [problem.topology.links_between(r, (r + 1) % 4)[0] for r in range(4)]
+    schedule = taccl.synthesize(
+        problem.with_clauses(links_allowed=frozenset(ring)), backend="greedy", time_limit_s=1
+    ).schedule
+    found = {4: 9.0, 12: 5.0}  # by the number of links that are allowed
+    monkeypatch.setattr(
+        "taccl.plot.sizes._bounds", lambda problem, sizes: (found[len(problem.links_allowed)],) * len(sizes)
+    )
+    rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
+    assert (rates.bound, rates.bound_under_sketch) == ((5.0,), (5.0,))

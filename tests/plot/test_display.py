@@ -121,3 +121,18 @@ def test_a_broken_schedule_is_shown(exchange):
 
     wrong = dataclasses.replace(exchange, link=np.array([9, 0, 1], dtype=np.int32))
     assert "no link 9" in wrong._repr_html_()
+
+
+def test_a_notebook_shows_every_figure():
+    """A backend that turns interactive while the first figure loads it stays so; else only that one is shown."""
+    import matplotlib
+
+    from taccl.plot.style import drawing
+
+    before = matplotlib.is_interactive()
+    matplotlib.interactive(False)
+    try:
+        drawing(matplotlib.interactive)(True)
+        assert matplotlib.is_interactive()
+    finally:
+        matplotlib.interactive(before)
