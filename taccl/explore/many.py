@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError, TacclError, TacclWarning
 from taccl.explore.cache import Cache
-from taccl.explore.rows import LABELS, frame, new_row
+from taccl.explore.rows import LABELS, frame, new_row, with_best_bounds
 from taccl.explore.run import end_with, failed_row, known_row, make_run, perform
 from taccl.units import whole_number
 
@@ -76,7 +76,7 @@ def table_of(
             TacclWarning,
             stacklevel=3,
         )
-    return frame(rows)
+    return frame(with_best_bounds(rows))
 
 
 def chosen_cache(cache: bool | Cache | str | os.PathLike[str]) -> Cache | None:

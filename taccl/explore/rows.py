@@ -53,7 +53,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("error", "string", "the reason, where there is no schedule"),
     Column("stopped", "string", "why the search ended, as in `Result.stopped`"),
     Column("finish_us", "float64", "the last arrival"),
-    Column("bound_us", "float64", "no schedule of the problem finishes sooner"),
+    Column(
+        "bound_us", "float64", "no schedule of the problem finishes sooner: the best bound of all its runs"
+    ),
     Column("gap", "float64", "(finish - bound) / bound; 0 is a proven optimum"),
     Column("algbw_gb_per_s", "float64", "size divided by finish"),
     Column("busbw_gb_per_s", "float64", "bus bandwidth, as nccl-tests counts it"),
@@ -121,6 +123,27 @@ def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
         {c.name: pd.Series([row[c.name] for row in rows], dtype=c.dtype) for c in COLUMNS},
         columns=[c.name for c in COLUMNS],
     )
+
+
+def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with the best bound that any run proved of their problem: it holds for all of them.
+
+    The time for a bound is limited, so that runs of one problem may prove different ones.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = best.get(row["problem_digest"])
+        if row["bound_us"] is not None and (known is None or row["bound_us"] > known["bound_us"]):
+            best[row["problem_digest"]] = row
+    told = []
+    for row in rows:
+        proof = best.get(row["problem_digest"])
+        if row["finish_us"] is not None and proof is not None and proof["bound_us"] > row["bound_us"]:
+            gap = row["finish_us"] / proof["bound_us"] - 1
+            bound = {"bound_us": proof["bound_us"], "bound_limits": proof["bound_limits"], "gap": gap}
+            row = row | bound | {"status": "found" if gap > 0 else "proven"}
+        told.append(row)
+    return told
 
 
 def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:

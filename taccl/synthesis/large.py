@@ -6,11 +6,15 @@ links, and the copies follow once it has ended. Nothing is merged, and no object
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.analysis.verification.verify_compact import verify_compact
+from taccl.collective import make
+from taccl.problem import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import room_for
@@ -18,6 +22,7 @@ from taccl.synthesis.compiled.fabric import problem_arrays
 from taccl.synthesis.compiled.guided import is_guided, spread_guided
 from taccl.synthesis.compiled.relays import with_relays
 from taccl.synthesis.compiled.scale import spread
+from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
     import os
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["effort", "schedule_large", "suits", "why_not"]
+__all__ = ["compile_kernels", "effort", "schedule_large", "suits", "why_not"]
 
 
 def suits(problem: Problem) -> bool:
@@ -61,6 +66,21 @@ def _own_first_holds(problem: Problem) -> bool:
 def effort(problem: Problem) -> int:
     """How many moves a list scheduler or a model would have, before any symmetry: chunks times links."""
     return problem.collective.num_chunks * len(problem.links_allowed)
+
+
+def compile_kernels(problem: Problem) -> float:
+    """Have the kernels compiled, if they are not: once, as what is compiled is kept on disk.
+
+    Returns
+    -------
+    float
+        The seconds that this took, which no time limit should count.
+    """
+    began = time.monotonic()
+    to_one = all(len(chunk.destinations) == 1 for chunk in problem.collective.chunks)
+    pair = make_problem(ring(2), make("alltoall" if to_one else "allgather", 2), chunk_bytes=1)
+    verify_compact(schedule_large(pair, num_runs=1))
+    return time.monotonic() - began
 
 
 def schedule_large(

@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
-from taccl.collective import make
 from taccl.errors import NoSolutionError
-from taccl.problem import make_problem
 from taccl.schedule.spill import check_folder, spill
 from taccl.schedule.summary import summarize
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.compiled.events import watched
-from taccl.synthesis.large import effort, schedule_large
+from taccl.synthesis.large import compile_kernels, effort, schedule_large
 from taccl.synthesis.memory import MOST_EXPANDED, check_memory, memory_need
 from taccl.synthesis.result import Moment, Result, Stage
 from taccl.synthesis.search import sound_bound
-from taccl.topology.fabrics import ring
 from taccl.units import format_size
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ def search_large(problem: Problem, options: Options, *, backend: str, deadline: 
     """
     began = time.monotonic()
     most_runs = _check(problem, options)
-    deadline += _compile(problem)
+    deadline += compile_kernels(problem)
     search = _Search(problem, options, deadline)
     search.run("first rule", num_runs=1)
     search.prove()
@@ -88,15 +85,6 @@ def _check(problem: Problem, options: Options) -> int | None:
         summary=options.keep == "summary",
         to_file=options.to_file,
     )
-
-
-def _compile(problem: Problem) -> float:
-    """Have the kernels compiled, if they are not; the seconds that this took."""
-    began = time.monotonic()
-    to_one = all(len(chunk.destinations) == 1 for chunk in problem.collective.chunks)
-    pair = make_problem(ring(2), make("alltoall" if to_one else "allgather", 2), chunk_bytes=1)
-    verify(schedule_large(pair, num_runs=1))
-    return time.monotonic() - began
 
 
 class _Search:

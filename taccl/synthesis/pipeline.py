@@ -213,6 +213,7 @@ def _synthesize(
     collective = problem.collective
     if not collective.combining or collective.derivations:
         searches.append(run(problem, deadline=deadline))
+        deadline += searches[0].allowed_s
         schedule = _best_of(searches[0])
     else:
         halves = [("reduce: ", _copying(reduction_half(problem)))]
@@ -226,6 +227,7 @@ def _synthesize(
             known = (searches[0], twin) if searches and twin is not None else None
             search = run(half, deadline=until, prefix=prefix, known=known)
             searches.append(search)
+            deadline += search.allowed_s
             if search.interrupted:
                 run = partial(run, hurry=True)
         parts = [_best_of(searches[0]), *(_best_of(s) for s in searches[1:])]

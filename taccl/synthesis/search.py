@@ -66,6 +66,8 @@ class Search:
         Why `first` was used after all.
     found : list of Moment
         When each best schedule was found, on the clock of `time.monotonic`.
+    allowed_s : float
+        Seconds that the deadline was put off by.
     """
 
     problem: Problem
@@ -82,6 +84,7 @@ class Search:
     last_improved: float = 0.0
     ran_out: bool = False
     found: list[Moment] = field(default_factory=list)
+    allowed_s: float = 0.0
 
     def __post_init__(self) -> None:
         since = time.monotonic()
@@ -131,6 +134,11 @@ class Search:
             self.found.append(Moment(self.last_improved, whole.finish_us, bound_us, half))
             self.report(producer)
         return whole.finish_us
+
+    def allow(self, seconds: float) -> None:
+        """Put the deadline off by what no time limit should count."""
+        self.deadline += seconds
+        self.allowed_s += seconds
 
     def report(self, doing: str) -> None:
         """Tell the caller what is going on."""

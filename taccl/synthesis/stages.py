@@ -10,7 +10,7 @@ from taccl.solvers.solver import solve
 from taccl.synthesis import contiguity as contiguity_stage
 from taccl.synthesis import jobshop, ordering, routing
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule
-from taccl.synthesis.large import schedule_large, suits
+from taccl.synthesis.large import compile_kernels, schedule_large, suits
 from taccl.synthesis.result import ModelRun
 
 if TYPE_CHECKING:
@@ -68,8 +68,9 @@ def compiled(search: Search, *, budget_s: float) -> None:
     """The compiled list scheduler, which knows tiers of links but no sketch; where it obeys all clauses."""
     if search.done or not suits(search.problem):
         return
-    since = time.monotonic()
     search.report("greedy (compiled)")
+    search.allow(compile_kernels(search.problem))
+    since = time.monotonic()
     found = schedule_large(
         search.problem, target_ticks=search.bound_ticks, time_limit_s=budget_s, seed=search.options.seed
     )

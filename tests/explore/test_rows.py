@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import taccl
-from taccl.explore.rows import COLUMNS, LABELS, frame, new_row, plain_rows
+from taccl.explore.rows import COLUMNS, LABELS, frame, new_row, plain_rows, with_best_bounds
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compare.md"
 
@@ -38,3 +38,15 @@ def test_rows_are_plain(problem):
 def test_an_empty_table_has_every_column():
     """Types do not depend on rows."""
     assert list(frame([]).dtypes) == list(frame([new_row()]).dtypes)
+
+
+def test_the_best_bound_holds_for_all_runs_of_a_problem():
+    """Of bounds of 2 and 4 us, 4 holds: a finish of 4 is proven, one of 6 has a gap of a half."""
+    made = [
+        new_row(problem_digest=digest, finish_us=finish, bound_us=bound, gap=finish / bound - 1, status="found")
+        for digest, finish, bound in (("a", 4.0, 2.0), ("a", 6.0, 4.0), ("b", 6.0, 3.0))
+    ]
+    rows = with_best_bounds([*made, new_row(problem_digest="a", status="unavailable")])
+    assert [(row["status"], row["bound_us"], row["gap"]) for row in rows] == [
+        ("proven", 4.0, 0.0), ("found", 4.0, 0.5), ("found", 3.0, 1.0), ("unavailable", None, None),
+    ]  # fmt: skip

@@ -159,7 +159,7 @@ class TestLimits:
             kernel_that_waits(np.zeros(1, np.int64))
             raise NoSolutionError("nothing")
 
-        monkeypatch.setattr(large_search, "_compile", lambda _: 0.0)
+        monkeypatch.setattr(large_search, "compile_kernels", lambda _: 0.0)
         monkeypatch.setattr(large_search, "schedule_large", waits)
         since = time.monotonic()
         with pytest.raises(NoSolutionError, match="no schedule in 0") as caught:

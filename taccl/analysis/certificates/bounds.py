@@ -44,6 +44,8 @@ __all__ = ["Prices", "lower_bound", "prices"]
 
 #: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
 _MAX_TIMED = 60_000
+#: Up to so many all claims but those of linear programs are a matter of a moment, and never left out.
+_MAX_BRIEF = 3_000
 #: Beyond so many ranks only some chunks' shortest ways are found.
 _MOST_RANKS_TIMED = 2_048
 _FEW_CHUNKS = 16
@@ -100,7 +102,8 @@ def lower_bound(
     # In the order in which claims that say the same are preferred; what is quick is looked for first.
     prices = partial(_throughput, volume, in_network=granted, deadline=deadline)
     finders: list[Callable[[], Iterator[_Claim]]] = [prices]
-    if not divisible and _pairs(demand) <= _MAX_TIMED:
+    pairs = _pairs(demand)
+    if not divisible and pairs <= _MAX_TIMED:
         counting = partial(_counting, demand, in_network=granted)
         finders += [counting, partial(_one_machine, demand)]
     elif not divisible:
@@ -114,13 +117,15 @@ def lower_bound(
     enough = None if finish is None else finish * problem.costs.ticks_per_us
     best = latency.ticks
     for find in [*quick, *(find for find in finders if find not in quick)]:
-        late = any(found.values()) and time.monotonic() >= deadline
+        brief = find is not prices and pairs <= _MAX_BRIEF
+        late = any(found.values()) and not brief and time.monotonic() >= deadline
         if late or (enough is not None and best >= enough):
             break
         for claim in find():
             found[find].append(claim)
             best = max(best, claim.ticks)
-            if time.monotonic() >= deadline or (enough is not None and best >= enough):
+            late = not brief and time.monotonic() >= deadline
+            if late or (enough is not None and best >= enough):
                 break
     strongest = max([latency, *chain.from_iterable(found.values())], key=lambda claim: claim.ticks)
     bound = Fraction(strongest.ticks) / problem.costs.ticks_per_us

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem import Clauses
-from taccl.synthesis.large import effort, schedule_large, suits
+from taccl.synthesis.large import compile_kernels, effort, schedule_large, suits
 from taccl.synthesis.result import Stage
 from taccl.synthesis.suggesting.suggest import suggest_for
 
@@ -124,6 +124,8 @@ def synthesize_guided(
         )
         if _settled(parts[0][1]):
             return replace(parts[0][1], backend="auto")
+    if suits(problem):
+        time_limit_s += compile_kernels(problem)
     suggesting: tuple[Stage, ...] = ()
     tried: list[SketchProposal] = []
     interrupted = False
