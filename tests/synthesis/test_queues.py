@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import time
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from taccl import collective as collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_compact import verify_compact
-from taccl.errors import CollectiveError, InputError
+from taccl.errors import CollectiveError, InputError, NoSolutionError
 from taccl.problem import Clauses, make_problem
+from taccl.synthesis.compiled.events import watched
 from taccl.synthesis.compiled.fabric import problem_arrays
 from taccl.synthesis.compiled.queues import send_queued
 from taccl.synthesis.compiled.relays import with_relays
@@ -199,3 +202,39 @@ def test_memory_limit_refuses_too_many_sends():
     demand = with_relays(fabric, demand)
     with pytest.raises(InputError, match="memory_limit: 16 ranks"):
         spread(fabric, demand, memory_limit_bytes=memory_needed(fabric, demand) - 1)
+
+
+def test_ways_are_none_without_time() -> None:
+    """Stopped before every chunk has a way, the search says so."""
+    fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
+    with pytest.raises(NoSolutionError, match="before every chunk had a way"):
+        find_ways(fabric, demand, seconds=0.0)
+
+
+def test_a_stopped_search_keeps_the_ways_it_has() -> None:
+    """However short the time, there are no ways, or a whole one for each of 4032 chunks that move."""
+    fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
+    for milliseconds in (1, 3, 10, 30, 100):
+        try:
+            ways = find_ways(fabric, demand, seconds=milliseconds / 1000)
+        except NoSolutionError:
+            continue
+        moves = demand.origin != demand.target
+        assert (np.diff(ways.hop_of) > 0).tolist() == moves.tolist()
+        last = ways.slot[ways.hop_of[1:][moves] - 1]
+        assert (fabric.dst[last] == demand.target[moves]).all()
+
+
+def test_a_limit_stops_the_search_for_ways() -> None:
+    """65280 chunks, choice after choice, take seconds; it ends soon after a twentieth of one."""
+    fabric, demand = problem_arrays(problem_of(topologies.mesh(16, 16), collectives.alltoall(256)))
+    began = time.monotonic()
+    with contextlib.suppress(TimeoutError):
+        watched(lambda: find_ways(fabric, demand), seconds=0.05)
+    assert time.monotonic() - began < 3.0
+
+
+def test_ranks_serve_others_in_step() -> None:
+    """Four DGX-H100: 24 ranks elsewhere send to each rank, so a NIC takes in 24 chunks of 20 us, one by one."""
+    found = schedule_large(problem_of(topologies.dgx_h100(4), collectives.alltoall(32)), num_runs=1)
+    assert found.finish_us == 480.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.errors import NoSolutionError
-from taccl.synthesis.compiled.events import stopping
+from taccl.synthesis.compiled.events import is_stopped, stopping
 from taccl.synthesis.compiled.queue_kernel import HEAP_FULL, SIGNAL, Hops, Queues, join_hops, send_along
 from taccl.synthesis.compiled.trees import Grove, find_trees, search_steps
 from taccl.synthesis.compiled.ways import find_ways, tree_bytes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Sent", "queue_bytes", "send_along_trees", "send_queued", "travel_ticks"]
 
-#: By default as many runs as make about so many sends, but no more than the second.
+#: By default as many runs as make about so many sends, two at least, but no more than the second.
 _SENDS = 200_000
 _MOST_RUNS = 40
 #: How many orders are tried along the same ways.
@@ -120,10 +120,10 @@ def send_queued(
         If a chunk cannot reach its target.
     """
     ways = demand.ways or find_ways(fabric, demand, seed=seed)
-    runs = num_runs or max(1, min(_MOST_RUNS, _SENDS // max(1, len(ways.slot))))
+    runs = num_runs or max(2, min(_MOST_RUNS, _SENDS // max(1, len(ways.slot))))
 
-    def find(seed: int) -> Ways:
-        return find_ways(fabric, demand, seed=seed, may_relay=ways.may_relay)
+    def find(seed: int, seconds: float | None) -> Ways:
+        return find_ways(fabric, demand, seed=seed, may_relay=ways.may_relay, seconds=seconds)
 
     best = _best(
         fabric, demand, ways, find, orders=_ORDERS, num_runs=runs, seed=seed, target_ticks=target_ticks,
@@ -170,12 +170,13 @@ def send_along_trees(
     if num_runs is None and search_steps(fabric, demand) > _FEW_STEPS:
         runs = min(runs, _TREE_ORDERS * max(1, _MANY_STEPS // max(1, search_steps(fabric, demand))))
 
-    def find(seed: int) -> Ways:
+    def find(seed: int, seconds: float | None) -> Ways:
         patience = _PATIENCE[seed // _TREE_ORDERS % len(_PATIENCE)]
         in_turn = bool(seed // _TREE_ORDERS // len(_PATIENCE) % 2)
         return find_trees(
-            fabric, demand, seed=seed, may_relay=ways.may_relay, patience=patience, in_turn=in_turn
-        )
+            fabric, demand, seed=seed, may_relay=ways.may_relay, patience=patience, in_turn=in_turn,
+            seconds=seconds,
+        )  # fmt: skip
 
     began = time.monotonic()
     best = _best(
@@ -211,7 +212,7 @@ def _rerouted(
     grove.plant(ways)
     growth = grove.growth
     for turn in range(turns):
-        if seconds is not None and time.monotonic() - began > seconds:
+        if is_stopped() or (seconds is not None and time.monotonic() - began > seconds):
             break
         if best is not None and best.finish_ticks <= target_ticks:
             break
@@ -247,7 +248,7 @@ def _best(
     fabric: Fabric,
     demand: Demand,
     ways: Ways,
-    find: Callable[[int], Ways],
+    find: Callable[[int, float | None], Ways],
     *,
     orders: int,
     num_runs: int,
@@ -262,8 +263,8 @@ def _best(
     ----------
     ways : Ways
         The first to try.
-    find : function of int to Ways
-        Further ones, by seed.
+    find : function of int and float or None to Ways
+        Further ones, by seed, and the seconds it may take.
     orders : int
         How many orders are tried along the same ways.
     seconds : float, optional
@@ -276,15 +277,19 @@ def _best(
         left = None
         if run:
             left = None if seconds is None else seconds - (time.monotonic() - began)
-            if left is not None and left <= 0:
+            if is_stopped() or (left is not None and left <= 0):
                 break
         if run and run % orders == 0:
-            ways = find(seed + run)
+            try:
+                ways = find(seed + run, left)
+            except NoSolutionError:  # there was not the time
+                break
         limit = limit_ticks if best is None else min(limit_ticks, best.finish_ticks - 1)
         if ways.peak_ticks > limit:
             continue
         tried += 1
-        found = _send(fabric, demand, ways, seed + run, limit, left)
+        in_step = demand.target is not None and run % 2 == 0
+        found = _send(fabric, demand, ways, seed + run, limit, left, in_step=in_step)
         if found is not None:
             best = found
             if best.finish_ticks <= target_ticks:
@@ -300,10 +305,17 @@ def queue_bytes(fabric: Fabric, demand: Demand) -> int:
 
 
 def _send(
-    fabric: Fabric, demand: Demand, ways: Ways, seed: int, limit: int, seconds: float | None
+    fabric: Fabric,
+    demand: Demand,
+    ways: Ways,
+    seed: int,
+    limit: int,
+    seconds: float | None,
+    *,
+    in_step: bool = False,
 ) -> Sent | None:
     """One run of the kernel; None if it passes the limit, or takes longer."""
-    hops = _make_hops(fabric, demand, ways, seed)
+    hops = _make_hops(fabric, demand, ways, seed, in_step=in_step)
     room = 8 * fabric.num_slots + 2 * len(fabric.wake_hold) + 1024
     while True:
         queues = _make_queues(fabric, hops, room)
@@ -318,15 +330,24 @@ def _send(
     return Sent(hops.chunk, hops.slot, queues.start, finish, seed, 1, ways)
 
 
-def _make_hops(fabric: Fabric, demand: Demand, ways: Ways, seed: int) -> Hops:
-    """The hops, those of chunks that still have far to go first; ties as the seed has it."""
+def _make_hops(fabric: Fabric, demand: Demand, ways: Ways, seed: int, *, in_step: bool = False) -> Hops:
+    """The hops, those of chunks that still have far to go first; ties as the seed has it, or in step.
+
+    In step, as in a pairwise exchange, every rank serves first the one after it, then the next, so that no
+    two serve the same.
+    """
     chunk = np.repeat(np.arange(demand.num_chunks, dtype=np.int32), np.diff(ways.hop_of))
     count = len(chunk)
     units = np.array(demand.units, dtype=np.int64)
     took = fabric.alpha[ways.slot] + units[chunk] * fabric.beta[ways.slot]
     least = int(took.min(initial=1))
     is_first, next_of, next_end = np.zeros(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    jitter = np.random.default_rng(seed).random(count) * (0.3 * least)
+    if in_step:
+        assert demand.target is not None, "chunks go to one rank each"
+        steps = (demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]) % fabric.num_ranks
+        jitter = steps[chunk].astype(np.float64) * (0.3 * least / fabric.num_ranks)
+    else:
+        jitter = np.random.default_rng(seed).random(count) * (0.3 * least)
     hops = Hops(units, ways.slot, chunk, is_first, next_of, next_end, jitter)
     join_hops(fabric, ways.hop_of, hops, np.empty(fabric.num_ranks, np.int64), took)
     key = jitter - took

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.errors import CollectiveError
+from taccl.errors import CollectiveError, NoSolutionError
+from taccl.synthesis.compiled.events import stopping
 from taccl.synthesis.compiled.trees_kernel import Growth, Wants, grow_trees, list_branches
 from taccl.synthesis.compiled.ways import Ways
 
@@ -36,6 +37,7 @@ def find_trees(
     may_relay: NDArray[np.bool_] | None = None,
     patience: float = _PATIENCE,
     in_turn: bool = False,
+    seconds: float | None = None,
 ) -> Ways:
     """Trees that load the fabric evenly.
 
@@ -47,19 +49,29 @@ def find_trees(
         What a tick costs for which a rank has to wait for a chunk.
     in_turn : bool
         Whether it counts that a rank sends one copy after another.
+    seconds : float, optional
+        When to stop, and take the best so far.
 
     Raises
     ------
     CollectiveError
         If a chunk cannot reach a rank that wants it.
+    NoSolutionError
+        If it was stopped before every chunk had a tree.
     """
     grove = Grove(fabric, demand, may_relay)
     rng = np.random.default_rng(seed)
     best, least, peak = grove.growth.way, np.inf, 0.0
-    for steepness in _STEEPNESS:
-        peak = grove.grow(rng.permutation(demand.num_chunks), steepness, patience, peak, in_turn=in_turn)
-        if peak < least:
-            best, least = grove.growth.way.copy(), peak
+    with stopping(grove.signal, seconds):
+        for steepness in _STEEPNESS:
+            order = rng.permutation(demand.num_chunks)
+            peak = grove.grow(order, steepness, patience, peak, in_turn=in_turn)
+            if peak < least:
+                best, least = grove.growth.way.copy(), peak
+            if grove.signal[0]:
+                break
+    if not np.isfinite(least):
+        raise NoSolutionError("stopped before every chunk had a tree; give more time")
     return grove.ways(best, least)
 
 
@@ -70,6 +82,11 @@ class Grove:
     ----------
     fabric, demand, may_relay
         As in `find_trees`.
+
+    Attributes
+    ----------
+    signal : (1,) int64
+        Growing stops once this is 1.
     """
 
     def __init__(self, fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None = None) -> None:
@@ -94,6 +111,7 @@ class Grove:
             heap_rank=np.empty(room, np.int64),
         )
         self._alike = np.ones(fabric.num_slots)
+        self.signal = np.zeros(1, np.int64)
 
     def grow(
         self,
@@ -105,7 +123,7 @@ class Grove:
         in_turn: bool = False,
         dearness: NDArray[np.float64] | None = None,
     ) -> float:
-        """Grow some chunks' trees anew, one after another; see `grow_trees`.
+        """Grow some chunks' trees anew, one after another; see `grow_trees`. Infinite if it was stopped.
 
         Raises
         ------
@@ -116,7 +134,7 @@ class Grove:
         dear = self._alike if dearness is None else dearness
         peak = grow_trees(
             self.fabric, self.wants, self.growth, order, steepness, _WEIGHT, patience, in_turn, peak, dear,
-            lost,
+            lost, self.signal,
         )  # fmt: skip
         if lost[0] >= 0:
             raise CollectiveError(

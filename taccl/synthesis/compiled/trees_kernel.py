@@ -23,6 +23,7 @@ __all__ = ["Growth", "Wants", "grow_trees", "list_branches"]
 
 _NONE = -1
 _NEVER = 1e300
+_FOREVER = float("inf")
 
 
 class Wants(NamedTuple):
@@ -104,8 +105,11 @@ def grow_trees(
     peak: float,
     dearness: NDArray[np.float64],
     lost: NDArray[np.int64],
+    signal: NDArray[np.int64],
 ) -> float:
     """Grow the tree of every chunk anew, in the order given; ticks for which the busiest resource is taken.
+
+    Once it is stopped, the chunks that are left keep the trees that they have; then they take for ever.
 
     Parameters
     ----------
@@ -123,10 +127,14 @@ def grow_trees(
         By how much the time of a send over each link counts.
     lost : (1,) int64
         Set to a chunk that cannot reach a rank that wants it, if there is one.
+    signal : (1,) int64
+        It stops once this is 1.
     """
     most = max(peak, 1.0)
     _price_all(s, steepness, weight, most)
     for i in range(len(order)):
+        if signal[0]:
+            return _FOREVER
         c = order[i]
         _count(fabric, wants, s, c, -1.0, steepness, weight, most)
         if not _grow(fabric, wants, s, c, patience, in_turn, dearness):

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.errors import CollectiveError
-from taccl.synthesis.compiled.events import is_stopped
+from taccl.errors import CollectiveError, NoSolutionError
+from taccl.synthesis.compiled.events import stopping
 from taccl.synthesis.compiled.ways_kernel import (
+    STOPPED,
     Search,
     Traffic,
     choose_ways,
@@ -62,7 +63,12 @@ class Ways:
 
 
 def find_ways(
-    fabric: Fabric, demand: Demand, *, seed: int = 0, may_relay: NDArray[np.bool_] | None = None
+    fabric: Fabric,
+    demand: Demand,
+    *,
+    seed: int = 0,
+    may_relay: NDArray[np.bool_] | None = None,
+    seconds: float | None = None,
 ) -> Ways:
     """Ways that load the fabric evenly.
 
@@ -72,41 +78,60 @@ def find_ways(
         With a target for every chunk.
     may_relay : (num_ranks,) bool, optional
         Ranks that may carry chunks that neither start nor end there; by default all.
+    seconds : float, optional
+        When to stop, and take the best so far.
 
     Raises
     ------
     CollectiveError
         If a chunk cannot reach its target.
+    NoSolutionError
+        If it was stopped before every chunk had a way.
     """
     traffic = _traffic(fabric, demand, may_relay)
     search = _search(fabric, demand, len(traffic.size))
     rng = np.random.default_rng(seed)
-    best, peak, idle = search.tree, 0.0, 0
-    for k, (steepness, choices) in enumerate(_STEPS):
-        if k and is_stopped():
-            break
-        find_trees(fabric, traffic, search, k, steepness, _WEIGHT if k else 0.0, peak)
-        for power in choices:
-            order = np.lexsort((rng.random(demand.num_chunks), -demand.units))
-            lost = choose_ways(fabric, traffic, search, order, k + 1, power, _WEIGHT, peak)
-            if lost >= 0:
-                raise CollectiveError(
-                    f"chunk {lost} cannot reach a rank that wants it over the links and relays that may be "
-                    "used; add links, or ranks that relay",
-                    where="destinations",
-                )
-        idle += 1
-        now = peak_load(search)
-        if k == 0 or now < peak:
-            best, peak, idle = search.tree.copy(), now, 0
-        if idle >= _PATIENCE:
-            break
+    signal = np.zeros(1, np.int64)
+    with stopping(signal, seconds):
+        best, peak = _choose(fabric, demand, traffic, search, rng, signal)
     hop_of = np.zeros(demand.num_chunks + 1, np.int64)
     list_hops(fabric, traffic, search.way, best, hop_of, np.zeros(0, np.int32))
     np.cumsum(hop_of, out=hop_of)
     slot = np.empty(int(hop_of[-1]), np.int32)
     list_hops(fabric, traffic, search.way, best, hop_of, slot)
     return Ways(hop_of, slot, round(peak), may_relay)
+
+
+def _choose(
+    fabric: Fabric,
+    demand: Demand,
+    traffic: Traffic,
+    search: Search,
+    rng: np.random.Generator,
+    signal: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], float]:
+    """The tree that each chunk follows, and how long that takes the busiest resource."""
+    best, peak, idle = search.tree, 0.0, 0
+    for k, (steepness, choices) in enumerate(_STEPS):
+        find_trees(fabric, traffic, search, k, steepness, _WEIGHT if k else 0.0, peak, signal)
+        for power in choices:
+            order = np.lexsort((rng.random(demand.num_chunks), -demand.units))
+            lost = choose_ways(fabric, traffic, search, order, k + 1, power, _WEIGHT, peak, signal)
+            if lost >= 0:
+                raise CollectiveError(
+                    f"chunk {lost} cannot reach a rank that wants it over the links and relays that may be "
+                    "used; add links, or ranks that relay",
+                    where="destinations",
+                )
+            if k == 0 and lost == STOPPED:
+                raise NoSolutionError("stopped before every chunk had a way; give more time")
+        idle += 1
+        now = peak_load(search)
+        if k == 0 or now < peak:
+            best, peak, idle = search.tree.copy(), now, 0
+        if idle >= _PATIENCE or signal[0]:
+            break
+    return best, peak
 
 
 def tree_bytes(fabric: Fabric, demand: Demand) -> int:

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.compiled.fabric import Fabric
 
-__all__ = ["Search", "Traffic", "choose_ways", "find_trees", "list_hops", "peak_load"]
+__all__ = ["STOPPED", "Search", "Traffic", "choose_ways", "find_trees", "list_hops", "peak_load"]
 
 _NONE = -1
+#: What `choose_ways` returns if it was stopped.
+STOPPED = -2
 _NEVER = 1e300
 
 
@@ -83,12 +85,21 @@ class Search(NamedTuple):
 
 @compiled
 def find_trees(
-    fabric: Fabric, traffic: Traffic, s: Search, k: int, steepness: int, weight: float, peak: float
+    fabric: Fabric,
+    traffic: Traffic,
+    s: Search,
+    k: int,
+    steepness: int,
+    weight: float,
+    peak: float,
+    signal: NDArray[np.int64],
 ) -> None:
-    """Fill in tree k of every group at the prices of now; see `choose_ways` for the last three."""
+    """Fill in tree k of every group at the prices of now; see `choose_ways` for the last four."""
     for q in range(len(s.resource_load)):
         s.resource_price[q] = _price(s.resource_load[q], steepness, weight, peak)
     for g in range(s.way.shape[1]):
+        if signal[0]:
+            return
         _find_tree(fabric, traffic, s, k, g, steepness, weight, peak)
 
 
@@ -102,8 +113,11 @@ def choose_ways(
     steepness: int,
     weight: float,
     peak: float,
+    signal: NDArray[np.int64],
 ) -> int:
     """Let every chunk, in the order given, take the cheapest of its ways; the first that has none, or -1.
+
+    Once it is stopped, the chunks that are left keep the ways that they have.
 
     Parameters
     ----------
@@ -115,9 +129,13 @@ def choose_ways(
         What a tick of the most loaded resource costs beyond its time.
     peak : float
         The load that counts as the most, unless there is more.
+    signal : (1,) int64
+        It stops once this is 1.
     """
     most = peak
     for i in range(len(order)):
+        if signal[0]:
+            return STOPPED
         c = order[i]
         if s.tree[c] >= 0:
             _add_load(fabric, traffic, s, c, -1.0)
