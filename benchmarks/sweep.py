@@ -83,7 +83,7 @@ def one_sweep(runs: int, workers: int, cache: str) -> dict[str, Any]:
     """Run the sweep; how many of its rows are verified, came from the cache, and met their time limit."""
     table = taccl.sweep(
         taccl.topologies.ndv2(nodes=2),
-        "allgather",
+        "alltoall",
         sketches=["ndv2/sk1"],
         sizes=SIZES,
         backends=("highs", "cbc"),

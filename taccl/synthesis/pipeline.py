@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
+from taccl.baselines import baseline
 from taccl.errors import (
     FallbackWarning,
     InfeasibleError,
@@ -62,6 +63,8 @@ logger = logging.getLogger(__name__)
 _WORTH_COMPILING_S = 5.0
 #: Problems with more moves than this, once folded, are left to the compiled list scheduler.
 _MOST_MOVES = 200_000
+#: Up to so many arrivals of chunks the ring and the pairwise exchange take a moment, and compete.
+_MOST_ARRIVALS = 6_000
 #: The part of the time limit after which a bound is no longer improved.
 _BOUND_SHARE = 0.2
 #: The part of it that the compiled list scheduler has without a sketch before one is suggested.
@@ -239,6 +242,9 @@ def _synthesize(
             searches[0].interrupted = True
             schedule = _combined(problem, parts)
     verify(schedule).raise_if_failed()
+    if backend in ("auto", "greedy") and schedule.finish > bound.bound:
+        schedule, beside = _or_baseline(schedule)
+        extra = [*extra, *beside]
     bound, faults = sound_bound(schedule, bound)
     if any(search.interrupted for search in searches):
         stopped = "interrupted"
@@ -260,6 +266,23 @@ def _synthesize(
         notes=(*faults, *_notes(problem, searches)),
         choice=choice,
     )
+
+
+def _or_baseline(schedule: Schedule) -> tuple[Schedule, list[Stage]]:
+    """The schedule, or a well-known algorithm that obeys the same sketch and finishes sooner."""
+    problem, since = schedule.problem, time.monotonic()
+    if sum(len(chunk.destinations) for chunk in problem.collective.chunks) > _MOST_ARRIVALS:
+        return schedule, []
+    better: list[Stage] = []
+    for name in ("ring", "pairwise"):
+        try:
+            other = replace(baseline(name, problem), problem=problem)
+        except InputError:  # it is not defined here
+            continue
+        if other.finish < schedule.finish and verify(other).ok:
+            schedule, seconds = other, time.monotonic() - since
+            better.append(Stage("baselines", "taccl", "done", seconds, other.finish_us, None, name))
+    return schedule, better
 
 
 def _progress(

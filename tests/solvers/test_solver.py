@@ -239,10 +239,10 @@ except MemoryError as error:
         capture_output=True,
         text=True,
         timeout=90,
-        check=True,
+        check=False,  # what the solver's library does at the end of its process is not the question
         cwd=Path(__file__).parent,
     )
-    assert done.stdout == "SCIP ran out of memory\n"
+    assert done.stdout == "SCIP ran out of memory\n", done.stderr
 
 
 def test_missing_pulp_solver_is_unavailable():

@@ -580,3 +580,26 @@ class TestCtrlC:
         assert "interrupted, with nothing in hand" in done.stderr
         assert "Traceback" not in done.stderr
         assert not path.exists()
+
+
+class TestBaselinesCompete:
+    """The ring and the pairwise exchange, where they obey the sketch and finish sooner."""
+
+    def test_what_is_slower_than_a_ring_gives_way(self):
+        """Of a ring's allgather by a tree, and by itself, the ring is taken, and a stage says so."""
+        problem = taccl.make_problem(
+            taccl.topologies.ring(8), taccl.collectives.allgather(8), chunk_bytes=1_000_000
+        )
+        slow, ring = taccl.baselines.tree(problem), taccl.baselines.ring(problem)
+        assert slow.finish > ring.finish
+        taken, (stage,) = pipeline._or_baseline(slow)
+        assert taken.finish == ring.finish
+        assert (stage.name, stage.message, stage.finish_us) == ("baselines", "ring", ring.finish_us)
+
+    def test_what_breaks_the_sketch_is_left(self):
+        """Baselines use links that ndv2/sk1 forbids: what was found stays, however slow it is."""
+        topology = taccl.topologies.ndv2(2)
+        problem = taccl.load_sketch("ndv2/sk1").apply(topology, taccl.collectives.alltoall(16))
+        found = taccl.synthesize(problem, backend="greedy", time_limit_s=2).schedule
+        late = replace(found, start=found.start + 10**9, end=found.end + 10**9)
+        assert pipeline._or_baseline(late) == (late, [])
