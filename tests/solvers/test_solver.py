@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -240,7 +241,7 @@ except MemoryError as error:
         text=True,
         timeout=90,
         check=False,  # what the solver's library does at the end of its process is not the question
-        cwd=Path(__file__).parent,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
     )
     assert done.stdout == "SCIP ran out of memory\n", done.stderr
 
