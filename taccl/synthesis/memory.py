@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.problem import Problem
+    from taccl.topology import Topology
 
 __all__ = ["MemoryNeed", "check_columns", "check_memory", "free_memory_bytes", "memory_need"]
 
@@ -35,8 +36,8 @@ _EXPANDED_BYTES, _FILE_BYTES = 150, 400
 _HOP_BYTES = 72
 #: Trees of ways that are kept for every set of origins.
 _NUM_TREES = 8
-#: Per row of a block that the verifier reads, more where resources are held until a send's end; and rows.
-_VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 150, 1 << 18
+#: Per row of a block that the verifier reads, and for every resource that is held until its end; and rows.
+_VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
 #: Of the proof: its library, and the linear program of a topology.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
 #: From how many origins the length of ways is sampled.
@@ -265,7 +266,7 @@ class _Half:
         self.guided = is_guided(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
         links = topology.links
-        self._receives = any(hold.side == "receive" for hold in topology.holds)
+        self._num_held = [_num_held_to_the_end(topology, side) for side in ("receive", "send")]
         costs = {(e.alpha_us, e.beta_us_per_mb) for e in links}
         self._even = len(costs) < 2 and len(set(problem.chunk_bytes)) < 2
 
@@ -296,9 +297,15 @@ class _Half:
         """Bytes at the peak of the verifier, without the columns that it reads."""
         pairs, entered = self.num_ranks * self.num_chunks, self.num_sends + self.num_chunks
         narrow = 12 * entered if pairs > 3 * entered else 4 * pairs
-        row_bytes = _VERIFIED_ROW_BYTES + (_HELD_ROW_BYTES if self._receives else 0)
+        row_bytes = round(_VERIFIED_ROW_BYTES + _HELD_ROW_BYTES * self._num_held[backwards])
         rows = row_bytes * min(self.num_sends, _BLOCK)
         return narrow + rows + (self.turned if backwards else 0) + 400 * self.num_links
+
+
+def _num_held_to_the_end(topology: Topology, side: str) -> float:
+    """Resources per link of those that some link holds on a side until a send's end: read backwards, `send`."""
+    late = {hold.resource for hold in topology.holds if hold.side == side}
+    return sum(hold.resource in late for hold in topology.holds) / max(1, len(topology.links))
 
 
 def _mean_hops(problem: Problem, origins: list[Sequence[int]], destinations: list[Sequence[int]]) -> float:
