@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.problem import Problem
-    from taccl.topology import Topology
+    from taccl.topology.topology import Topology
 
 __all__ = ["MemoryNeed", "check_columns", "check_memory", "free_memory_bytes", "memory_need"]
 
@@ -303,7 +303,7 @@ class _Half:
 
 
 def _num_held_to_the_end(topology: Topology, side: str) -> float:
-    """Resources per link of those that some link holds on a side until a send's end: read backwards, `send`."""
+    """Resources per link of those that some link holds on a side until a send ends: `send` read backwards."""
     late = {hold.resource for hold in topology.holds if hold.side == side}
     return sum(hold.resource in late for hold in topology.holds) / max(1, len(topology.links))
 
