@@ -38,7 +38,7 @@ from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.baselines import BASELINES
 from taccl.baselines.cycles import find_rings
 from taccl.baselines.routes import Routes
-from taccl.collective import together
+from taccl.collectives import together
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem import Problem, make_problem
 from taccl.synthesis.large import schedule_large

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from taccl import baselines as baselines
-    from taccl import collective as collectives  # noqa: F401
+    from taccl import collectives  # noqa: F401
     from taccl import plot as plot
     from taccl import topologies as topologies
     from taccl.analysis.certificates.bounds import Prices as Prices
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "baselines": "taccl.baselines", "collectives": "taccl.collective", "topologies": "taccl.topologies",
+    "baselines": "taccl.baselines", "collectives": "taccl.collectives", "topologies": "taccl.topologies",
     "plot": "taccl.plot",
 }  # fmt: skip
 

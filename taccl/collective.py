@@ -1,11 +1,10 @@
-"""Collectives: which chunks there are, where each starts, where each must end, and what is reduced.
+"""What a collective is: which chunks there are, where each starts, where each must end, what is reduced.
 
 A chunk is the unit of data that moves whole. In a collective that does not combine, a chunk starts at its
 `origins` (any of them will do) and must reach its `destinations`. In a combining collective every origin
 holds its own contribution to the chunk, and every destination must end with the sum of all of them.
 
-A *process group* is some ranks of a larger topology: `Collective.among` puts a collective on them, and
-`together` joins the collectives of several groups, so that they are scheduled as one.
+A *process group* is some ranks of a larger topology: `Collective.among` puts a collective on them.
 """
 
 from __future__ import annotations
@@ -18,16 +17,9 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-__all__ = [
-    "COLLECTIVES", "Chunk", "Collective", "Derivation", "ProcessGroup", "allgather", "allreduce", "alltoall",
-    "broadcast", "custom", "gather", "make", "multi_root_broadcast", "multi_root_gather",
-    "multi_root_scatter", "reduce", "reduce_scatter", "scan", "scatter", "together",
-]  # fmt: skip
-
-#: A collective of more chunks than this fills the memory of most machines by itself.
-_MOST_CHUNKS = 20_000_000
+__all__ = ["Chunk", "Collective", "Derivation", "ProcessGroup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,280 +286,6 @@ class Collective:
         return f"Collective({self.name!r}, {self.num_ranks} ranks, {self.num_chunks} chunks)"
 
 
-def broadcast(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:
-    """Every rank ends with the root's chunks."""
-    everyone = _all_ranks("broadcast", num_ranks, chunks_per_rank)
-    _known_root("broadcast", root, num_ranks)
-    return Collective(
-        "broadcast",
-        num_ranks,
-        tuple(Chunk((root,), everyone) for _ in range(chunks_per_rank)),
-        chunks_per_rank=chunks_per_rank,
-    )
-
-
-def scatter(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:
-    """Rank r ends with the r-th part of the root's data."""
-    everyone = _all_ranks("scatter", num_ranks, chunks_per_rank)
-    _known_root("scatter", root, num_ranks)
-    chunks = tuple(Chunk((root,), (rank,)) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("scatter", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
-
-
-def gather(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:
-    """The root ends with every rank's chunks."""
-    everyone = _all_ranks("gather", num_ranks, chunks_per_rank)
-    _known_root("gather", root, num_ranks)
-    chunks = tuple(Chunk((rank,), (root,)) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("gather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
-
-
-def allgather(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
-    """Every rank ends with every rank's chunks; chunk c starts at rank c // chunks_per_rank."""
-    everyone = _all_ranks("allgather", num_ranks, chunks_per_rank)
-    chunks = tuple(Chunk((rank,), everyone) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("allgather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
-
-
-def alltoall(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
-    """Rank d ends with the d-th part of every rank's data; chunks run over sources, then destinations.
-
-    `chunks_per_rank` counts the chunks of one (source, destination) pair.
-    """
-    everyone = _all_ranks("alltoall", num_ranks, chunks_per_rank)
-    chunks = tuple(Chunk((s,), (d,)) for s in everyone for d in everyone for _ in range(chunks_per_rank))
-    return Collective("alltoall", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
-
-
-def reduce(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:
-    """The root ends with the sum of every rank's data."""
-    everyone = _all_ranks("reduce", num_ranks, chunks_per_rank)
-    _known_root("reduce", root, num_ranks)
-    chunks = tuple(Chunk(everyone, (root,), root) for _ in range(chunks_per_rank))
-    return Collective("reduce", num_ranks, chunks, True, chunks_per_rank)
-
-
-def reduce_scatter(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
-    """Rank r ends with the r-th part of the sum; chunk c ends at rank c // chunks_per_rank."""
-    everyone = _all_ranks("reduce-scatter", num_ranks, chunks_per_rank)
-    chunks = tuple(Chunk(everyone, (rank,), rank) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("reduce-scatter", num_ranks, chunks, True, chunks_per_rank)
-
-
-def allreduce(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
-    """Every rank ends with the sum; the data is cut into num_ranks * chunks_per_rank chunks.
-
-    Chunk c is gathered at rank c // chunks_per_rank, then spread.
-    """
-    everyone = _all_ranks("allreduce", num_ranks, chunks_per_rank)
-    chunks = tuple(Chunk(everyone, everyone, rank) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("allreduce", num_ranks, chunks, True, chunks_per_rank)
-
-
-def scan(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
-    """Rank r ends with the sum over ranks 0..r.
-
-    Chunk ``p * num_ranks + r`` is piece p of the sum over ranks 0..r. Rank 0 starts with its own; rank r
-    makes its own from the sum over ranks 0..r-1 as soon as it holds that (`Derivation`).
-    """
-    _all_ranks("scan", num_ranks, chunks_per_rank)
-    chunks: list[Chunk] = []
-    derivations: list[Derivation] = []
-    for piece in range(chunks_per_rank):
-        for rank in range(num_ranks):
-            index = piece * num_ranks + rank
-            after = (rank + 1,) if rank + 1 < num_ranks else ()
-            chunks.append(Chunk((0,) if rank == 0 else (), (rank, *after)))
-            if rank:
-                derivations.append(Derivation(index - 1, rank, index))
-    return Collective("scan", num_ranks, tuple(chunks), True, chunks_per_rank, tuple(derivations))
-
-
-def multi_root_broadcast(num_ranks: int, *, roots: Sequence[int], chunks_per_rank: int = 1) -> Collective:
-    """Every rank ends with the chunks of all roots; chunk c starts at ``roots[c % len(roots)]``."""
-    everyone = _all_ranks("multi-root-broadcast", num_ranks, chunks_per_rank)
-    _known_roots("multi-root-broadcast", roots, num_ranks)
-    chunks = tuple(Chunk((roots[c % len(roots)],), everyone) for c in range(len(roots) * chunks_per_rank))
-    return Collective("multi-root-broadcast", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
-
-
-def multi_root_scatter(num_ranks: int, *, roots: Sequence[int], chunks_per_rank: int = 1) -> Collective:
-    """Every root scatters its data; chunk c starts at ``roots[c % len(roots)]``."""
-    everyone = _all_ranks("multi-root-scatter", num_ranks, chunks_per_rank)
-    _known_roots("multi-root-scatter", roots, num_ranks)
-    chunks = tuple(
-        Chunk((root,), (rank,)) for rank in everyone for _ in range(chunks_per_rank) for root in roots
-    )
-    return Collective("multi-root-scatter", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
-
-
-def multi_root_gather(num_ranks: int, *, roots: Sequence[int], chunks_per_rank: int = 1) -> Collective:
-    """Every root gathers its part of every rank's data; chunk c ends at ``roots[c % len(roots)]``."""
-    everyone = _all_ranks("multi-root-gather", num_ranks, chunks_per_rank)
-    _known_roots("multi-root-gather", roots, num_ranks)
-    chunks = tuple(
-        Chunk((rank,), (root,)) for rank in everyone for _ in range(chunks_per_rank) for root in roots
-    )
-    return Collective("multi-root-gather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
-
-
-def custom(
-    num_ranks: int,
-    *,
-    precondition: Mapping[int, Sequence[int]],
-    postcondition: Mapping[int, Sequence[int]],
-    combining: bool = False,
-    name: str = "custom",
-) -> Collective:
-    """A collective from where each chunk starts and where each must end.
-
-    Parameters
-    ----------
-    precondition, postcondition : mapping of chunk to ranks
-        Chunks are numbered from 0 without a gap. Of a combining collective the precondition names the
-        ranks that contribute, and the first destination becomes the chunk's root.
-
-    Raises
-    ------
-    CollectiveError
-        If a chunk is missing from either, or names an unknown rank.
-    """
-    _all_ranks(name, num_ranks, 1)
-    expected = set(range(len(precondition)))
-    if set(precondition) != expected or set(postcondition) != expected:
-        missing = sorted(set(precondition) ^ set(postcondition) | (expected - set(precondition)))
-        raise CollectiveError(
-            f"chunks {missing} are not in both conditions, or leave a gap; expected 0..{len(expected) - 1}",
-            where=name,
-        )
-    chunks = []
-    for c in range(len(precondition)):
-        ends = tuple(sorted(postcondition[c]))
-        if combining and not ends:
-            raise CollectiveError(f"chunk {c}: nobody asks for its sum; name a destination", where=name)
-        chunks.append(Chunk(tuple(sorted(precondition[c])), ends, ends[0] if combining and ends else None))
-    return Collective(name, num_ranks, tuple(chunks), combining)
-
-
-def together(collectives: Sequence[Collective]) -> Collective:
-    """The collectives of several process groups as one, to be scheduled so that they do not collide.
-
-    Chunks are numbered through: first those of the first collective. `Collective.groups` and
-    `Collective.group_of_chunk` tell whose each is. A rank may be in several groups. Beside a collective that
-    combines, a chunk of one that does not is a sum of one contribution.
-
-    Raises
-    ------
-    CollectiveError
-        If there are none, they differ in the number of ranks of their topology, or some combine and others
-        have chunks that derive from one another, or that start at several ranks.
-    """
-    if not collectives:
-        raise CollectiveError("found no collectives; give at least one", where="together")
-    num_ranks = collectives[0].num_ranks
-    for index, each in enumerate(collectives):
-        if each.num_ranks != num_ranks:
-            raise CollectiveError(
-                f"collective {index}, {each.name}, is over {each.num_ranks} ranks, and the first over "
-                f"{num_ranks}; put each on its ranks of one topology with among()",
-                where="together",
-            )
-    sums = any(each.combining and not each.derivations for each in collectives)
-    chunks: list[Chunk] = []
-    derivations: list[Derivation] = []
-    for index, each in enumerate(collectives):
-        first = len(chunks)
-        derivations.extend(Derivation(d.source + first, d.rank, d.chunk + first) for d in each.derivations)
-        chunks.extend(_as_sums(each, index) if sums and not each.combining else each.chunks)
-    if sums and derivations:
-        raise CollectiveError(
-            "some collectives reduce on the way, and others derive chunks from one another; schedule them "
-            "apart",
-            where="together",
-        )
-    names = list(dict.fromkeys(each.name for each in collectives))
-    alike = len(names) == 1 < len(collectives)
-    return Collective(
-        f"{names[0]} x{len(collectives)}" if alike else " + ".join(names),
-        num_ranks,
-        tuple(chunks),
-        any(each.combining for each in collectives),
-        max(each.chunks_per_rank for each in collectives),
-        tuple(derivations),
-        tuple(group for each in collectives for group in each.process_groups),
-    )
-
-
-#: Every collective that needs no more than a number of ranks, a root or roots, and a chunk partitioning.
-COLLECTIVES = {
-    "broadcast": broadcast, "scatter": scatter, "gather": gather, "allgather": allgather,
-    "alltoall": alltoall, "reduce": reduce, "reduce-scatter": reduce_scatter, "allreduce": allreduce,
-    "scan": scan, "multi-root-broadcast": multi_root_broadcast, "multi-root-scatter": multi_root_scatter,
-    "multi-root-gather": multi_root_gather,
-}  # fmt: skip
-
-
-def make(
-    name: str,
-    num_ranks: int,
-    *,
-    root: int | None = None,
-    roots: Sequence[int] | None = None,
-    chunks_per_rank: int = 1,
-) -> Collective:
-    """The collective of that name, e.g. ``make("allgather", 16)``.
-
-    Raises
-    ------
-    CollectiveError
-        If the name is unknown, or a root is given to a collective that has none.
-    """
-    key = name.replace("_", "-").lower()
-    if key not in COLLECTIVES:
-        raise CollectiveError(f"found {name!r}; expected one of {', '.join(COLLECTIVES)}", where="collective")
-    options: dict[str, Any] = {"chunks_per_rank": chunks_per_rank}
-    if key in ("broadcast", "scatter", "gather", "reduce"):
-        options["root"] = 0 if root is None else root
-    elif root is not None:
-        raise CollectiveError(f"{key} has no root, but root {root} was given; leave it out", where="root")
-    if key.startswith("multi-root"):
-        if not roots:
-            raise CollectiveError(f"{key} needs roots; give at least one", where="roots")
-        options["roots"] = tuple(roots)
-    elif roots is not None:
-        raise CollectiveError(f"{key} takes no list of roots; leave it out", where="roots")
-    collective: Collective = COLLECTIVES[key](num_ranks, **options)  # type: ignore[operator]
-    return collective
-
-
-def _all_ranks(name: str, num_ranks: int, chunks_per_rank: int) -> tuple[int, ...]:
-    if num_ranks < 1:
-        raise CollectiveError(f"found {num_ranks} ranks; expected at least one", where=name)
-    if chunks_per_rank < 1:
-        raise CollectiveError(f"found {chunks_per_rank} chunks per rank; expected at least one", where=name)
-    parts = {"alltoall": num_ranks**2, "broadcast": 1, "reduce": 1}.get(name, num_ranks)
-    num_chunks = chunks_per_rank * parts
-    if num_chunks > _MOST_CHUNKS:
-        raise CollectiveError(
-            f"found {num_ranks} ranks with {chunks_per_rank} chunks each, {num_chunks} in all; expected at "
-            f"most {_MOST_CHUNKS}: give fewer, or use synthesize_implicit on a fabric that it knows",
-            where=name,
-        )
-    return tuple(range(num_ranks))
-
-
-def _known_root(name: str, root: int, num_ranks: int) -> None:
-    if not 0 <= root < num_ranks:
-        raise CollectiveError(f"root {root} does not exist; there are ranks 0-{num_ranks - 1}", where=name)
-
-
-def _known_roots(name: str, roots: Sequence[int], num_ranks: int) -> None:
-    if not roots or len(set(roots)) != len(roots):
-        raise CollectiveError(f"found roots {list(roots)}; expected distinct ranks, at least one", where=name)
-    for root in roots:
-        _known_root(name, root, num_ranks)
-
-
 def _busbw_factor(name: str, num_ranks: int) -> float:
     if name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
         return (num_ranks - 1) / num_ranks
@@ -580,18 +298,6 @@ def _ranks_of(chunks: Sequence[Chunk]) -> set[int]:
     distinct = {id(ranks): ranks for chunk in chunks for ranks in (chunk.origins, chunk.destinations)}
     roots = {chunk.root for chunk in chunks if chunk.root is not None}
     return roots.union(*distinct.values())
-
-
-def _as_sums(collective: Collective, index: int) -> list[Chunk]:
-    """Chunks that are not reduced as sums of one contribution."""
-    for c, chunk in enumerate(collective.chunks):
-        if len(chunk.origins) > 1:
-            raise CollectiveError(
-                f"collective {index}, {collective.name}: chunk {c} starts at {len(chunk.origins)} ranks; "
-                "beside a collective that combines, a chunk that is not reduced starts at one",
-                where="together",
-            )
-    return [replace(chunk, root=chunk.origins[0]) for chunk in collective.chunks]
 
 
 def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:

@@ -16,7 +16,7 @@ LINES = (
     ("errors",),
     ("html", "names", "units"),
     ("topology", "collective", "solvers"),
-    ("problem",),
+    ("collectives", "problem"),
     ("sketch", "schedule"),
     ("analysis", "baselines"),
     ("synthesis", "program"),

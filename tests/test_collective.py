@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.collective import Chunk, Collective, Derivation
 from taccl.errors import CollectiveError
 

@@ -11,7 +11,7 @@ import pytest
 from synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 from test_architecture import LINES
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis import contiguity, routing

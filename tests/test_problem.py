@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from synthesis.small_problems import custom, full, problem_of, ring, two_nodes
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import CollectiveError, NumericsWarning
 from taccl.problem import Clauses, Problem, SwitchPolicy, alltoallv_problem, make_problem
 from taccl.topology.topology import TopologyBuilder

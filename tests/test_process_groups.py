@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.check import check_certificate
 from taccl.analysis.verification.verify import verify
-from taccl.collective import Chunk, Collective, ProcessGroup, together
+from taccl.collective import Chunk, Collective, ProcessGroup
+from taccl.collectives import together
 from taccl.errors import CollectiveError, InfeasibleError, SketchError, TopologyError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.combine import reduction_half, spreading_half

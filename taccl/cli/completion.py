@@ -58,7 +58,7 @@ def _topologies() -> Iterable[str]:
 
 
 def _collectives() -> Iterable[str]:
-    from taccl.collective import COLLECTIVES
+    from taccl.collectives import COLLECTIVES
 
     return COLLECTIVES
 

@@ -93,7 +93,7 @@ def schedule_from_options(options: argparse.Namespace) -> Schedule:
 
 def add_problem_options(parser: argparse.ArgumentParser, *, collective_required: bool = True) -> None:
     """Declare the options that make a problem."""
-    from taccl.collective import COLLECTIVES
+    from taccl.collectives import COLLECTIVES
 
     add = parser.add_argument_group("problem").add_argument
     names = ", ".join(COLLECTIVES)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError, NoSolutionError
 from taccl.explore.plan_files import check_lowering
 from taccl.explore.plan_ranges import Plan, PlanRange

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl.baselines.ring import ring
-from taccl.collective import allgather
+from taccl.collectives import allgather
 from taccl.errors import ExportError, InputError
 from taccl.formats.msccl_xml import dump_msccl_xml
 from taccl.formats.mscclpp_plan import build_mscclpp_plan, plan_text

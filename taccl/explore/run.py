@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from taccl.collective import allgather
+from taccl.collectives import allgather
 from taccl.errors import (
     InfeasibleError,
     InputError,

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.collective import Collective
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.compare import option_rows

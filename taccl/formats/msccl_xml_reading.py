@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NoReturn
 
-from taccl.collective import Chunk, Collective, make
+from taccl.collective import Chunk, Collective
+from taccl.collectives import make
 from taccl.errors import FormatError
 from taccl.formats.files import read_limited
 from taccl.formats.xml_elements import Element, parse_xml

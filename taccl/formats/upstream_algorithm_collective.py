@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taccl.collective import Chunk, Collective, make
+from taccl.collective import Chunk, Collective
+from taccl.collectives import make
 from taccl.errors import FormatError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.collective import make
+from taccl.collectives import make
 from taccl.runtime.buffers import Data, unwritten
 from taccl.runtime.report import WrongChunk
 

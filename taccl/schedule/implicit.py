@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from taccl.collective import make
+from taccl.collectives import make
 from taccl.errors import InputError
 from taccl.problem import make_problem
 from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of

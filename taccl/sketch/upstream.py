@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from taccl.collective import Collective, make
+from taccl.collectives import make
 from taccl.errors import SketchError, TopologyError
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reading import parse_json, read_text
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
+    from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
     from taccl.sketch.upstream_files import TopologyFile
@@ -77,7 +78,7 @@ def load_problem(
     time_unit_us : number, optional
         Microseconds in the file's unit of time; one unless given.
     root, roots
-        As `taccl.collective.make` takes them.
+        As `taccl.collectives.make` takes them.
 
     Raises
     ------

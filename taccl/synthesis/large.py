@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.analysis.verification.verify_compact import verify_compact
-from taccl.collective import make
+from taccl.collectives import make
 from taccl.problem import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.compact import CompactSchedule

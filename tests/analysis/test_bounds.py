@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synthesis.brute_force import TooLarge, optimal_ticks
 from synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.symmetries import find_symmetries

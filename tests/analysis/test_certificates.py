@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthesis.small_problems import custom, problem_of, random_problem, ring
 
-from taccl import baselines, topologies
-from taccl import collective as collectives
+from taccl import baselines, collectives, topologies
 from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.bounds import lower_bound, prices
 from taccl.analysis.simulation.simulate import simulate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from synthesis.small_problems import custom, full, problem_of, ring
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cuts import throughput

@@ -10,7 +10,7 @@ import networkx as nx
 import pytest
 from synthesis.small_problems import custom, problem_of, random_problem, ring
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates.distances import Distances, shortest_times
 from taccl.topology.topology import TopologyBuilder
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates import flows
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.distances import Distances

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate, Nested, describe_witness
 from taccl.analysis.certificates.demand import Demand

@@ -21,8 +21,7 @@ from valid_schedules import (
     shared_nic,
 )
 
-from taccl import baselines, topologies
-from taccl import collective as collectives
+from taccl import baselines, collectives, topologies
 from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify

@@ -9,8 +9,7 @@ import pytest
 from random_schedules import few_schedules, random_schedules
 from valid_schedules import MB, Row, allreduce, build, ingress_nic, relay, shared_nic
 
-from taccl import baselines, topologies
-from taccl import collective as collectives
+from taccl import baselines, collectives, topologies
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.simulation.steady import initiation_interval
 from taccl.problem import make_problem

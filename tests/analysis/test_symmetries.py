@@ -9,8 +9,7 @@ from fractions import Fraction
 import pytest
 from synthesis.small_problems import custom, full, problem_of, ring
 
-from taccl import collective as collectives
-from taccl import topologies
+from taccl import collectives, topologies
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.flows import multicommodity

@@ -26,7 +26,7 @@ from valid_schedules import (
     unequal_chunks,
 )
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NumericsWarning, VerificationError
 from taccl.problem import Clauses, Problem, make_problem

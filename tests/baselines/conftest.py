@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.problem import make_problem
 
 if TYPE_CHECKING:

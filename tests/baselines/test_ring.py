@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import ring
 from taccl.baselines.cycles import find_rings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import tree
 from taccl.baselines.tree import binary_tree, two_trees

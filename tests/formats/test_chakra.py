@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats import chakra as module
 from taccl.formats.chakra import chakra_traces, save_chakra

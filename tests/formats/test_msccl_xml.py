@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program.examples import kinds, program_of, schedule_of
 
-from taccl.collective import COLLECTIVES, allgather
+from taccl.collectives import COLLECTIVES, allgather
 from taccl.errors import ExportError, FormatError, InputError
 from taccl.formats.msccl_xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
 from taccl.program.interpret import interpret

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
 from taccl.formats.files import read_limited, write_whole

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError
 from taccl.formats.perfetto import save_perfetto, trace
 from taccl.problem import make_problem

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
 from taccl.formats import registry as module
 from taccl.formats.registry import (

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import ExportError, InputError
 from taccl.formats.transfers_table import save_csv, save_parquet, transfers_table
 from taccl.problem import make_problem

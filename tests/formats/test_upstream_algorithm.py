@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError
 from taccl.formats.upstream_algorithm import load_upstream_algorithm, retimed

@@ -12,7 +12,7 @@ from fractions import Fraction
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats.upstream_algorithm import load_upstream_algorithm
 from taccl.formats.upstream_algorithm_dump import dump_upstream_algorithm, save_upstream_algorithm

@@ -7,7 +7,7 @@ import pytest
 from synthesis.small_problems import full, problem_of, two_nodes
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.schedule.schedule import make_schedule
 
 matplotlib.use("Agg")

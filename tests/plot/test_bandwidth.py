@@ -6,7 +6,7 @@ import pytest
 from synthesis.small_problems import full, problem_of, two_nodes
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.sizes import NAMES_OF_BASELINES
 

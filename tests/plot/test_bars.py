@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from synthesis.small_problems import custom, full, problem_of, ring
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.bars import SEVERAL, bars_of, busy_shares
 from taccl.schedule.schedule import make_schedule

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from synthesis.small_problems import full, problem_of
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError
 from taccl.schedule.schedule import make_schedule
 

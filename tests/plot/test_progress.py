@@ -8,7 +8,7 @@ import pytest
 from synthesis.small_problems import problem_of, relayed, ring
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.progress import moments_in
 from taccl.synthesis.result import Moment

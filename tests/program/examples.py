@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.collective import make
+from taccl.collectives import make
 from taccl.program.lower import lower
 from taccl.schedule.timing import exact_times
 

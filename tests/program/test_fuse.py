@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from program.examples import program_of, schedule_of, timed
 from synthesis.small_problems import problem_of, ring
 
-from taccl.collective import COLLECTIVES, broadcast, reduce
+from taccl.collectives import COLLECTIVES, broadcast, reduce
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 

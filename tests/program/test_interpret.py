@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from program.examples import edited, kinds, program_of, with_steps
 
-from taccl.collective import custom
+from taccl.collectives import custom
 from taccl.errors import VerificationError
 from taccl.program.interpret import interpret
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock

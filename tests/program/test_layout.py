@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl.collective import allgather, allreduce, alltoall, gather, make, reduce_scatter, scan, scatter
+from taccl.collectives import allgather, allreduce, alltoall, gather, make, reduce_scatter, scan, scatter
 from taccl.program.layout import layout, split_chunks
 from taccl.program.program import Slot
 

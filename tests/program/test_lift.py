@@ -9,7 +9,8 @@ import pytest
 from examples import schedule_of
 
 import taccl
-from taccl.collective import COLLECTIVES, Chunk, Collective, make
+from taccl.collective import Chunk, Collective
+from taccl.collectives import COLLECTIVES, make
 from taccl.errors import InputError, VerificationError
 from taccl.formats.msccl_xml import load_msccl_xml
 from taccl.program.lift import lift

@@ -9,8 +9,8 @@ from program.examples import program_of, schedule_of, timed
 from synthesis.small_problems import custom, problem_of, ring
 
 import taccl
-from taccl.collective import COLLECTIVES, allgather, broadcast, reduce
-from taccl.collective import custom as custom_collective
+from taccl.collectives import COLLECTIVES, allgather, broadcast, reduce
+from taccl.collectives import custom as custom_collective
 from taccl.errors import InputError
 from taccl.formats.msccl_xml import dump_msccl_xml, parse_msccl_xml
 from taccl.program.interpret import interpret

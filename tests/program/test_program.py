@@ -8,7 +8,7 @@ import json
 import pytest
 from program.examples import program_of
 
-from taccl.collective import allgather
+from taccl.collectives import allgather
 from taccl.errors import InputError
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, operation_parts
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.collective import make
+from taccl.collectives import make
 
 if TYPE_CHECKING:
     from taccl.program.program import Program, Step

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_programs import program_for
 
-from taccl.collective import allgather, broadcast, custom, make, scatter
+from taccl.collectives import allgather, broadcast, custom, make, scatter
 from taccl.runtime.buffers import Buffers
 from taccl.runtime.engine import whole_messages
 from taccl.runtime.job import make_job

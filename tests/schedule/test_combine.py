@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from synthesis.small_problems import custom, problem_of, ring
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.combine import (

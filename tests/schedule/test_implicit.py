@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TopologyError
 from taccl.problem import make_problem

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from synthesis.small_problems import custom, problem_of
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError
 from taccl.problem import make_problem
 from taccl.schedule.schedule import Transfer, make_schedule

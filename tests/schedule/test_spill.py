@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import FormatError, InputError
 from taccl.problem import make_problem
 from taccl.schedule import spill as spilling

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from synthesis.small_problems import custom, problem_of, random_problem
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NoSolutionError
 from taccl.schedule.schedule import make_schedule

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl import collective as collectives
-from taccl import topologies
+from taccl import collectives, topologies
 from taccl.errors import SketchError
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.group import symmetry_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import FormatError, SketchError
 from taccl.sketch.library import load_sketch, shipped_sketches
 

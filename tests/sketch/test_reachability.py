@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import SketchError, TopologyError
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.library import load_sketch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import SketchError
 from taccl.problem import make_problem
 from taccl.sketch.symmetry import (

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError, SketchError, TopologyError
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.upstream import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.problem import Clauses, make_problem
 from taccl.topology.topology import TopologyBuilder
 

@@ -10,7 +10,7 @@ from brute_force import TooLarge, optimal_ticks
 from small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.schedule.combine import concatenate, reverse
 from taccl.synthesis import combining, pipeline
 from taccl.synthesis.search import Options, Search

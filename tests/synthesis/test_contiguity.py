@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from synthesis.small_problems import MB, custom, problem_of, random_problem, two_nodes
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.sketch.group import symmetry_group
 from taccl.solvers.solver import solve

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, SketchError

@@ -17,7 +17,7 @@ from synthesis.small_problems import (
     two_nodes,
 )
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.problem import make_problem
 from taccl.sketch.group import symmetry_group

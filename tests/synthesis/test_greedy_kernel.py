@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError, InputError
 from taccl.problem import Clauses, make_problem

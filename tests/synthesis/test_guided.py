@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.compiled.guided import is_guided

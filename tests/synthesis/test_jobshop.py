@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from synthesis.small_problems import custom, full, problem_of, ring, star
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis import jobshop
 from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule

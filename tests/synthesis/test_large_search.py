@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem import make_problem
 from taccl.schedule.compact import CompactSchedule

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import InputError
 from taccl.problem import make_problem
 from taccl.synthesis import memory

@@ -20,7 +20,7 @@ from synthesis.small_problems import (
     two_nodes,
 )
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.combine import reduction_half, reverse

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from synthesis.small_problems import custom, full, problem_of, ring
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from synthesis.small_problems import custom, problem_of, relayed, ring, two_nodes
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.sketch.group import symmetry_group

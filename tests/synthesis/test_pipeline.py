@@ -19,7 +19,7 @@ import pytest
 from small_problems import full, problem_of, ring, star, two_nodes
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import FallbackWarning, InputError, SolverUnavailableError
 from taccl.solvers import solver as solver_module
 from taccl.synthesis import jobshop, pipeline

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.ring import ring
 from taccl.errors import CollectiveError, InfeasibleError, InputError, TopologyError

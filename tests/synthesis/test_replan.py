@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taccl import baselines
-from taccl import collective as collectives
+from taccl import baselines, collectives
 from taccl.analysis.verification.verify import verify
-from taccl.collective import Collective, together
+from taccl.collectives import together
 from taccl.errors import InputError, TopologyError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
@@ -29,6 +28,7 @@ from taccl.topology.transform import degraded, without
 from tests.synthesis.small_problems import random_problem
 
 if TYPE_CHECKING:
+    from taccl.collective import Collective
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

@@ -11,7 +11,7 @@ import pytest
 from small_problems import problem_of, ring, star
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.cli import main
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis import pipeline

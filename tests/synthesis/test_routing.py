@@ -10,7 +10,7 @@ import pytest
 from synthesis.brute_force import TooLarge, optimal_ticks
 from synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.errors import TopologyError
 from taccl.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group

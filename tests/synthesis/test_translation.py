@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taccl import collective as collectives
-from taccl import topologies
+from taccl import collectives, topologies
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.translation_bound import bound_of
 from taccl.analysis.verification.verify import verify

@@ -11,10 +11,10 @@ import pytest
 from synthesis.small_problems import custom
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.collective import together
+from taccl.collectives import together
 from taccl.errors import CollectiveError, NoSolutionError
 from taccl.problem import Clauses, make_problem
 from taccl.synthesis.compiled.events import stopping, watched

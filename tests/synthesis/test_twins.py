@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from synthesis.small_problems import MB, full, problem_of, ring, star, two_nodes
 
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.search import Options, Search

@@ -6,7 +6,7 @@ import pytest
 from small_problems import problem_of, ring
 
 import taccl
-from taccl import collective as collectives
+from taccl import collectives
 from taccl.synthesis import routing, stages
 
 

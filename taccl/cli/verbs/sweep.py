@@ -22,7 +22,7 @@ __all__ = ["add", "run"]
 
 def add(verbs: Any) -> None:
     """Declare the verb."""
-    from taccl.collective import COLLECTIVES
+    from taccl.collectives import COLLECTIVES
 
     verb = add_verb(
         verbs, "sweep", run, "Show what is found for every combination of sketches, sizes and backends."

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.collective import Collective, make
+from taccl.collectives import make
 from taccl.errors import SketchError
 from taccl.sketch.apply import apply
 from taccl.sketch.group import symmetry_group
@@ -30,6 +30,7 @@ from taccl.units import format_us, positive_seconds
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
 
+    from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.collective import Collective, make
+from taccl.collective import Collective
+from taccl.collectives import make
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
