@@ -14,8 +14,8 @@ from fractions import Fraction
 from taccl.errors import InputError
 
 __all__ = [
-    "BYTES_PER_MB", "exact", "format_count", "format_size", "format_us", "parse_size", "parse_time_us",
-    "positive_seconds", "whole_number",
+    "BYTES_PER_MB", "exact", "format_count", "format_gap", "format_size", "format_us", "parse_size",
+    "parse_time_us", "positive_seconds", "whole_number",
 ]  # fmt: skip
 
 BYTES_PER_MB = 10**6
@@ -152,6 +152,11 @@ def _exponent(text: str) -> int:
 def format_count(number: int, noun: str) -> str:
     """A number of things: ``"1 chunk"``, ``"2 chunks"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def format_gap(gap: float | None, *, num_decimals: int = 2) -> str:
+    """A gap as a part of the bound: ``"2.38%"``; without a bound, infinite or None, ``"none proven"``."""
+    return "none proven" if gap is None or gap == float("inf") else f"{gap:.{num_decimals}%}"
 
 
 def format_size(num_bytes: int) -> str:

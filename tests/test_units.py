@@ -12,6 +12,7 @@ from taccl.errors import InputError
 from taccl.units import (
     exact,
     format_count,
+    format_gap,
     format_size,
     format_us,
     parse_size,
@@ -163,3 +164,12 @@ def test_what_is_no_time(seconds):
     """A time limit is finite and above 0."""
     with pytest.raises(InputError, match=r"time_limit_s: found .*; expected a positive number of seconds"):
         positive_seconds(seconds, where="time_limit_s")
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"),
+    [(0.0, "0.00%"), (0.02381, "2.38%"), (math.inf, "none proven"), (None, "none proven")],
+)
+def test_gap_as_text(gap, expected):
+    """A gap in percent of the bound; without a bound there is none."""
+    assert format_gap(gap) == expected

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["build_parser", "run"]
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
+#: What is no option in any verb; a verb may name more as its default of `positionals`.
 _POSITIONALS = frozenset(("file", "name", "sketch", "thing"))
 
 
@@ -138,6 +139,6 @@ def _option_named(where: str | None, options: argparse.Namespace) -> str | None:
     if where is None:
         return None
     for name in (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes"))):
-        if name in vars(options) and name not in _POSITIONALS:
+        if name in vars(options) and name not in _POSITIONALS | set(getattr(options, "positionals", ())):
             return "--" + name.replace("_", "-")
     return None

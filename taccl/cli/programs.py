@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import taccl
 from taccl.cli.things import is_file, topology_from_word
 from taccl.errors import FormatError, InputError
-from taccl.units import format_count, format_us
+from taccl.units import format_count, format_gap, format_us
 
 if TYPE_CHECKING:
     import argparse
@@ -66,10 +66,9 @@ def followed(
 def following_text(schedule: Schedule) -> str:
     """How long the schedule of a program takes, how near that is to the bound, and what is busiest."""
     values = following_values(schedule)
-    gap = "none proven" if values["gap"] is None else f"{values['gap']:.2%}"
     return (
-        f"the program takes {format_us(schedule.finish)}, a gap of {gap} to the bound; busiest is "
-        f"{values['busiest']}, {values['utilisation']:.1%} of that time"
+        f"the program takes {format_us(schedule.finish)}, a gap of {format_gap(values['gap'])} to the bound; "
+        f"busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from taccl.units import format_count, format_size, format_us
+from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,30 +34,19 @@ __all__ = [
 def result_text(result: Result) -> str:
     """A result as a person reads it: the figures, then a row per stage."""
     schedule = result.schedule
-    gap = "none proven" if result.gap == float("inf") else f"{result.gap:.2%}"
     rows = [
         ("finish", f"{format_us(result.finish_us)}{_bandwidths(schedule)}"),
         ("bound", f"{format_us(result.bound_us)}, limited by {result.bound.limits}"),
-        ("gap", gap + (" (proven best)" if result.gap == 0 else "")),
+        ("gap", format_gap(result.gap) + (" (proven best)" if result.gap == 0 else "")),
         ("schedule", f"{_transfers(schedule)}, verified"),
         ("found by", f"{schedule.producer or result.backend} in {result.seconds:.2f} s, seed {result.seed}"),
         ("backend", f"{result.backend}: {result.choice}" if result.choice else result.backend),
     ]
     lines = [_title(schedule.problem), table(rows, indent="  ")]
     if result.stages:
-        head = ("stage", "solver", "status", "seconds", "finish", "")
-        stages = [
-            (
-                stage.name,
-                stage.solver,
-                stage.status,
-                f"{stage.seconds:.2f}",
-                "" if stage.finish_us is None else format_us(stage.finish_us),
-                stage.message,
-            )
-            for stage in result.stages
-        ]
-        lines += ["", table([head, *stages], indent="  ")]
+        from taccl.synthesis.result import STAGE_COLUMNS
+
+        lines += ["", table([STAGE_COLUMNS, *(stage.cells for stage in result.stages)], indent="  ")]
     return "\n".join(lines + _notes(result.notes or schedule.problem.notes))
 
 

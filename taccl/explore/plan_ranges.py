@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError
-from taccl.units import format_count, format_size, format_us, parse_size
+from taccl.units import format_count, format_gap, format_size, format_us, parse_size
 
 if TYPE_CHECKING:
     import os
@@ -169,7 +169,7 @@ class Plan:
                 (
                     *(f"{size} B" for size in (each.min_bytes, each.max_bytes)),
                     f"{format_us(each.finish_min)} to {format_us(each.finish_max)}",
-                    " to ".join("none proven" if math.isinf(gap) else f"{gap:.1%}" for gap in gaps),
+                    " to ".join(format_gap(gap, num_decimals=1) for gap in gaps),
                     f"{each.max_bytes / float(each.finish_max) / 1000:.4g}", each.source,
                 )
             )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from taccl.units import format_us
+from taccl.units import format_gap, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["ModelRun", "Moment", "Result", "Stage", "schedule_figures"]
+__all__ = ["STAGE_COLUMNS", "ModelRun", "Moment", "Result", "Stage", "schedule_figures"]
+
+#: The heads of a table with a row per stage.
+STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,12 @@ class Stage:
     bound_us: float | None = None
     message: str = ""
     model: ModelRun | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The stage as a row of a table with `STAGE_COLUMNS`."""
+        finish = "" if self.finish_us is None else format_us(self.finish_us)
+        return self.name, self.solver, self.status, f"{self.seconds:.2f}", finish, self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,30 +207,18 @@ class Result:
 
         schedule, problem = self.schedule, self.schedule.problem
         algbw, busbw = schedule.algbw_gb_per_s, schedule.busbw_gb_per_s
-        gap = "none proven" if self.gap == float("inf") else f"{self.gap:.2%}"
         figures = [
             ("finish", format_us(self.finish_us)),
             ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
             ("bound", f"{format_us(self.bound_us)}, limited by {self.bound.limits}"),
-            ("gap", gap + (" (proven best)" if self.gap == 0 else "")),
+            ("gap", format_gap(self.gap) + (" (proven best)" if self.gap == 0 else "")),
             ("schedule", f"{schedule.num_transfers} transfers in {schedule.num_sends} sends, verified"),
             ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
             ("stopped", self.stopped),
         ]
-        rows = [
-            (
-                stage.name,
-                stage.solver,
-                stage.status,
-                f"{stage.seconds:.2f}",
-                "" if stage.finish_us is None else format_us(stage.finish_us),
-                stage.message,
-            )
-            for stage in self.stages
-        ]
-        head = ("stage", "solver", "status", "seconds", "finish", "")
+        rows = [stage.cells for stage in self.stages]
         title = f"{problem.collective.name} on {problem.topology.name}"
-        parts = [facts(figures)] + ([table(head, rows)] if rows else [])
+        parts = [facts(figures)] + ([table(STAGE_COLUMNS, rows)] if rows else [])
         return card(title, *parts, notes=self.notes)
 
     def __repr__(self) -> str:

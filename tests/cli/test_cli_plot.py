@@ -43,6 +43,14 @@ def test_a_topology_by_name_is_drawn(run, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_topology_has_no_timeline(run, tmp_path):
+    """What is drawn of a schedule says that it needs one."""
+    code, _, err = run("plot", "ring:4", "--what", "gantt", "-o", tmp_path / "a.svg")
+    assert code == 2
+    assert "ring:4: found a topology" in err
+    assert "--what topology" in err
+
+
 def test_options_of_other_pictures_are_refused(run, saved, tmp_path):
     """The error names the option and the picture that it is for."""
     code, _, err = run("plot", saved, "--what", "topology", "--by", "rank", "-o", tmp_path / "a.svg")

@@ -85,7 +85,7 @@ def test_a_wrong_sketch_fails_its_check(run, tmp_path):
     [
         (SMALL, "--size"),
         ((*SMALL, "--size", "lots"), "found 'lots'"),
-        (("suggest", "nowhere", "--collective", "allgather", "--size", "1MB"), "nowhere"),
+        (("suggest", "nowhere", "--collective", "allgather", "--size", "1MB"), "error: topology: found"),
         (("suggest", "ring:4", "--collective", "everyone", "--size", "1MB"), "everyone"),
         ((*QUICK, "-o", "folder", "--best"), "--best"),
     ],

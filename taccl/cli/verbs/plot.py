@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_schedule, add_verb, positive, schedule_from_options, sizes
 from taccl.cli.output import progress_shown
-from taccl.cli.things import is_file, kind_of, topology_from_word
+from taccl.cli.things import is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,6 +82,12 @@ def _drawn(options: argparse.Namespace) -> Axes:
         return plots.topology(found, ax=figure(height=height_of(found)))
     if options.nodes is not None:
         raise InputError("found a schedule, whose nodes are fixed; leave it out", where="--nodes")
+    if not is_file(options.file) and names_topology(options.file):
+        raise InputError(
+            f"found a topology; a picture of --what {options.what} is of a schedule: give one "
+            "(of `taccl synthesize -o`), or --what topology",
+            where=options.file,
+        )
     schedule = schedule_from_options(options)
     if options.what == "topology":
         found = schedule.problem.topology

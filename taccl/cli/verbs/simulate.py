@@ -16,7 +16,7 @@ from taccl.cli.options import (
 )
 from taccl.cli.programs import followed, following_values, holds_program, load_program
 from taccl.errors import InputError
-from taccl.units import format_size, format_us
+from taccl.units import format_gap, format_size, format_us
 
 if TYPE_CHECKING:
     import argparse
@@ -110,8 +110,7 @@ def _of_program(options: argparse.Namespace) -> Answer:
         (
             format_size(each["size_bytes"]), format_us(each["finish_us"]), f"{each['algbw_gb_per_s']:.4g}",
             f"{each['busbw_gb_per_s']:.4g}", format_us(each["bound_us"]),
-            "none proven" if each["gap"] is None else f"{each['gap']:.2%}",
-            each["busiest"], f"{each['utilisation']:.1%}",
+            format_gap(each["gap"]), each["busiest"], f"{each['utilisation']:.1%}",
         )
         for each in figures
     ]  # fmt: skip

@@ -31,6 +31,7 @@ def add(verbs: Any) -> None:
     verb = add_verb(verbs, "suggest", run, help)
     add = verb.add_argument
     add("topology", metavar="TOPOLOGY", help="a file, a machine (ndv2), or a fabric (torus:4x4)")
+    verb.set_defaults(positionals=("topology",))
     add("--nodes", type=positive, metavar="N", help="number of nodes of a machine")
     add("--profile", metavar="P", help="which constants of the machine, e.g. nominal")
     names = ", ".join(taccl.collectives.COLLECTIVES)

@@ -18,7 +18,7 @@ from taccl.plot.report.parts import data, facts, fold_away, paragraph, picture, 
 from taccl.plot.sizes import NAMES_OF_BASELINES
 from taccl.plot.style import figure, title_of
 from taccl.plot.topology import topology as draw_topology
-from taccl.units import format_count, format_size, format_us
+from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
     from taccl.plot.bars import By
@@ -39,13 +39,13 @@ _MOST_TRANSFERS = 300
 def summary(found: Findings) -> str:
     """The figures at the top."""
     schedule, limit = found.schedule, found.bound
-    gap = "none proven" if found.gap == float("inf") else f"{found.gap:.2%}"
+    best = " (proven best)" if found.gap == 0 else ""
     cards = [
         (format_us(schedule.finish), "finish"),
         (_rate(schedule.busbw_gb_per_s), "bus bandwidth"),
         (_rate(schedule.algbw_gb_per_s), "algorithm bandwidth"),
         (format_us(limit.bound), "bound: no schedule is faster"),
-        (gap + (" (proven best)" if found.gap == 0 else ""), "gap: (finish - bound) / bound"),
+        (format_gap(found.gap) + best, "gap: (finish - bound) / bound"),
         (str(schedule.num_transfers), f"transfers in {format_count(schedule.num_sends, 'send')}"),
     ]
     shown = "".join(
@@ -101,7 +101,7 @@ def bound(found: Findings) -> str:
         ("kind", limit.kind),
         ("witness", describe_witness(limit)),
         ("checked", checked[found.proven]),
-        ("gap", "none proven" if found.gap == float("inf") else f"{found.gap:.2%}"),
+        ("gap", format_gap(found.gap)),
     ]
     text = "A time that no schedule of the problem can beat, with what proves it."
     if found.gap == 0:
