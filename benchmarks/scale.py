@@ -16,16 +16,13 @@ memory grow with the number of ranks, from the meshes.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import multiprocessing
-import random
 import resource
 import subprocess
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,29 +31,36 @@ import numpy as np
 
 import taccl
 from benchmarks.machine import machine
+from benchmarks.scale_fabrics import (
+    MB,
+    dragonfly,
+    hot_sizes,
+    mesh_with_failure,
+    neighbouring_groups,
+    oversubscribed,
+    paired_groups,
+    rail_rings,
+    random_groups,
+    random_quarters,
+    random_regular,
+    strided_groups,
+    without_nic,
+    zipf_sizes,
+)  # fmt: skip
+from benchmarks.scale_rivals import Rivals, find_rivals
 from taccl.analysis.verification.verify_compact import verify_compact
-from taccl.baselines import BASELINES
-from taccl.baselines.cycles import find_rings
-from taccl.baselines.routes import Routes
 from taccl.collectives import together
-from taccl.errors import CollectiveError, TopologyError
 from taccl.problem import Problem, make_problem
 from taccl.synthesis.large import schedule_large
-from taccl.topology.topology import Hold, Resource, Topology, TopologyBuilder
-from taccl.topology.transform import without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl.collective import Collective
+    from taccl.topology.topology import Topology
 
-ALPHA_US = "0.5"
-MB = 10**6
 #: Seconds for a bound.
 BOUND_S = 20.0
-#: Baselines are schedules of Python objects. All of them are set beside up to so many arrivals of chunks;
-#: up to the second number ring and pairwise are; beyond, what these take at least.
-FEW_ARRIVALS, MOST_ARRIVALS = 6_000, 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,157 +99,6 @@ class Case:
     chunk_bytes: int = MB
     groups: Callable[[Topology], list[list[int]]] | None = None
     fails: Callable[[Topology], Topology] | None = None
-
-
-def rail_rings(nodes: int) -> Topology:
-    """`nodes` full meshes of 8 ranks at 50 GB/s; ranks of one local rank form a ring at 12.5 GB/s."""
-    builder = TopologyBuilder(f"rail-rings x{nodes}", [rank // 8 for rank in range(8 * nodes)])
-    for node in range(nodes):
-        for a in range(8):
-            for b in range(8):
-                if a != b:
-                    builder.add_link(8 * node + a, 8 * node + b, alpha_us=ALPHA_US, beta_us_per_mb=20)
-    for node in range(nodes):
-        for rail in range(8):
-            here, there = 8 * node + rail, 8 * ((node + 1) % nodes) + rail
-            for src, dst in ((here, there), (there, here)):
-                builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=80)
-    return builder.build()
-
-
-def dragonfly(groups: int = 9, ranks: int = 8) -> Topology:
-    """Groups of ranks joined fully at 100 GB/s, and one link at 25 GB/s from every group to every other."""
-    builder = TopologyBuilder(f"dragonfly {groups}x{ranks}", [g for g in range(groups) for _ in range(ranks)])
-    for group in range(groups):
-        for a in range(ranks):
-            for b in range(ranks):
-                if a != b:
-                    builder.add_link(
-                        group * ranks + a, group * ranks + b, alpha_us=ALPHA_US, beta_us_per_mb=10
-                    )
-    for group in range(groups):
-        for step in range(1, groups):
-            other = (group + step) % groups
-            src, dst = group * ranks + step - 1, other * ranks + groups - step - 1
-            builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=40)
-    return builder.build()
-
-
-def random_regular(num_ranks: int, degree: int, seed: int = 0) -> Topology:
-    """A random graph in which every rank has `degree` neighbours, joined both ways at 50 GB/s."""
-    rng = random.Random(seed)
-    ends = [rank for rank in range(num_ranks) for _ in range(degree)]
-    edges: set[tuple[int, int]] = set()
-    while len(edges) * 2 < num_ranks * degree:
-        # Pair ends at random; what makes a loop or a double edge goes back, with some of the others.
-        used = {rank: 0 for rank in range(num_ranks)}
-        for edge in list(edges):
-            if rng.random() < 0.1:
-                edges.discard(edge)
-        for a, b in edges:
-            used[a] += 1
-            used[b] += 1
-        ends = [rank for rank in range(num_ranks) for _ in range(degree - used[rank])]
-        rng.shuffle(ends)
-        for a, b in zip(ends[::2], ends[1::2], strict=True):
-            if a != b and (min(a, b), max(a, b)) not in edges:
-                edges.add((min(a, b), max(a, b)))
-    builder = TopologyBuilder(f"random {degree}-regular {num_ranks}", [0] * num_ranks)
-    for a, b in sorted(edges):
-        for src, dst in ((a, b), (b, a)):
-            builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=20)
-    return builder.build()
-
-
-def oversubscribed(nodes: int = 64, nodes_per_leaf: int = 32) -> Topology:
-    """DGX-H100 on rails whose leaves share a spine, two to one oversubscribed.
-
-    A leaf joins one rail of `nodes_per_leaf` nodes. What leaves it for another leaf goes over an uplink, and
-    enters over a downlink, each as fast as a port, and each shared by two nodes.
-    """
-    topology = taccl.topologies.dgx_h100(nodes)
-    resources, holds = list(topology.resources), list(topology.holds)
-    for side in ("uplink", "downlink"):
-        resources += [Resource(f"{side} {i} of rail {r}") for i in range(-(-nodes // 2)) for r in range(8)]
-    first, half = len(topology.resources), -(-nodes // 2) * 8
-    for index in topology.internode_links:
-        link = topology.links[index]
-        src, dst = link.src // 8, link.dst // 8
-        if src // nodes_per_leaf != dst // nodes_per_leaf:
-            uplink, downlink = (first + node // 2 * 8 + link.src % 8 for node in (src, dst))
-            holds.append(Hold(index, uplink, Fraction(0), link.beta_us_per_mb, "send"))
-            holds.append(Hold(index, downlink + half, Fraction(0), link.beta_us_per_mb, "receive"))
-    name = f"{topology.name}, 2:1 spine"
-    return replace(topology, name=name, machine="", resources=tuple(resources), holds=tuple(holds))
-
-
-def mesh_with_failure() -> Topology:
-    """A mesh of 32 x 32 ranks that lost one link in its middle."""
-    mesh = taccl.topologies.mesh(32, 32)
-    return without(mesh, links=[(16 * 32 + 15, 16 * 32 + 16)])
-
-
-def zipf_sizes(collective: Collective, *, by_destination: bool = False, seed: int = 0) -> list[int]:
-    """Bytes of an alltoall's chunks: a rank's to all others are Zipf with exponent 0.8, 1 MB on average.
-
-    Which destination a rank sends the most to is random, or (`by_destination`) the same for all.
-    """
-    rng = np.random.default_rng(seed)
-    num_ranks = collective.num_ranks
-    weights = np.arange(1, num_ranks + 1) ** -0.8
-    kilobytes = np.maximum(1, np.round(1000 * weights / weights.mean())).astype(int)
-    orders = [rng.permutation(num_ranks) for _ in range(num_ranks)]
-    order = [orders[0] if by_destination else orders[c.origins[0]] for c in collective.chunks]
-    return [
-        1000 * int(kilobytes[places[c.destinations[0]]])
-        for places, c in zip(order, collective.chunks, strict=True)
-    ]
-
-
-def hot_sizes(collective: Collective) -> list[int]:
-    """`zipf_sizes` in which the same destinations are popular with all."""
-    return zipf_sizes(collective, by_destination=True)
-
-
-def strided_groups(topology: Topology) -> list[list[int]]:
-    """16 groups of as many ranks, each of every 16th rank: one local rank of every second node."""
-    return [list(range(first, topology.num_ranks, 16)) for first in range(16)]
-
-
-def neighbouring_groups(topology: Topology) -> list[list[int]]:
-    """16 groups of as many ranks, each of nodes next to one another."""
-    size = topology.num_ranks // 16
-    return [list(range(first, first + size)) for first in range(0, topology.num_ranks, size)]
-
-
-def paired_groups(topology: Topology) -> list[list[int]]:
-    """Groups of two ranks of each of 16 nodes next to one another, on nodes of 8 ranks."""
-    return [
-        [8 * node + 2 * pair + i for node in range(first, first + 16) for i in range(2)]
-        for first in range(0, topology.num_nodes, 16)
-        for pair in range(4)
-    ]
-
-
-def random_groups(topology: Topology) -> list[list[int]]:
-    """16 groups of as many ranks, drawn at random."""
-    ranks = list(range(topology.num_ranks))
-    random.Random(0).shuffle(ranks)
-    size = len(ranks) // 16
-    return [sorted(ranks[first : first + size]) for first in range(0, len(ranks), size)]
-
-
-def random_quarters(topology: Topology) -> list[list[int]]:
-    """Four groups of as many ranks, drawn at random."""
-    ranks = list(range(topology.num_ranks))
-    random.Random(1).shuffle(ranks)
-    size = len(ranks) // 4
-    return [sorted(ranks[first : first + size]) for first in range(0, len(ranks), size)]
-
-
-def without_nic(topology: Topology) -> Topology:
-    """What is left once NIC 0 of node 0 is lost."""
-    return without(topology, resources=["NIC 0 of node 0 egress", "NIC 0 of node 0 ingress"])
 
 
 def _h100(nodes: int) -> Callable[[], Topology]:
@@ -408,83 +261,6 @@ def run_case(case: Case, *, seed: int = 0) -> dict[str, Any]:
             and (rivals.finish is None or finish <= rivals.finish)
         ),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Rivals:
-    """What a schedule was set beside.
-
-    Parameters
-    ----------
-    beside : str
-        The baselines, ``"bound met"`` where none can be better, or ``"none applies"``.
-    first : str
-        The baseline that finishes first, or whose least finish is least.
-    finish : Fraction, optional
-        When it finishes, or does so at the earliest, in microseconds.
-    """
-
-    beside: str
-    first: str = ""
-    finish: Fraction | None = None
-
-
-def find_rivals(problem: Problem, finish: Fraction) -> Rivals:
-    """The baselines of a problem that are worked out in some seconds, and the first of them to finish.
-
-    Of more arrivals than any baseline is made for, it is shown that none finishes before `finish`, in us.
-    """
-    arrivals = sum(max(len(c.origins), len(c.destinations)) for c in problem.collective.chunks)
-    if arrivals > MOST_ARRIVALS:
-        if problem.collective.combining or any(len(c.origins) > 1 for c in problem.collective.chunks):
-            return Rivals("nothing: too many arrivals", "", Fraction(0))
-        floors = {"ring": ring_floor(problem), "pairwise": pairwise_floor(problem, finish)}
-        first = min(floors, key=lambda name: floors[name])
-        return Rivals("ring, pairwise (at least)", first, floors[first])
-    names = list(BASELINES) if arrivals <= FEW_ARRIVALS else ["ring", "pairwise"]
-    finishes: dict[str, Fraction] = {}
-    gc.disable()  # its search of millions of lists, none of them garbage, takes half of the time
-    for name in names:
-        try:
-            finishes[name] = BASELINES[name](problem).finish
-        except (CollectiveError, TopologyError):
-            continue
-    gc.enable()
-    first = min(finishes, key=lambda name: finishes[name], default="")
-    return Rivals(", ".join(finishes) or "none applies", first, finishes.get(first))
-
-
-def ring_floor(problem: Problem) -> Fraction:
-    """Microseconds that a ring takes at least: hops one after another, for a chunk that goes half its way.
-
-    Nothing where a step of a ring is relayed, as what passes a rank early goes on from there.
-    """
-    costs, routes = problem.costs, Routes(problem)
-    for order in find_rings(problem.topology, routes):
-        if any(routes.direct(a, b) is None for a, b in zip(order, [*order[1:], order[0]], strict=True)):
-            return Fraction(0)
-    units = int(costs.chunk_units.min())
-    hop = min(costs.duration(e, units) for e in range(len(problem.topology.links)))
-    return costs.us(problem.topology.num_ranks // 2 * hop)
-
-
-def pairwise_floor(problem: Problem, enough: Fraction) -> Fraction:
-    """Microseconds that pairwise sends over one link into one rank take; no more are counted than enough.
-
-    The rank is one with the fewest links in. What starts at the nearest others is counted first.
-    """
-    costs, topology, routes = problem.costs, problem.topology, Routes(problem)
-    into = np.bincount([link.dst for link in topology.links], minlength=topology.num_ranks)
-    dst = int(into.argmin())
-    starts = {c.origins[0]: i for i, c in enumerate(problem.collective.chunks) if dst in c.destinations}
-    ticks: Counter[int] = Counter()
-    for src in sorted(starts, key=lambda rank: abs(rank - dst)):
-        if src != dst:
-            last = routes.route(src, dst)[-1]
-            ticks[last] += costs.duration(last, int(costs.chunk_units[starts[src]]))
-            if costs.us(ticks[last]) > enough:
-                break
-    return costs.us(max(ticks.values()))
 
 
 def _problem(case: Case, topology: Topology) -> Problem:

@@ -1,0 +1,171 @@
+"""What is measured for scale beside taccl's own machines and fabrics: fabrics, chunk sizes, process groups."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import taccl
+from taccl.topology.topology import Hold, Resource, Topology, TopologyBuilder
+from taccl.topology.transform import without
+
+if TYPE_CHECKING:
+    from taccl.collective import Collective
+
+ALPHA_US = "0.5"
+MB = 10**6
+
+
+def rail_rings(nodes: int) -> Topology:
+    """`nodes` full meshes of 8 ranks at 50 GB/s; ranks of one local rank form a ring at 12.5 GB/s."""
+    builder = TopologyBuilder(f"rail-rings x{nodes}", [rank // 8 for rank in range(8 * nodes)])
+    for node in range(nodes):
+        for a in range(8):
+            for b in range(8):
+                if a != b:
+                    builder.add_link(8 * node + a, 8 * node + b, alpha_us=ALPHA_US, beta_us_per_mb=20)
+    for node in range(nodes):
+        for rail in range(8):
+            here, there = 8 * node + rail, 8 * ((node + 1) % nodes) + rail
+            for src, dst in ((here, there), (there, here)):
+                builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=80)
+    return builder.build()
+
+
+def dragonfly(groups: int = 9, ranks: int = 8) -> Topology:
+    """Groups of ranks joined fully at 100 GB/s, and one link at 25 GB/s from every group to every other."""
+    builder = TopologyBuilder(f"dragonfly {groups}x{ranks}", [g for g in range(groups) for _ in range(ranks)])
+    for group in range(groups):
+        for a in range(ranks):
+            for b in range(ranks):
+                if a != b:
+                    builder.add_link(
+                        group * ranks + a, group * ranks + b, alpha_us=ALPHA_US, beta_us_per_mb=10
+                    )
+    for group in range(groups):
+        for step in range(1, groups):
+            other = (group + step) % groups
+            src, dst = group * ranks + step - 1, other * ranks + groups - step - 1
+            builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=40)
+    return builder.build()
+
+
+def random_regular(num_ranks: int, degree: int, seed: int = 0) -> Topology:
+    """A random graph in which every rank has `degree` neighbours, joined both ways at 50 GB/s."""
+    rng = random.Random(seed)
+    ends = [rank for rank in range(num_ranks) for _ in range(degree)]
+    edges: set[tuple[int, int]] = set()
+    while len(edges) * 2 < num_ranks * degree:
+        # Pair ends at random; what makes a loop or a double edge goes back, with some of the others.
+        used = {rank: 0 for rank in range(num_ranks)}
+        for edge in list(edges):
+            if rng.random() < 0.1:
+                edges.discard(edge)
+        for a, b in edges:
+            used[a] += 1
+            used[b] += 1
+        ends = [rank for rank in range(num_ranks) for _ in range(degree - used[rank])]
+        rng.shuffle(ends)
+        for a, b in zip(ends[::2], ends[1::2], strict=True):
+            if a != b and (min(a, b), max(a, b)) not in edges:
+                edges.add((min(a, b), max(a, b)))
+    builder = TopologyBuilder(f"random {degree}-regular {num_ranks}", [0] * num_ranks)
+    for a, b in sorted(edges):
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=20)
+    return builder.build()
+
+
+def oversubscribed(nodes: int = 64, nodes_per_leaf: int = 32) -> Topology:
+    """DGX-H100 on rails whose leaves share a spine, two to one oversubscribed.
+
+    A leaf joins one rail of `nodes_per_leaf` nodes. What leaves it for another leaf goes over an uplink, and
+    enters over a downlink, each as fast as a port, and each shared by two nodes.
+    """
+    topology = taccl.topologies.dgx_h100(nodes)
+    resources, holds = list(topology.resources), list(topology.holds)
+    for side in ("uplink", "downlink"):
+        resources += [Resource(f"{side} {i} of rail {r}") for i in range(-(-nodes // 2)) for r in range(8)]
+    first, half = len(topology.resources), -(-nodes // 2) * 8
+    for index in topology.internode_links:
+        link = topology.links[index]
+        src, dst = link.src // 8, link.dst // 8
+        if src // nodes_per_leaf != dst // nodes_per_leaf:
+            uplink, downlink = (first + node // 2 * 8 + link.src % 8 for node in (src, dst))
+            holds.append(Hold(index, uplink, Fraction(0), link.beta_us_per_mb, "send"))
+            holds.append(Hold(index, downlink + half, Fraction(0), link.beta_us_per_mb, "receive"))
+    name = f"{topology.name}, 2:1 spine"
+    return replace(topology, name=name, machine="", resources=tuple(resources), holds=tuple(holds))
+
+
+def mesh_with_failure() -> Topology:
+    """A mesh of 32 x 32 ranks that lost one link in its middle."""
+    mesh = taccl.topologies.mesh(32, 32)
+    return without(mesh, links=[(16 * 32 + 15, 16 * 32 + 16)])
+
+
+def zipf_sizes(collective: Collective, *, by_destination: bool = False, seed: int = 0) -> list[int]:
+    """Bytes of an alltoall's chunks: a rank's to all others are Zipf with exponent 0.8, 1 MB on average.
+
+    Which destination a rank sends the most to is random, or (`by_destination`) the same for all.
+    """
+    rng = np.random.default_rng(seed)
+    num_ranks = collective.num_ranks
+    weights = np.arange(1, num_ranks + 1) ** -0.8
+    kilobytes = np.maximum(1, np.round(1000 * weights / weights.mean())).astype(int)
+    orders = [rng.permutation(num_ranks) for _ in range(num_ranks)]
+    order = [orders[0] if by_destination else orders[c.origins[0]] for c in collective.chunks]
+    return [
+        1000 * int(kilobytes[places[c.destinations[0]]])
+        for places, c in zip(order, collective.chunks, strict=True)
+    ]
+
+
+def hot_sizes(collective: Collective) -> list[int]:
+    """`zipf_sizes` in which the same destinations are popular with all."""
+    return zipf_sizes(collective, by_destination=True)
+
+
+def strided_groups(topology: Topology) -> list[list[int]]:
+    """16 groups of as many ranks, each of every 16th rank: one local rank of every second node."""
+    return [list(range(first, topology.num_ranks, 16)) for first in range(16)]
+
+
+def neighbouring_groups(topology: Topology) -> list[list[int]]:
+    """16 groups of as many ranks, each of nodes next to one another."""
+    size = topology.num_ranks // 16
+    return [list(range(first, first + size)) for first in range(0, topology.num_ranks, size)]
+
+
+def paired_groups(topology: Topology) -> list[list[int]]:
+    """Groups of two ranks of each of 16 nodes next to one another, on nodes of 8 ranks."""
+    return [
+        [8 * node + 2 * pair + i for node in range(first, first + 16) for i in range(2)]
+        for first in range(0, topology.num_nodes, 16)
+        for pair in range(4)
+    ]
+
+
+def random_groups(topology: Topology) -> list[list[int]]:
+    """16 groups of as many ranks, drawn at random."""
+    ranks = list(range(topology.num_ranks))
+    random.Random(0).shuffle(ranks)
+    size = len(ranks) // 16
+    return [sorted(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+
+
+def random_quarters(topology: Topology) -> list[list[int]]:
+    """Four groups of as many ranks, drawn at random."""
+    ranks = list(range(topology.num_ranks))
+    random.Random(1).shuffle(ranks)
+    size = len(ranks) // 4
+    return [sorted(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+
+
+def without_nic(topology: Topology) -> Topology:
+    """What is left once NIC 0 of node 0 is lost."""
+    return without(topology, resources=["NIC 0 of node 0 egress", "NIC 0 of node 0 ingress"])
