@@ -1,4 +1,4 @@
-"""What is measured for scale beside taccl's own machines and fabrics: fabrics, chunk sizes, process groups."""
+"""What is measured for scale beside taccl's own machines: fabrics, sizes of chunks, process groups."""
 
 from __future__ import annotations
 
