@@ -9,17 +9,21 @@ A *process group* is some ranks of a larger topology: `Collective.among` puts a 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["Chunk", "Collective", "Derivation", "ProcessGroup"]
+    from numpy.typing import NDArray
+
+__all__ = ["Chunk", "Collective", "Derivation", "ProcessGroup", "RankSets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,25 @@ class ProcessGroup:
     num_chunks: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RankSets:
+    """The different sets of ranks that chunks start at, or end at, and which of them is each chunk's.
+
+    Parameters
+    ----------
+    sets : tuple of tuple of int
+    of_chunk : (num_chunks,) int32
+        The number of every chunk's set.
+    """
+
+    sets: tuple[tuple[int, ...], ...]
+    of_chunk: NDArray[np.int32]
+
+    def among(self, chunks: range) -> Iterator[tuple[int, ...]]:
+        """The different sets of some consecutive chunks."""
+        return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
+
+
 @dataclass(frozen=True)
 class Collective:
     """A named collective over `num_ranks` ranks.
@@ -95,27 +118,19 @@ class Collective:
     groups: tuple[ProcessGroup, ...] = ()
 
     def __post_init__(self) -> None:
-        sound: set[int] = set()  # many chunks may share one tuple of ranks
-        for index, chunk in enumerate(self.chunks):
-            for role, ranks in (("origin", chunk.origins), ("destination", chunk.destinations)):
-                if id(ranks) in sound:
+        for role, ends in (("origin", self.origin_sets), ("destination", self.destination_sets)):
+            for number, ranks in enumerate(ends.sets):
+                strange = [rank for rank in ranks if not 0 <= rank < self.num_ranks]
+                if not strange and len(set(ranks)) == len(ranks):
                     continue
-                sound.add(id(ranks))
-                for rank in ranks:
-                    if not 0 <= rank < self.num_ranks:
-                        raise CollectiveError(
-                            f"chunk {index}: {role} {rank} does not exist; there are ranks "
-                            f"0-{self.num_ranks - 1}",
-                            where=self.name,
-                        )
-                if len(set(ranks)) != len(ranks):
-                    raise CollectiveError(f"chunk {index}: a rank is named twice as {role}", where=self.name)
-            if chunk.root is not None and not 0 <= chunk.root < self.num_ranks:
-                raise CollectiveError(
-                    f"chunk {index}: root {chunk.root} does not exist; there are ranks "
-                    f"0-{self.num_ranks - 1}",
-                    where=self.name,
-                )
+                index = int(np.argmax(ends.of_chunk == number))
+                if strange:
+                    raise self._no_such(index, role, strange[0])
+                raise CollectiveError(f"chunk {index}: a rank is named twice as {role}", where=self.name)
+        for root in {chunk.root for chunk in self.chunks}:
+            if root is not None and not 0 <= root < self.num_ranks:
+                index = next(i for i, chunk in enumerate(self.chunks) if chunk.root == root)
+                raise self._no_such(index, "root", root)
         for each in self.derivations:
             known = 0 <= each.source < self.num_chunks and 0 <= each.chunk < self.num_chunks
             if not known or not 0 <= each.rank < self.num_ranks:
@@ -123,11 +138,18 @@ class Collective:
         derived = {d.chunk for d in self.derivations}
         if len(derived) < len(self.derivations):
             raise CollectiveError("a chunk is derived twice; derive it once, at one rank", where=self.name)
-        for index, chunk in enumerate(self.chunks):
-            if not chunk.origins and index not in derived:
-                raise CollectiveError(f"chunk {index} starts nowhere; give it an origin", where=self.name)
+        if () in self.origin_sets.sets:
+            for index, chunk in enumerate(self.chunks):
+                if not chunk.origins and index not in derived:
+                    raise CollectiveError(f"chunk {index} starts nowhere; give it an origin", where=self.name)
         if self.groups:
             self._check_groups()
+
+    def _no_such(self, index: int, role: str, rank: int) -> CollectiveError:
+        return CollectiveError(
+            f"chunk {index}: {role} {rank} does not exist; there are ranks 0-{self.num_ranks - 1}",
+            where=self.name,
+        )
 
     def _check_groups(self) -> None:
         """Raise `CollectiveError` unless groups have known ranks, and each chunk is among one's."""
@@ -141,7 +163,7 @@ class Collective:
                 where=self.name,
             )
         for index, (group, chunks) in enumerate(zip(self.groups, self.chunks_of_group, strict=True)):
-            strangers = _ranks_of(self.chunks[chunks.start : chunks.stop]).difference(group.ranks)
+            strangers = self._ranks_of(chunks).difference(group.ranks)
             if strangers:
                 raise CollectiveError(
                     f"chunks {chunks.start}-{chunks.stop - 1} concern ranks {sorted(strangers)}, which are "
@@ -154,11 +176,26 @@ class Collective:
         return len(self.chunks)
 
     @cached_property
+    def origin_sets(self) -> RankSets:
+        """Where chunks start, each set of ranks once."""
+        return _rank_sets([chunk.origins for chunk in self.chunks])
+
+    @cached_property
+    def destination_sets(self) -> RankSets:
+        """Where chunks must end, each set of ranks once."""
+        return _rank_sets([chunk.destinations for chunk in self.chunks])
+
+    def _ranks_of(self, chunks: range) -> set[int]:
+        """Ranks that start, root or need one of some consecutive chunks."""
+        roots = {chunk.root for chunk in self.chunks[chunks.start : chunks.stop] if chunk.root is not None}
+        return roots.union(*self.origin_sets.among(chunks), *self.destination_sets.among(chunks))
+
+    @cached_property
     def process_groups(self) -> tuple[ProcessGroup, ...]:
         """The groups; where none are named, one of all ranks that start, root or need a chunk."""
         if self.groups or not self.chunks:
             return self.groups
-        named = _ranks_of(self.chunks).union(d.rank for d in self.derivations)
+        named = self._ranks_of(range(self.num_chunks)).union(d.rank for d in self.derivations)
         return (ProcessGroup(self.name, tuple(sorted(named)), self.num_chunks),)
 
     @cached_property
@@ -177,16 +214,15 @@ class Collective:
     @cached_property
     def size_chunks(self) -> int:
         """Chunks in the larger of one rank's input and output buffer, as nccl-tests counts size."""
-        inputs, outputs = [0] * self.num_ranks, [0] * self.num_ranks
         if self.derivations:
             return self.chunks_per_rank
-        for side, buffers in (("origins", inputs), ("destinations", outputs)):
-            tuples = [getattr(chunk, side) for chunk in self.chunks]
-            shared = Counter(map(id, tuples))  # many chunks may share one tuple of ranks
-            for ranks in {id(ranks): ranks for ranks in tuples}.values():
-                for rank in ranks:
-                    buffers[rank] += shared[id(ranks)]
-        return max(*inputs, *outputs)
+        most = 0
+        for ends in (self.origin_sets, self.destination_sets):
+            counts = np.bincount(ends.of_chunk, minlength=len(ends.sets))
+            ranks = np.fromiter(chain.from_iterable(ends.sets), np.int64)
+            counts_of_rank = np.repeat(counts, [len(each) for each in ends.sets])
+            most = max(most, int(np.bincount(ranks, weights=counts_of_rank).max(initial=0)))
+        return most
 
     @property
     def busbw_factor(self) -> float:
@@ -292,12 +328,14 @@ def _busbw_factor(name: str, num_ranks: int) -> float:
     return 2 * (num_ranks - 1) / num_ranks if name == "allreduce" else 1.0
 
 
-def _ranks_of(chunks: Sequence[Chunk]) -> set[int]:
-    """Ranks that start, root or need one of the chunks."""
-    # Chunks share their tuples of ranks: each is looked at once.
-    distinct = {id(ranks): ranks for chunk in chunks for ranks in (chunk.origins, chunk.destinations)}
-    roots = {chunk.root for chunk in chunks if chunk.root is not None}
-    return roots.union(*distinct.values())
+def _rank_sets(ranks_of_chunk: list[tuple[int, ...]]) -> RankSets:
+    """The different sets among those of all chunks."""
+    # Many chunks share one tuple, of very many ranks perhaps: it is hashed once.
+    shared = dict(zip(map(id, ranks_of_chunk), ranks_of_chunk, strict=True))
+    number: dict[tuple[int, ...], int] = {}
+    number_of_id = {key: number.setdefault(ranks, len(number)) for key, ranks in shared.items()}
+    of_chunk = map(number_of_id.__getitem__, map(id, ranks_of_chunk))
+    return RankSets(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
 
 
 def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:

@@ -62,7 +62,8 @@ def alltoall(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
     `chunks_per_rank` counts the chunks of one (source, destination) pair.
     """
     everyone = _all_ranks("alltoall", num_ranks, chunks_per_rank)
-    chunks = tuple(Chunk((s,), (d,)) for s in everyone for d in everyone for _ in range(chunks_per_rank))
+    alone = [(rank,) for rank in everyone]
+    chunks = tuple(Chunk(s, d) for s in alone for d in alone for _ in range(chunks_per_rank))
     return Collective("alltoall", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 

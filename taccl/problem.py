@@ -1,182 +1,37 @@
 """The problem: a topology, a collective, chunk sizes, and the clauses that a sketch adds.
 
-`Problem` is everything a synthesizer may know. Its `costs` are the exact times of sends as integer ticks.
+`Problem` is everything a synthesizer may know.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import warnings
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.clauses import Clauses, SwitchPolicy
 from taccl.collective import Chunk, Collective
-from taccl.errors import CollectiveError, NumericsWarning, SketchError, TopologyError
+from taccl.costs import Costs, exact_costs
+from taccl.errors import CollectiveError, SketchError
 from taccl.topology.topology import Topology
-from taccl.units import BYTES_PER_MB, format_count, format_size
+from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "alltoallv_problem", "make_problem"]
 
-#: How finely time may be cut: beyond a picosecond, costs are rounded to it, with a word.
-_MAX_TICKS_PER_US = 10**6
-_MAX_FINISH_TICKS = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchPolicy:
-    """How many of a switch's connections a routing should use: a term of the routing objective.
-
-    `policy` is ``"min-connections"``, ``"max-connections"`` or ``"free"``; `links` are the switch's.
-    """
-
-    name: str
-    policy: str
-    links: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Clauses:
-    """What a sketch allows and asks for, in terms of links and ranks; the default asks for nothing.
-
-    Parameters
-    ----------
-    links_allowed : frozenset of int, optional
-        Links that may be used; None for all.
-    carries_from : mapping of link to frozenset of int
-        While a chunk spreads, the link carries only chunks that start at these ranks.
-    carries_to : mapping of link to frozenset of int
-        While a chunk is reduced, the link carries only chunks whose root is one of these ranks.
-    direct_crossing : bool
-        A chunk crosses between nodes only straight from a node where it starts to a node that needs it
-        (while it is reduced: straight to its root's node).
-    relays : frozenset of int, optional
-        Ranks that may pass on chunks of process groups that they are not in; None for all. Members of a
-        chunk's own group always may.
-    own_first : frozenset of int
-        On these links, chunks that start at the sender go before those it relays, at least one latency
-        apart. (While chunks are reduced, time runs backwards: chunks whose root is the receiver go last.)
-    max_merge : int
-        How many chunks one send may carry.
-    merging : frozenset of int
-        Links whose sends may carry more than one chunk.
-    symmetry : tuple of rank permutations
-        Generators. They guide the search; a schedule need not have them.
-    switch_policies : tuple of SwitchPolicy
-    link_use : {"free", "min-max", "max-min"}
-        A second objective of routing: keep the busiest link light, or the idlest link used.
-    objective_weight : Fraction
-        The weight mu of the routing objective's second terms.
-    routing_slack : Fraction
-        How much longer than its shortest path a chunk's path may be, relatively.
-    where : mapping of clause to text
-        ``"file: field"`` of every clause that came from a file.
-    """
-
-    name: str = ""
-    links_allowed: frozenset[int] | None = None
-    carries_from: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    carries_to: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    direct_crossing: bool = False
-    own_first: frozenset[int] = frozenset()
-    max_merge: int = 1
-    merging: frozenset[int] = frozenset()
-    symmetry: tuple[tuple[int, ...], ...] = ()
-    switch_policies: tuple[SwitchPolicy, ...] = ()
-    link_use: str = "free"
-    objective_weight: Fraction = Fraction(1, 100)
-    routing_slack: Fraction = Fraction(1, 10)
-    where: Mapping[str, str] = field(default_factory=dict)
-    relays: frozenset[int] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The clauses as plain values; `relays` only where they are limited."""
-        relays = {} if self.relays is None else {"relays": sorted(self.relays)}
-        return {
-            "name": self.name,
-            "links_allowed": None if self.links_allowed is None else sorted(self.links_allowed),
-            "carries_from": {str(e): sorted(r) for e, r in sorted(self.carries_from.items())},
-            "carries_to": {str(e): sorted(r) for e, r in sorted(self.carries_to.items())},
-            "direct_crossing": self.direct_crossing,
-            "own_first": sorted(self.own_first),
-            "max_merge": self.max_merge,
-            "merging": sorted(self.merging),
-            "symmetry": [list(p) for p in self.symmetry],
-            "switch_policies": [[s.name, s.policy, list(s.links)] for s in self.switch_policies],
-            "link_use": self.link_use,
-            "objective_weight": str(self.objective_weight),
-            "routing_slack": str(self.routing_slack),
-            "where": dict(sorted(self.where.items())),
-            **relays,
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Clauses:
-        """The clauses that `to_dict` wrote."""
-        allowed = data["links_allowed"]
-        return cls(
-            name=data["name"],
-            links_allowed=None if allowed is None else frozenset(allowed),
-            carries_from={int(e): frozenset(r) for e, r in data["carries_from"].items()},
-            carries_to={int(e): frozenset(r) for e, r in data["carries_to"].items()},
-            direct_crossing=data["direct_crossing"],
-            own_first=frozenset(data["own_first"]),
-            max_merge=data["max_merge"],
-            merging=frozenset(data["merging"]),
-            symmetry=tuple(tuple(p) for p in data["symmetry"]),
-            switch_policies=tuple(
-                SwitchPolicy(n, p, tuple(links)) for n, p, links in data["switch_policies"]
-            ),
-            link_use=data["link_use"],
-            objective_weight=Fraction(data["objective_weight"]),
-            routing_slack=Fraction(data["routing_slack"]),
-            where=data["where"],
-            relays=frozenset(data["relays"]) if data.get("relays") is not None else None,
-        )
-
 #: Stands for the list of chunks while what is around it is written; no name can be this.
 _CHUNKS_HERE = "\0chunks\0"
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Exact times as integer ticks.
-
-    A send of u units over link e takes ``link_alpha[e] + u * link_beta[e]`` ticks; chunk c has
-    ``chunk_units[c]`` units. Holds are indexed as `Topology.holds`.
-
-    Parameters
-    ----------
-    ticks_per_us : int
-    link_alpha, link_beta : (num_links,) int64
-    hold_alpha, hold_beta : (num_holds,) int64
-    chunk_units : (num_chunks,) int64
-    """
-
-    ticks_per_us: int
-    link_alpha: NDArray[np.int64]
-    link_beta: NDArray[np.int64]
-    hold_alpha: NDArray[np.int64]
-    hold_beta: NDArray[np.int64]
-    chunk_units: NDArray[np.int64]
-
-    def duration(self, link: int, units: int) -> int:
-        """Ticks from the start to the end of a send of `units` over `link`."""
-        return int(self.link_alpha[link]) + units * int(self.link_beta[link])
-
-    def us(self, ticks: int) -> Fraction:
-        """Ticks as exact microseconds."""
-        return Fraction(int(ticks), self.ticks_per_us)
+#: Chunks that are written at a time: each may name all ranks.
+_WRITTEN_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -224,7 +79,7 @@ class Problem:
     @cached_property
     def costs(self) -> Costs:
         """Exact times as integer ticks."""
-        return _ticks(self)
+        return exact_costs(self.topology, self.chunk_bytes)
 
     @cached_property
     def memo(self) -> dict[str, Any]:
@@ -293,19 +148,18 @@ class Problem:
 
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         content = self._outline()
         del content["clauses"]["where"]
-        # Chunks are written one by one where their list belongs: all at once they may be gigabytes.
+        # Chunks are written some at a time where their list belongs: all at once they may be gigabytes.
         content["collective"]["chunks"] = _CHUNKS_HERE
         before, after = _compact(content).split(_compact(_CHUNKS_HERE))
         state = hashlib.sha256(before.encode() + b"[")
-        ranks: dict[int, str] = {}
-        for number, chunk in enumerate(self.collective.chunks):
-            for each in (chunk.origins, chunk.destinations):
-                if len(each) > 1 and id(each) not in ranks:  # which many chunks may share
-                    ranks[id(each)] = _compact(each)
-            parts = [ranks.get(id(each)) or _compact(each) for each in (chunk.origins, chunk.destinations)]
-            state.update(f"{',' if number else ''}[{','.join([*parts, _compact(chunk.root)])}]".encode())
+        for number, some in enumerate(_written(self.collective.chunks)):
+            state.update((("," if number else "") + some).encode())
         state.update(b"]" + after.encode())
         return state.hexdigest()
 
@@ -444,14 +298,15 @@ def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses 
         raise CollectiveError(
             f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more", where="sizes"
         )
-    pairs = [(int(r), int(c)) for r, c in np.argwhere(table > 0) if r != c]
-    if not pairs:
+    sources, targets = np.nonzero(table * ~np.eye(num_ranks, dtype=bool))
+    if not len(sources):
         raise CollectiveError(
             "found nothing to send; expected bytes between two ranks at least", where="sizes"
         )
-    collective = Collective("alltoallv", num_ranks, tuple(Chunk((r,), (c,)) for r, c in pairs))
-    chunk_bytes = [int(table[pair]) for pair in pairs]
-    return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=clauses)
+    alone = [(rank,) for rank in range(num_ranks)]
+    chunks = (Chunk(alone[r], alone[c]) for r, c in zip(sources.tolist(), targets.tolist(), strict=True))
+    collective = Collective("alltoallv", num_ranks, tuple(chunks))
+    return make_problem(topology, collective, chunk_bytes=table[sources, targets].tolist(), clauses=clauses)
 
 
 def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int:
@@ -461,56 +316,45 @@ def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int:
         for derivation in collective.derivations:
             made[derivation.rank] += sizes[derivation.chunk]
         return max(made)
-    inputs, outputs = [0] * collective.num_ranks, [0] * collective.num_ranks
-    for chunk, size in zip(collective.chunks, sizes, strict=True):
-        for rank in chunk.origins:
-            inputs[rank] += size
-        for rank in chunk.destinations:
-            outputs[rank] += size
-    return max(*inputs, *outputs)
+    chunks = collective.chunks
+    buffers = [[chunk.origins for chunk in chunks], [chunk.destinations for chunk in chunks]]
+    return max(max(_bytes_at_ranks(each, sizes, collective.num_ranks)) for each in buffers)
+
+
+def _bytes_at_ranks(
+    ranks_of_chunk: Sequence[tuple[int, ...]], sizes: Sequence[int], num_ranks: int
+) -> list[int]:
+    """How many bytes every rank has, of chunks that are each at some ranks."""
+    total: Counter[int] = Counter()
+    for ranks, size in zip(ranks_of_chunk, sizes, strict=True):
+        total[id(ranks)] += size  # many chunks may share one tuple of ranks
+    at_rank = [0] * num_ranks
+    for ranks in {id(ranks): ranks for ranks in ranks_of_chunk}.values():
+        for rank in ranks:
+            at_rank[rank] += total[id(ranks)]
+    return at_rank
+
+
+def _written(chunks: Sequence[Chunk]) -> Iterator[str]:
+    """Chunks as JSON, some at a time, without the brackets around them all."""
+    shared: dict[int, str] = {}  # many chunks may share one tuple of ranks
+
+    def written(ranks: tuple[int, ...]) -> str:
+        if len(ranks) == 1:
+            return f"[{ranks[0]}]"
+        text = shared.get(id(ranks))
+        if text is None:
+            text = shared[id(ranks)] = _compact(ranks)
+        return text
+
+    for first in range(0, len(chunks), _WRITTEN_AT_ONCE):
+        yield ",".join(
+            f"[{written(chunk.origins)},{written(chunk.destinations)},"
+            f"{'null' if chunk.root is None else chunk.root}]"
+            for chunk in chunks[first : first + _WRITTEN_AT_ONCE]
+        )
 
 
 def _compact(values: object) -> str:
     """Plain values as JSON, the same for the same values."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
-
-
-def _ticks(problem: Problem) -> Costs:
-    """Put every cost on one integer grid."""
-    topology = problem.topology
-    unit_bytes = math.gcd(*problem.chunk_bytes) if problem.chunk_bytes else 1
-    scale = Fraction(unit_bytes, BYTES_PER_MB)
-    columns = [
-        [e.alpha_us for e in topology.links],
-        [e.beta_us_per_mb * scale for e in topology.links],
-        [h.alpha_us for h in topology.holds],
-        [h.beta_us_per_mb * scale for h in topology.holds],
-    ]
-    ticks_per_us = math.lcm(*{value.denominator for column in columns for value in column})
-    if ticks_per_us > _MAX_TICKS_PER_US:
-        ticks_per_us = _MAX_TICKS_PER_US
-        warnings.warn(
-            f"{topology.name}: costs need more than {_MAX_TICKS_PER_US} ticks a microsecond and were "
-            "rounded up to one; give costs with fewer decimals for exact times",
-            NumericsWarning,
-            stacklevel=3,
-        )
-    in_ticks = [[math.ceil(value * ticks_per_us) for value in column] for column in columns]
-    units = [b // unit_bytes for b in problem.chunk_bytes]
-    # No schedule worth having lasts longer than every chunk over a way of dear links, one after another.
-    dearest = max(in_ticks[0], default=0) * len(units) + max(in_ticks[1], default=0) * sum(units)
-    longest = dearest * topology.num_ranks
-    if longest > _MAX_FINISH_TICKS:
-        raise TopologyError(
-            f"found costs and chunks of {format_size(max(problem.chunk_bytes))} that need more than 64 bits "
-            f"at {ticks_per_us} ticks a microsecond; give smaller costs, or costs with fewer decimals",
-            where=topology.name,
-        )
-    link_alpha, link_beta, hold_alpha, hold_beta = map(_read_only, in_ticks)
-    return Costs(ticks_per_us, link_alpha, link_beta, hold_alpha, hold_beta, _read_only(units))
-
-
-def _read_only(values: Sequence[int]) -> NDArray[np.int64]:
-    array = np.array(values, dtype=np.int64)
-    array.setflags(write=False)
-    return array

@@ -15,8 +15,9 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     ("errors",),
     ("html", "names", "units"),
-    ("topology", "collective", "solvers"),
-    ("collectives", "problem"),
+    ("topology", "clauses", "collective", "solvers"),
+    ("collectives", "costs"),
+    ("problem",),
     ("sketch", "schedule"),
     ("analysis", "baselines"),
     ("synthesis", "program"),

@@ -1,16 +1,18 @@
-"""The problem: sizes, exact costs, what clauses admit, and its digest."""
+"""The problem: sizes, what clauses admit, and its digest."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from fractions import Fraction
 
 import pytest
 from synthesis.small_problems import custom, full, problem_of, ring, two_nodes
 
 from taccl import collectives
-from taccl.errors import CollectiveError, NumericsWarning
+from taccl.collective import Chunk, Collective, Derivation
+from taccl.errors import CollectiveError
 from taccl.problem import Clauses, Problem, SwitchPolicy, alltoallv_problem, make_problem
-from taccl.topology.topology import TopologyBuilder
 
 MB = 10**6
 
@@ -72,34 +74,6 @@ def test_by_default_sends_between_nodes_merge_up_to_six() -> None:
     """Links 4, 5 and 6 of the two-node example."""
     clauses = make_problem(two_nodes(), collectives.allgather(4), chunk_bytes=MB).clauses
     assert (clauses.merging, clauses.max_merge) == (frozenset({4, 5, 6}), 6)
-
-
-def costs_of(alpha: object, beta: object, chunk_bytes: object) -> Problem:
-    builder = TopologyBuilder("pair", [0, 0])
-    builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=beta)  # type: ignore[arg-type]
-    return make_problem(builder.build(), custom(2, [([0], [1])] * 2), chunk_bytes=chunk_bytes)  # type: ignore[arg-type]
-
-
-def test_decimal_costs_are_exact() -> None:
-    """0.3 + 0.1 us for 1 MB is 4 ticks of a tenth of a microsecond."""
-    costs = costs_of(0.3, "0.1", MB).costs
-    assert costs.ticks_per_us == 10
-    assert costs.duration(0, 1) == 4
-    assert costs.us(4) == Fraction(2, 5)
-
-
-def test_a_unit_is_what_all_chunks_divide_into() -> None:
-    """Chunks of 4 and 6 MB have 2 and 3 units of 2 MB."""
-    costs = costs_of(1, 1, [4 * MB, 6 * MB]).costs
-    assert costs.chunk_units.tolist() == [2, 3]
-    assert costs.duration(0, 3) == 7 * costs.ticks_per_us
-
-
-def test_costs_beyond_a_picosecond_are_rounded_up_with_a_word() -> None:
-    """A seventh of a millionth of a microsecond becomes a tick."""
-    with pytest.warns(NumericsWarning, match="ticks"):
-        costs = costs_of(Fraction(1, 7 * 10**6), 1, MB).costs
-    assert costs.link_alpha.tolist() == [1]
 
 
 def test_links_and_relays_admit_chunks() -> None:
@@ -180,6 +154,18 @@ def test_a_problem_survives_its_dict() -> None:
 def test_any_clause_changes_the_digest(change: dict[str, object]) -> None:
     """What a synthesizer may know is in the digest."""
     assert rich().with_clauses(**change).digest() != rich().digest()
+
+
+def test_the_digest_is_of_what_to_dict_writes() -> None:
+    """Chunks that share their ranks are hashed as those that do not: as JSON in which no clause says where."""
+    chunks = [Chunk(ranks, (0, 1, 2, 3), root=2) for ranks in [(0, 1), (0, 1), (3,), ()] * 40]
+    derivations = tuple(Derivation(0, 1, c) for c, chunk in enumerate(chunks) if not chunk.origins)
+    collective = Collective("sums", 4, tuple(chunks), True, derivations=derivations)
+    problem = make_problem(ring(4), collective, chunk_bytes=7, clauses=Clauses(where={"relays": "a.toml"}))
+    content = problem.to_dict()
+    del content["clauses"]["where"]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert problem.digest() == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_notes_do_not_tell_problems_apart() -> None:

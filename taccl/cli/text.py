@@ -58,8 +58,7 @@ def schedule_text(schedule: Schedule, found: dict[str, Any], *, limit: int) -> s
         ("producer", schedule.producer or "not known"),
     ]
     if found.get("bound_us") is not None:
-        gap = found.get("gap")
-        rows.append(("bound", format_us(found["bound_us"]) + (f", gap {gap:.2%}" if gap is not None else "")))
+        rows.append(("bound", f"{format_us(found['bound_us'])}, gap {format_gap(found.get('gap'))}"))
     rows.append(("digest", schedule.digest()))
     lines = [_title(schedule.problem), table(rows, indent="  ")]
     if limit:

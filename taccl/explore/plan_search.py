@@ -23,7 +23,7 @@ from taccl.explore.plan_ranges import PlanRange
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.pipeline import synthesize
-from taccl.units import format_size, format_us
+from taccl.units import format_gap, format_size, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -175,7 +175,7 @@ class Search:
                     continue
                 found = result.schedule if isinstance(result.schedule, Schedule) else result.schedule.expand()
                 self.add(found, f"{name}, for {format_size(size)}")
-                said.append(f"{name} {format_us(result.finish_us)} (gap {result.gap:.2%})")
+                said.append(f"{name} {format_us(result.finish_us)} (gap {format_gap(result.gap)})")
                 if result.interrupted:
                     self.stopped = "interrupted"
                     return

@@ -40,10 +40,11 @@ def reduction_half(problem: Problem) -> Problem:
 
 def _from_roots(collective: Collective, *, to: str) -> Collective:
     chunks = []
+    alone = [(rank,) for rank in range(collective.num_ranks)]
     for chunk in collective.chunks:
         assert chunk.root is not None, "a combining chunk has a root"
         ends = chunk.destinations if to == "destinations" else chunk.origins
-        chunks.append(Chunk((chunk.root,), ends))
+        chunks.append(Chunk(alone[chunk.root], ends))
     return Collective(
         f"{collective.name} ({'spread' if to == 'destinations' else 'reduce, reversed'})",
         collective.num_ranks,

@@ -57,12 +57,7 @@ class _Search:
         for derivation in problem.collective.derivations:
             self._derived[derivation.chunk].append(derivation.rank)
         self._reached: dict[Hashable, frozenset[int]] = {}
-        node = problem.topology.node_of_rank
-        self._nodes_of: dict[tuple[int, ...], frozenset[int]] = {}
-        for chunk in problem.collective.chunks:
-            for ranks in (chunk.origins, chunk.destinations):
-                if ranks not in self._nodes_of:
-                    self._nodes_of[ranks] = frozenset(node[r] for r in ranks)
+        self._nodes: dict[tuple[int, ...], frozenset[int]] = {}
 
     def starts(self, index: int) -> tuple[int, ...]:
         """Ranks where a chunk starts, or is made from another."""
@@ -109,12 +104,19 @@ class _Search:
         # What `Problem.may_carry` looks at.
         kind = (
             starts, chunk.origins if not reducing and chunk.root is None else None, reducing,
-            self._nodes_of[chunk.origins], self._nodes_of[chunk.destinations],
+            self._nodes_of(chunk.origins), self._nodes_of(chunk.destinations),
             self._problem.holders(index),
         )  # fmt: skip
         if kind not in self._reached:
             self._reached[kind] = self._search(index, starts, reducing)
         return self._reached[kind]
+
+    def _nodes_of(self, ranks: tuple[int, ...]) -> frozenset[int]:
+        """The nodes that some ranks are in."""
+        if ranks not in self._nodes:
+            node = self._problem.topology.node_of_rank
+            self._nodes[ranks] = frozenset(node[r] for r in ranks)
+        return self._nodes[ranks]
 
     def _search(self, index: int, starts: Iterable[int], reducing: bool) -> frozenset[int]:
         """What `_reach` returns.

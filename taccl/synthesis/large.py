@@ -18,6 +18,7 @@ from taccl.problem import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import room_for
+from taccl.synthesis.compiled.events import part
 from taccl.synthesis.compiled.fabric import problem_arrays
 from taccl.synthesis.compiled.guided import is_guided, spread_guided
 from taccl.synthesis.compiled.relays import with_relays
@@ -121,8 +122,9 @@ def schedule_large(
         limit_s = None if time_limit_s is None else share * time_limit_s
         if is_guided(half):
             columns = spread_guided(
-                half, fabric, demand, seed=seed, num_runs=num_runs, target_ticks=target, time_limit_s=limit_s
-            )
+                half, fabric, demand, seed=seed, num_runs=num_runs, target_ticks=target, time_limit_s=limit_s,
+                spill_dir=spill_dir,
+            )  # fmt: skip
             return CompactSchedule(half, *columns, "greedy")
         found = spread(
             fabric,
@@ -140,12 +142,14 @@ def schedule_large(
         return spreads(problem, target_ticks, 1.0)
     copies = any(set(c.destinations) != {c.root} for c in problem.collective.chunks)
     share, target = (0.5, target_ticks // 2) if copies else (1.0, target_ticks)
-    backwards = spreads(reduction_half(problem), target, share)
+    with part("reduction", ahead=1.0 if copies else 0.0):
+        backwards = spreads(reduction_half(problem), target, share)
     reduction = _turned(backwards, problem, spill_dir)
     del backwards
     if not copies:
         return reduction
-    forwards = spreads(spreading_half(problem), target, share)
+    with part("copies"):
+        forwards = spreads(spreading_half(problem), target, share)
     after = reduction.finish_ticks + _overhang(problem)
     last = after + int(forwards.start[-1:].max(initial=0))
     parts = (

@@ -32,16 +32,18 @@ MOST_EXPANDED = 300_000
 
 #: Per transfer of a whole schedule, and while it is written to a file.
 _EXPANDED_BYTES, _FILE_BYTES = 150, 400
-#: Per hop of a way that is chosen first: in the kernel's arrays and those that they are made from.
-_HOP_BYTES = 72
+#: Per transfer of a schedule that is mended, and for every hold that it has: objects, and arrays beside them.
+_MENDED_BYTES, _MENDED_HOLD_BYTES = 350, 1200
+#: Per hop of a way that is chosen first: where the kernel orders and queues it, and in the columns it fills.
+_HOP_BYTES, _SENT_BYTES = 37, 12
 #: Trees of ways that are kept for every set of origins.
 _NUM_TREES = 8
 #: Per row of a block that the verifier reads, and for every resource that is held until its end; and rows.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
 #: Of the proof: its library, and the linear program of a topology.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
-#: From how many origins the length of ways is sampled.
-_SAMPLED = 12
+#: From how many ranks the length of ways is sampled.
+_SAMPLED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class MemoryNeed:
         Of the schedule that is returned.
     file : int
         While it is made a whole schedule and, where that is asked for, written to a file.
+    mending : int
+        While an old schedule is mended, if it is.
     """
 
     num_transfers: int
@@ -68,11 +72,12 @@ class MemoryNeed:
     verification: int
     columns: int
     file: int
+    mending: int = 0
 
     @property
     def peak(self) -> int:
         """The most that is needed at any time."""
-        return self.proof + max(self.search, self.verification, self.columns + self.file)
+        return self.proof + max(self.search, self.verification, self.columns + self.file, self.mending)
 
     @property
     def peak_mb(self) -> float:
@@ -86,6 +91,7 @@ class MemoryNeed:
             ("verification", self.verification),
             ("columns", self.columns),
             ("file", self.file),
+            ("mending", self.mending),
         ]
         return ", ".join(f"{name} {_about(size)}" for name, size in parts if size)
 
@@ -139,8 +145,18 @@ def check_memory(
     spilled: bool = False,
     summary: bool = False,
     to_file: bool = False,
+    mended: bool = False,
 ) -> int | None:
     """How many runs of the list scheduler memory is enough for: 1, or (None) as many as one likes.
+
+    Parameters
+    ----------
+    memory_limit_mb : int, optional
+        By default 80 % of what is free.
+    spilled, summary, to_file
+        As of `memory_need`.
+    mended : bool
+        Whether an old schedule is mended, and nothing searched for.
 
     Raises
     ------
@@ -153,6 +169,11 @@ def check_memory(
     else:
         limit = memory_limit_mb * 10**6
         allowed = f"{_about(limit)} allowed"
+    if mended:
+        need = _mending_need(problem)
+        if need.peak > limit:
+            raise _too_much(problem, need, allowed, ["taccl.synthesize the new problem, which takes less"])
+        return None
     how = {"spilled": spilled, "summary": summary, "to_file": to_file}
     for num_runs in (None, 1):
         if memory_need(problem, num_runs=num_runs, **how).peak <= limit:
@@ -167,13 +188,28 @@ def check_memory(
     ]
     if _has_implicit(problem):
         fitting.insert(0, "taccl.synthesize_implicit needs next to nothing on this fabric")
-    fitting.append("raise memory_limit_mb" if memory_limit_mb else "give memory_limit_mb if you know better")
-    raise InputError(
+    raise _too_much(problem, need, allowed, fitting)
+
+
+def _too_much(problem: Problem, need: MemoryNeed, allowed: str, fitting: Sequence[str]) -> InputError:
+    """The refusal of what needs more memory than is allowed, with what would fit."""
+    by_default = "free on this machine" in allowed
+    raised = "give memory_limit_mb if you know better" if by_default else "raise memory_limit_mb"
+    return InputError(
         f"{problem.collective.name} on {problem.topology.name} would take {need.num_transfers:.2g} transfers "
         f"and {_about(need.peak)} ({need}), more than the {allowed}; "
-        + "; or ".join([*fitting, "take fewer ranks or chunks"]),
+        + "; or ".join([*fitting, raised, "take fewer ranks or chunks"]),
         where="memory_limit_mb",
     )
+
+
+def _mending_need(problem: Problem) -> MemoryNeed:
+    """What `taccl.replan` needs: every transfer is a Python object, in an old schedule and in a new one."""
+    topology = problem.topology
+    num_transfers = sum(_Half(problem, *half).num_sends for half in _halves(problem))
+    holds = len(topology.holds) / max(1, len(topology.links))
+    mending = round((_MENDED_BYTES + _MENDED_HOLD_BYTES * holds) * num_transfers)
+    return MemoryNeed(num_transfers, 0, 0, 0, 0, 0, mending)
 
 
 def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None = None) -> None:
@@ -283,11 +319,12 @@ class _Half:
     def search(self, *, keeps_best: bool, spilled: bool) -> int:
         """Bytes at the peak of the list scheduler."""
         fabric = 400 * self.num_links + 100 * self.num_chunks
+        hop_bytes = _HOP_BYTES + (0 if spilled else _SENT_BYTES * (2 if keeps_best else 1))
         if self.to_one and not self.guided:
             trees = 4 * _NUM_TREES * self.num_trees * self.num_ranks
-            return fabric + trees + _HOP_BYTES * self.num_sends
+            return fabric + trees + hop_bytes * self.num_sends
         if self.guided:
-            return fabric + 8 * self.num_ranks * self.num_chunks + _HOP_BYTES * self.num_sends
+            return fabric + 8 * self.num_ranks * self.num_chunks + hop_bytes * self.num_sends
         bits = self.num_chunks * self.num_ranks // 8
         log = self._small * (self.num_sends + self.num_chunks)
         columns = 0 if spilled else self.columns * (2 if keeps_best else 1)
@@ -321,17 +358,18 @@ def _mean_hops(problem: Problem, origins: list[Sequence[int]], destinations: lis
     )
     if problem.collective.combining:  # a reduction is searched backwards
         joined = joined.T.tocsr()
-    starts = sorted({each[0] for each in origins})
-    sample = starts[:: max(1, len(starts) // _SAMPLED)][:_SAMPLED]
-    hops = dijkstra(joined, indices=sample, unweighted=True)
-    row = {rank: i for i, rank in enumerate(sample)}
-    lengths = [
-        float(hops[row[start[0]], to[0]])
-        for start, to in zip(origins, destinations, strict=True)
-        if start[0] in row
-    ]
-    known = [length for length in lengths if np.isfinite(length)]
-    return sum(known) / len(known) if known else 1.0
+    pairs = np.array([(each[0], to[0]) for each, to in zip(origins, destinations, strict=True)])
+    if len(np.unique(pairs[:, 1])) < len(np.unique(pairs[:, 0])):  # as of a gather: the same ways backwards
+        joined, pairs = joined.T.tocsr(), pairs[:, ::-1]
+    starts = np.unique(pairs[:, 0])
+    # At random, as regular steps could all meet one side of a mesh.
+    sample = np.random.default_rng(0).permutation(starts)[:_SAMPLED]
+    row = np.full(num_ranks, -1)
+    row[sample] = np.arange(len(sample))
+    pairs = pairs[row[pairs[:, 0]] >= 0]
+    lengths = dijkstra(joined, indices=sample, unweighted=True)[row[pairs[:, 0]], pairs[:, 1]]
+    known = lengths[np.isfinite(lengths)]
+    return float(known.mean()) if len(known) else 1.0
 
 
 def _has_implicit(problem: Problem) -> bool:

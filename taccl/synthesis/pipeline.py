@@ -61,8 +61,9 @@ logger = logging.getLogger(__name__)
 
 #: With less time than this the compiled list scheduler, which is compiled when first used, is left out.
 _WORTH_COMPILING_S = 5.0
-#: Problems with more moves than this, once folded, are left to the compiled list scheduler.
-_MOST_MOVES = 200_000
+#: Problems with more moves than this, once folded, are left to the compiled list scheduler; and so are those
+#: with more than so many for each second of the time limit, unless they have few.
+_MOST_MOVES, _MOVES_PER_S, _FEW_MOVES = 200_000, 5_000, 20_000
 #: Up to so many arrivals of chunks the ring and the pairwise exchange take a moment, and compete.
 _MOST_ARRIVALS = 6_000
 #: The part of the time limit after which a bound is no longer improved.
@@ -151,7 +152,7 @@ def synthesize(
         raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
     if keep not in ("schedule", "summary"):
         raise InputError(f"found {keep!r}; expected 'schedule' or 'summary'", where="keep")
-    large, choice = _choice(problem, backend)
+    large, choice = _choice(problem, backend, time_limit_s)
     folder = None if spill_dir is None else Path(spill_dir)
     if folder is not None and not large:
         raise InputError(
@@ -172,7 +173,7 @@ def synthesize(
                 where="sketch",
             )
     elif sketch == "none" or alone or not is_unguided(problem):
-        return run(problem, backend=backend, time_limit_s=time_limit_s)
+        return run(problem, backend=backend, time_limit_s=time_limit_s, began=began)
     first = None
     if large and proposal is None:
         with contextlib.suppress(NoSolutionError):  # in all of the time there may be one
@@ -199,17 +200,19 @@ def _synthesize(
     time_limit_s: float,
     options: Options,
     bound: Certificate | None = None,
+    began: float | None = None,
 ) -> Result:
-    """Synthesize a problem as it is; its bound is worked out unless it is given."""
-    began = time.monotonic()
+    """Synthesize a problem as it is; its bound is worked out unless given, and time runs from `began`."""
+    since = time.monotonic()
+    began = since if began is None else began
     deadline = began + max(0.05, time_limit_s - _RESERVE_S)
-    large, choice = _choice(problem, backend)
+    large, choice = _choice(problem, backend, time_limit_s)
     if large:
         return search_large(problem, options, backend=backend, deadline=deadline, choice=choice)
     if backend in ("auto", "cpsat"):
         warm_up("ortools")
     bound = bound or lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s)
-    proof = Stage("bound", "taccl", "done", time.monotonic() - began, None, bound.bound_us, bound.kind)
+    proof = Stage("bound", "taccl", "done", time.monotonic() - since, None, bound.bound_us, bound.kind)
     run = partial(_search, backend=backend, options=options, bound=bound)
     searches: list[Search] = []
     extra: list[Stage] = []
@@ -326,22 +329,26 @@ def _copying(half: Problem) -> Problem:
     return half if len(fit) == len(half.links_allowed) else half.with_clauses(links_allowed=frozenset(fit))
 
 
-def _choice(problem: Problem, backend: str) -> tuple[bool, str]:
+def _choice(problem: Problem, backend: str, time_limit_s: float) -> tuple[bool, str]:
     """Whether only the compiled list scheduler would end in time; and what runs, with the figures why."""
     if backend not in ("auto", "greedy"):
         return False, f"{backend}, as asked"
     own = "the portfolio" if backend == "auto" else "the list scheduler"
+    most = int(round(min(_MOST_MOVES, max(_FEW_MOVES, _MOVES_PER_S * time_limit_s)), -3))
     moves = effort(problem)
-    if moves <= _MOST_MOVES:
-        return False, f"{own}: {moves} moves, at most {_MOST_MOVES}"
+    if moves <= most:
+        return False, f"{own}: {moves} moves, at most {most}"
     folded = moves // len(symmetry_group(problem))
     size = f"about {moves:.2g} moves, {folded:.2g} of them once folded by symmetry"
-    if folded <= _MOST_MOVES:
-        return False, f"{own}: {size}, at most {_MOST_MOVES}"
+    if folded <= most:
+        return False, f"{own}: {size}, at most {most}"
     unknown = why_not(problem)
     if unknown:
         return False, f"{own}, slowly: {size}; the compiled list scheduler does not know {unknown}"
-    return True, f"the compiled list scheduler: {size}, more than the {_MOST_MOVES} that models reach"
+    reached = f"{_MOST_MOVES} that models reach"
+    if folded <= _MOST_MOVES:
+        reached = f"{most} that models reach in {time_limit_s:.2g} s"
+    return True, f"the compiled list scheduler: {size}, more than the {reached}"
 
 
 def _combined(problem: Problem, parts: list[Schedule]) -> Schedule:

@@ -226,8 +226,8 @@ class Result:
         bandwidth = schedule.algbw_gb_per_s
         lines = [
             f"{schedule.problem.collective.name} on {schedule.problem.topology.name}: "
-            f"finish {format_us(self.finish_us)}, bound {format_us(self.bound_us)}, gap {self.gap:.2%}"
-            + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
+            f"finish {format_us(self.finish_us)}, bound {format_us(self.bound_us)}, "
+            f"gap {format_gap(self.gap)}" + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
             f"  {schedule.num_transfers} transfers in {schedule.num_sends} sends, verified; "
             f"found by {schedule.producer or self.backend} in {self.seconds:.2f} s",
             f"  limited by {self.bound.limits}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -20,7 +22,9 @@ from taccl.problem import make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.summary import ScheduleSummary
 from taccl.synthesis import large_search, pipeline
-from taccl.synthesis.compiled.events import is_stopped, stopping, watched
+from taccl.synthesis.compiled import events, relays, ways
+from taccl.synthesis.compiled.events import Watch, is_stopped, part, stopping, time_left_s, watched
+from taccl.synthesis.large import schedule_large
 
 topologies = taccl.topologies
 
@@ -40,7 +44,7 @@ def few_moves(monkeypatch):
 
 def kernel_that_waits(signal):
     """Runs until it is stopped, as a kernel does."""
-    with stopping(signal, None, done=lambda: 0.25):
+    with part("waiting", done=lambda: 0.25), stopping(signal, None):
         while not signal[0]:
             time.sleep(0.01)
     return "stopped"
@@ -90,14 +94,105 @@ class TestWatched:
         assert watched(two, seconds=0.1)[0] == ("stopped", True)
 
     def test_news_of_how_far_it_is(self):
-        """Seconds so far, and the part that the kernel says is done."""
+        """Seconds so far, what the kernel is doing, and the part that it says is done."""
         told = []
         watched(
             lambda: kernel_that_waits(np.zeros(1, np.int64)),
             seconds=0.6,
             tell=lambda *what: told.append(what),
         )
-        assert told and all(past > 0 and done == 0.25 for past, done in told)
+        assert told and all(past > 0 and known == ["waiting", 0.25] for past, *known in told)
+
+
+class TestParts:
+    """How far a search is, by the parts that it has."""
+
+    def test_steps_of_parts_add_up(self):
+        """Half of the first step of four is an eighth; the third of what follows, a quarter and a third of 3/4."""
+        watch = Watch()
+        token = events._WATCH.set(watch)
+        with part("first", done=lambda: 0.5, steps=1, ahead=3):
+            assert (watch.doing, watch.done) == ("first", 1 / 8)
+        with part("second", steps=3), part("pass 1 of 3", done=lambda: 1.0, steps=1, ahead=2):
+            assert (watch.doing, watch.done) == ("second, pass 1 of 3", 1 / 4 + 3 / 4 / 3)
+        events._WATCH.reset(token)
+
+    def test_nothing_is_known_before_the_first_part(self):
+        """Neither what is done, nor how much of it."""
+        assert (Watch().doing, Watch().done) == ("", None)
+
+    def test_parts_without_a_watch(self):
+        """There is nobody to know, and nothing happens."""
+        with part("alone", done=lambda: 1.0):
+            assert time_left_s() == float("inf")
+
+    def test_limit_is_known_to_what_runs(self):
+        """Of a minute some is left."""
+        assert 0 < watched(time_left_s, seconds=60)[0] <= 60
+
+
+class TestPhases:
+    """Balancing routes, ordering and queueing sends: each tells how far it is, and can be stopped."""
+
+    def test_each_is_told_with_the_part_that_is_done(self, monkeypatch):
+        """Of an alltoall on 16 x 16 ranks, in this order, and never less of it done than a tenth before."""
+        monkeypatch.setattr(events, "_TICK_S", 0.005)
+        told = []
+        problem = problem_of(topologies.mesh(16, 16), "alltoall")
+        watched(lambda: schedule_large(problem, num_runs=1), tell=lambda *what: told.append(what[1:]))
+        phases = [doing.split(",")[0] for doing, done in told if done is not None]
+        assert list(dict.fromkeys(phases)) == ["balancing routes", "ordering sends", "queueing sends"]
+        assert "balancing routes, pass 2 of 8" in dict(told)
+        parts = [done for _, done in told if done is not None]
+        assert all(0 <= before <= after + 0.1 <= 1.1 for before, after in itertools.pairwise(parts))
+
+    @pytest.mark.parametrize("phase", ["balancing routes", "queueing sends"])
+    def test_ctrl_c_ends_it_at_once(self, phase, monkeypatch):
+        """An alltoall on 20 x 20 ranks takes seconds; there is no schedule yet."""
+        monkeypatch.setattr(events, "_TICK_S", 0.01)
+        monkeypatch.setattr(ways, "_STEPS", ways._STEPS[: 8 if phase == "balancing routes" else 1])
+        since = []
+
+        def press(_, doing, __):
+            if doing.startswith(phase):
+                since.append(time.monotonic())
+                raise KeyboardInterrupt
+
+        problem = problem_of(topologies.mesh(20, 20), "alltoall")
+        with pytest.raises(KeyboardInterrupt):
+            watched(lambda: schedule_large(problem, num_runs=1), tell=press)
+        assert time.monotonic() - since[0] < 2.0
+
+    def test_limit_keeps_the_best(self):
+        """A thousand runs take longer than half a second; the best of those that were made is whole."""
+        problem = problem_of(topologies.mesh(8, 8), "alltoall")
+        found, why = watched(lambda: schedule_large(problem, num_runs=1000), seconds=0.5)
+        assert why == "time limit"
+        assert taccl.verify(found).ok
+
+    def test_no_pass_that_leaves_no_time_for_sending(self, monkeypatch):
+        """With no time left routes are those of the first pass, and complete."""
+        trees = []
+        find_trees = ways.find_trees
+        monkeypatch.setattr(ways, "time_left_s", lambda: 0.0)
+        monkeypatch.setattr(ways, "find_trees", lambda *what: (trees.append(what[3]), find_trees(*what)))
+        assert taccl.verify(schedule_large(problem_of(topologies.mesh(5, 5), "alltoall"), num_runs=1)).ok
+        assert trees == [0]
+
+    def test_relays_stop(self, monkeypatch):
+        """A search for relays that is stopped says that there was not the time."""
+
+        @contextlib.contextmanager
+        def at_once(signal, seconds):
+            signal[0] = 1
+            yield
+
+        monkeypatch.setattr(relays, "_MOST_STEPS", 0)
+        monkeypatch.setattr(relays, "stopping", at_once)
+        some = collectives.custom(9, precondition={0: [0]}, postcondition={0: [4, 8]})
+        problem = make_problem(topologies.mesh(3, 3), some, chunk_bytes=10**6)
+        with pytest.raises(NoSolutionError, match="before every chunk had its relays"):
+            schedule_large(problem)
 
 
 class TestChoice:
@@ -186,20 +281,29 @@ class TestLimits:
         monkeypatch.setattr(large_search, "lower_bound", interrupts)
         result = taccl.synthesize(MESH, backend="greedy")
         assert (result.stopped, result.bound_us, result.finish_us) == ("interrupted", 0, 656)
+        assert any("before a lower bound was proven" in note for note in result.notes)
+
+    def test_limit_in_the_proof(self, monkeypatch):
+        """The proof is given up soon after the limit, and the schedule returned."""
+        monkeypatch.setattr(large_search, "lower_bound", lambda *_, **__: time.sleep(5))
+        since = time.monotonic()
+        result = taccl.synthesize(MESH, backend="greedy", time_limit_s=0.5)
+        assert (result.stopped, result.bound_us, result.finish_us) == ("time limit", 0, 656)
+        assert time.monotonic() - since < 4
 
     def test_ctrl_c_in_a_further_run(self, monkeypatch):
         """The first run's schedule is returned."""
         calls = []
 
         def second_time(run, **options):
-            calls.append(run)
-            if len(calls) == 2:
+            calls.append(run.func)
+            if calls.count(schedule_large) == 2:
                 raise KeyboardInterrupt
             return watched(run, **options)
 
         monkeypatch.setattr(large_search, "watched", second_time)
         result = taccl.synthesize(problem_of(topologies.mesh(7, 9), "allreduce"), backend="greedy")
-        assert (len(calls), result.stopped) == (2, "interrupted")
+        assert result.stopped == "interrupted"
         assert taccl.verify(result.schedule).ok
 
     def test_same_seed_same_schedule(self):
@@ -212,13 +316,14 @@ class TestLimits:
         monkeypatch.setattr(large_search, "_TOLD_AFTER_S", 0.0)
         told = []
 
-        def slowly(run, *, tell, **options):
-            tell(10.0, 0.25)
-            return watched(run, tell=tell, **options)
+        def slowly(run, **options):
+            if run.func is schedule_large:
+                options["tell"](10.0, "queueing sends", 0.25)
+            return watched(run, **options)
 
         monkeypatch.setattr(large_search, "watched", slowly)
         taccl.synthesize(MESH, backend="greedy", progress=lambda *what: told.append(what[0]))
-        assert "greedy (compiled), 25% of the sends found, about 30 s left" in told
+        assert "greedy (compiled), queueing sends, 25% done, about 30 s left (time limit in 20 s)" in told
 
 
 @pytest.mark.parametrize("fabric", ["mesh:64x64", "mesh:63x65"])

@@ -603,3 +603,15 @@ class TestBaselinesCompete:
         found = taccl.synthesize(problem, backend="greedy", time_limit_s=2).schedule
         late = replace(found, start=found.start + 10**9, end=found.end + 10**9)
         assert pipeline._or_baseline(late) == (late, [])
+
+
+def test_with_little_time_many_moves_are_left_to_the_compiled_scheduler():
+    """400 chunks over 380 links are 152000 moves: more than 10 s are enough for, and not more than 60 s."""
+    problem = problem_of(full(20), collectives.alltoall(20))
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=10)
+    assert "the compiled list scheduler" in result.choice
+    assert "more than the 50000 that models reach in 10 s" in result.choice
+    assert pipeline._choice(problem, "greedy", 60.0) == (
+        False,
+        "the list scheduler: 152000 moves, at most 200000",
+    )

@@ -181,13 +181,41 @@ def test_same_seed_same_sends():
     """Everything is repeated exactly."""
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
     one, two = (send_queued(fabric, demand, seed=3, num_runs=6) for _ in range(2))
-    assert (one.slot == two.slot).all() and (one.start == two.start).all()
+    assert (one.link == two.link).all() and (one.start == two.start).all()
 
 
 def test_further_runs_stop_at_the_target():
     """No second run once the finish is as asked."""
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
     assert send_queued(fabric, demand, target_ticks=2**40).num_runs == 1
+
+
+@pytest.mark.parametrize("name", ["alltoall", "gather"])
+def test_columns_lie_in_files(name, tmp_path):
+    """Where there is a folder for them; the sends are the same as in memory."""
+    problem = problem_of(topologies.mesh(4, 4), collectives.make(name, 16))
+    spilled, held = (schedule_large(problem, spill_dir=folder) for folder in (tmp_path, None))
+    assert all(isinstance(column.base, np.memmap) for column in (spilled.chunk, spilled.link, spilled.start))
+    assert spilled.digest() == held.digest()
+
+
+def test_starts_are_in_order():
+    """As the kernel finds them, in columns as narrow as may be."""
+    found = schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
+    assert (np.diff(found.start) >= 0).all()
+    assert (found.chunk.dtype, found.link.dtype, found.start.dtype) == (np.uint16, np.int32, np.int32)
+
+
+def test_starts_beyond_32_bits():
+    """Two hops of 3,000,000,001 ticks of a nanosecond: their end is in a wide column."""
+    builder = TopologyBuilder("slow", [0] * 3)
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us="0.001", beta_us_per_mb=3_000_000)
+    collective = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
+    problem = problem_of(builder.build(), collective)
+    found = schedule_large(problem)
+    assert (found.start.dtype, found.start.tolist()) == (np.int64, [0, 3_000_000_001])
+    assert verify(found).ok
 
 
 def test_no_run_goes_on_after_the_time_limit():

@@ -55,7 +55,7 @@ class TestFigures:
         unbounded = with_bound(result, 0)
         assert unbounded.gap == math.inf
         assert unbounded.to_dict()["gap"] is None
-        assert "inf" in repr(unbounded)
+        assert "gap none proven" in repr(unbounded)
 
     def test_nothing_to_do(self):
         """Where every rank has what it needs, finish, bound and gap are 0."""

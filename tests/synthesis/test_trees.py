@@ -134,7 +134,7 @@ def test_the_same_seed_finds_the_same() -> None:
     fabric, demand, _ = arrays(topologies.dgx_h100(2), collectives.broadcast(16, chunks_per_rank=4))
     one, two = (send_along_trees(fabric, demand, limit_ticks=2**60, seed=5) for _ in range(2))
     assert one is not None and two is not None
-    assert (one.start == two.start).all() and (one.slot == two.slot).all()
+    assert (one.start == two.start).all() and (one.link == two.link).all()
 
 
 def test_nothing_is_returned_that_ends_after_the_limit() -> None:

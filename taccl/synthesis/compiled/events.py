@@ -1,12 +1,14 @@
-"""What compiled event-driven kernels share: a binary heap, queues of events, and a way to stop them."""
+"""What compiled event-driven kernels share: a binary heap, queues of events, a stop, and how far they are."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numba
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "Events", "Watch", "compiled", "is_stopped", "next_time", "pop", "post", "push", "stopping", "watched",
+    "Events", "Watch", "compiled", "is_stopped", "next_time", "part", "pop", "post", "push", "stopping",
+    "time_left_s", "watched",
 ]  # fmt: skip
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
@@ -35,40 +38,87 @@ def compiled(function: _Function) -> _Function:
     return result
 
 
+@dataclass(slots=True)
+class _Part:
+    """A part of a search: what is done, what it takes, what follows it takes, and what of it has ended.
+
+    All that lies in one part is counted in the same steps, whatever these are.
+    """
+
+    doing: str
+    steps: float
+    ahead: float
+    ended: float = 0.0
+
+
 class Watch:
     """Looks after compiled kernels that run in another thread: stops them, and knows how far they are.
 
     Attributes
     ----------
+    deadline : float
+        When they will be stopped, on the clock of `time.monotonic`.
     why_stopped : str
         ``"time limit"`` or ``"interrupted"``; empty while nothing was stopped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float = math.inf) -> None:
+        self.deadline = deadline
         self.why_stopped = ""
-        self._signal: NDArray[np.int64] | None = None
-        self._done: Callable[[], float] | None = None
+        self._signals: list[NDArray[np.int64]] = []
+        #: Parts from the whole search down, and the part of the last that is done; replaced, never changed,
+        #: as another thread reads it.
+        self._under_way: tuple[tuple[_Part, ...], Callable[[], float] | None] = ((_Part("", 1.0, 0.0),), None)
+        self._known: float | None = None
+        self._doing = ""
 
     def stop(self, why: str) -> None:
         """Stop the kernel under way, and every later one."""
         self.why_stopped = self.why_stopped or why
-        if self._signal is not None:
-            self._signal[0] = 1
+        for signal in self._signals:
+            signal[0] = 1
 
+    @property
+    def doing(self) -> str:
+        """The parts of the search that are under way, the whole first."""
+        self._doing = ", ".join(part.doing for part in self._under_way[0] if part.doing) or self._doing
+        return self._doing
+
+    @property
     def done(self) -> float | None:
-        """The part of the sends that the kernel under way has found; None where that is not known."""
-        return None if self._done is None else self._done()
+        """The part of the search that is done, by its steps; None where that is not known."""
+        parts, done = self._under_way
+        if done is not None:
+            known = done()
+            for i in range(len(parts) - 1, 0, -1):
+                outer, inner = parts[i - 1], parts[i]
+                all_steps = outer.ended + inner.steps + inner.ahead
+                known = min(1.0, (outer.ended + inner.steps * known) / max(all_steps, 1e-9))
+            self._known = known
+        return self._known
 
     @contextmanager
-    def over(self, signal: NDArray[np.int64], done: Callable[[], float] | None) -> Iterator[None]:
-        """Look after the kernel that `signal` stops."""
-        self._signal, self._done = signal, done
+    def over(self, signal: NDArray[np.int64]) -> Iterator[None]:
+        """Look after the kernels that `signal` stops."""
+        self._signals.append(signal)
         if self.why_stopped:
             signal[0] = 1
         try:
             yield
         finally:
-            self._signal = self._done = None
+            self._signals.pop()
+
+    @contextmanager
+    def within(self, part: _Part, done: Callable[[], float] | None) -> Iterator[None]:
+        """Know that a part is under way."""
+        outside = self._under_way
+        self._under_way = (*outside[0], part), done
+        try:
+            yield
+        finally:
+            self.done  # noqa: B018  what is known is kept until the next part begins
+            self._under_way = outside
+            outside[0][-1].ended += part.steps
 
 
 _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
@@ -80,7 +130,8 @@ def watched(
     run: Callable[[], _Value],
     *,
     seconds: float | None = None,
-    tell: Callable[[float, float | None], None] | None = None,
+    patience_s: float = _PATIENCE_S,
+    tell: Callable[[float, str, float | None], None] | None = None,
 ) -> tuple[_Value, str]:
     """What `run` returns, and why it was stopped, if it was: ``"time limit"`` or ``"interrupted"``.
 
@@ -90,8 +141,10 @@ def watched(
     ----------
     seconds : float, optional
         After which kernels under `run` are stopped.
+    patience_s : float
+        How long to wait then, or after Ctrl-C, for what has been found; after that it is given up.
     tell : callable, optional
-        Called now and then with the seconds since the start, and with the part of the sends that is found.
+        Called now and then with the seconds since the start, what is being done, and the part that is done.
 
     Raises
     ------
@@ -100,7 +153,8 @@ def watched(
     KeyboardInterrupt
         If Ctrl-C came before it had anything.
     """
-    watch = Watch()
+    began, given_up = time.monotonic(), math.inf
+    watch = Watch(math.inf if seconds is None else began + seconds)
     found: list[_Value] = []
     errors: list[BaseException] = []
 
@@ -115,7 +169,6 @@ def watched(
 
     ended = threading.Event()  # a join that Ctrl-C breaks off may take the thread for dead
     thread = threading.Thread(target=work, name="taccl-kernel", daemon=True)
-    began, given_up = time.monotonic(), math.inf
     thread.start()
     while True:
         try:
@@ -124,15 +177,18 @@ def watched(
             if ended.is_set() or past > given_up:
                 break
             if tell is not None and not watch.why_stopped:
-                tell(past, watch.done())
+                tell(past, watch.doing, watch.done)
             if seconds is not None and past > seconds and not watch.why_stopped:
                 watch.stop("time limit")
-                given_up = past + _PATIENCE_S
+                given_up = past + patience_s
         except KeyboardInterrupt:
             watch.stop("interrupted")
-            given_up = time.monotonic() - began + _PATIENCE_S
+            given_up = time.monotonic() - began + patience_s
     if found:
         return found[0], watch.why_stopped
+    if not ended.is_set():  # what it does is of no use to anyone any more
+        ident = ctypes.c_ulong(thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
     if watch.why_stopped == "interrupted":
         raise KeyboardInterrupt
     if watch.why_stopped:
@@ -141,17 +197,13 @@ def watched(
 
 
 @contextmanager
-def stopping(
-    signal: NDArray[np.int64], seconds: float | None, *, done: Callable[[], float] | None = None
-) -> Iterator[None]:
-    """Let a kernel be stopped: after so many seconds, and by a `Watch` over this thread.
+def stopping(signal: NDArray[np.int64], seconds: float | None) -> Iterator[None]:
+    """Let kernels be stopped: after so many seconds, and by a `Watch` over this thread.
 
     Parameters
     ----------
     signal : (1 or more,) int64
-        The kernel stops once the first is 1.
-    done : callable, optional
-        The part of its sends that the kernel has found.
+        A kernel stops once the first is 1.
     """
 
     def stop() -> None:
@@ -163,17 +215,41 @@ def stopping(
         timer.start()
     watch = _WATCH.get()
     try:
-        with nullcontext() if watch is None else watch.over(signal, done):
+        with nullcontext() if watch is None else watch.over(signal):
             yield
     finally:
         if timer is not None:
             timer.cancel()
 
 
+def part(
+    doing: str, *, done: Callable[[], float] | None = None, steps: float = 1.0, ahead: float = 0.0
+) -> AbstractContextManager[None]:
+    """Let a `Watch` over this thread know which part of the search is under way, and how far it is.
+
+    Parameters
+    ----------
+    doing : str
+        What is done; may be empty, where parts within it say.
+    done : callable, optional
+        The part of it that is done; without, parts within it say.
+    steps, ahead : float
+        What it takes, and what follows it in the part that it lies in, in any unit that these share.
+    """
+    watch = _WATCH.get()
+    return nullcontext() if watch is None else watch.within(_Part(doing, steps, ahead), done)
+
+
 def is_stopped() -> bool:
     """Whether a `Watch` over this thread has stopped its kernels."""
     watch = _WATCH.get()
     return watch is not None and bool(watch.why_stopped)
+
+
+def time_left_s() -> float:
+    """Seconds until a `Watch` over this thread stops its kernels; infinite where none will."""
+    watch = _WATCH.get()
+    return math.inf if watch is None else watch.deadline - time.monotonic()
 
 
 class Events(NamedTuple):
@@ -227,7 +303,7 @@ def next_time(events: Events) -> int:
 
 
 @compiled
-def push(heap_key: NDArray[Any], heap_what: NDArray[np.int64], size: int, key: float, what: int) -> None:
+def push(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int, key: float, what: int) -> None:
     """Put something on a binary heap of `size`, the smallest key first."""
     i = size
     while i > 0:
@@ -240,7 +316,7 @@ def push(heap_key: NDArray[Any], heap_what: NDArray[np.int64], size: int, key: f
 
 
 @compiled
-def pop(heap_key: NDArray[Any], heap_what: NDArray[np.int64], size: int) -> int:
+def pop(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int) -> int:
     """Take what has the smallest key off a binary heap of `size`."""
     first = heap_what[0]
     last = size - 1

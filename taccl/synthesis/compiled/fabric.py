@@ -8,6 +8,7 @@ memory, and destinations that go through their links in step ask different sourc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -236,19 +237,20 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
         raise CollectiveError(
             "found a collective that combines; give the halves that spread chunks", where=collective.name
         )
-    chunks = collective.chunks
-    counts = np.fromiter((len(c.origins) for c in chunks), np.int64, len(chunks))
-    origin = np.fromiter((r for c in chunks for r in c.origins), np.int32, int(counts.sum()))
-    num_ranks = collective.num_ranks
+    origins = [chunk.origins for chunk in collective.chunks]
+    destinations = [chunk.destinations for chunk in collective.chunks]
+    num_chunks, num_ranks = collective.num_chunks, collective.num_ranks
+    counts, arrivals = (np.fromiter(map(len, ends), np.int64, num_chunks) for ends in (origins, destinations))
+    origin = np.fromiter(chain.from_iterable(origins), np.int32, int(counts.sum()))
     origin_of = np.concatenate(([0], np.cumsum(counts)))
-    wanted: NDArray[np.uint8] | None = None
-    if chunks and all(len(c.destinations) == 1 for c in chunks):
-        target = np.fromiter((c.destinations[0] for c in chunks), np.int32, len(chunks))
+    if num_chunks and (arrivals == 1).all():
+        target = np.fromiter(chain.from_iterable(destinations), np.int32, num_chunks)
         return Demand(costs.chunk_units, origin_of, origin, target=target)
-    if not all(len(c.destinations) == num_ranks for c in chunks):
-        rows = np.zeros((num_ranks, len(chunks)), bool)
-        for c, chunk in enumerate(chunks):
-            rows[list(chunk.destinations), c] = True
+    wanted: NDArray[np.uint8] | None = None
+    if not (arrivals == num_ranks).all():
+        rows = np.zeros((num_ranks, num_chunks), bool)
+        for c, ranks in enumerate(destinations):
+            rows[list(ranks), c] = True
         wanted = pack_bits(rows)
     return Demand(costs.chunk_units, origin_of, origin, wanted)
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.errors import NoSolutionError
-from taccl.synthesis.compiled.events import is_stopped
+from taccl.synthesis.compiled.events import is_stopped, part, stopping
 from taccl.synthesis.compiled.queues import send_along_trees
 from taccl.synthesis.compiled.trees import Grove
 from taccl.synthesis.compiled.trees_kernel import Wants
 
 if TYPE_CHECKING:
+    import os
+
     from numpy.typing import NDArray
 
     from taccl.problem import Problem
@@ -57,6 +59,7 @@ def spread_guided(
     num_runs: int | None = None,
     target_ticks: int = 0,
     time_limit_s: float | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
     """(chunk, link, start) of every send in order of start.
 
@@ -66,7 +69,7 @@ def spread_guided(
         One whose chunks spread; `fabric` and `demand` are its arrays.
     num_runs : int, optional
         How many orders of sends to try; by default two along each of two sets of trees.
-    target_ticks, time_limit_s
+    target_ticks, time_limit_s, spill_dir
         As in `taccl.synthesis.compiled.scale.spread`.
 
     Raises
@@ -76,25 +79,32 @@ def spread_guided(
     """
     began = time.monotonic()
     best = None
-    for run in range(num_runs or _RUNS):
+    runs = num_runs or _RUNS
+    for run in range(runs):
         left = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
         if best is not None and (is_stopped() or best.finish_ticks <= target_ticks or (left or 1.0) <= 0):
             break
-        if run % _ORDERS == 0:
-            trees = find_guided_trees(problem, fabric, demand, seed=seed + run)
-        found = send_along_trees(
-            fabric,
-            replace(demand, ways=trees),
-            limit_ticks=2**62 if best is None else best.finish_ticks - 1,
-            num_runs=1,  # the next would be along trees that know nothing of the sketch
-            seed=seed + run,
-            target_ticks=target_ticks,
-            time_limit_s=left,
-        )
+        with part(f"run {run + 1} of {runs}" if runs > 1 else "", ahead=runs - run - 1):
+            if run % _ORDERS == 0:
+                try:
+                    trees = find_guided_trees(problem, fabric, demand, seed=seed + run)
+                except NoSolutionError:  # there was not the time
+                    break
+            with part(""):
+                found = send_along_trees(
+                    fabric,
+                    replace(demand, ways=trees),
+                    limit_ticks=2**62 if best is None else best.finish_ticks - 1,
+                    num_runs=1,  # the next would be along trees that know nothing of the sketch
+                    seed=seed + run,
+                    target_ticks=target_ticks,
+                    time_limit_s=left,
+                    spill_dir=spill_dir,
+                )
         best = found or best
     if best is None:
         raise NoSolutionError("found no schedule along the trees chosen")
-    return best.columns(fabric)
+    return best.columns
 
 
 def find_guided_trees(problem: Problem, fabric: Fabric, demand: Demand, *, seed: int = 0) -> Ways:
@@ -104,6 +114,8 @@ def find_guided_trees(problem: Problem, fabric: Fabric, demand: Demand, *, seed:
     ------
     CollectiveError
         If a chunk cannot reach a rank that wants it.
+    NoSolutionError
+        If it was stopped before every chunk had a tree.
     """
     grove = Grove(fabric, demand)
     grove.wants = _wants(problem, demand)
@@ -111,14 +123,22 @@ def find_guided_trees(problem: Problem, fabric: Fabric, demand: Demand, *, seed:
     rng = np.random.default_rng(seed)
     best, least, peak = grove.growth.way, np.inf, 0.0
     passes = max(1, _MOST_STEPS // max(1, demand.num_chunks * fabric.num_slots))
-    for steepness in _STEEPNESS[:passes]:
-        for k in rng.permutation(len(classes)):
-            grove.fabric, chunks = classes[k]
-            peak = grove.grow(rng.permutation(chunks), steepness, _PATIENCE, peak)
-        if peak < least:
-            best, least = grove.growth.way.copy(), peak
-        if is_stopped():
-            break
+    steepnesses = _STEEPNESS[:passes]
+    with stopping(grove.signal, None):
+        for i, steepness in enumerate(steepnesses):
+            left = demand.num_chunks
+            with part(f"growing trees, pass {i + 1} of {len(steepnesses)}", ahead=len(steepnesses) - i):
+                for k in rng.permutation(len(classes)):
+                    grove.fabric, chunks = classes[k]
+                    left -= len(chunks)
+                    with part("", done=float, steps=len(chunks), ahead=left):
+                        peak = grove.grow(rng.permutation(chunks), steepness, _PATIENCE, peak)
+            if peak < least:
+                best, least = grove.growth.way.copy(), peak
+            if grove.signal[0]:
+                break
+    if not np.isfinite(least):
+        raise NoSolutionError("stopped before every chunk had a tree; give more time")
     trees = grove.ways(best, least)
     return replace(trees, urgent=_urgent(problem, fabric, trees.hop_of, trees.slot))
 

@@ -7,7 +7,7 @@ busiest never idles for the sake of others, and by what lies before the first ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.synthesis.compiled.events import compiled, pop, push
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.compiled.fabric import Fabric
 
-__all__ = ["HEAP_FULL", "OVER_LIMIT", "SIGNAL", "STOPPED", "Hops", "Queues", "join_hops", "send_along"]
+__all__ = [
+    "HEAP_FULL", "NUM_SENT", "OVER_LIMIT", "SIGNAL", "STOPPED", "Hops", "Queues", "join_hops", "send_along",
+]  # fmt: skip
 
 #: What `send_along` returns for a finish when it found none.
 HEAP_FULL, OVER_LIMIT, STOPPED = -1, -2, -3
 
 # Places in `Queues.scalar`.
-_NUM_ASKED, SIGNAL = range(2)
+_NUM_ASKED, SIGNAL, NUM_SENT = range(3)
 
 
 class Hops(NamedTuple):
@@ -37,7 +39,7 @@ class Hops(NamedTuple):
     chunk : (num_hops,) int32
     is_first : (num_hops,) bool
         Whether a hop leaves where its chunk starts.
-    next_of, next_end : (num_hops,) int64
+    next_of, next_end : (num_hops,) int32
         The hops that go on from where hop t ends are ``next_of[t]:next_end[t]``.
     key : (num_hops,) float64
         Of chunks that wait for one link the smallest goes first.
@@ -47,8 +49,8 @@ class Hops(NamedTuple):
     slot: NDArray[np.int32]
     chunk: NDArray[np.int32]
     is_first: NDArray[np.bool_]
-    next_of: NDArray[np.int64]
-    next_end: NDArray[np.int64]
+    next_of: NDArray[np.int32]
+    next_end: NDArray[np.int32]
     key: NDArray[np.float64]
 
 
@@ -68,16 +70,16 @@ class Queues(NamedTuple):
     event_time, event_what
         A heap: what is a hop that arrives, a link that is free (num_hops + e), or a group of links to ask
         (num_hops + num_slots + g).
-    scalar : (2,) int64
-        How many links there are to ask, and a sign from outside to stop.
-    start : (num_hops,) int64
-        What is found.
+    scalar : (3,) int64
+        How many links there are to ask, a sign from outside to stop, and how many hops were sent.
+    sent_chunk, sent_link, sent_start : (num_hops,) int32, int32, int32 or int64
+        What is found, in order of start; links by index of the topology.
     """
 
     queue_of: NDArray[np.int64]
     queue_size: NDArray[np.int64]
     queue_key: NDArray[np.float64]
-    queue_hop: NDArray[np.int64]
+    queue_hop: NDArray[np.int32]
     resource_left: NDArray[np.int64]
     free: NDArray[np.int64]
     resource_free: NDArray[np.int64]
@@ -87,7 +89,9 @@ class Queues(NamedTuple):
     event_time: NDArray[np.int64]
     event_what: NDArray[np.int64]
     scalar: NDArray[np.int64]
-    start: NDArray[np.int64]
+    sent_chunk: NDArray[np.int32]
+    sent_link: NDArray[np.int32]
+    sent_start: NDArray[Any]
 
 
 # In all below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
@@ -100,7 +104,7 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
     Parameters
     ----------
     limit : int
-        Give up once the finish passes it.
+        Give up once the finish passes it, which the column of starts must have room for.
     """
     num_hops, num_slots = len(hops.slot), len(s.free)
     finish = 0
@@ -127,7 +131,11 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
                 return HEAP_FULL
             pop(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e])
             s.queue_size[e] -= 1
-            s.start[t] = time
+            row = s.scalar[NUM_SENT]
+            s.scalar[NUM_SENT] = row + 1
+            s.sent_chunk[row] = hops.chunk[t]
+            s.sent_link[row] = fabric.link[e]
+            s.sent_start[row] = time
             took = fabric.alpha[e] + size * fabric.beta[e]
             own = fabric.own_alpha[e] + size * fabric.own_beta[e]
             s.free[e] = time + own
@@ -150,13 +158,13 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
                 at = time + max(0, until - fabric.group_lead[g])
                 push(s.event_time, s.event_what, num_events, at, num_hops + num_slots + g)
                 num_events += 1
+        if finish > limit:
+            return OVER_LIMIT
         if num_events == 0:
             break
         if s.scalar[SIGNAL]:
             return STOPPED
         time = s.event_time[0]
-        if finish > limit:
-            return OVER_LIMIT
         while num_events and s.event_time[0] == time:
             what = pop(s.event_time, s.event_what, num_events)
             num_events -= 1
@@ -179,6 +187,7 @@ def join_hops(
     hops: Hops,
     into: NDArray[np.int64],
     took: NDArray[np.int64],
+    signal: NDArray[np.int64],
 ) -> None:
     """Fill in which hops go on from which, and turn their times into those until all that follow end.
 
@@ -191,8 +200,13 @@ def join_hops(
         Room.
     took : (num_hops,) int64
         Ticks of each hop; in the end, of the longest chain of hops that begins with it.
+    signal : (2,) int64
+        It stops once the first is 1. The second becomes the number of chunks that are done.
     """
     for c in range(len(hop_of) - 1):
+        if signal[0]:
+            return
+        signal[1] = c
         for t in range(hop_of[c], hop_of[c + 1]):
             into[fabric.src[hops.slot[t]]] = -1
         for t in range(hop_of[c], hop_of[c + 1]):

@@ -8,26 +8,25 @@ that takes no time.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.errors import NoSolutionError
-from taccl.synthesis.compiled.events import is_stopped, stopping
-from taccl.synthesis.compiled.queue_kernel import HEAP_FULL, SIGNAL, Hops, Queues, join_hops, send_along
+from taccl.synthesis.compiled.events import is_stopped, part, stopping
+from taccl.synthesis.compiled.sending import Sent, send
 from taccl.synthesis.compiled.trees import Grove, find_trees, search_steps
-from taccl.synthesis.compiled.ways import find_ways, tree_bytes
+from taccl.synthesis.compiled.ways import find_ways, sending_ns, tree_bytes
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
     from taccl.synthesis.compiled.fabric import Demand, Fabric
     from taccl.synthesis.compiled.ways import Ways
 
-__all__ = ["Sent", "queue_bytes", "send_along_trees", "send_queued", "travel_ticks"]
+__all__ = ["queue_bytes", "send_along_trees", "send_queued"]
 
 #: By default as many runs as make about so many sends, two at least, but no more than the second.
 _SENDS = 200_000
@@ -42,57 +41,10 @@ _MOST_TURNS, _TURN_SENDS = 1000, 400_000
 _STEEP = (1.0, 4.0, 16.0)
 #: So many steps of a search for trees take some ten milliseconds; and so many, a second.
 _FEW_STEPS, _MANY_STEPS = 1_000_000, 30_000_000
-#: What a hop takes, in arrays of the kernel and those that it is made from.
-_HOP_BYTES = 96
+#: What a hop takes, in arrays of the kernel, in its columns, and in those of the best so far.
+_HOP_BYTES = 61
 #: How many hops a chunk has, before its way is known.
 _GUESSED_HOPS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What was found: ways, and when each of their hops starts.
-
-    Parameters
-    ----------
-    chunk, slot : (num_hops,) int32
-    start : (num_hops,) int64
-        Ticks.
-    finish_ticks : int
-    seed : int
-        What it was found with.
-    num_runs : int
-        How many seeds were tried.
-    ways : Ways
-        The ways that were gone.
-    """
-
-    chunk: NDArray[np.int32]
-    slot: NDArray[np.int32]
-    start: NDArray[np.int64]
-    finish_ticks: int
-    seed: int
-    num_runs: int
-    ways: Ways
-
-    @property
-    def last_start(self) -> int:
-        """When the last sends start."""
-        return int(self.start.max(initial=0))
-
-    @property
-    def measure(self) -> tuple[int, int]:
-        """The smaller the better: the finish, and of schedules that finish alike the sum of all starts."""
-        return self.finish_ticks, int(self.start.sum())
-
-    def columns(self, fabric: Fabric) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
-        """(chunk, link, start) of every send in order of start, as narrow as may be."""
-        order = np.argsort(self.start, kind="stable")
-        small: type[np.uint16] | type[np.int32] = np.int32
-        if len(self.chunk) and int(self.chunk.max()) < 1 << 16:
-            small = np.uint16
-        wide = self.finish_ticks > np.iinfo(np.int32).max
-        start = self.start[order].astype(np.int64 if wide else np.int32)
-        return self.chunk[order].astype(small), fabric.link[self.slot[order]], start
 
 
 def send_queued(
@@ -103,6 +55,7 @@ def send_queued(
     seed: int = 0,
     target_ticks: int = 0,
     time_limit_s: float | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
 ) -> Sent:
     """The best schedule of several seeds along ways to the one rank that each chunk goes to.
 
@@ -110,7 +63,7 @@ def send_queued(
     ----------
     demand : Demand
         With a target for every chunk. Its ways, if it has any, are the first that are tried.
-    num_runs, target_ticks, time_limit_s
+    num_runs, target_ticks, time_limit_s, spill_dir
         As in `taccl.synthesis.compiled.scale.spread`; by default there are more runs the fewer sends
         there are.
 
@@ -127,7 +80,7 @@ def send_queued(
 
     best = _best(
         fabric, demand, ways, find, orders=_ORDERS, num_runs=runs, seed=seed, target_ticks=target_ticks,
-        seconds=time_limit_s,
+        seconds=time_limit_s, spill_dir=spill_dir,
     )  # fmt: skip
     if best is None:
         raise NoSolutionError("found no schedule along the ways chosen")
@@ -143,6 +96,7 @@ def send_along_trees(
     seed: int = 0,
     target_ticks: int = 0,
     time_limit_s: float | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
 ) -> Sent | None:
     """The best schedule of several seeds along trees; None if none ends within the limit.
 
@@ -153,7 +107,7 @@ def send_along_trees(
         takes little time.
     limit_ticks : int
         Only what ends by then counts.
-    num_runs, target_ticks, time_limit_s
+    num_runs, target_ticks, time_limit_s, spill_dir
         As in `send_queued`.
 
     Raises
@@ -181,7 +135,7 @@ def send_along_trees(
     began = time.monotonic()
     best = _best(
         fabric, demand, ways, find, orders=_TREE_ORDERS, num_runs=runs, seed=seed, target_ticks=target_ticks,
-        seconds=time_limit_s, limit_ticks=limit_ticks,
+        seconds=time_limit_s, limit_ticks=limit_ticks, spill_dir=spill_dir,
     )  # fmt: skip
     if num_runs is not None or (best is not None and best.finish_ticks <= target_ticks):
         return best
@@ -223,25 +177,20 @@ def _rerouted(
         kept = growth.way[some], growth.load.copy(), growth.resource_load.copy()
         dearness = 1.0 + rng.random(fabric.num_slots)
         patience, steepness = rng.choice(_PATIENCE), rng.choice(_STEEP)
-        peak = grove.grow(
-            some, steepness, patience, float(ways.peak_ticks), in_turn=turn % 4 > 1, dearness=dearness
-        )
         limit = limit_ticks if best is None else best.finish_ticks
         found = None
-        if peak <= limit:
-            found = _send(fabric, demand, grove.ways(growth.way, peak), seed + turn, limit, None)
+        with part(f"rerouting, turn {turn + 1} of {turns}", ahead=turns - turn - 1):
+            with stopping(grove.signal, None):
+                peak = grove.grow(
+                    some, steepness, patience, float(ways.peak_ticks), in_turn=turn % 4 > 1, dearness=dearness
+                )
+            if peak <= limit:
+                found = send(fabric, demand, grove.ways(growth.way, peak), seed + turn, limit, None)
         if found is None or (best is not None and found.measure > best.measure):
             growth.way[some], growth.load[:], growth.resource_load[:] = kept
         else:
             best = found
     return best
-
-
-def travel_ticks(fabric: Fabric, demand: Demand, ways: Ways) -> NDArray[np.int64]:
-    """For how long a chunk travels at least from the start of each hop until the last of its ranks has it."""
-    hops = _make_hops(fabric, demand, ways, 0)
-    ticks: NDArray[np.int64] = np.ceil(-hops.key).astype(np.int64)
-    return ticks
 
 
 def _best(
@@ -256,6 +205,7 @@ def _best(
     target_ticks: int,
     seconds: float | None,
     limit_ticks: int = 2**62,
+    spill_dir: str | os.PathLike[str] | None,
 ) -> Sent | None:
     """The best of several orders along each of several ways; None if none ends within the limit.
 
@@ -279,17 +229,20 @@ def _best(
             left = None if seconds is None else seconds - (time.monotonic() - began)
             if is_stopped() or (left is not None and left <= 0):
                 break
-        if run and run % orders == 0:
-            try:
-                ways = find(seed + run, left)
-            except NoSolutionError:  # there was not the time
-                break
-        limit = limit_ticks if best is None else min(limit_ticks, best.finish_ticks - 1)
-        if ways.peak_ticks > limit:
-            continue
-        tried += 1
-        in_step = demand.target is not None and run % 2 == 0
-        found = _send(fabric, demand, ways, seed + run, limit, left, in_step=in_step)
+        name = f"run {run + 1} of {num_runs}" if num_runs > 1 else ""
+        steps = sending_ns(fabric, len(ways.slot))
+        with part(name, steps=steps, ahead=steps * (num_runs - run - 1)):
+            if run and run % orders == 0:
+                try:
+                    ways = find(seed + run, left)
+                except NoSolutionError:  # there was not the time
+                    break
+            limit = limit_ticks if best is None else min(limit_ticks, best.finish_ticks - 1)
+            if ways.peak_ticks > limit:
+                continue
+            tried += 1
+            in_step = demand.target is not None and run % 2 == 0
+            found = send(fabric, demand, ways, seed + run, limit, left, in_step=in_step, spill_dir=spill_dir)
         if found is not None:
             best = found
             if best.finish_ticks <= target_ticks:
@@ -302,76 +255,3 @@ def queue_bytes(fabric: Fabric, demand: Demand) -> int:
     num_hops = _GUESSED_HOPS * demand.num_chunks if demand.ways is None else len(demand.ways.slot)
     arrays = _HOP_BYTES * num_hops + 50 * demand.num_chunks + 500 * fabric.num_slots
     return tree_bytes(fabric, demand) + arrays
-
-
-def _send(
-    fabric: Fabric,
-    demand: Demand,
-    ways: Ways,
-    seed: int,
-    limit: int,
-    seconds: float | None,
-    *,
-    in_step: bool = False,
-) -> Sent | None:
-    """One run of the kernel; None if it passes the limit, or takes longer."""
-    hops = _make_hops(fabric, demand, ways, seed, in_step=in_step)
-    room = 8 * fabric.num_slots + 2 * len(fabric.wake_hold) + 1024
-    while True:
-        queues = _make_queues(fabric, hops, room)
-        with stopping(queues.scalar[SIGNAL:], seconds):
-            finish = int(send_along(fabric, hops, queues, limit))
-        if finish != HEAP_FULL:
-            break
-        room *= 4
-    if finish < 0 or finish > limit:
-        return None
-    assert (queues.start >= 0).all(), "every hop is let go at last"
-    return Sent(hops.chunk, hops.slot, queues.start, finish, seed, 1, ways)
-
-
-def _make_hops(fabric: Fabric, demand: Demand, ways: Ways, seed: int, *, in_step: bool = False) -> Hops:
-    """The hops, those of chunks that still have far to go first; ties as the seed has it, or in step.
-
-    In step, as in a pairwise exchange, every rank serves first the one after it, then the next, so that no
-    two serve the same.
-    """
-    chunk = np.repeat(np.arange(demand.num_chunks, dtype=np.int32), np.diff(ways.hop_of))
-    count = len(chunk)
-    units = np.array(demand.units, dtype=np.int64)
-    took = fabric.alpha[ways.slot] + units[chunk] * fabric.beta[ways.slot]
-    least = int(took.min(initial=1))
-    is_first, next_of, next_end = np.zeros(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    if in_step:
-        assert demand.target is not None, "chunks go to one rank each"
-        steps = (demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]) % fabric.num_ranks
-        jitter = steps[chunk].astype(np.float64) * (0.3 * least / fabric.num_ranks)
-    else:
-        jitter = np.random.default_rng(seed).random(count) * (0.3 * least)
-    hops = Hops(units, ways.slot, chunk, is_first, next_of, next_end, jitter)
-    join_hops(fabric, ways.hop_of, hops, np.empty(fabric.num_ranks, np.int64), took)
-    key = jitter - took
-    if ways.urgent is not None:
-        key[ways.urgent] -= 2.0 * took.max(initial=1)
-    return hops._replace(key=key)
-
-
-def _make_queues(fabric: Fabric, hops: Hops, room: int) -> Queues:
-    num_slots, num_hops = fabric.num_slots, len(hops.slot)
-    first = np.cumsum(np.bincount(hops.slot, minlength=num_slots))
-    return Queues(
-        queue_of=np.concatenate(([0], first[:-1])).astype(np.int64),
-        queue_size=np.zeros(num_slots, np.int64),
-        queue_key=np.empty(num_hops),
-        queue_hop=np.empty(num_hops, np.int64),
-        resource_left=np.zeros(fabric.num_resources, np.int64),
-        free=np.zeros(num_slots, np.int64),
-        resource_free=np.zeros(fabric.num_resources, np.int64),
-        is_asked=np.zeros(num_slots, bool),
-        asked_key=np.empty(num_slots),
-        asked=np.empty(num_slots, np.int64),
-        event_time=np.empty(room, np.int64),
-        event_what=np.empty(room, np.int64),
-        scalar=np.zeros(2, np.int64),
-        start=np.full(num_hops, -1, np.int64),
-    )

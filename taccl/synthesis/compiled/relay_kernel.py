@@ -37,8 +37,11 @@ def add_ways(
     heap_time: NDArray[np.int64],
     heap_what: NDArray[np.int64],
     reach: NDArray[np.int64],
+    signal: NDArray[np.int64],
 ) -> int:
     """Add to the ranks that want each chunk those on its ways; the first chunk that has none, or -1.
+
+    Once it is stopped, the chunks that are left have no ways.
 
     Parameters
     ----------
@@ -53,11 +56,14 @@ def add_ways(
         Room for the search.
     reach : (num_chunks,) int64
         Set to the cost of the longest way of every chunk.
+    signal : (2,) int64
+        It stops once the first is 1. The second becomes the number of chunks that are done.
     """
     num_ranks = len(fabric.into) - 1
     most = 1.0
     begin = 0
-    while begin < len(units):
+    while begin < len(units) and not signal[0]:
+        signal[1] = begin
         end = begin + 1
         while end < len(units) and end - begin < at_once and _same_origins(origin_of, origin, begin, end):
             end += 1

@@ -9,13 +9,15 @@ the load that earlier chunks put on a link and on the resources it shares.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.errors import CollectiveError
-from taccl.synthesis.compiled.queues import travel_ticks
+from taccl.errors import CollectiveError, NoSolutionError
+from taccl.synthesis.compiled.events import part, stopping
 from taccl.synthesis.compiled.relay_kernel import add_ways
+from taccl.synthesis.compiled.sending import travel_ticks
 from taccl.synthesis.compiled.trees import find_trees, search_steps
 from taccl.synthesis.compiled.ways import find_ways
 
@@ -44,6 +46,8 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
     ------
     CollectiveError
         If a chunk cannot reach a rank that wants it.
+    NoSolutionError
+        If it was stopped before every chunk had its ways, or relays.
     """
     if demand.target is not None:
         return replace(demand, ways=find_ways(fabric, demand, may_relay=may_relay))
@@ -55,25 +59,31 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
     wanted = demand.wanted.copy()
     allowed = np.ones(num_ranks, bool) if may_relay is None else np.asarray(may_relay, bool)
     reach = np.zeros(num_chunks, np.int64)
-    lost = add_ways(
-        fabric,
-        demand.units,
-        demand.origin_of,
-        demand.origin,
-        wanted,
-        allowed,
-        # Chunks that share a search share its relays, so all ranks must do.
-        max(1, num_chunks // _MOST_SEARCHES) if allowed.all() else 1,
-        np.zeros(fabric.num_slots),
-        np.zeros(fabric.num_resources),
-        np.zeros(num_ranks, np.int64),
-        np.zeros(num_ranks, np.int64),
-        np.zeros(num_ranks, bool),
-        np.zeros(num_ranks, bool),
-        np.empty(fabric.num_slots + num_ranks, np.int64),
-        np.empty(fabric.num_slots + num_ranks, np.int64),
-        reach,
-    )
+    signal = np.zeros(2, np.int64)
+    done = partial(_done, signal, num_chunks)
+    with part("choosing relays", done=done, ahead=1.0), stopping(signal, None):
+        lost = add_ways(
+            fabric,
+            demand.units,
+            demand.origin_of,
+            demand.origin,
+            wanted,
+            allowed,
+            # Chunks that share a search share its relays, so all ranks must do.
+            max(1, num_chunks // _MOST_SEARCHES) if allowed.all() else 1,
+            np.zeros(fabric.num_slots),
+            np.zeros(fabric.num_resources),
+            np.zeros(num_ranks, np.int64),
+            np.zeros(num_ranks, np.int64),
+            np.zeros(num_ranks, bool),
+            np.zeros(num_ranks, bool),
+            np.empty(fabric.num_slots + num_ranks, np.int64),
+            np.empty(fabric.num_slots + num_ranks, np.int64),
+            reach,
+            signal,
+        )
+    if signal[0]:
+        raise NoSolutionError("stopped before every chunk had its relays; give more time")
     if lost >= 0:
         raise CollectiveError(
             f"chunk {lost} cannot reach a rank that wants it over the links and relays that may be used; add "
@@ -81,6 +91,11 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
             where="destinations",
         )
     return replace(demand, wanted=wanted, needed=demand.wanted, reach=reach)
+
+
+def _done(signal: NDArray[np.int64], num_chunks: int) -> float:
+    """The part of the chunks that have their relays."""
+    return float(signal[1]) / num_chunks
 
 
 def _along_trees(fabric: Fabric, demand: Demand, trees: Ways) -> Demand:

@@ -16,7 +16,7 @@ import numpy as np
 from taccl.errors import CollectiveError, InputError, NoSolutionError
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.spill import room_for
-from taccl.synthesis.compiled.events import Events, is_stopped, stopping
+from taccl.synthesis.compiled.events import Events, is_stopped, part, stopping
 from taccl.synthesis.compiled.greedy_kernel import (
     FEWEST_FIRST,
     HEAP_FULL,
@@ -160,15 +160,17 @@ def spread(
         )
     if demand.target is not None:
         sent = send_queued(
-            fabric, demand, num_runs=num_runs, seed=seed, target_ticks=target_ticks, time_limit_s=time_limit_s
-        )
-        return Spread(*sent.columns(fabric), sent.finish_ticks, QUEUES, sent.seed, sent.num_runs)
+            fabric, demand, num_runs=num_runs, seed=seed, target_ticks=target_ticks,
+            time_limit_s=time_limit_s, spill_dir=spill_dir,
+        )  # fmt: skip
+        return Spread(*sent.columns, sent.finish_ticks, QUEUES, sent.seed, sent.num_runs)
     rules = tuple(rules or default_rules(fabric))
     began = time.monotonic()
     best: Spread | None = None
     runs = 0
     lanes = _make_lanes(fabric, demand)
-    for rule, run_seed in _runs(rules, num_runs or len(rules), seed):
+    most_runs = num_runs or len(rules)
+    for rule, run_seed in _runs(rules, most_runs, seed):
         seconds, limit = None, 2**62
         if best is not None:
             seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
@@ -176,7 +178,9 @@ def spread(
                 break
             limit = best.finish_ticks - 1
         runs += 1
-        found = _run(fabric, demand, lanes, rule, run_seed, limit, seconds, spill_dir)
+        name = f"run {runs} of {most_runs}" if most_runs > 1 else ""
+        with part(name, ahead=most_runs - runs):
+            found = _run(fabric, demand, lanes, rule, run_seed, limit, seconds, spill_dir)
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found
         if is_stopped():
@@ -187,12 +191,14 @@ def spread(
         seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
         if seconds is None or seconds > 0:
             limit = best.finish_ticks - 1
-            along = send_along_trees(
-                fabric, demand, limit_ticks=limit, seed=seed, target_ticks=target_ticks, time_limit_s=seconds
-            )
+            with part("along trees"):
+                along = send_along_trees(
+                    fabric, demand, limit_ticks=limit, seed=seed, target_ticks=target_ticks,
+                    time_limit_s=seconds, spill_dir=spill_dir,
+                )  # fmt: skip
             if along is not None:
                 runs += along.num_runs
-                best = Spread(*along.columns(fabric), along.finish_ticks, QUEUES, along.seed, runs)
+                best = Spread(*along.columns, along.finish_ticks, QUEUES, along.seed, runs)
     return Spread(best.chunk, best.link, best.start, best.finish_ticks, best.rule, best.seed, runs)
 
 
@@ -273,7 +279,8 @@ def _run(
         scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
         events = _make_events(lanes, heap_room)
         most = int(np.iinfo(start_type).max)
-        with stopping(scalar[SIGNAL:], seconds, done=partial(_done, scalar, num_sends)):
+        done = partial(_done, scalar, num_sends)
+        with part("spreading chunks", done=done), stopping(scalar[SIGNAL:], seconds):
             finish = int(
                 spread_chunks(
                     fabric, state, events, units, _ORDERS[rule.order], rule.theta, seed, min(limit, most)

@@ -6,29 +6,33 @@ that most of them pass. See `taccl.synthesis.compiled.ways_kernel` for the searc
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.errors import CollectiveError, NoSolutionError
-from taccl.synthesis.compiled.events import stopping
+from taccl.synthesis.compiled.events import is_stopped, part, stopping, time_left_s
 from taccl.synthesis.compiled.ways_kernel import (
     STOPPED,
     Search,
     Traffic,
     choose_ways,
+    find_tree,
     find_trees,
     list_hops,
     peak_load,
 )
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from numpy.typing import NDArray
 
     from taccl.synthesis.compiled.fabric import Demand, Fabric
 
-__all__ = ["Ways", "find_ways", "tree_bytes"]
+__all__ = ["Ways", "find_ways", "sending_ns", "tree_bytes"]
 
 #: For every tree that is added, the powers (of 2) of the load that prices rise by: in the search for it, and
 #: in the choices that follow. Flat at first, so that ways differ, and steep in the end.
@@ -36,6 +40,13 @@ _STEPS = ((0, (1,)), (2, (3,)), (3, (4,)), (4, (5,)), (4, (5, 6)), (4, (5, 6)), 
 _WEIGHT = 4.0
 #: No further tree after so many that did not help.
 _PATIENCE = 2
+#: Nanoseconds, about: to look at a link in the search for a tree, and for a hop, a tree and a resource in a
+#: choice; and to send a hop, which is done once there are ways.
+_LINK_NS, _CHOICE_NS, _QUEUE_NS = 25, 35, 1000
+#: No pass is begun that leaves less than so many times the time for sending that it would take.
+_MARGIN = 1.3
+#: From how many groups of chunks, and how many chunks of them, it is sampled how many hops there will be.
+_SAMPLED, _SAMPLED_CHUNKS = 8, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +97,16 @@ def find_ways(
     CollectiveError
         If a chunk cannot reach its target.
     NoSolutionError
-        If it was stopped before every chunk had a way.
+        If it was stopped before every chunk had a way, or all work was.
     """
     traffic = _traffic(fabric, demand, may_relay)
     search = _search(fabric, demand, len(traffic.size))
     rng = np.random.default_rng(seed)
-    signal = np.zeros(1, np.int64)
+    signal = np.zeros(2, np.int64)
     with stopping(signal, seconds):
         best, peak = _choose(fabric, demand, traffic, search, rng, signal)
+    if is_stopped():
+        raise NoSolutionError("stopped before anything was sent along the ways; give more time")
     hop_of = np.zeros(demand.num_chunks + 1, np.int64)
     list_hops(fabric, traffic, search.way, best, hop_of, np.zeros(0, np.int32))
     np.cumsum(hop_of, out=hop_of)
@@ -112,11 +125,16 @@ def _choose(
 ) -> tuple[NDArray[np.int32], float]:
     """The tree that each chunk follows, and how long that takes the busiest resource."""
     best, peak, idle = search.tree, 0.0, 0
+    passes = _Passes(fabric, traffic, search, signal)
     for k, (steepness, choices) in enumerate(_STEPS):
-        find_trees(fabric, traffic, search, k, steepness, _WEIGHT if k else 0.0, peak, signal)
-        for power in choices:
+        if k and not passes.has_time(k):
+            break
+        with passes.trees(k):
+            find_trees(fabric, traffic, search, k, steepness, _WEIGHT if k else 0.0, peak, signal)
+        for i, power in enumerate(choices):
             order = np.lexsort((rng.random(demand.num_chunks), -demand.units))
-            lost = choose_ways(fabric, traffic, search, order, k + 1, power, _WEIGHT, peak, signal)
+            with passes.choice(k, i):
+                lost = choose_ways(fabric, traffic, search, order, k + 1, power, _WEIGHT, peak, signal)
             if lost >= 0:
                 raise CollectiveError(
                     f"chunk {lost} cannot reach a rank that wants it over the links and relays that may be "
@@ -132,6 +150,70 @@ def _choose(
         if idle >= _PATIENCE or signal[0]:
             break
     return best, peak
+
+
+class _Passes:
+    """How long each pass takes beside the others and beside the sending that follows."""
+
+    def __init__(self, fabric: Fabric, traffic: Traffic, search: Search, signal: NDArray[np.int64]) -> None:
+        self._signal = signal
+        self._num_groups, self._num_chunks = len(traffic.size), len(traffic.units)
+        num_hops = _sampled_hops(fabric, traffic, search)
+        self._tree = _LINK_NS * self._num_groups * fabric.num_slots
+        self._hop = _CHOICE_NS * num_hops * (1 + len(fabric.hold_resource) / max(1, fabric.num_slots))
+        steps = [
+            each
+            for k, (_, choices) in enumerate(_STEPS)
+            for each in (self._tree, *(self._hop * (k + 2) for _ in choices))
+        ]
+        self._sending = sending_ns(fabric, num_hops)
+        self._left = sum(steps) + self._sending
+        self._began, self._ended = time.monotonic(), 0.0
+
+    def has_time(self, k: int) -> bool:
+        """Whether there is the time for pass k and for sending after it, going by the passes so far."""
+        steps = self._tree + self._hop * (k + 2) * len(_STEPS[k][1]) + self._sending
+        took_s = (time.monotonic() - self._began) * steps / self._ended
+        return _MARGIN * took_s <= time_left_s()
+
+    def trees(self, k: int) -> AbstractContextManager[None]:
+        """While pass k searches for its trees."""
+        return self._part(f"balancing routes, pass {k + 1} of {len(_STEPS)}", self._tree, self._num_groups)
+
+    def choice(self, k: int, i: int) -> AbstractContextManager[None]:
+        """While chunks choose among the trees of pass k, for the i-th time."""
+        again = f", choice {i + 1} of {len(_STEPS[k][1])}" if i else ""
+        name = f"balancing routes, pass {k + 1} of {len(_STEPS)}{again}"
+        return self._part(name, self._hop * (k + 2), self._num_chunks)
+
+    def _part(self, name: str, steps: float, count: int) -> AbstractContextManager[None]:
+        signal = self._signal
+        signal[1] = 0
+        self._left -= steps
+        self._ended += steps
+        return part(name, done=lambda: float(signal[1]) / count, steps=steps, ahead=self._left)
+
+
+def sending_ns(fabric: Fabric, num_hops: float) -> float:
+    """Nanoseconds that it takes to send along so many hops, about."""
+    return _QUEUE_NS * num_hops * (1 + len(fabric.hold_resource) / max(1, fabric.num_slots))
+
+
+def _sampled_hops(fabric: Fabric, traffic: Traffic, search: Search) -> float:
+    """How many hops all chunks have on their shortest ways, by those of some."""
+    num_groups, num_chunks = len(traffic.size), len(traffic.units)
+    groups = np.arange(0, num_groups, max(1, num_groups // _SAMPLED))
+    for g in groups.tolist():
+        find_tree(fabric, traffic, search, 0, g, 0, 0.0, 0.0)
+    chunks = np.flatnonzero(np.isin(traffic.group, groups))
+    chunks = chunks[:: max(1, len(chunks) // _SAMPLED_CHUNKS)]
+    count = 0
+    for c in chunks.tolist():
+        way, rank = search.way[0, traffic.group[c]], traffic.target[c]
+        while way[rank] >= 0:
+            count += 1
+            rank = fabric.src[way[rank]]
+    return count / max(1, len(chunks)) * num_chunks
 
 
 def tree_bytes(fabric: Fabric, demand: Demand) -> int:

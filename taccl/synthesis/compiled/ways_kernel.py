@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.compiled.fabric import Fabric
 
-__all__ = ["STOPPED", "Search", "Traffic", "choose_ways", "find_trees", "list_hops", "peak_load"]
+__all__ = ["STOPPED", "Search", "Traffic", "choose_ways", "find_tree", "find_trees", "list_hops", "peak_load"]
 
 _NONE = -1
 #: What `choose_ways` returns if it was stopped.
@@ -100,7 +100,8 @@ def find_trees(
     for g in range(s.way.shape[1]):
         if signal[0]:
             return
-        _find_tree(fabric, traffic, s, k, g, steepness, weight, peak)
+        signal[1] = g
+        find_tree(fabric, traffic, s, k, g, steepness, weight, peak)
 
 
 @compiled
@@ -129,13 +130,14 @@ def choose_ways(
         What a tick of the most loaded resource costs beyond its time.
     peak : float
         The load that counts as the most, unless there is more.
-    signal : (1,) int64
-        It stops once this is 1.
+    signal : (2,) int64
+        It stops once the first is 1. The second becomes the number of chunks, or of groups, that are done.
     """
     most = peak
     for i in range(len(order)):
         if signal[0]:
             return STOPPED
+        signal[1] = i
         c = order[i]
         if s.tree[c] >= 0:
             _add_load(fabric, traffic, s, c, -1.0)
@@ -236,7 +238,7 @@ def _cost(
 
 
 @compiled
-def _find_tree(
+def find_tree(
     fabric: Fabric, traffic: Traffic, s: Search, k: int, g: int, steepness: int, weight: float, most: float
 ) -> None:
     """Cheapest ways from the origins of a group to all ranks."""

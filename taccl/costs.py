@@ -1,0 +1,113 @@
+"""Costs: the exact times of sends as integer ticks, on a grid as fine as the topology's fractions need."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.errors import NumericsWarning, TopologyError
+from taccl.units import BYTES_PER_MB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.topology.topology import Topology
+
+__all__ = ["Costs", "exact_costs"]
+
+#: How finely time may be cut: beyond a picosecond, costs are rounded to it, with a word.
+_MAX_TICKS_PER_US = 10**6
+_MAX_FINISH_TICKS = 2**62
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Exact times as integer ticks.
+
+    A send of u units over link e takes ``link_alpha[e] + u * link_beta[e]`` ticks; chunk c has
+    ``chunk_units[c]`` units. Holds are indexed as `Topology.holds`.
+
+    Parameters
+    ----------
+    ticks_per_us : int
+    link_alpha, link_beta : (num_links,) int64
+    hold_alpha, hold_beta : (num_holds,) int64
+    chunk_units : (num_chunks,) int64
+    """
+
+    ticks_per_us: int
+    link_alpha: NDArray[np.int64]
+    link_beta: NDArray[np.int64]
+    hold_alpha: NDArray[np.int64]
+    hold_beta: NDArray[np.int64]
+    chunk_units: NDArray[np.int64]
+
+    def duration(self, link: int, units: int) -> int:
+        """Ticks from the start to the end of a send of `units` over `link`."""
+        return int(self.link_alpha[link]) + units * int(self.link_beta[link])
+
+    def us(self, ticks: int) -> Fraction:
+        """Ticks as exact microseconds."""
+        return Fraction(int(ticks), self.ticks_per_us)
+
+
+def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
+    """Every cost of a topology, and the size of every chunk, on one integer grid.
+
+    Costs that need more than a tick per picosecond are rounded up to one, with a `NumericsWarning`.
+
+    Raises
+    ------
+    TopologyError
+        If times would need more than 64 bits.
+    """
+    unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
+    scale = Fraction(unit_bytes, BYTES_PER_MB)
+    columns = [
+        ([e.alpha_us.as_integer_ratio() for e in topology.links], Fraction(1)),
+        ([e.beta_us_per_mb.as_integer_ratio() for e in topology.links], scale),
+        ([h.alpha_us.as_integer_ratio() for h in topology.holds], Fraction(1)),
+        ([h.beta_us_per_mb.as_integer_ratio() for h in topology.holds], scale),
+    ]
+    # Links and holds are many, and the costs that they have are few: each is worked out once. As pairs of
+    # numbers, since a fraction takes longer to hash than to multiply.
+    us = [{ratio: Fraction(*ratio) * by for ratio in set(column)} for column, by in columns]
+    ticks_per_us = math.lcm(*{value.denominator for known in us for value in known.values()})
+    if ticks_per_us > _MAX_TICKS_PER_US:
+        ticks_per_us = _MAX_TICKS_PER_US
+        warnings.warn(
+            f"{topology.name}: costs need more than {_MAX_TICKS_PER_US} ticks a microsecond and were "
+            "rounded up to one; give costs with fewer decimals for exact times",
+            NumericsWarning,
+            stacklevel=3,
+        )
+    ticks = [{ratio: math.ceil(exact * ticks_per_us) for ratio, exact in known.items()} for known in us]
+    units_of = {size: size // unit_bytes for size in set(chunk_bytes)}
+    units = [units_of[size] for size in chunk_bytes]
+    # No schedule worth having lasts longer than every chunk over a way of dear links, one after another.
+    dearest = max(ticks[0].values(), default=0) * len(units) + max(ticks[1].values(), default=0) * sum(units)
+    longest = dearest * topology.num_ranks
+    if longest > _MAX_FINISH_TICKS:
+        raise TopologyError(
+            f"found costs and chunks of {format_size(max(chunk_bytes))} that need more than 64 bits "
+            f"at {ticks_per_us} ticks a microsecond; give smaller costs, or costs with fewer decimals",
+            where=topology.name,
+        )
+    link_alpha, link_beta, hold_alpha, hold_beta = (
+        _read_only([known[ratio] for ratio in column])
+        for (column, _), known in zip(columns, ticks, strict=True)
+    )
+    return Costs(ticks_per_us, link_alpha, link_beta, hold_alpha, hold_beta, _read_only(units))
+
+
+def _read_only(values: Sequence[int]) -> NDArray[np.int64]:
+    array = np.array(values, dtype=np.int64)
+    array.setflags(write=False)
+    return array
