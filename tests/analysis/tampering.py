@@ -6,7 +6,16 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificates.certificate import Border, Machine, Path, PathPrices, SetCharge, SetPrices
+from taccl.analysis.certificates.certificate import (
+    Border,
+    LateStart,
+    Machine,
+    Nested,
+    Path,
+    PathPrices,
+    SetCharge,
+    SetPrices,
+)
 
 if TYPE_CHECKING:
     import random
@@ -18,11 +27,20 @@ if TYPE_CHECKING:
 def made_up(problem: Problem, rng: random.Random) -> Witness:
     """A witness of any kind that names only what the problem has."""
     num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
-    kind = rng.choice(("path", "border", "machine", "sets", "paths"))
+    kind = rng.choice(("path", "border", "nested", "late", "machine", "sets", "paths"))
     if kind == "path":
         return Path(rng.randrange(problem.collective.num_chunks), rng.randrange(num_ranks))
     if kind == "border":
         return Border(_some(rng, num_ranks), rng.random() < 0.5)
+    if kind == "nested":
+        outer = _some(rng, num_ranks) | {rng.randrange(num_ranks)}
+        return Nested(frozenset((rng.choice(sorted(outer)),)), outer, rng.random() < 0.5)
+    if kind == "late":
+        number = [rng.randrange(-1, 3) for _ in range(num_ranks)]
+        sets = [frozenset(r for r in range(num_ranks) if number[r] == i) for i in range(3)]
+        sets = [ranks for ranks in sets if ranks]
+        moments = rng.randrange(-1, 20), rng.randrange(-1, 20)
+        return LateStart(tuple(sets), tuple(rng.choice(sorted(ranks)) for ranks in sets), *moments)
     if kind == "machine":
         family = rng.choice(("rank", "node"))
         return Machine(rng.randrange(num_resources), family, rng.random() < 0.5)
@@ -48,6 +66,12 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         if rng.random() < 0.3:
             return replace(witness, entering=not witness.entering)
         return replace(witness, resource=rng.randrange(len(problem.topology.resources)))
+    if isinstance(witness, Nested):
+        if rng.random() < 0.3:
+            return replace(witness, entering=not witness.entering)
+        return replace(witness, outer=witness.outer ^ {rng.randrange(num_ranks)})
+    if isinstance(witness, LateStart):
+        return _changed_late(witness, num_ranks, rng)
     if isinstance(witness, PathPrices) or rng.random() < 0.4:
         prices = list(witness.prices)
         r = rng.randrange(len(prices))
@@ -65,6 +89,26 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     else:
         charges[i] = replace(charges[i], parts=_parts(rng, num_ranks))
     return replace(witness, charges=tuple(charges))
+
+
+def _changed_late(witness: LateStart, num_ranks: int, rng: random.Random) -> LateStart:
+    how = rng.choice(("fed", "since", "drop", "target", "rank"))
+    if how == "fed":
+        return replace(witness, fed=witness.fed + rng.randrange(-3, 4))
+    if how == "since" or not witness.sets:
+        return replace(witness, since=witness.since + rng.randrange(-3, 4))
+    i = rng.randrange(len(witness.sets))
+    if how == "drop":
+        return replace(
+            witness,
+            sets=witness.sets[:i] + witness.sets[i + 1 :],
+            targets=witness.targets[:i] + witness.targets[i + 1 :],
+        )
+    if how == "target":
+        target = rng.choice(sorted(witness.sets[i]) or [0])
+        return replace(witness, targets=(*witness.targets[:i], target, *witness.targets[i + 1 :]))
+    changed = witness.sets[i] ^ {rng.randrange(num_ranks)}
+    return replace(witness, sets=(*witness.sets[:i], changed, *witness.sets[i + 1 :]))
 
 
 def _some(rng: random.Random, num_ranks: int) -> frozenset[int]:

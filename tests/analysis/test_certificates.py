@@ -19,12 +19,22 @@ from taccl.analysis.certificates.bounds import lower_bound, prices
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import Clauses, make_problem
+from taccl.sketch.library import load_sketch
 from taccl.synthesis.pipeline import synthesize
 from taccl.topology.topology import Topology, TopologyBuilder
 
 MANY = bool(os.environ.get("TACCL_MANY"))
 MB = 10**6
-KINDS = {"none", "latency", "counting", "one machine", "throughput", "multicommodity"}
+KINDS = {
+    "none",
+    "latency",
+    "counting",
+    "two borders",
+    "late start",
+    "one machine",
+    "throughput",
+    "multicommodity",
+}
 
 many = settings(deadline=None, derandomize=True, database=None, max_examples=4000 if MANY else 180)
 some = settings(deadline=None, derandomize=True, database=None, max_examples=1500 if MANY else 60)
@@ -149,6 +159,15 @@ def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
     hurried = lower_bound(problem, budget_s=0)
     assert hurried.check()
     assert hurried.bound <= lower_bound(problem).bound
+
+
+def test_what_is_quick_is_never_left_out() -> None:
+    """With no budget a small problem is bounded by all but linear programs: here by a NIC and its batches."""
+    sketch = load_sketch("ndv2/sk1")
+    topology = sketch.topology()
+    problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
+    hurried = lower_bound(problem, budget_s=0)
+    assert (hurried.kind, hurried.bound) == ("one machine", lower_bound(problem).bound)
 
 
 def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

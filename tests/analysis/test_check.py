@@ -22,6 +22,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import (
     Border,
     Certificate,
+    LateStart,
     Machine,
     Path,
     PathPrices,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
 
 MANY = bool(os.environ.get("TACCL_MANY"))
-KINDS = ("latency", "counting", "one machine", "throughput", "multicommodity")
+KINDS = ("latency", "counting", "late start", "one machine", "throughput", "multicommodity")
 
 
 @cache
@@ -113,7 +114,7 @@ def test_a_border_that_all_are_inside_of_is_refused() -> None:
             assert not replace(each, witness=Border(everyone, True)).check()
 
 
-@pytest.mark.parametrize("kind", ["counting", "one machine"])
+@pytest.mark.parametrize("kind", ["counting", "late start", "one machine"])
 def test_divisible_data_needs_other_witnesses(kind: str) -> None:
     """Counting whole chunks proves nothing where they may be cut."""
     assert not any(replace(each, divisible=True).check() for each in of_kind(kind))
@@ -210,6 +211,13 @@ def test_prices_of_ways_are_refused_of_sums(combining: bool) -> None:
         Border(frozenset((99,)), True),
         Border(frozenset((-1,)), False),
         Border(frozenset(), True),
+        LateStart((frozenset((1, 2)), frozenset((2,))), (1, 2), 1, 1),
+        LateStart((frozenset((1,)), frozenset((2,))), (1, 1), 1, 1),
+        LateStart((frozenset((1,)), frozenset((2,))), (1,), 1, 1),
+        LateStart((frozenset((1, 99)),), (1,), 1, 1),
+        LateStart((), (), 1, 1),
+        LateStart((frozenset((0, 1, 2)),), (0,), 1, 1),
+        LateStart((frozenset((1,)),), (1,), 1, -1),
         Machine(99, "rank", True),
         Machine(-1, "rank", True),
         Machine(0, "switch", True),

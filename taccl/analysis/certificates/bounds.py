@@ -2,10 +2,10 @@
 
 `lower_bound` is the best of: latency (the longest shortest way), counting (whole chunks that a rank or a node
 must pass, over the rate of the resources they can pass), two borders (what must enter a node, and then a rank
-of it, or leave them), the one-machine bound (a resource's batches, from
-the releases of its chunks to the tail behind the last one), throughput (the best prices of resources and
-sets of ranks) and multicommodity flow (the best prices of resources and ways). All hold for the declared
-problem: its topology, collective and sketch.
+of it, or leave them), late starts (ranks that can only send once something has reached them), the one-machine
+bound (a resource's batches, from the releases of its chunks to the tail behind the last one), throughput (the
+best prices of resources and sets of ranks) and multicommodity flow (the best prices of resources and ways).
+All hold for the declared problem: its topology, collective and sketch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.demand import Demand, Job, as_spreading
 from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.flows import multicommodity
+from taccl.analysis.certificates.late_start import late_start_bounds
 from taccl.analysis.certificates.nested import nested_bounds
 from taccl.analysis.certificates.one_machine import machine_ticks
 from taccl.analysis.certificates.symmetries import find_symmetries
@@ -92,12 +93,12 @@ def lower_bound(
     InputError
         If a chunk cannot reach a destination: the error names the rank, the chunk and the clause.
     """
+    deadline = time.monotonic() + budget_s
     check_reachable(problem)
     reads = as_spreading(problem)
     demand = Demand(reads)
     granted = not demand.single_ended if in_network is None else in_network
     volume = Volume(reads, divisible=divisible)
-    deadline = time.monotonic() + budget_s
     latency = _latency(demand, divisible=divisible)
     # In the order in which claims that say the same are preferred; what is quick is looked for first.
     prices = partial(_throughput, volume, in_network=granted, deadline=deadline)
@@ -112,16 +113,20 @@ def lower_bound(
     quick: list[Callable[[], Iterator[_Claim]]] = []
     if not divisible:
         quick = [counting, partial(_two_borders, demand)]
-        finders.append(quick[1])
+        if pairs <= _MAX_TIMED:
+            quick.append(partial(_late_starts, demand, in_network=granted))
+        finders += quick[1:]
     found: dict[Callable[[], Iterator[_Claim]], list[_Claim]] = {find: [] for find in finders}
     enough = None if finish is None else finish * problem.costs.ticks_per_us
     best = latency.ticks
-    for find in [*quick, *(find for find in finders if find not in quick)]:
+    slow = [find for find in finders if find not in quick]
+    if pairs <= _MAX_BRIEF:
+        slow.sort(key=lambda find: find is prices)
+    for find in [*quick, *slow]:
         brief = find is not prices and pairs <= _MAX_BRIEF
-        late = any(found.values()) and not brief and time.monotonic() >= deadline
-        if late or (enough is not None and best >= enough):
-            break
-        for claim in find():
+        if any(found.values()) and not brief and time.monotonic() >= deadline:
+            continue
+        for claim in find() if enough is None or best < enough else ():
             found[find].append(claim)
             best = max(best, claim.ticks)
             late = not brief and time.monotonic() >= deadline
@@ -314,7 +319,7 @@ def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
         return
     if demand.sums_for_all and not in_network:
         yield from _gossip(demand)
-    for name, sets in demand.families:
+    for name, sets in reversed(demand.families):  # what enters nodes limits more often, and they are fewer
         for entering in (True, False):
             for ranks in demand.different(sets):
                 border = demand.border(ranks, entering=entering)
@@ -337,6 +342,12 @@ def _two_borders(demand: Demand) -> Iterator[_Claim]:
     """Chunks that must enter a node, and then still come to a rank of it."""
     for ticks, limits, witness in nested_bounds(demand):
         yield _Claim(ticks, limits, "two borders", witness)
+
+
+def _late_starts(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
+    """Chunks that only few hold at first."""
+    for ticks, limits, witness in late_start_bounds(demand, in_network=in_network):
+        yield _Claim(ticks, limits, "late start", witness)
 
 
 def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
@@ -450,6 +461,15 @@ def _one_machine(demand: Demand) -> Iterator[_Claim]:
         for resource in demand.held[e]:
             links_of[resource].append(e)
     ends = demand.topology.links
+
+    @cache
+    def jobs_over(ranks: frozenset[int], entering: bool) -> dict[frozenset[int], list[Job]]:
+        border = demand.border(ranks, entering=entering)
+        over: dict[frozenset[int], list[Job]] = defaultdict(list)
+        for job in border.jobs if border is not None else ():
+            over[job.links].append(job)
+        return over
+
     for resource in sorted(set(demand.symmetries.resources[sorted(links_of)].tolist())):
         name = demand.topology.resources[resource].name
         for family, sets in demand.families:
@@ -462,12 +482,12 @@ def _one_machine(demand: Demand) -> Iterator[_Claim]:
                 }
                 jobs: list[Job] = []
                 for ranks in sorted(near, key=min):
-                    border = demand.border(ranks, entering=entering)
                     mine = [
                         job
-                        for job in (border.jobs if border is not None else ())
-                        if len(job.links) <= len(links_of[resource])
-                        and all(resource in demand.held[e] for e in job.links)
+                        for links, some in jobs_over(ranks, entering).items()
+                        if len(links) <= len(links_of[resource])
+                        and all(resource in demand.held[e] for e in links)
+                        for job in some
                     ]
                     jobs = [*jobs, *mine] if demand.single_ended else max(jobs, mine, key=len)
                 if jobs:

@@ -1,6 +1,6 @@
 """The certificate: a proven lower bound on the finish of any schedule, with the witness that proves it.
 
-Six kinds of witness, all of them arithmetic to check (`taccl.analysis.certificates.check`):
+Seven kinds of witness, all of them arithmetic to check (`taccl.analysis.certificates.check`):
 
 latency
     A chunk and a destination: the shortest way there.
@@ -8,6 +8,9 @@ counting
     A set of ranks: the whole chunks that must cross its border, over the rate of what they can pass.
 two borders
     A rank and the ranks of its node: what must cross both borders, the one after the other.
+late start
+    Sets of ranks that hold nothing at first, and a rank of each: what can have entered them by some moment,
+    when only few can feed them until an earlier one, and how long the rest then takes to those ranks.
 one machine
     A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
 throughput
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
 
 __all__ = [
-    "Border", "Certificate", "Machine", "Nested", "Path", "PathPrices", "SetCharge", "SetPrices", "Witness",
-    "describe_witness",
+    "Border", "Certificate", "LateStart", "Machine", "Nested", "Path", "PathPrices", "SetCharge", "SetPrices",
+    "Witness", "describe_witness",
 ]  # fmt: skip
 
 
@@ -76,6 +79,37 @@ class Nested:
             "inner": sorted(self.inner),
             "outer": sorted(self.outer),
             "entering": self.entering,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LateStart:
+    """Disjoint sets of ranks that hold nothing at first of some chunks, and a rank of each that wants them.
+
+    Parameters
+    ----------
+    sets : tuple of frozenset of int
+    targets : tuple of int
+        A rank of every set.
+    fed : int
+        Ticks: what starts to enter a set before is fed by those who hold it at first, or were reached since.
+        What starts later only has to enter.
+    since : int
+        Ticks: what has not entered before comes to the targets after.
+    """
+
+    sets: tuple[frozenset[int], ...]
+    targets: tuple[int, ...]
+    fed: int
+    since: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": "late start",
+            "sets": [sorted(ranks) for ranks in self.sets],
+            "targets": list(self.targets),
+            "fed": self.fed,
+            "since": self.since,
         }
 
 
@@ -133,7 +167,7 @@ class PathPrices:
         return {"kind": "path prices", "prices": list(self.prices)}
 
 
-Witness = Path | Border | Nested | Machine | SetPrices | PathPrices
+Witness = Path | Border | Nested | LateStart | Machine | SetPrices | PathPrices
 
 
 @dataclass(frozen=True)
@@ -147,8 +181,8 @@ class Certificate:
     bound : Fraction
         Microseconds, exact.
     kind : str
-        ``"latency"``, ``"counting"``, ``"two borders"``, ``"one machine"``, ``"throughput"`` or
-        ``"multicommodity"``; ``"none"`` where nothing must be sent.
+        ``"latency"``, ``"counting"``, ``"two borders"``, ``"late start"``, ``"one machine"``,
+        ``"throughput"`` or ``"multicommodity"``; ``"none"`` where nothing must be sent.
     limits : str
         One sentence that says what limits.
     witness : Witness, optional
@@ -245,6 +279,10 @@ def describe_witness(certificate: Certificate) -> str:
             )
             way = "enter" if witness.entering else "leave"
             return f"what must {way} {_ranks_shown(first)}, and then {_ranks_shown(then)}"
+        case LateStart():
+            early = frozenset(range(topology.num_ranks)).difference(*witness.sets)
+            sets = format_count(len(witness.sets), "set")
+            return f"what {_ranks_shown(early)} must feed to {sets} of ranks that hold nothing at first"
         case Machine():
             way = "enter" if witness.entering else "leave"
             name = topology.resources[witness.resource].name

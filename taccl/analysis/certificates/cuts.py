@@ -76,7 +76,7 @@ def throughput(
         return program.best_of_one()
     while time.monotonic() < deadline and len(program.sets) < _MAX_SETS:
         found = _too_little(volume, symmetries, solved.sends, set(program.sets), deadline)
-        if not found:
+        if not found or time.monotonic() >= deadline:
             break
         before = solved.value
         for parts in found:
@@ -220,7 +220,8 @@ class _Program:
             return None
         size = self.row_size.tolist()
         share = Fraction(1)
-        for row, e in enumerate(self.rows.tolist()):
+        crossed = np.flatnonzero(np.sum([count for _, _, count, _ in charged], axis=0))
+        for row, e in zip(crossed.tolist(), self.rows[crossed].tolist(), strict=True):
             asked = sum(
                 (z * Fraction(round(count[row] * size[row]), size[row]) for _, _, count, z in charged),
                 Fraction(0),

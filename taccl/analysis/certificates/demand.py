@@ -100,6 +100,7 @@ class Demand:
         self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
         self._links_of: dict[tuple[int, bool | None], int] = {}
         self._crossings: dict[tuple[int, int, frozenset[int], int], _Crossing | None] = {}
+        self._to: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
 
     @cached_property
@@ -248,17 +249,23 @@ class Demand:
         ends = [self.topology.links[e] for e in crossing]
         # A link of several sources is taken to wait for its first: a sum, or its reverse, may.
         if self.single_ended:
-            before = times[:, [e.src for e in ends]].T  # link x rank
-            after = times[[e.dst for e in ends]]
+            before = self._times_to(links, units)[sorted({e.src for e in ends})]  # end x rank
+            after = times[sorted({e.dst for e in ends})]
         else:
             before = np.array([times[:, list(e.srcs)].min(axis=1) for e in ends])
             after = np.array([times[list(e.dsts)].min(axis=0) for e in ends])
         return _Crossing(
             frozenset(crossing),
-            np.where(np.isfinite(before), before, 0).min(axis=0),
-            np.where(np.isfinite(after), after, 0).min(axis=0),
+            np.where(np.isfinite(before.max(axis=0)), before.min(axis=0), 0),
+            np.where(np.isfinite(after.max(axis=0)), after.min(axis=0), 0),
             frozenset(d for e in ends for d in e.dsts),
         )
+
+    def _times_to(self, links: int, units: int) -> NDArray[np.float64]:
+        """(num_ranks, num_ranks) the times of `Distances.times`, from the column's rank to the row's."""
+        if (links, units) not in self._to:
+            self._to[links, units] = np.ascontiguousarray(self.distances.times(links, units).T)
+        return self._to[links, units]
 
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
         """(resource, ticks) of what a chunk must hold, whichever of the ranks it leaves over any link.
@@ -267,8 +274,8 @@ class Demand:
         """
         key = (links, units, ranks)
         if key not in self._onward:
-            ends, clauses = self.topology.links, self.problem.clauses
-            ways = [e for e in self.distances.links(links) if not ranks.isdisjoint(ends[e].srcs)]
+            clauses, some = self.problem.clauses, self.distances.link_set(links)
+            ways = [e for r in sorted(ranks) for e in self.topology.links_from[r] if e in some]
             common: set[int] | None = None
             for e in ways:
                 # At the receiving end it may be held late, so that it says nothing about when a chunk leaves.

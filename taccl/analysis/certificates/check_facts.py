@@ -1,0 +1,113 @@
+"""What a problem says, as plain numbers, for checking certificates: costs, who may carry what, shortest ways.
+
+None of what found a bound is called: ways are found here anew, in whole numbers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem import Problem
+
+__all__ = ["Facts"]
+
+
+class Facts:
+    """What a problem says, as plain numbers."""
+
+    def __init__(self, problem: Problem, *, divisible: bool) -> None:
+        self.problem, self.divisible = problem, divisible
+        self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
+        self.units = problem.costs.chunk_units.tolist()
+        self.by_chunk = not divisible and len(set(self.units)) == 1
+        self.alpha = problem.costs.link_alpha.tolist()
+        self.beta = problem.costs.link_beta.tolist()
+        self.sums = self.collective.combining and not self.collective.derivations
+        self.made_at = {d.chunk: d for d in self.collective.derivations}
+        self.allowed = list(problem.links_allowed)
+        self.holds: list[dict[int, tuple[int, int, bool]]] = [{} for _ in self.topology.links]
+        alphas, betas = problem.costs.hold_alpha.tolist(), problem.costs.hold_beta.tolist()
+        for hold, alpha, beta in zip(self.topology.holds, alphas, betas, strict=True):
+            self.holds[hold.link][hold.resource] = (alpha, beta, hold.side == "receive")
+        self.multi = any(
+            len(self.topology.links[e].srcs) + len(self.topology.links[e].dsts) > 2 for e in self.allowed
+        )
+        self._admitted: dict[tuple[object, ...], list[int]] = {}
+        self._out: dict[tuple[int, int, bool], dict[int, list[tuple[int, int]]]] = {}
+        self._times: dict[tuple[object, ...], dict[int, int]] = {}
+
+    def admitted(self, c: int, *, reducing: bool | None) -> list[int]:
+        """The links that may carry a chunk: spreading, reducing, or (None) in either way."""
+        clauses = self.clauses
+        by_chunk = clauses.carries_from or clauses.carries_to or clauses.direct_crossing
+        if not by_chunk and clauses.relays is None:
+            return self.allowed
+        data = self.collective.chunks[c]
+        node = self.topology.node_of_rank
+        derived = self.made_at[c].rank if c in self.made_at else -1
+        ends = frozenset(node[r] for r in data.destinations)
+        starts, holders = frozenset(node[r] for r in data.origins), self.problem.holders(c)
+        key = (data.origins, derived, data.root, ends, starts, holders, reducing)
+        if key not in self._admitted:
+            modes = (False, True) if reducing is None else (reducing,)
+            may = self.problem.may_carry
+            self._admitted[key] = [e for e in self.allowed if any(may(e, c, reducing=mode) for mode in modes)]
+        return self._admitted[key]
+
+    def times(
+        self, links: Sequence[int], units: int, starts: dict[int, int], *, backwards: bool = False
+    ) -> dict[int, int]:
+        """Earliest times at ranks (backwards: times left to the starts); a link waits for one source.
+
+        `links` is a list that `admitted` returned: what was found for it is kept.
+        """
+        key = (id(links), units, frozenset(starts.items()), backwards)
+        if key not in self._times:
+            self._times[key] = self._shortest(self._arcs(links, units, backwards), starts)
+        return self._times[key]
+
+    def _arcs(self, links: Sequence[int], units: int, backwards: bool) -> dict[int, list[tuple[int, int]]]:
+        """Per rank: (the rank at the other end, the time of a send) of every link."""
+        key = (id(links), units, backwards)
+        if key not in self._out:
+            out = self._out[key] = defaultdict(list)
+            for e in links:
+                length = self.alpha[e] + units * self.beta[e]
+                for src in self.topology.links[e].srcs:
+                    for dst in self.topology.links[e].dsts:
+                        a, b = (dst, src) if backwards else (src, dst)
+                        out[a].append((b, length))
+        return self._out[key]
+
+    @staticmethod
+    def _shortest(out: dict[int, list[tuple[int, int]]], starts: dict[int, int]) -> dict[int, int]:
+        best: dict[int, int] = {}
+        queue = [(time, rank) for rank, time in starts.items()]
+        heapq.heapify(queue)
+        while queue:
+            time, rank = heapq.heappop(queue)
+            if rank in best:
+                continue
+            best[rank] = time
+            for other, length in out.get(rank, ()):
+                if other not in best:
+                    heapq.heappush(queue, (time + length, other))
+        return best
+
+    def origins(self, c: int, units: int | None = None) -> dict[int, int]:
+        """Where a chunk is first, and when; of a derived one, where and when it is made."""
+        starts = dict.fromkeys(self.collective.chunks[c].origins, 0)
+        made = self.made_at.get(c)
+        if made is not None:
+            size = self.units[made.source] if units is None else units
+            before = self.times(
+                self.admitted(made.source, reducing=False), size, self.origins(made.source, units)
+            )
+            if made.rank in before:
+                starts[made.rank] = before[made.rank]
+        return starts

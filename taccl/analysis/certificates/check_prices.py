@@ -1,0 +1,115 @@
+"""Checks prices: what each send pays is added up link by link, as fractions."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.analysis.certificates.certificate import PathPrices, SetPrices
+    from taccl.analysis.certificates.check_facts import Facts
+
+__all__ = ["path_prices", "set_prices"]
+
+
+def set_prices(facts: Facts, witness: SetPrices, *, in_network: bool) -> Fraction:
+    """The bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""
+    if min(witness.prices, default=0) < 0 or any(each.charge < 0 for each in witness.charges):
+        return Fraction(0)
+    pays = _pays(facts, witness.prices)
+    asked = [Fraction(0)] * len(pays)
+    need = Fraction(0)
+    for each in witness.charges:
+        part_of = {r: i for i, part in enumerate(each.parts) for r in part}
+        if len(each.parts) > 1 and (in_network or facts.multi or not facts.sums):
+            return Fraction(0)
+        if len(part_of) != sum(map(len, each.parts)):
+            return Fraction(0)
+        for e in facts.allowed:
+            link = facts.topology.links[e]
+            if len(each.parts) > 1:
+                crosses = part_of.get(link.src, -1) != part_of.get(link.dst, -1)
+            else:
+                crosses = any(r in part_of for r in link.dsts) and any(r not in part_of for r in link.srcs)
+            if crosses:
+                asked[e] += each.charge
+        need += each.charge * _needed(facts, each.parts)
+    total = sum(witness.prices)
+    if not total or any(asked[e] > pays[e] for e in facts.allowed):
+        return Fraction(0)
+    return need / total
+
+
+def path_prices(facts: Facts, witness: PathPrices) -> Fraction:
+    """The bound in ticks that prices prove when every chunk takes its cheapest way."""
+    if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
+        return Fraction(0)
+    pays = _pays(facts, witness.prices)
+    scale = facts.clauses.max_merge
+    whole = [int(each * scale) for each in pays]
+    total, known = 0, {}
+    for c, data in enumerate(facts.collective.chunks):
+        targets = set(data.destinations) - set(data.origins)
+        if not targets or not data.origins:
+            continue
+        links = facts.admitted(c, reducing=False)
+        key = (data.origins, id(links))
+        if key not in known:
+            known[key] = _cheapest(facts, links, whole, data.origins)
+        weight = 1 if facts.by_chunk else facts.units[c]
+        total += weight * max(known[key].get(r, 0) for r in targets)
+    return Fraction(total, (sum(witness.prices) or 1) * scale)
+
+
+def _pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
+    """What a chunk (or, where sizes differ or data is divisible, a unit of it) pays on every link."""
+    by_chunk = facts.by_chunk
+    pays = []
+    for e, held in enumerate(facts.holds):
+        merges = facts.clauses.max_merge > 1 and e in facts.clauses.merging
+        share = Fraction(1, facts.clauses.max_merge) if merges else Fraction(1)
+        total = Fraction(0)
+        for resource, (alpha, beta, _) in held.items():
+            total += prices[resource] * (alpha * share + beta * facts.units[0] if by_chunk else beta)
+        pays.append(total)
+    return pays
+
+
+def _needed(facts: Facts, parts: Sequence[frozenset[int]]) -> int:
+    """The least volume of what enters a set, or what the parts of a partition must exchange."""
+    volume = 0
+    for data, units in zip(facts.collective.chunks, facts.units, strict=True):
+        weight = 1 if facts.by_chunk else units
+        starts, ends = set(data.origins), set(data.destinations)
+        if len(parts) > 1:
+            sharers = sum(not part.isdisjoint(starts) and not part.isdisjoint(ends) for part in parts)
+            volume += weight * max(0, 2 * (sharers - 1))
+        elif ends.isdisjoint(parts[0]) or not starts:
+            continue
+        elif starts - parts[0] if facts.sums else starts.isdisjoint(parts[0]):
+            volume += weight
+    return volume
+
+
+def _cheapest(
+    facts: Facts, links: Sequence[int], pays: Sequence[int], origins: Sequence[int]
+) -> dict[int, int]:
+    out: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for e in links:
+        for src in facts.topology.links[e].srcs:
+            out[src] += [(dst, pays[e]) for dst in facts.topology.links[e].dsts]
+    best: dict[int, int] = {}
+    queue = [(0, rank) for rank in origins]
+    while queue:
+        price, rank = heapq.heappop(queue)
+        if rank in best:
+            continue
+        best[rank] = price
+        for other, more in out[rank]:
+            if other not in best:
+                heapq.heappush(queue, (price + more, other))
+    return best
