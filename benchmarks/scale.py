@@ -51,6 +51,7 @@ from benchmarks.scale_rivals import Rivals, find_rivals
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.collectives import together
 from taccl.problem import Problem, make_problem
+from taccl.synthesis.compiled.two_levels import compile_two_levels
 from taccl.synthesis.large import schedule_large
 
 if TYPE_CHECKING:
@@ -336,6 +337,7 @@ def _square_meshes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def warm_up(case: Case) -> None:
     """Have the kernels compiled, or read from their cache."""
+    compile_two_levels()
     for topology in (taccl.topologies.ring(4), taccl.topologies.dgx_h100(2)):
         made = taccl.collectives.make(case.collective, topology.num_ranks)
         some = taccl.collectives.make(case.collective, 2).among([0, 2], num_ranks=topology.num_ranks)

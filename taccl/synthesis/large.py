@@ -23,6 +23,7 @@ from taccl.synthesis.compiled.fabric import problem_arrays
 from taccl.synthesis.compiled.guided import is_guided, spread_guided
 from taccl.synthesis.compiled.relays import with_relays
 from taccl.synthesis.compiled.scale import spread
+from taccl.synthesis.compiled.two_levels import compile_two_levels, spread_two_levels, suits_two_levels
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def compile_kernels(problem: Problem) -> float:
     to_one = all(len(chunk.destinations) == 1 for chunk in problem.collective.chunks)
     pair = make_problem(ring(2), make("alltoall" if to_one else "allgather", 2), chunk_bytes=1)
     verify_compact(schedule_large(pair, num_runs=1))
+    if not to_one and suits_two_levels(problem):
+        compile_two_levels()
     return time.monotonic() - began
 
 
@@ -118,6 +121,7 @@ def schedule_large(
     """
 
     def spreads(half: Problem, target: int, share: float) -> CompactSchedule:
+        began = time.monotonic()
         fabric, demand = problem_arrays(half)
         limit_s = None if time_limit_s is None else share * time_limit_s
         if is_guided(half):
@@ -136,6 +140,13 @@ def schedule_large(
             memory_limit_bytes=None if memory_limit_mb is None else memory_limit_mb * 10**6,
             spill_dir=spill_dir,
         )
+        is_open = num_runs is None and found.finish_ticks > target and demand.target is None
+        if is_open and suits_two_levels(half):
+            left = None if limit_s is None else limit_s - (time.monotonic() - began)
+            limit = found.finish_ticks - 1
+            better = spread_two_levels(half, limit_ticks=limit, seconds=left, seed=seed)
+            if better is not None:
+                return CompactSchedule(half, *better, "greedy")
         return CompactSchedule(half, found.chunk, found.link, found.start, "greedy")
 
     if not problem.collective.combining:

@@ -2,7 +2,8 @@
 
 The way of every chunk is read from the old schedule as a tree. Where links or ranks are lost, only what is
 cut off is reached again, by the cheapest way on the links that are left; where a link has become slower than
-what it carries, chunks are led round it while that helps. Then all sends are timed anew, and verified.
+what it carries, chunks are led round it while that helps. Then all sends are timed anew, and verified. Where
+that finishes later than before, what crosses between nodes is also planned from nothing, and the better kept.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.compiled.fixed import Planner, schedule_trees
 from taccl.synthesis.compiled.routes import Roads, Tree, bare_trees, lighten, mend, read_trees
+from taccl.synthesis.compiled.two_levels import compile_two_levels, find_two_levels, suits_two_levels
+from taccl.synthesis.memory import check_memory
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
@@ -95,6 +98,7 @@ def replan(
     ranks: Sequence[int] | None = None,
     time_limit_s: float = 1.0,
     seed: int = 0,
+    memory_limit_mb: int | None = None,
 ) -> Replan:
     """A verified schedule of a problem that keeps what it can of the schedule of another.
 
@@ -110,18 +114,21 @@ def replan(
         ``without(topology, ranks=...)`` it is the ranks that are left, in order.
     time_limit_s : float
         When to stop trying to finish earlier; the first schedule is always finished.
+    memory_limit_mb : int, optional
+        By default 80 % of what is free. What would need more is refused before it begins.
 
     Raises
     ------
     InputError
         If `ranks` does not name an old rank for every new one, once each, the problem shares no chunk with
-        the old schedule, or the time limit is not positive.
+        the old schedule, the time limit is not positive, or there is not enough memory.
     SketchError, TopologyError
         If a chunk cannot reach a destination any more.
     """
     began = time.monotonic()
     if not 0 < time_limit_s < math.inf:
         raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
+    check_memory(problem, memory_limit_mb=memory_limit_mb, mended=True)
     new_rank = _new_ranks(old, problem, ranks)
     new_link = _new_links(old.problem, problem, new_rank)
     new_chunk = _new_chunks(old.problem, problem, new_rank)
@@ -142,7 +149,19 @@ def replan(
         free = [tree for tree in trees if tree.is_mended or not slower.isdisjoint(tree.link_to.values())]
         lighten(roads, free, ceiling=_busiest_ticks(old.problem, old_trees, problem), deadline=deadline)
         until = deadline - _RESERVE * time_limit_s
-        order = _order(Planner(problem), roads, trees, free, starts, deadline=until, seed=seed)
+        planner = Planner(problem)
+        order = _first_order(planner, roads, trees, starts)
+        anew = None
+        if problem.costs.us(order.finish_ticks) > old.finish and suits_two_levels(problem):
+            asked = time.monotonic()
+            compile_two_levels()  # which no time limit counts
+            compiled_s = time.monotonic() - asked
+            until, left = until + compiled_s, max(0.0, until - asked)
+            anew = find_two_levels(problem, limit_ticks=order.finish_ticks - 1, seconds=left, seed=seed)
+        if anew is None:
+            order = _better_order(planner, roads, trees, free, starts, order, deadline=until, seed=seed)
+        else:
+            trees, order = anew
         schedule = schedule_trees(problem, trees, order)
     same = _unchanged(old, problem, new_chunk, new_link)
     candidates = [each for each in (same, schedule) if each is not None and verify(each).ok]
@@ -286,20 +305,27 @@ def _unchanged(
         return None
 
 
-def _order(
+def _first_order(
+    planner: Planner, roads: Roads, trees: Sequence[Tree], starts: Mapping[tuple[int, int, bool], int]
+) -> Order:
+    """The sends of all trees as they were ordered before, or those first that most waits for."""
+    sends = planner.sends(trees)
+    as_before = planner.find(trees, urgency=-np.array(_expected(roads, sends, starts), np.int64))
+    return min(planner.find(trees), as_before, key=lambda order: order.finish_ticks)
+
+
+def _better_order(
     planner: Planner,
     roads: Roads,
     trees: Sequence[Tree],
     free: Sequence[Tree],
     starts: Mapping[tuple[int, int, bool], int],
+    best: Order,
     *,
     deadline: float,
     seed: int,
 ) -> Order:
     """The best order found of the sends of all trees; some are free to try other ways for it."""
-    sends = planner.sends(trees)
-    as_before = planner.find(trees, urgency=-np.array(_expected(roads, sends, starts), np.int64))
-    best = min(planner.find(trees), as_before, key=lambda order: order.finish_ticks)
     rng = random.Random(seed)
     tried = 0
     while free and tried < _PATIENCE and time.monotonic() < deadline:

@@ -45,7 +45,7 @@ __all__ = ["Prices", "lower_bound", "prices"]
 
 #: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
 _MAX_TIMED = 60_000
-#: Up to so many all claims but those of linear programs are a matter of a moment, and never left out.
+#: Up to so many that differ all claims but those of linear programs take a moment, and are never left out.
 _MAX_BRIEF = 3_000
 #: Beyond so many ranks only some chunks' shortest ways are found.
 _MOST_RANKS_TIMED = 2_048
@@ -103,7 +103,8 @@ def lower_bound(
     # In the order in which claims that say the same are preferred; what is quick is looked for first.
     prices = partial(_throughput, volume, in_network=granted, deadline=deadline)
     finders: list[Callable[[], Iterator[_Claim]]] = [prices]
-    pairs = _pairs(demand)
+    arrivals, pairs = _arrivals(demand)
+    is_small = pairs <= _MAX_BRIEF and arrivals <= _MAX_TIMED
     if not divisible and pairs <= _MAX_TIMED:
         counting = partial(_counting, demand, in_network=granted)
         finders += [counting, partial(_one_machine, demand)]
@@ -120,10 +121,10 @@ def lower_bound(
     enough = None if finish is None else finish * problem.costs.ticks_per_us
     best = latency.ticks
     slow = [find for find in finders if find not in quick]
-    if pairs <= _MAX_BRIEF:
+    if is_small:
         slow.sort(key=lambda find: find is prices)
     for find in [*quick, *slow]:
-        brief = find is not prices and pairs <= _MAX_BRIEF
+        brief = find is not prices and is_small
         if any(found.values()) and not brief and time.monotonic() >= deadline:
             continue
         for claim in find() if enough is None or best < enough else ():
@@ -208,11 +209,11 @@ def _ratio(bound: Fraction, other: Fraction) -> float:
     return float(bound / other - 1) if other else 0.0
 
 
-def _pairs(demand: Demand) -> int:
-    """How many crossings of a chunk into a rank would be timed."""
-    pairs = sum(len(data.destinations) + len(data.origins) for data, _ in demand.classes)
+def _arrivals(demand: Demand) -> tuple[int, int]:
+    """How many crossings of a chunk into, or out of, a rank there are; and how many of them differ."""
+    arrivals = sum(len(data.destinations) + len(data.origins) for data, _ in demand.classes)
     same = len(demand.symmetries.ranks) // max(1, len(set(demand.symmetries.ranks.tolist())))
-    return pairs // same
+    return arrivals, arrivals // same
 
 
 def _throughput(volume: Volume, *, in_network: bool, deadline: float) -> Iterator[_Claim]:
@@ -267,17 +268,25 @@ def _latency(demand: Demand, *, divisible: bool) -> _Claim:
     best = _Claim(0, "nothing has to be sent", "none", None)
     if demand.topology.num_ranks > _MOST_RANKS_TIMED:
         return _some_latency(demand, divisible=divisible)
+    # Chunks that start alike and go over the same links are everywhere at the same time.
+    alike: dict[tuple[tuple[int, ...], int, int], list[float]] = {}
+    derived = {each.chunk for each in demand.problem.collective.derivations}
     for (data, whole), c in demand.example.items():
         units = 0 if divisible else whole
-        if demand.sums_for_all:
-            times = demand.distances.times(demand.distances.carried(c, reducing=None), units)
-            heads = times[list(data.origins)].max(axis=0)
-        else:
-            heads = demand.distances.heads(c, units=0 if divisible else None)
-        for target in data.destinations:
-            if np.isfinite(heads[target]) and heads[target] > best.ticks:
-                what = f"the shortest way of chunk {c} to rank {target}"
-                best = _Claim(int(heads[target]), what, "latency", Path(c, target))
+        links = demand.distances.carried(c, reducing=None if demand.sums_for_all else False)
+        heads = alike.get((data.origins, links, units)) if c not in derived else None
+        if heads is None:
+            if demand.sums_for_all:
+                arrival = demand.distances.times(links, units)[list(data.origins)].max(axis=0)
+            else:
+                arrival = demand.distances.heads(c, units=0 if divisible else None)
+            heads = np.where(np.isfinite(arrival), arrival, 0).tolist()
+            if c not in derived:
+                alike[data.origins, links, units] = heads
+        target = max(data.destinations, key=heads.__getitem__, default=None)
+        if target is not None and heads[target] > best.ticks:
+            what = f"the shortest way of chunk {c} to rank {target}"
+            best = _Claim(int(heads[target]), what, "latency", Path(c, target))
     return best
 
 
