@@ -51,7 +51,7 @@ from benchmarks.scale_rivals import Rivals, find_rivals
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.collectives import together
 from taccl.problem import Problem, make_problem
-from taccl.synthesis.compiled.two_levels import compile_two_levels
+from taccl.synthesis.crossing.two_levels import compile_two_levels
 from taccl.synthesis.large import schedule_large
 
 if TYPE_CHECKING:

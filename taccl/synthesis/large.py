@@ -23,7 +23,7 @@ from taccl.synthesis.compiled.fabric import problem_arrays
 from taccl.synthesis.compiled.guided import is_guided, spread_guided
 from taccl.synthesis.compiled.relays import with_relays
 from taccl.synthesis.compiled.scale import spread
-from taccl.synthesis.compiled.two_levels import compile_two_levels, spread_two_levels, suits_two_levels
+from taccl.synthesis.crossing.two_levels import compile_two_levels, spread_two_levels, suits_two_levels
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:

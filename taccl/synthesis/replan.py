@@ -25,7 +25,7 @@ from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.compiled.fixed import Planner, schedule_trees
 from taccl.synthesis.compiled.routes import Roads, Tree, bare_trees, lighten, mend, read_trees
-from taccl.synthesis.compiled.two_levels import compile_two_levels, find_two_levels, suits_two_levels
+from taccl.synthesis.crossing.two_levels import compile_two_levels, find_two_levels, suits_two_levels
 from taccl.synthesis.memory import check_memory
 from taccl.units import format_count, format_us
 

@@ -8,12 +8,12 @@ import pytest
 from taccl import collectives, topologies
 from taccl.analysis.verification.verify import verify
 from taccl.problem import Clauses, Problem, make_problem
-from taccl.synthesis.compiled.crossing_rounds import enter_rounds
-from taccl.synthesis.compiled.crossing_times import make_times, pin, time_crossings
-from taccl.synthesis.compiled.crossings import make_crossings, make_inside
 from taccl.synthesis.compiled.fixed import schedule_trees
-from taccl.synthesis.compiled.inside_nodes import book, earliest, gather, make_booked, time_sums
-from taccl.synthesis.compiled.two_levels import find_two_levels, spread_two_levels, suits_two_levels
+from taccl.synthesis.crossing.crossings import make_crossings, make_inside
+from taccl.synthesis.crossing.inside_nodes import book, earliest, gather, make_booked, time_sums
+from taccl.synthesis.crossing.rounds import enter_rounds
+from taccl.synthesis.crossing.times import make_times, pin, time_crossings
+from taccl.synthesis.crossing.two_levels import find_two_levels, spread_two_levels, suits_two_levels
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.replan import replan
 from taccl.topology.topology import Topology, TopologyBuilder

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.synthesis.compiled.inside_nodes import Inside, time_sums
+from taccl.synthesis.crossing.inside_nodes import Inside, time_sums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

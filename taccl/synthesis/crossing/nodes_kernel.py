@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.synthesis.compiled.crossing_times import near_node, near_rank, root_rank
 from taccl.synthesis.compiled.events import compiled, pop, push
-from taccl.synthesis.compiled.inside_nodes import book, earliest, gather
+from taccl.synthesis.crossing.inside_nodes import book, earliest, gather
+from taccl.synthesis.crossing.times import near_node, near_rank, root_rank
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.synthesis.compiled.crossing_rounds import Plan
-    from taccl.synthesis.compiled.crossings import Crossings
-    from taccl.synthesis.compiled.inside_nodes import Booked, Inside
+    from taccl.synthesis.crossing.crossings import Crossings
+    from taccl.synthesis.crossing.inside_nodes import Booked, Inside
+    from taccl.synthesis.crossing.rounds import Plan
 
 __all__ = ["CHUNK", "LINK", "REDUCES", "START", "Rows", "list_sends", "make_rows"]
 

@@ -20,7 +20,7 @@ from taccl.synthesis.compiled.events import compiled
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.synthesis.compiled.crossings import Crossings
+    from taccl.synthesis.crossing.crossings import Crossings
 
 __all__ = [
     "MOST_ROUNDS", "Plan", "chance", "copy_plan", "draw", "enter_rounds", "find_rounds", "make_plan",

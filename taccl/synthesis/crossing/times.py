@@ -15,8 +15,8 @@ from taccl.synthesis.compiled.events import compiled, pop, push
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.synthesis.compiled.crossing_rounds import Plan
-    from taccl.synthesis.compiled.crossings import Crossings
+    from taccl.synthesis.crossing.crossings import Crossings
+    from taccl.synthesis.crossing.rounds import Plan
 
 __all__ = ["Times", "make_times", "near_node", "near_rank", "pin", "root_rank", "time_crossings"]
 

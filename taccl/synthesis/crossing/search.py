@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.synthesis.compiled.crossing_rounds import (
+from taccl.synthesis.compiled.events import compiled
+from taccl.synthesis.crossing.rounds import (
     chance,
     copy_plan,
     draw,
@@ -18,15 +19,14 @@ from taccl.synthesis.compiled.crossing_rounds import (
     seed_random,
     take_out,
 )
-from taccl.synthesis.compiled.crossing_times import time_crossings
-from taccl.synthesis.compiled.events import compiled
+from taccl.synthesis.crossing.times import time_crossings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.synthesis.compiled.crossing_rounds import Plan
-    from taccl.synthesis.compiled.crossing_times import Times
-    from taccl.synthesis.compiled.crossings import Crossings
+    from taccl.synthesis.crossing.crossings import Crossings
+    from taccl.synthesis.crossing.rounds import Plan
+    from taccl.synthesis.crossing.times import Times
 
 __all__ = ["Room", "improve", "make_room"]
 

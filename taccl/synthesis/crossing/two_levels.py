@@ -1,8 +1,8 @@
 """Trees and an order for all chunks of a small problem, found from what crosses between nodes.
 
 Crossings come first, as NICs are mostly what limits; then what is sent inside nodes, around them. See
-`taccl.synthesis.compiled.crossing_rounds`, `taccl.synthesis.compiled.crossing_times` and
-`taccl.synthesis.compiled.nodes_kernel`. Last, all sends start as early as their order lets them.
+`taccl.synthesis.crossing.rounds`, `taccl.synthesis.crossing.times` and
+`taccl.synthesis.crossing.nodes_kernel`. Last, all sends start as early as their order lets them.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import numpy as np
 
 from taccl.collectives import make
 from taccl.problem import make_problem
-from taccl.synthesis.compiled.crossing_rounds import MOST_ROUNDS, enter_rounds, make_plan
-from taccl.synthesis.compiled.crossing_search import improve, make_room
-from taccl.synthesis.compiled.crossing_times import make_times, pin, time_crossings
-from taccl.synthesis.compiled.crossings import make_crossings, make_inside
 from taccl.synthesis.compiled.events import compiled, is_stopped, pop, push, stopping
 from taccl.synthesis.compiled.fixed import Order, Planner
-from taccl.synthesis.compiled.inside_nodes import make_booked
-from taccl.synthesis.compiled.nodes_kernel import list_sends, make_rows
 from taccl.synthesis.compiled.routes import bare_trees
+from taccl.synthesis.crossing.crossings import make_crossings, make_inside
+from taccl.synthesis.crossing.inside_nodes import make_booked
+from taccl.synthesis.crossing.nodes_kernel import list_sends, make_rows
+from taccl.synthesis.crossing.rounds import MOST_ROUNDS, enter_rounds, make_plan
+from taccl.synthesis.crossing.search import improve, make_room
+from taccl.synthesis.crossing.times import make_times, pin, time_crossings
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.problem import Problem
-    from taccl.synthesis.compiled.crossing_rounds import Plan
-    from taccl.synthesis.compiled.crossings import Crossings
     from taccl.synthesis.compiled.fixed_kernel import Network
     from taccl.synthesis.compiled.routes import Tree
+    from taccl.synthesis.crossing.crossings import Crossings
+    from taccl.synthesis.crossing.rounds import Plan
 
 __all__ = ["compile_two_levels", "find_two_levels", "spread_two_levels", "suits_two_levels"]
 
