@@ -30,15 +30,14 @@ from taccl.errors import (
     SolverUnavailableError,
 )
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
-from taccl.sketch.group import symmetry_group
 from taccl.sketch.reachability import check_reachable
 from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import package_versions
+from taccl.synthesis.choice import choose
 from taccl.synthesis.combining import retime
 from taccl.synthesis.explaining.explain import explain
-from taccl.synthesis.large import effort, why_not
 from taccl.synthesis.large_search import search_large
 from taccl.synthesis.result import Moment, Result, Stage
 from taccl.synthesis.search import Options, Search, sound_bound
@@ -61,9 +60,6 @@ logger = logging.getLogger(__name__)
 
 #: With less time than this the compiled list scheduler, which is compiled when first used, is left out.
 _WORTH_COMPILING_S = 5.0
-#: Problems with more moves than this, once folded, are left to the compiled list scheduler; and so are those
-#: with more than so many for each second of the time limit, unless they have few.
-_MOST_MOVES, _MOVES_PER_S, _FEW_MOVES = 200_000, 5_000, 20_000
 #: Up to so many arrivals of chunks the ring and the pairwise exchange take a moment, and compete.
 _MOST_ARRIVALS = 6_000
 #: The part of the time limit after which a bound is no longer improved.
@@ -152,7 +148,7 @@ def synthesize(
         raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
     if keep not in ("schedule", "summary"):
         raise InputError(f"found {keep!r}; expected 'schedule' or 'summary'", where="keep")
-    large, choice = _choice(problem, backend, time_limit_s)
+    large, choice = choose(problem, backend, time_limit_s)
     folder = None if spill_dir is None else Path(spill_dir)
     if folder is not None and not large:
         raise InputError(
@@ -206,7 +202,7 @@ def _synthesize(
     since = time.monotonic()
     began = since if began is None else began
     deadline = began + max(0.05, time_limit_s - _RESERVE_S)
-    large, choice = _choice(problem, backend, time_limit_s)
+    large, choice = choose(problem, backend, time_limit_s)
     if large:
         return search_large(problem, options, backend=backend, deadline=deadline, choice=choice)
     if backend in ("auto", "cpsat"):
@@ -327,28 +323,6 @@ def _copying(half: Problem) -> Problem:
     links = half.topology.links
     fit = [e for e in half.links_allowed if len(links[e].srcs) == 1]
     return half if len(fit) == len(half.links_allowed) else half.with_clauses(links_allowed=frozenset(fit))
-
-
-def _choice(problem: Problem, backend: str, time_limit_s: float) -> tuple[bool, str]:
-    """Whether only the compiled list scheduler would end in time; and what runs, with the figures why."""
-    if backend not in ("auto", "greedy"):
-        return False, f"{backend}, as asked"
-    own = "the portfolio" if backend == "auto" else "the list scheduler"
-    most = int(round(min(_MOST_MOVES, max(_FEW_MOVES, _MOVES_PER_S * time_limit_s)), -3))
-    moves = effort(problem)
-    if moves <= most:
-        return False, f"{own}: {moves} moves, at most {most}"
-    folded = moves // len(symmetry_group(problem))
-    size = f"about {moves:.2g} moves, {folded:.2g} of them once folded by symmetry"
-    if folded <= most:
-        return False, f"{own}: {size}, at most {most}"
-    unknown = why_not(problem)
-    if unknown:
-        return False, f"{own}, slowly: {size}; the compiled list scheduler does not know {unknown}"
-    reached = f"{_MOST_MOVES} that models reach"
-    if folded <= _MOST_MOVES:
-        reached = f"{most} that models reach in {time_limit_s:.2g} s"
-    return True, f"the compiled list scheduler: {size}, more than the {reached}"
 
 
 def _combined(problem: Problem, parts: list[Schedule]) -> Schedule:

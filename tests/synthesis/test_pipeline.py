@@ -23,6 +23,7 @@ from taccl import collectives
 from taccl.errors import FallbackWarning, InputError, SolverUnavailableError
 from taccl.solvers import solver as solver_module
 from taccl.synthesis import jobshop, pipeline
+from taccl.synthesis.choice import choose
 from taccl.topology.topology import TopologyBuilder
 
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:HiGHS", "pulp:PULP_CBC_CMD")
@@ -611,7 +612,7 @@ def test_with_little_time_many_moves_are_left_to_the_compiled_scheduler():
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=10)
     assert "the compiled list scheduler" in result.choice
     assert "more than the 50000 that models reach in 10 s" in result.choice
-    assert pipeline._choice(problem, "greedy", 60.0) == (
+    assert choose(problem, "greedy", 60.0) == (
         False,
         "the list scheduler: 152000 moves, at most 200000",
     )
