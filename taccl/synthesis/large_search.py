@@ -36,6 +36,8 @@ __all__ = ["search_large"]
 
 #: The part of what time is left that the bound may take, and seconds that it gets in any case.
 _BOUND_SHARE, _LEAST_BOUND_S = 0.8, 0.5
+#: With more chunks than this even the least bound takes seconds, which a search without a schedule has not.
+_MOST_BOUNDED = 100_000
 #: A better bound is looked for where there is so many times the time that the first one took.
 _WORTH_MORE = 3.0
 #: Microseconds in which a transfer is verified: of chunks that go to one rank or are reduced, and of others.
@@ -175,7 +177,7 @@ class _Search:
         return self._verified_s <= max(left_s, _BRIEF_S)
 
     def prove(self) -> None:
-        """The bound, a quick one first; Ctrl-C or the limit leave what there is of it, if anything."""
+        """The bound, a quick one first; Ctrl-C leaves what there is of it, if anything."""
         since = time.monotonic()
         self._report("bound")
         try:
@@ -184,8 +186,6 @@ class _Search:
             if self.goes_on and self.deadline - time.monotonic() > _WORTH_MORE * quick_s:
                 further = self._bound(_BOUND_SHARE * (self.deadline - time.monotonic()))
                 self.bound = max(self.bound, further, key=lambda each: each.bound)
-        except TimeoutError:
-            self.why_stopped = "time limit"
         except KeyboardInterrupt:
             self.why_stopped = "interrupted"
         self.bound = self.bound or _nothing(self.problem)
@@ -241,26 +241,21 @@ class _Search:
         return None if self.bound is None else self.bound.bound_us
 
     def _least_bound_us(self) -> float | None:
-        """A bound that takes no time to speak of, if there is one."""
-        self.deadline = time.monotonic()
-        try:
-            return self._bound(0.0).bound_us
-        except TimeoutError:
+        """A bound that takes no time to speak of; None where any would take seconds."""
+        if self.problem.collective.num_chunks > _MOST_BOUNDED:
             return None
+        self.deadline = time.monotonic()
+        return self._bound(0.0).bound_us
 
     def _bound(self, budget_s: float) -> Certificate:
         """A bound that is looked for until the deadline, or half a second where that is past.
 
-        Raises
-        ------
-        TimeoutError
-            If there was none by then.
+        The first claim may take longer, of very large problems some seconds: there is no result without one.
         """
         finish = None if self.best is None else self.best.finish
         left_s = max(_LEAST_BOUND_S, self.deadline - time.monotonic())
         bound, _ = watched(
-            partial(lower_bound, self.problem, budget_s=budget_s, finish=finish),
-            seconds=left_s,
+            partial(lower_bound, self.problem, budget_s=budget_s, limit_s=left_s, finish=finish),
             patience_s=0.0,
             tell=partial(self._tell_bound, left_s),
         )

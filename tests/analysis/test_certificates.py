@@ -344,3 +344,14 @@ def test_the_gap_of_nothing_to_do() -> None:
     bound = lower_bound(problem_of(ring(3), custom(3, [([0], [0])])))
     assert bound.gap(Fraction(0)) == 0.0
     assert bound.gap(Fraction(1)) == float("inf")
+
+
+def test_a_limit_leaves_out_what_is_quick_too() -> None:
+    """Past the limit the first claim ends the search: 8 chunks over one NIC, without their batches."""
+    sketch = load_sketch("ndv2/sk1")
+    topology = sketch.topology()
+    problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
+    hurried = lower_bound(problem, budget_s=0, limit_s=0)
+    assert hurried.check()
+    assert (hurried.kind, hurried.bound > 0) == ("counting", True)
+    assert hurried.bound < lower_bound(problem, budget_s=0).bound

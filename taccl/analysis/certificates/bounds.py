@@ -11,6 +11,7 @@ All hold for the declared problem: its topology, collective and sketch.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -72,6 +73,7 @@ def lower_bound(
     divisible: bool = False,
     in_network: bool | None = None,
     budget_s: float = _CUTS_S,
+    limit_s: float | None = None,
     finish: Fraction | None = None,
 ) -> Certificate:
     """The best proven lower bound of the declared problem: topology, collective and sketch.
@@ -84,7 +86,10 @@ def lower_bound(
         Whether switches are granted to reduce what passes them. Default: where links of the topology do.
     budget_s : float
         When to stop looking for what limits more: the bound holds at any time. Latency is always found, and
-        one claim beside it is looked for, which may take some seconds more.
+        one claim beside it is looked for, which may take some seconds more; of small problems all that
+        need no linear program are.
+    limit_s : float, optional
+        When to stop looking for these, too, once there is one.
     finish : Fraction, optional
         Of a schedule, in microseconds: a bound that meets it is the best, and nothing more is looked for.
 
@@ -93,7 +98,8 @@ def lower_bound(
     InputError
         If a chunk cannot reach a destination: the error names the rank, the chunk and the clause.
     """
-    deadline = time.monotonic() + budget_s
+    began = time.monotonic()
+    deadline, limit = began + budget_s, math.inf if limit_s is None else began + limit_s
     check_reachable(problem)
     reads = as_spreading(problem)
     demand = Demand(reads)
@@ -125,13 +131,13 @@ def lower_bound(
         slow.sort(key=lambda find: find is prices)
     for find in [*quick, *slow]:
         brief = find is not prices and is_small
-        if any(found.values()) and not brief and time.monotonic() >= deadline:
+        until = limit if brief else min(deadline, limit)
+        if any(found.values()) and time.monotonic() >= until:
             continue
         for claim in find() if enough is None or best < enough else ():
             found[find].append(claim)
             best = max(best, claim.ticks)
-            late = not brief and time.monotonic() >= deadline
-            if late or (enough is not None and best >= enough):
+            if time.monotonic() >= until or (enough is not None and best >= enough):
                 break
     strongest = max([latency, *chain.from_iterable(found.values())], key=lambda claim: claim.ticks)
     bound = Fraction(strongest.ticks) / problem.costs.ticks_per_us
