@@ -14,7 +14,7 @@ __all__ = ["choose"]
 
 #: Problems with more moves than this, once folded, are left to the compiled list scheduler; and so are those
 #: with more than so many for each second of the time limit, unless they have few.
-_MOST_MOVES, _MOVES_PER_S, _FEW_MOVES = 200_000, 5_000, 20_000
+_MOST_MOVES, _MOVES_PER_S, _FEW_MOVES = 200_000, 50_000, 100_000
 
 
 def choose(problem: Problem, backend: str, time_limit_s: float) -> tuple[bool, str]:
