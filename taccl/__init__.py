@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from taccl import collectives  # noqa: F401
     from taccl import plot as plot
     from taccl import topologies as topologies
-    from taccl.analysis.certificates.bounds import Prices as Prices
     from taccl.analysis.certificates.bounds import lower_bound as lower_bound
-    from taccl.analysis.certificates.bounds import prices as prices
     from taccl.analysis.certificates.certificate import Certificate as Certificate
+    from taccl.analysis.certificates.cost_of_sketch import Prices as Prices
+    from taccl.analysis.certificates.cost_of_sketch import prices as prices
     from taccl.analysis.simulation.simulate import simulate as simulate
     from taccl.analysis.simulation.simulation import Simulation as Simulation
     from taccl.analysis.simulation.steady import SteadyState as SteadyState
@@ -99,7 +99,8 @@ _MODULES = {
 }  # fmt: skip
 
 _NAMES_OF_MODULE = {
-    "taccl.analysis.certificates.bounds": ("Prices", "lower_bound", "prices"),
+    "taccl.analysis.certificates.bounds": ("lower_bound",),
+    "taccl.analysis.certificates.cost_of_sketch": ("Prices", "prices"),
     "taccl.analysis.certificates.certificate": ("Certificate",),
     "taccl.analysis.simulation.simulate": ("simulate",),
     "taccl.analysis.simulation.simulation": ("Simulation",),

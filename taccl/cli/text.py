@@ -11,8 +11,8 @@ from taccl.units import format_count, format_gap, format_size, format_us
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.certificates.bounds import Prices
     from taccl.analysis.certificates.certificate import Certificate
+    from taccl.analysis.certificates.cost_of_sketch import Prices
     from taccl.analysis.simulation.simulation import Simulation
     from taccl.analysis.simulation.steady import SteadyState
     from taccl.analysis.verification.verify import Verification

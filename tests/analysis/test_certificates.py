@@ -15,7 +15,8 @@ from synthesis.small_problems import custom, problem_of, random_problem, ring
 
 from taccl import baselines, collectives, topologies
 from taccl.analysis.certificates import bounds
-from taccl.analysis.certificates.bounds import lower_bound, prices
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.cost_of_sketch import prices
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import Clauses, make_problem

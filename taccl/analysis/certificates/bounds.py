@@ -14,7 +14,7 @@ import heapq
 import math
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
 from itertools import chain
@@ -32,7 +32,6 @@ from taccl.analysis.certificates.nested import nested_bounds
 from taccl.analysis.certificates.one_machine import machine_ticks
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume, crossing_links
-from taccl.problem import Clauses
 from taccl.sketch.reachability import check_reachable
 
 if TYPE_CHECKING:
@@ -40,9 +39,8 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Witness
     from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
-__all__ = ["Prices", "lower_bound", "prices"]
+__all__ = ["lower_bound"]
 
 #: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
 _MAX_TIMED = 60_000
@@ -144,75 +142,6 @@ def lower_bound(
     return Certificate(
         problem, bound, strongest.kind, strongest.limits, strongest.witness, divisible, granted
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What a sketch, whole chunks and the search cost, each apart; see `prices`.
-
-    Parameters
-    ----------
-    bound : Certificate
-        Of the declared problem.
-    without_sketch : Certificate
-        Of the same topology and collective under no clause.
-    divisible : Certificate
-        Of the declared problem, if data could be cut at will.
-    finish : Fraction, optional
-        Of a schedule, in microseconds.
-    """
-
-    bound: Certificate
-    without_sketch: Certificate
-    divisible: Certificate
-    finish: Fraction | None = None
-
-    @property
-    def sketch(self) -> float:
-        """By how much the bound rises with the sketch, relatively."""
-        return _ratio(self.bound.bound, self.without_sketch.bound)
-
-    @property
-    def chunks(self) -> float:
-        """By how much the bound rises because chunks travel whole, relatively."""
-        return _ratio(self.bound.bound, self.divisible.bound)
-
-    @property
-    def solver(self) -> float | None:
-        """By how much the schedule is above the bound, relatively; None without a schedule."""
-        return None if self.finish is None else self.bound.gap(self.finish)
-
-    def __repr__(self) -> str:
-        rows = [
-            f"bound {self.bound.bound_us:.6g} us, limited by {self.bound.limits}",
-            f"  sketch: +{self.sketch:.2%} over {self.without_sketch.bound_us:.6g} us without it",
-            f"  whole chunks: +{self.chunks:.2%} over {self.divisible.bound_us:.6g} us for divisible data",
-        ]
-        if self.finish is not None:
-            rows.append(f"  solver: +{self.solver:.2%}, a finish of {float(self.finish):.6g} us")
-        return "\n".join(rows)
-
-
-def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
-    """What the sketch costs at least, what whole chunks cost, and what the search left.
-
-    The first two are ratios of bounds: without the clauses, and for data that may be cut at will.
-    """
-    free = Clauses(
-        max_merge=problem.clauses.max_merge,
-        merging=problem.clauses.merging,
-        symmetry=problem.clauses.symmetry,
-    )
-    return Prices(
-        lower_bound(problem),
-        lower_bound(replace(problem, clauses=free)),
-        lower_bound(problem, divisible=True),
-        None if schedule is None else schedule.finish,
-    )
-
-
-def _ratio(bound: Fraction, other: Fraction) -> float:
-    return float(bound / other - 1) if other else 0.0
 
 
 def _arrivals(demand: Demand) -> tuple[int, int]:

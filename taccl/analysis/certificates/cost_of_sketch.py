@@ -1,0 +1,87 @@
+"""What a sketch, whole chunks and the search cost: the bound beside those without each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.clauses import Clauses
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from taccl.analysis.certificates.certificate import Certificate
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["Prices", "prices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a sketch, whole chunks and the search cost, each apart; see `prices`.
+
+    Parameters
+    ----------
+    bound : Certificate
+        Of the declared problem.
+    without_sketch : Certificate
+        Of the same topology and collective under no clause.
+    divisible : Certificate
+        Of the declared problem, if data could be cut at will.
+    finish : Fraction, optional
+        Of a schedule, in microseconds.
+    """
+
+    bound: Certificate
+    without_sketch: Certificate
+    divisible: Certificate
+    finish: Fraction | None = None
+
+    @property
+    def sketch(self) -> float:
+        """By how much the bound rises with the sketch, relatively."""
+        return _ratio(self.bound.bound, self.without_sketch.bound)
+
+    @property
+    def chunks(self) -> float:
+        """By how much the bound rises because chunks travel whole, relatively."""
+        return _ratio(self.bound.bound, self.divisible.bound)
+
+    @property
+    def solver(self) -> float | None:
+        """By how much the schedule is above the bound, relatively; None without a schedule."""
+        return None if self.finish is None else self.bound.gap(self.finish)
+
+    def __repr__(self) -> str:
+        rows = [
+            f"bound {self.bound.bound_us:.6g} us, limited by {self.bound.limits}",
+            f"  sketch: +{self.sketch:.2%} over {self.without_sketch.bound_us:.6g} us without it",
+            f"  whole chunks: +{self.chunks:.2%} over {self.divisible.bound_us:.6g} us for divisible data",
+        ]
+        if self.finish is not None:
+            rows.append(f"  solver: +{self.solver:.2%}, a finish of {float(self.finish):.6g} us")
+        return "\n".join(rows)
+
+
+def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
+    """What the sketch costs at least, what whole chunks cost, and what the search left.
+
+    The first two are ratios of bounds: without the clauses, and for data that may be cut at will.
+    """
+    free = Clauses(
+        max_merge=problem.clauses.max_merge,
+        merging=problem.clauses.merging,
+        symmetry=problem.clauses.symmetry,
+    )
+    return Prices(
+        lower_bound(problem),
+        lower_bound(replace(problem, clauses=free)),
+        lower_bound(problem, divisible=True),
+        None if schedule is None else schedule.finish,
+    )
+
+
+def _ratio(bound: Fraction, other: Fraction) -> float:
+    return float(bound / other - 1) if other else 0.0
