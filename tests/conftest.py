@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests.fuzzing import MANY, TRIED
 
 _PROJECT = Path(__file__).resolve().parents[1]
 
@@ -36,3 +39,28 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TACCL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item):
+    """Note with each test how many random cases it tried."""
+    before = TRIED.copy()
+    try:
+        return (yield)
+    finally:
+        item.user_properties += [("fuzz", [name, tried]) for name, tried in (TRIED - before).items()]
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """With TACCL_MANY=1: a table of what was tried, and how many tests of it failed."""
+    if not MANY:
+        return
+    tried, failed = Counter(), Counter()
+    for report in [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]:
+        for name, count in [value for key, value in report.user_properties if key == "fuzz"]:
+            tried[name] += count
+            failed[name] += report.failed
+    terminalreporter.section("random cases")
+    for name, count in sorted(tried.items()):
+        terminalreporter.line(f"| {name} | {count:,} | {failed[name] or 'none'} |")
+    terminalreporter.line(f"| all | {sum(tried.values()):,} | {sum(failed.values()) or 'none'} |")

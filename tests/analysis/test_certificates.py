@@ -5,11 +5,10 @@ The default run takes some hundreds of problems; with TACCL_MANY=1 in the enviro
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthesis.small_problems import custom, problem_of, random_problem, ring
 
@@ -23,8 +22,8 @@ from taccl.problem import Clauses, make_problem
 from taccl.sketch.library import load_sketch
 from taccl.synthesis.pipeline import synthesize
 from taccl.topology.topology import Topology, TopologyBuilder
+from tests.fuzzing import fuzzed
 
-MANY = bool(os.environ.get("TACCL_MANY"))
 MB = 10**6
 KINDS = {
     "none",
@@ -37,8 +36,6 @@ KINDS = {
     "multicommodity",
 }
 
-many = settings(deadline=None, derandomize=True, database=None, max_examples=4000 if MANY else 180)
-some = settings(deadline=None, derandomize=True, database=None, max_examples=1500 if MANY else 60)
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -68,7 +65,7 @@ def fabrics(draw: st.DrawFn, max_ranks: int = 6) -> Topology:
 NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("multi-root"))
 
 
-@many
+@fuzzed(few=180, many=4000)
 @given(seed=seeds, combining=st.booleans())
 def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining: bool) -> None:
     """Whatever the problem: the bound is at most the finish, and the gap says so."""
@@ -80,7 +77,7 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining:
     assert simulate(schedule).finish == schedule.finish
 
 
-@many
+@fuzzed(few=180, many=4000)
 @given(
     seed=seeds,
     combining=st.booleans(),
@@ -97,7 +94,7 @@ def test_every_witness_proves_its_bound(
     assert bound.check()
 
 
-@some
+@fuzzed(few=60, many=1500)
 @given(topology=fabrics(), name=st.sampled_from(NAMES), chunks=st.integers(1, 2), max_merge=st.integers(1, 3))
 def test_named_collectives_have_valid_certificates(
     topology: Topology, name: str, chunks: int, max_merge: int
@@ -111,7 +108,7 @@ def test_named_collectives_have_valid_certificates(
     assert bound.bound <= synthesize(problem, backend="greedy", time_limit_s=0.01).schedule.finish
 
 
-@some
+@fuzzed(few=60, many=1500)
 @given(topology=fabrics(), name=st.sampled_from(NAMES))
 def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
     """Of all baselines that can do the collective on the topology."""
@@ -136,7 +133,7 @@ def test_no_baseline_beats_the_bound_on_a_machine(machine: object, name: str) ->
     assert bound.bound <= baselines.best(problem).finish
 
 
-@some
+@fuzzed(few=60, many=1500)
 @given(seed=seeds, combining=st.booleans())
 def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
     """Whole chunks only raise a bound."""
@@ -144,7 +141,7 @@ def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
     assert lower_bound(problem, divisible=True).bound <= lower_bound(problem).bound
 
 
-@some
+@fuzzed(few=60, many=1500)
 @given(seed=seeds)
 def test_switches_that_reduce_are_no_slower(seed: int) -> None:
     """To grant reduction inside switches only lowers a bound."""
@@ -152,7 +149,7 @@ def test_switches_that_reduce_are_no_slower(seed: int) -> None:
     assert lower_bound(problem, in_network=True).bound <= lower_bound(problem, in_network=False).bound
 
 
-@some
+@fuzzed(few=60, many=1500)
 @given(seed=seeds, combining=st.booleans())
 def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
     """With no budget there is a bound all the same, which holds and is no better than with one."""
@@ -186,7 +183,7 @@ def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.Monke
     assert bound.check()
 
 
-@some
+@fuzzed(few=60, many=1500)
 @given(seed=seeds, combining=st.booleans())
 def test_bounds_without_times_hold(seed: int, combining: bool) -> None:
     """They prove what they say, and say no more than those with times."""

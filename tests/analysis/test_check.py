@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from analysis.tampering import changed, made_up
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthesis.brute_force import TooLarge, optimal_ticks
 from synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
@@ -31,11 +30,11 @@ from taccl.analysis.certificates.certificate import (
     Witness,
 )
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import cases, fuzzed
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
 
-MANY = bool(os.environ.get("TACCL_MANY"))
 KINDS = ("latency", "counting", "late start", "one machine", "throughput", "multicommodity")
 
 
@@ -43,7 +42,7 @@ KINDS = ("latency", "counting", "late start", "one machine", "throughput", "mult
 def found() -> tuple[Certificate, ...]:
     """Certificates of random problems, of every kind, for whole chunks and divisible data."""
     certificates = []
-    for seed in range(1500 if MANY else 250):
+    for seed in cases("certificates tampered with", few=250, many=1500):
         problem = random_problem(seed, combining=seed % 2 == 0)
         for divisible in (False, True):
             certificates.append(lower_bound(problem, divisible=divisible))
@@ -267,7 +266,7 @@ def _exact(seed: int, *, combining: bool) -> tuple[Problem, int] | None:
         return None
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=1500 if MANY else 60)
+@fuzzed(few=60, many=1500)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans())
 def test_no_witness_proves_more_than_the_least_finish(seed: int, combining: bool) -> None:
     """Whatever it says, made up or changed: one tick above the optimum is never accepted."""

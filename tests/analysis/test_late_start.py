@@ -5,13 +5,12 @@ The default run takes some dozens of problems; with TACCL_MANY=1 in the environm
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthesis.brute_force import TooLarge, optimal_ticks
 from synthesis.small_problems import MB, custom, full, problem_of, random_problem, ring
@@ -26,8 +25,8 @@ from taccl.problem import Clauses, Problem, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.topology.machines import dgx_h100
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import fuzzed
 
-MANY = bool(os.environ.get("TACCL_MANY"))
 #: What a chunk of 1 MB holds a port of NVSwitch for; a NIC it holds for 20 us.
 PORT_US = Fraction(20, 9)
 
@@ -227,7 +226,7 @@ def least_ticks(problem: Problem) -> int | None:
         return None
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=3000 if MANY else 60)
+@fuzzed(few=60, many=3000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
 def test_no_claim_is_above_the_optimum(seed: int, combining: bool, few: bool) -> None:
     """Of any random problem: at most the least finish, proven by the witness, and by no more than it says."""

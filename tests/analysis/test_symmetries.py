@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from fractions import Fraction
 
@@ -17,8 +16,8 @@ from taccl.analysis.certificates.symmetries import Symmetries, find_symmetries
 from taccl.analysis.certificates.volume import Volume
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.topology.topology import Topology, TopologyBuilder
+from tests.fuzzing import cases
 
-MANY = bool(os.environ.get("TACCL_MANY"))
 MB = 10**6
 
 TOPOLOGIES = {
@@ -83,11 +82,12 @@ def circulant(rng: random.Random) -> Topology:
     return builder.build()
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("divisible", [False, True], ids=["whole", "divisible"])
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])
 def test_random_circulants_fold_to_the_same_bound(name: str, divisible: bool) -> None:
     """All have a symmetry."""
-    for seed in range(400 if MANY else 40):
+    for seed in cases("random circulants fold to the same bound", few=40, many=400):
         some = problem(circulant(random.Random(seed)), name)
         symmetries = find_symmetries(some)
         assert len(set(symmetries.ranks.tolist())) < some.topology.num_ranks

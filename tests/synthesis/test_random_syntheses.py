@@ -5,10 +5,8 @@ The default run takes some dozens of problems; with TACCL_MANY=1 in the environm
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import taccl
@@ -20,22 +18,11 @@ from taccl.problem import Clauses, alltoallv_problem, make_problem
 from taccl.synthesis.large import schedule_large, suits
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
+from tests.fuzzing import fuzzed
 
-MANY = bool(os.environ.get("TACCL_MANY"))
 MB = 10**6
 
 NAMES = ("allgather", "reduce-scatter", "allreduce", "alltoall", "broadcast", "reduce", "scatter", "gather")
-
-
-def examples(few, many):
-    """So many examples by default, and with TACCL_MANY=1; the same every time."""
-    return settings(
-        max_examples=many if MANY else few,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 @st.composite
@@ -83,7 +70,7 @@ def check(problem, schedule):
     assert bound.bound <= schedule.finish
 
 
-@examples(20, 2500)
+@fuzzed(few=20, many=2500)
 @given(st.data())
 def test_named_collectives(data):
     """Every collective by name, several chunks a rank, any root."""
@@ -98,7 +85,7 @@ def test_named_collectives(data):
     check(problem, schedule_large(problem, seed=data.draw(st.integers(0, 3))))
 
 
-@examples(8, 1000)
+@fuzzed(few=8, many=1000)
 @given(st.data())
 def test_custom_collectives_of_many_sizes(data):
     """Chunks of the user's own, each of its own size."""
@@ -115,7 +102,7 @@ def test_custom_collectives_of_many_sizes(data):
     check(problem, schedule_large(problem))
 
 
-@examples(8, 500)
+@fuzzed(few=8, many=500)
 @given(st.data())
 def test_exchanges_of_any_sizes(data):
     """An alltoallv whose matrix has zeros, small and large entries."""
@@ -128,7 +115,7 @@ def test_exchanges_of_any_sizes(data):
     check(problem, schedule_large(problem))
 
 
-@examples(8, 1000)
+@fuzzed(few=8, many=1000)
 @given(st.data())
 def test_process_groups(data):
     """Two groups at once, the other ranks of which all relay, or only some: then there may be no way."""
@@ -153,7 +140,7 @@ def test_process_groups(data):
     check(problem, schedule)
 
 
-@examples(5, 300)
+@fuzzed(few=5, many=300)
 @given(st.data())
 def test_failures(data):
     """A link fails, or is half as fast: a new schedule, and a re-planned one, verify on what is left."""
@@ -172,7 +159,7 @@ def test_failures(data):
     assert taccl.verify(taccl.replan(old, changed, time_limit_s=0.1).schedule).ok
 
 
-@examples(4, 200)
+@fuzzed(few=4, many=200)
 @given(st.data())
 def test_never_worse_than_the_baselines(data):
     """The whole of `greedy` against the ring and the pairwise exchange."""

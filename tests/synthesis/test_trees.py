@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
@@ -25,6 +24,7 @@ from taccl.synthesis.compiled.scale import spread
 from taccl.synthesis.compiled.trees import Grove, find_trees
 from taccl.synthesis.large import schedule_large
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import MANY
 
 MB = 10**6
 topologies = taccl.topologies
@@ -153,7 +153,7 @@ def test_broadcast_uses_all_links_out_of_the_root() -> None:
     assert float(lower_bound(problem).bound) == 266.5
 
 
-_LONG = pytest.mark.skipif(not os.environ.get("TACCL_MANY"), reason="long; set TACCL_MANY=1 to run it")
+_LONG = pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""How many random cases a fuzz tries: some by default, many with ``TACCL_MANY=1`` in the environment.
+
+A fuzz is a test that goes over `cases`, or a hypothesis test under `fuzzed`. Both count what was tried to its end;
+``TACCL_MANY=1 python -m pytest -m fuzz`` runs the fuzzers alone and prints the counts as a table.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MANY = bool(os.environ.get("TACCL_MANY"))
+
+#: Cases tried by this process, by the fuzz's name.
+TRIED: Counter[str] = Counter()
+
+
+def cases(name: str, *, few: int, many: int, first: int = 0) -> Iterator[int]:
+    """Seeds from `first` on, as many as are to be tried; each counts once the loop comes back for the next."""
+    for seed in range(first, first + (many if MANY else few)):
+        yield seed
+        TRIED[name] += 1
+
+
+def fuzzed(*, few: int, many: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A hypothesis test with so many examples, the same every time, each counted when it passes."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        name = test.__name__.removeprefix("test_").replace("_", " ")
+        inner = test.hypothesis.inner_test  # type: ignore[attr-defined]
+
+        @functools.wraps(inner)
+        def counted(*args: object, **kwargs: object) -> None:
+            inner(*args, **kwargs)
+            TRIED[name] += 1
+
+        test.hypothesis.inner_test = counted  # type: ignore[attr-defined]
+        chosen = settings(
+            max_examples=many if MANY else few,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        return pytest.mark.fuzz(chosen(test))
+
+    return decorate
