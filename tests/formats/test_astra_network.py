@@ -9,9 +9,9 @@ import pytest
 import taccl
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.formats.astra_network import load_astra_network
+from tests.foreign import OURS, foreign_files
 
 GB = Fraction(10**12, 2**30)  # us per MB at one of ASTRA-sim's GB/s, of 2**30 bytes
-FILES = ("HGX-H100-validated", "Ring_4npus", "Ring_8npus", "Ring_16npus")
 
 
 @pytest.fixture
@@ -20,6 +20,11 @@ def load(shared_data):
     return lambda name, **arguments: load_astra_network(
         shared_data / "astra-sim" / f"{name}.yml", **arguments
     )
+
+
+def ours(name, **arguments):
+    """The topology of one of our files."""
+    return load_astra_network(OURS / "astra-sim" / f"{name}.yml", **arguments)
 
 
 def _write(tmp_path, text):
@@ -37,16 +42,44 @@ def _pairs(topology):
 
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
-@pytest.mark.parametrize("name", FILES)
-def test_allgather_on_every_file_verifies(load, name):
-    """Every real file carries a verified allgather."""
-    topology = load(name)
+@pytest.mark.parametrize("path", foreign_files("astra-sim/*.yml"))
+def test_allgather_on_every_file_verifies(path):
+    """Every file carries a verified allgather."""
+    topology = load_astra_network(path)
     problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
     assert taccl.verify(taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule).ok
 
 
+def test_ring():
+    """Both ways round, 25 * 2**30 bytes a second and 250 ns each."""
+    topology = ours("ring-3")
+    assert _pairs(topology) == {(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)}
+    assert {link.beta_us_per_mb for link in topology.links} == {GB / 25}
+    assert {link.alpha_us for link in topology.links} == {Fraction(1, 4)}
+    assert topology.num_nodes == 1
+
+
+def test_switch():
+    """Every pair by way of one switch: twice 700.5 ns, bytes once, a port out and in for each of 4 ranks."""
+    topology = ours("switch-4")
+    assert len(topology.links) == 12
+    assert {link.alpha_us for link in topology.links} == {Fraction("1.401")}
+    assert {link.beta_us_per_mb for link in topology.links} == {GB / 320}
+    assert sum(resource.name.startswith("port") for resource in topology.resources) == 8
+    assert {hold.alpha_us for hold in topology.holds} == {0}  # pipelined, as in ASTRA-sim
+
+
+def test_pairs_of_rings():
+    """Ranks 0-2 and 3-5 in rings, at 80 GB/s and 40 ns; 0-3, 1-4 and 2-5 in pairs, at 10 GB/s and 900 ns."""
+    topology = ours("pairs-of-rings", ranks_per_node=3)
+    found = {(e.src, e.dst): (e.beta_us_per_mb, e.alpha_us) for e in topology.links if e.src == 4}
+    ring, pair = (GB / 80, Fraction("0.04")), (GB / 10, Fraction("0.9"))
+    assert found == {(4, 3): ring, (4, 5): ring, (4, 1): pair}
+    assert (len(topology.links), topology.num_nodes) == (2 * 6 + 3 * 2, 2)
+
+
 @pytest.mark.parametrize("size", [4, 8, 16])
-def test_ring(load, size):
+def test_real_ring(load, size):
     """Both ways round, 50 * 2**30 bytes a second and 500 ns each."""
     topology = load(f"Ring_{size}npus")
     upwards = {(rank, (rank + 1) % size) for rank in range(size)}
@@ -56,7 +89,7 @@ def test_ring(load, size):
     assert topology.num_nodes == 1
 
 
-def test_switch(load):
+def test_real_switch(load):
     """Every pair by way of one switch: twice 936.25 ns, bytes once, a port out and in for each of 8 ranks."""
     topology = load("HGX-H100-validated")
     assert len(topology.links) == 56
@@ -67,12 +100,12 @@ def test_switch(load):
 
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
-def test_ring_allgather_takes_its_time(load):
-    """4 ranks: after two rounds each way all have all. A chunk of 2**30 / 10 bytes takes 2 ms, and 0.5 us."""
-    topology = load("Ring_4npus", alpha_meaning="occupies")
-    problem = taccl.make_problem(topology, taccl.collectives.allgather(4), chunk_bytes=2**30 // 10)
+def test_ring_allgather_takes_its_time():
+    """3 ranks: after one round each way all have all. A chunk of 2**30 / 10 bytes takes 4 ms, and 0.25 us."""
+    topology = ours("ring-3", alpha_meaning="occupies")
+    problem = taccl.make_problem(topology, taccl.collectives.allgather(3), chunk_bytes=2**30 // 10)
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2)
-    assert result.finish_us == pytest.approx(2 * (2000 + 0.5), rel=1e-6)
+    assert result.finish_us == pytest.approx(4000 + 0.25, rel=1e-6)
 
 
 def test_dimensions(tmp_path):
@@ -115,9 +148,9 @@ def test_ways_to_write_a_list(tmp_path, text):
     assert any("faulty_links" in note for note in topology.notes) == ("faulty_links" in text)
 
 
-def test_every_assumption_is_a_note(load):
+def test_every_assumption_is_a_note():
     """Units, occupation, the switch's two hops, nodes."""
-    notes = " ".join(load("HGX-H100-validated").notes)
+    notes = " ".join(ours("switch-4").notes)
     for part in ("2**30", "pipelined", "stores and forwards", "ranks_per_node="):
         assert part in notes
 
@@ -155,11 +188,11 @@ def test_wrong_file_is_named_with_line_and_field(tmp_path, text, message):
     assert str(caught.value).startswith(str(path))
 
 
-def test_nodes_must_divide_the_ranks(load):
+def test_nodes_must_divide_the_ranks():
     """Four ranks make no nodes of three."""
     with pytest.raises(TopologyError, match="divisor of the 4 ranks"):
-        load("Ring_4npus", ranks_per_node=3)
-    assert load("Ring_4npus", ranks_per_node=2).num_nodes == 2
+        ours("switch-4", ranks_per_node=3)
+    assert ours("switch-4", ranks_per_node=2).num_nodes == 2
 
 
 def test_missing_file_is_an_input_error(tmp_path):

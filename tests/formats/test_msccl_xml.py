@@ -1,4 +1,4 @@
-"""MSCCL XML: real files are judged, programs go out and come back, limits and rules are named."""
+"""MSCCL XML: files of others are judged, programs go out and come back, limits and rules are named."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from taccl.formats.msccl_xml import dump_msccl_xml, load_msccl_xml, parse_msccl_
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+from tests.foreign import OURS, foreign_files
 
 
-@pytest.mark.parametrize("name", ["allgather-32-inplace", "allgather-4", "allreduce-8-ring"])
-def test_real_files_that_work(shared_data, name):
+WORK = [each for each in foreign_files("msccl-xml/*.xml") if "deadlock" not in each.id]
+
+
+@pytest.mark.parametrize("path", WORK)
+def test_files_that_work(path):
     """They run right, and so does what is written of them."""
-    program = load_msccl_xml(shared_data / "msccl-xml" / f"{name}.xml")
+    program = load_msccl_xml(path)
     interpretation = interpret(program)
     assert interpretation.ok
     assert interpretation.outputs_checked
@@ -31,20 +35,43 @@ def test_real_files_that_work(shared_data, name):
     assert dump_msccl_xml(parse_msccl_xml(text)) == text
 
 
-def test_real_file_that_hangs(shared_data):
+@pytest.mark.parametrize("path", foreign_files("msccl-xml/*deadlock.xml"))
+def test_files_that_hang(path):
     """Ranks 0 and 1 both receive from each other first."""
-    program = load_msccl_xml(shared_data / "msccl-xml" / "allgather-16-deadlock.xml")
-    (fault,) = interpret(program).faults
+    (fault,) = interpret(load_msccl_xml(path)).faults
     assert (fault.kind, fault.steps) == ("deadlock", (StepAddress(0, 0, 0), StepAddress(1, 0, 0)))
+
+
+def _without_a_wait(text, line, depends):
+    """The file with a step that only waits made to wait for nothing."""
+    assert line + depends in text
+    return text.replace(line + depends, line + 'depid="-1" deps="-1"', 1)
+
+
+@pytest.mark.parametrize(("block", "other"), [(2, 0), (3, 1)])
+def test_a_missing_dependency_is_a_race(block, other):
+    """The hub's two sends each wait for both receives, one of them in a step that does nothing else."""
+    text = (OURS / "msccl-xml" / "allgather-3-hub.xml").read_text()
+    head, tail = text.split(f'<tb id="{block}"')
+    line = '<step s="0" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" '
+    spoiled = head + f'<tb id="{block}"' + _without_a_wait(tail, line, f'depid="{other}" deps="0"')
+    assert "race" in kinds(interpret(parse_msccl_xml(spoiled)))
 
 
 def test_a_missing_dependency_in_a_real_file_is_a_race(shared_data):
     """A step that only waits, taken out of what waits for two others."""
     text = (shared_data / "msccl-xml" / "allgather-32-inplace.xml").read_text()
-    line = '<step s="4" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" depid="5" deps="1"'
-    assert line in text
-    spoiled = text.replace(line, line.replace('depid="5" deps="1"', 'depid="-1" deps="-1"'), 1)
+    line = '<step s="4" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" '
+    spoiled = _without_a_wait(text, line, 'depid="5" deps="1"')
     assert "race" in kinds(interpret(parse_msccl_xml(spoiled)))
+
+
+def test_fused_steps_are_read_as_they_are_written():
+    """The ring of three: send, receive to reduce and send, the same with a copy kept, a copy to send, receive."""
+    program = load_msccl_xml(OURS / "msccl-xml" / "allreduce-3-ring.xml")
+    text = (OURS / "msccl-xml" / "allreduce-3-ring.xml").read_text()
+    assert re.findall('type="(.*?)"', text) == ["s", "rrs", "rrcs", "rcs", "r"] * 3
+    assert re.findall('type="(.*?)"', dump_msccl_xml(program)) == ["s", "rrs", "rrcs", "rcs", "r"] * 3
 
 
 def test_the_file_by_hand():
