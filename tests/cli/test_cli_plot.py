@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from words import SMALL
 
+from tests.foreign import OURS
+
 
 @pytest.mark.parametrize("what", ["gantt", "topology", "bandwidth"])
 def test_pictures_are_written(run, saved, tmp_path, what):
@@ -28,9 +30,9 @@ def test_progress_needs_a_search(run, saved, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["plot", "report"])
-def test_a_program_is_told_how_to_be_a_schedule(run, shared_data, tmp_path, verb):
+def test_a_program_is_told_how_to_be_a_schedule(run, tmp_path, verb):
     """It says nothing of links and times."""
-    file = shared_data / "msccl-xml" / "allgather-4.xml"
+    file = OURS / "msccl-xml" / "allgather-4-direct.xml"
     code, _, err = run(verb, file, "-o", tmp_path / "a.svg")
     assert code == 2
     assert f"taccl convert {file} OUT.json --topology" in err

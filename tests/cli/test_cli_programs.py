@@ -6,11 +6,16 @@ import json
 
 import pytest
 
+from tests.foreign import OURS
+
+#: Three ranks, of which two wait for each other.
+HANGING = OURS / "msccl-xml" / "allgather-3-deadlock.xml"
+
 
 @pytest.fixture
-def direct(shared_data):
+def direct():
     """An allgather of four ranks, everything at once."""
-    return shared_data / "msccl-xml" / "allgather-4.xml"
+    return OURS / "msccl-xml" / "allgather-4-direct.xml"
 
 
 def test_simulate_says_finish_bound_and_utilisation(direct, run_json):
@@ -33,13 +38,13 @@ def test_bound_of_a_program(direct, run):
     assert (code, "a gap of 0.00% to the bound" in out) == (0, True)
 
 
-def test_show_says_what_a_program_does(shared_data, run):
+def test_show_says_what_a_program_does(run):
     """Steps, threadblocks, and that it hangs."""
-    code, out, _ = run("show", shared_data / "msccl-xml" / "allgather-16-deadlock.xml", "--transfers", "2")
+    code, out, _ = run("show", HANGING, "--transfers", "2")
     assert code == 0
-    assert "480, of them 0 within ranks" in out
+    assert "12, of them 0 within ranks" in out
     assert "deadlock: 2 steps wait for each other" in out
-    assert "... and 478 more" in out
+    assert "... and 10 more" in out
 
 
 def test_a_program_becomes_a_schedule(direct, run, tmp_path):
@@ -50,9 +55,9 @@ def test_a_program_becomes_a_schedule(direct, run, tmp_path):
     assert run("verify", target)[0] == 0
 
 
-def test_topology_files_of_other_tools_are_converted(shared_data, run, tmp_path):
+def test_topology_files_of_other_tools_are_converted(run, tmp_path):
     """The matrix of nvidia-smi as a topology file that is shown like the matrix."""
-    source, target = shared_data / "nvidia-smi" / "dgx1.txt", tmp_path / "dgx1.toml"
+    source, target = OURS / "nvidia-smi" / "square.txt", tmp_path / "square.toml"
     code, _, err = run("convert", source, "-o", target)
     assert (code, "no place for" in err) == (0, True)
     assert run("show", target)[1].splitlines()[1] == run("show", source)[1].splitlines()[1]
@@ -78,10 +83,9 @@ def test_what_a_program_lacks_is_said(direct, run, verb, words, message):
     assert (code, message in err) == (2, True), err
 
 
-def test_a_program_that_hangs_is_not_simulated(shared_data, run):
+def test_a_program_that_hangs_is_not_simulated(run):
     """The answer is no, with the cycle."""
-    file = shared_data / "msccl-xml" / "allgather-16-deadlock.xml"
-    code, _, err = run("simulate", file, "--topology", "fully-connected:16", "--size", "1MB")
+    code, _, err = run("simulate", HANGING, "--topology", "fully-connected:3", "--size", "3MB")
     assert (code, "wait for each other" in err) == (1, True)
 
 

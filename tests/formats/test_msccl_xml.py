@@ -19,7 +19,6 @@ from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
 from tests.foreign import OURS, foreign_files
 
-
 WORK = [each for each in foreign_files("msccl-xml/*.xml") if "deadlock" not in each.id]
 
 

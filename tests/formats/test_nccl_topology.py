@@ -9,26 +9,33 @@ import pytest
 import taccl
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.formats.nccl_topology import load_nccl_topology
+from tests.foreign import OURS, foreign_files
 
 # PCIe: lanes * units / 80 GB/s. 16 lanes at 8 GT/s (60 units) are 12 GB/s, at 16 GT/s 24, at 32 GT/s 48.
 GEN3, GEN4, GEN5 = Fraction(1000, 12), Fraction(1000, 24), Fraction(1000, 48)
-G5_GPUS = [f"0000:00:{device}.0" for device in ("16", "17", "18", "19", "1a", "1b", "1c", "1d")]
-G5_NICS = ["0000:00:15.0"]
-FILES = (
-    "aws-g5.48xl", "aws-p4d-24xl", "aws-p4de-24xl", "azure-ncv4", "azure-ndv2", "azure-ndv4", "azure-ndv5",
-)  # fmt: skip
+#: What files lack that have bus ids alone.
+SAID = {
+    "aws-g5.48xl": {
+        "gpus": [f"0000:00:{device}.0" for device in ("16", "17", "18", "19", "1a", "1b", "1c", "1d")],
+        "nics": ["0000:00:15.0"],
+    },
+    "bare-ids": {"gpus": ["0000:00:03.0", "0000:00:05.0"], "nics": ["0000:00:04.0"]},
+}
+
+
+def _load(path, **arguments):
+    return load_nccl_topology(path, **SAID.get(path.name.removesuffix("-topo.xml"), {}) | arguments)
 
 
 @pytest.fixture
 def load(shared_data):
     """A function that loads one of the published files."""
+    return lambda name, **arguments: _load(shared_data / "nccl-topo" / f"{name}-topo.xml", **arguments)
 
-    def load(name, **arguments):
-        if name == "aws-g5.48xl":
-            arguments = {"gpus": G5_GPUS, "nics": G5_NICS} | arguments
-        return load_nccl_topology(shared_data / "nccl-topo" / f"{name}-topo.xml", **arguments)
 
-    return load
+def ours(name, **arguments):
+    """The topology of one of our files."""
+    return _load(OURS / "nccl-topo" / f"{name}-topo.xml", **arguments)
 
 
 def _link(topology, src, dst):
@@ -55,22 +62,112 @@ def _holders(topology, name):
     }
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_allgather_on_every_file_verifies(load, name):
-    """Two nodes of every published machine carry a verified allgather, and say what was assumed."""
-    topology = load(name, nodes=2)
+FILES = foreign_files("nccl-topo/*.xml")
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_allgather_on_every_file_verifies(path):
+    """Two nodes of every machine carry a verified allgather, and say what was assumed."""
+    topology = _load(path, nodes=2)
     problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2)
     assert taccl.verify(result.schedule).ok
-    assert any("has no NVLinks" in note for note in topology.notes)
+    assert any("has no NVLinks" in note for note in topology.notes) == ("nvswitch" not in path.name)
 
 
-@pytest.mark.parametrize(("name", "size"), [(name, 4 if "ncv4" in name else 8) for name in FILES])
-def test_every_pair_of_ranks_is_linked_once_each_way(load, name, size):
-    """R ranks a node: R (R - 1) links by PCIe in each, and R**2 from each node to the other."""
-    topology = load(name, nodes=2)
+@pytest.mark.parametrize("path", FILES)
+def test_every_pair_of_ranks_is_linked_once_each_way(path):
+    """R ranks a node: R (R - 1) links in each, and R**2 from each node to the other."""
+    topology = _load(path, nodes=2)
+    size = topology.num_ranks // 2
     assert topology.ranks_of_node == (tuple(range(size)), tuple(range(size, 2 * size)))
     assert len(topology.links) == 2 * size * (size - 1) + 2 * size**2
+
+
+def test_switches_are_shared():
+    """Two GPUs under each switch at 12 GB/s, a switch under each CPU; 6 GB/s from Broadwell to Broadwell."""
+    topology = ours("two-cpus")
+    assert topology.num_ranks == 4
+    assert _beta(topology, 0, 1) == GEN3
+    assert _beta(topology, 0, 2) == Fraction(1000, 6)
+    assert _shared(topology, 0, 2) == {
+        "PCIe out of GPU 0000:0a:00.0 of node 0": (GEN3, "send"),
+        "CPU 0 to CPU 1 of node 0": (Fraction(1000, 6), "send"),
+        "PCIe into PCIe switch aaaa:00:02.0 of node 0": (GEN3, "receive"),
+        "PCIe into GPU 0000:1a:00.0 of node 0": (GEN3, "receive"),
+    }
+    # What leaves the switch for the other CPU holds the way between the CPUs for longer, and at the same end.
+    across = _holders(topology, "CPU 0 to CPU 1 of node 0")
+    assert across == {(src, dst) for src in (0, 1) for dst in (2, 3)}
+    # At 20 GB/s from CPU to CPU the switches at 12 hold the same sends for longer.
+    faster = ours("two-cpus", cpu_gb_per_s=20)
+    assert _beta(faster, 0, 2) == GEN3
+    assert _holders(faster, "PCIe out of PCIe switch aaaa:00:01.0 of node 0") == across
+    assert not _holders(faster, "CPU 0 to CPU 1 of node 0")
+
+
+def test_pairs_share_a_nic():
+    """The NIC under a switch serves the two ranks beside it: 2 sources to 4 destinations, and back."""
+    topology = ours("two-cpus", nodes=2)
+    egress = _holders(topology, "NIC 0000:1c:00.0 of node 0 egress")
+    assert egress == {(src, dst) for src in (2, 3) for dst in range(4, 8)}
+    ingress = _holders(topology, "NIC 0000:1c:00.0 of node 0 ingress")
+    assert ingress == {(src, dst) for src in range(4, 8) for dst in (2, 3)}
+    assert any("0000:0c:00.0: 0, 1; 0000:1c:00.0: 2, 3" in note for note in topology.notes)
+
+
+def test_one_nic_serves_both_cpus():
+    """40 Gb/s are 200 us a MB; rank 1, at CPU 1, comes through 32 GB/s between the CPUs."""
+    topology = ours("to-itself", nodes=2)
+    assert {link.beta_us_per_mb for link in topology.links if link.src < 2 and link.dst > 1} == {200}
+    assert _holders(topology, "NIC lan3 of node 0 egress") == {(src, dst) for src in (0, 1) for dst in (2, 3)}
+    assert _shared(topology, 1, 2)["NIC lan3 of node 0 egress"] == (200, "send")
+
+
+def test_nvlinks_to_the_gpu_itself_are_left_out():
+    """Both GPUs at 12 GB/s, as no rate is given, and 4 NVLinks each that lead nowhere."""
+    topology = ours("to-itself")
+    assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
+    assert "8 NVLinks to the GPU itself are left out" in topology.notes
+
+
+def test_a_dump_has_ranks_nvlinks_and_nics():
+    """2 + 3 NVLinks of 20.6 GB/s into the chips of an NVSwitch; 10 GB/s and 1.75 us between nodes.
+
+    Rank 0 is the GPU of the higher bus id, whose two lanes of PCIe carry 2 * 120 / 80 = 3 GB/s.
+    """
+    topology = ours("nvswitch", nodes=2)
+    assert _beta(topology, 0, 1) == 1000 / (5 * Fraction("20.6"))
+    assert [switch.ranks for switch in topology.switches] == [(0, 1), (2, 3)]
+    assert (_beta(topology, 0, 2), _beta(topology, 1, 3)) == (Fraction(1000, 3), 100)
+    assert topology.links[_link(topology, 1, 3)].alpha_us == Fraction("1.75")
+
+
+def test_bare_ids_need_to_be_told():
+    """The message counts the devices and says which arguments help; told, one GPU is at each CPU."""
+    path = OURS / "nccl-topo" / "bare-ids-topo.xml"
+    with pytest.raises(
+        FormatError, match=r"line 4: <system .*3 devices without a class.*gpus=.*nics="
+    ) as caught:
+        load_nccl_topology(path)
+    assert caught.value.where.startswith(str(path))
+    topology = ours("bare-ids", nodes=2)
+    assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
+    assert len(_holders(topology, "NIC 0000:00:04.0 of node 0 egress")) == 4
+    assert any("cpu_gb_per_s=" in note for note in topology.notes)
+
+
+def test_arguments_beat_our_file():
+    """Rates of PCIe, CPUs and NICs, and alphas, as given; one NIC for all, named in capitals."""
+    topology = ours(
+        "two-cpus", nodes=2, pcie_gb_per_s=20, cpu_gb_per_s=40, nic_gb_per_s=10,
+        intranode_alpha_us=1, internode_alpha_us=5, nics=["0000:0C:00.0"],
+    )  # fmt: skip
+    assert _beta(topology, 0, 2) == 50
+    assert _beta(topology, 3, 4) == 100
+    assert len(_holders(topology, "NIC 0000:0c:00.0 of node 0 egress")) == 16
+    assert topology.links[_link(topology, 0, 2)].alpha_us == 1
+    assert topology.links[_link(topology, 3, 4)].alpha_us == 5
 
 
 def test_p4d_shares_pcie_switches(load):

@@ -14,6 +14,7 @@ from small_programs import first_step, program_for, schedule_for, with_changed_s
 import taccl
 from taccl.cli import main
 from taccl.errors import ExecutionError
+from tests.foreign import OURS
 
 
 @pytest.fixture
@@ -66,9 +67,9 @@ class TestStarted:
         assert not marked.alive()
         assert not marked.left_in_memory()
 
-    def test_python_program_of_an_xml_file(self, mpiexec, shared_data, capsys):
+    def test_python_program_of_an_xml_file(self, mpiexec, capsys):
         """MSCCL XML, as anyone wrote it, in place as it says."""
-        file = shared_data / "msccl-xml" / "allgather-4.xml"
+        file = OURS / "msccl-xml" / "allgather-4-direct.xml"
         assert main(["run", str(file), "--size", "100KB", "--repetitions", "1", "--json"]) == 0
         values = json.loads(said(capsys)[0])
         assert (values["ok"], values["in_place"], values["compared_with"]) == (True, True, "MPI_Allgather")
@@ -198,9 +199,9 @@ class TestRefused:
         assert main(["run", str(allgather_file), "--size", "4MB"]) == 2
         assert "need about 76MB of memory; 75MB are free" in said(capsys)[1]
 
-    def test_a_topology_is_no_program(self, tmp_path, shared_data, capsys):
+    def test_a_topology_is_no_program(self, capsys):
         """A file of another kind."""
-        file = next((shared_data / "nccl-topo").glob("*.xml"))
+        file = OURS / "nccl-topo" / "two-cpus-topo.xml"
         assert main(["run", str(file)]) == 2
         assert "expected a schedule or a program" in said(capsys)[1]
 
