@@ -17,7 +17,22 @@ from taccl.sketch.upstream import (
     load_upstream_topology,
 )
 from taccl.topology.machines import dgx2, ndv2
+from tests.foreign import OURS
 
+#: Our files: which sketch applies to which topology file, and under which cost models.
+OURS_TOGETHER = [
+    *(("upstream", sketch, "hub-64KB") for sketch in ("hub-n1", "hub-n2", "hub-rails-n2", "hub-n3")),
+    ("upstream", "three-n1", "three-by-hand"),
+    *(
+        (cost_model, sketch, topology)
+        for cost_model in ("upstream", "physical")
+        for sketch, topology in (
+            ("ndv2-n1", "ndv2-2MB"), ("ndv2-n2", "ndv2-2MB"), ("ndv2-n4", "ndv2-2MB"),
+            ("ndv2-all-n2", "ndv2-2MB"), ("dgx2-n1", "dgx2-4KB"), ("dgx2-n2", "dgx2-4KB"),
+            ("dgx2-rails-n2", "dgx2-4KB"),
+        )
+    ),
+]  # fmt: skip
 SKETCHES = {
     "ndv2": (
         "sk-ndv2-n1-cUp6", "sk1-ndv2-n1", "sk1-ndv2-n2", "sk1-ndv2-n4", "sk2-ndv2-n2", "sk2-ndv2-n4",
@@ -29,17 +44,27 @@ SIZES = {"ndv2": ("1KB", "32KB", "1MB"), "dgx2": ("1KB", "1MB")}
 PAIRS = [(s, f"topo-{m}-{size}") for m, names in SKETCHES.items() for s in names for size in SIZES[m]]
 
 # Links, by hand. NDv2: 16 NVLink pairs, 32 links a node; DGX-2: 16 * 15 = 240. Across, for every ordered
-# pair of nodes: NDv2 sk1 one, sk2 64, sk3 eight; DGX-2 sk1 eight, sk2 sixteen.
+# pair of nodes: published NDv2 sk1 one, sk2 64, sk3 eight; DGX-2 sk1 eight, sk2 sixteen. Ours: two links a node
+# of two; three-by-hand has 2 + 1 + 1 + 1 + 1; across, one for a pair of ranks named, 2 * 2 for all of two.
 NUM_LINKS = {
     "sk-ndv2-n1-cUp6": 32, "sk1-ndv2-n1": 32, "sk1-ndv2-n2": 64 + 2, "sk1-ndv2-n4": 128 + 12,
     "sk2-ndv2-n2": 64 + 2 * 64, "sk2-ndv2-n4": 128 + 12 * 64, "sk3-ndv2-n2": 64 + 2 * 8,
     "sk-dgx2-n1": 240, "sk1-dgx2-n1": 240, "sk1-dgx2-n2": 480 + 2 * 8, "sk2-dgx2-n2": 480 + 2 * 16,
+    "hub-n1": 2, "hub-n2": 4 + 2, "hub-rails-n2": 4 + 2 * 2, "hub-n3": 6 + 6 * 4, "three-n1": 6,
+    "ndv2-n1": 32, "ndv2-n2": 64 + 2, "ndv2-n4": 128 + 12, "ndv2-all-n2": 64 + 2 * 64,
+    "dgx2-n1": 240, "dgx2-n2": 480 + 2 * 4, "dgx2-rails-n2": 480 + 2 * 16,
 }  # fmt: skip
 
 
+def files(stem):
+    """The path of one of our files."""
+    (path,) = (OURS / "upstream-taccl").glob(f"*/{stem}.json")
+    return path
+
+
 @pytest.fixture
-def files(shared_data):
-    """A function from the stem of an upstream file to its path."""
+def published(shared_data):
+    """A function from the stem of a published file to its path."""
     folder = shared_data / "upstream-taccl"
 
     def path(stem):
@@ -49,12 +74,12 @@ def files(shared_data):
 
 
 @pytest.fixture
-def edited(files, tmp_path):
-    """The problem of sk1-ndv2-n2 on topo-ndv2-1MB after an edit to either file."""
+def edited(tmp_path):
+    """The problem of ndv2-n2 on ndv2-2MB after an edit to either file."""
 
     def load(*, sketch=None, topology=None, **options):
         paths = []
-        for stem, edit in (("sk1-ndv2-n2", sketch), ("topo-ndv2-1MB", topology)):
+        for stem, edit in (("ndv2-n2", sketch), ("ndv2-2MB", topology)):
             content = json.loads(files(stem).read_text())
             if edit is not None:
                 edit(content)
@@ -72,23 +97,47 @@ def cost_us(problem, src, dst):
     return problem.costs.us(problem.costs.duration(link, int(problem.costs.chunk_units[0])))
 
 
-@pytest.mark.parametrize("cost_model", ["upstream", "physical"])
-@pytest.mark.parametrize(("sketch", "topology"), PAIRS)
-def test_every_file_imports(files, sketch, topology, cost_model):
-    """Each sketch applies to each topology file of its machine, for three collectives, with its symmetry."""
-    read = load_upstream_sketch(files(sketch))
+def assert_imports(sketch, topology, cost_model):
+    """The sketch applies to the topology file, for three collectives, with its symmetry."""
+    read = load_upstream_sketch(sketch)
     for name, per_rank in (("allgather", 1), ("alltoall", None), ("allreduce", 1)):
-        problem = load_problem(files(sketch), files(topology), collective=name, cost_model=cost_model)
+        problem = load_problem(sketch, topology, collective=name, cost_model=cost_model)
         ranks = problem.topology.num_ranks
-        assert len(problem.links_allowed) == NUM_LINKS[sketch]
+        assert len(problem.links_allowed) == NUM_LINKS[sketch.stem]
         assert problem.collective.num_chunks == ranks * read.chunks.per_rank * (per_rank or ranks)
         assert len(problem.clauses.symmetry) == len(read.symmetry)
         assert problem.clauses.direct_crossing == (problem.topology.num_nodes > 1)
         assert problem.topology.cost_model == cost_model
 
 
+@pytest.mark.parametrize(("cost_model", "sketch", "topology"), OURS_TOGETHER)
+def test_every_file_imports(sketch, topology, cost_model):
+    """Each of our sketches applies to its topology file."""
+    assert_imports(files(sketch), files(topology), cost_model)
+
+
+@pytest.mark.parametrize("cost_model", ["upstream", "physical"])
+@pytest.mark.parametrize(("sketch", "topology"), PAIRS)
+def test_every_published_file_imports(published, sketch, topology, cost_model):
+    """Each published sketch applies to each topology file of its machine."""
+    assert_imports(published(sketch), published(topology), cost_model)
+
+
 # (sketch, topology file, src, dst, cost of one chunk in the file's unit)
 COSTS = [
+    ("hub-n2", "hub-64KB", 0, 1, "5"),  # int(5.5)
+    ("hub-n2", "hub-64KB", 0, 3, "19.5"),  # 7.5 + int(12 * 1 link / 1 NIC)
+    ("hub-n3", "hub-64KB", 0, 1, "5"),  # int(1 + 4 / 1 plane)
+    ("hub-n3", "hub-64KB", 1, 4, "55.5"),  # 7.5 + int(12 * 4 / 1)
+    ("ndv2-n2", "ndv2-2MB", 0, 1, "12"),  # double NVLink, int(12.5)
+    ("ndv2-n2", "ndv2-2MB", 0, 2, "22"),  # single
+    ("ndv2-n2", "ndv2-2MB", 2, 13, "64.25"),  # 3.25 + int(61 * 1 / 1)
+    ("ndv2-all-n2", "ndv2-2MB", 3, 12, "3907.25"),  # 3.25 + int(61 * 64 / 1) = 3.25 + 3904
+    ("dgx2-n1", "dgx2-4KB", 0, 5, "6"),  # int(2.5 + 3.75 / 1)
+    ("dgx2-n2", "dgx2-4KB", 4, 23, "42"),  # 40 + int(5.5 * 4 / 8) = 40 + int(2.75)
+    ("dgx2-rails-n2", "dgx2-4KB", 0, 16, "51"),  # 40 + int(5.5 * 16 / 8)
+]
+PUBLISHED_COSTS = [
     ("sk1-ndv2-n2", "topo-ndv2-1MB", 0, 1, "23"),  # double NVLink
     ("sk1-ndv2-n2", "topo-ndv2-1MB", 0, 2, "46"),  # single
     ("sk1-ndv2-n2", "topo-ndv2-1MB", 0, 9, "107.6"),  # 2.6 + int(105 * 1 link / 1 NIC)
@@ -105,91 +154,98 @@ COSTS = [
 
 @pytest.mark.parametrize(("sketch", "topology", "src", "dst", "expected"), COSTS)
 @pytest.mark.parametrize("chunk_size", [None, "1MiB", 12345])
-def test_cost_of_a_chunk(files, sketch, topology, src, dst, expected, chunk_size):
+def test_cost_of_a_chunk(sketch, topology, src, dst, expected, chunk_size):
     """A chunk costs what the published tool makes of the file, whatever the chunk is said to weigh."""
     problem = load_problem(files(sketch), files(topology), chunk_size=chunk_size)
     assert cost_us(problem, src, dst) == Fraction(expected)
 
 
-def test_six_merged_chunks_pay_alpha_once(files):
-    """2.6 + 6 * 105 = 632.6 on NDv2 sk1."""
-    problem = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB"))
-    link = problem.topology.links_between(0, 9)[0]
+@pytest.mark.parametrize(("sketch", "topology", "src", "dst", "expected"), PUBLISHED_COSTS)
+def test_cost_of_a_chunk_of_published_files(published, sketch, topology, src, dst, expected):
+    """The same of the tool's own files."""
+    problem = load_problem(published(sketch), published(topology))
+    assert cost_us(problem, src, dst) == Fraction(expected)
+
+
+def test_six_merged_chunks_pay_alpha_once():
+    """3.25 + 6 * 61 = 369.25 from rank 2 to rank 5 of the other node."""
+    problem = load_problem(files("ndv2-n2"), files("ndv2-2MB"))
+    link = problem.topology.links_between(2, 13)[0]
     units = 6 * int(problem.costs.chunk_units[0])
-    assert problem.costs.us(problem.costs.duration(link, units)) == Fraction("632.6")
+    assert problem.costs.us(problem.costs.duration(link, units)) == Fraction("369.25")
     assert problem.clauses.max_merge == 6
     assert problem.clauses.merging == frozenset(problem.topology.internode_links)
 
 
-def test_unknown_size(files):
+def test_unknown_size():
     """Without a chunk size GB/s are not known; with one they are."""
-    sketch, topology = files("sk1-ndv2-n2"), files("topo-ndv2-1MB")
+    sketch, topology = files("ndv2-n2"), files("ndv2-2MB")
     assert load_problem(sketch, topology).size_bytes is None
     assert load_problem(sketch, topology, chunk_size="1MiB").size_bytes == 16 * 2**20
     assert load_problem(sketch, topology, size="16MB").chunk_bytes[0] == 10**6
 
 
-def test_time_unit(files):
-    """A unit of a hundredth of a microsecond makes 916 of them 9.16 us."""
-    problem = load_problem(files("sk2-ndv2-n2"), files("topo-ndv2-1KB"), time_unit_us="0.01")
-    assert cost_us(problem, 0, 8) == Fraction("9.16")
+def test_time_unit():
+    """A unit of a hundredth of a microsecond makes 3907.25 of them 39.0725 us."""
+    problem = load_problem(files("ndv2-all-n2"), files("ndv2-2MB"), time_unit_us="0.01")
+    assert cost_us(problem, 0, 8) == Fraction("39.0725")
 
 
-def test_switch_ports(files):
+def test_switch_ports():
     """16 ports out and 16 in beside 240 links, each send holding one of both and its link."""
-    topology = load_problem(files("sk1-dgx2-n1"), files("topo-dgx2-1MB")).topology
+    topology = load_problem(files("dgx2-n1"), files("dgx2-4KB")).topology
     assert len(topology.resources) == 240 + 32
     assert len(topology.holds) == 3 * 240
     out = {h.resource for e in topology.links_from[3] for h in topology.holds_of_link[e]}
     assert len(out) == 15 + 1 + 15  # its links, its port out, the ports into the others
 
 
-def test_no_ports_without_a_switch(files):
+def test_no_ports_without_a_switch():
     """NDv2's links hold only themselves, between two nodes too."""
-    topology = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB")).topology
+    topology = load_problem(files("ndv2-n2"), files("ndv2-2MB")).topology
     assert len(topology.holds) == len(topology.links)
 
 
-def test_remote_ports_beyond_two_nodes(files):
-    """With four nodes, rank 0 sends to three nodes through one port, and rank 1 receives through one."""
-    topology = load_problem(files("sk1-ndv2-n4"), files("topo-ndv2-1MB")).topology
+def test_remote_ports_beyond_two_nodes():
+    """With four nodes, rank 2 sends to three nodes through one port, and rank 5 receives through one."""
+    topology = load_problem(files("ndv2-n4"), files("ndv2-2MB")).topology
     assert len(topology.resources) == 140 + 8
     shared = [
         {h.resource for h in topology.holds_of_link[e]}
-        for e in topology.links_from[0] if topology.is_internode(e)
+        for e in topology.links_from[2] if topology.is_internode(e)
     ]  # fmt: skip
     assert len(shared) == 3
     assert len(set.intersection(*shared)) == 1
     hold = topology.holds_of_link[topology.internode_links[0]]
-    assert {(h.alpha_us, h.beta_us_per_mb) for h in hold} == {(Fraction("2.6"), Fraction(105))}
+    assert {(h.alpha_us, h.beta_us_per_mb) for h in hold} == {(Fraction("3.25"), Fraction(61))}
 
 
-def test_equal_switches_are_planes(files, tmp_path):
-    """Two planes are two links a pair, of int(0.3 + 8 / 2) = 4 each, with ports of their own."""
-    content = json.loads(files("sk1-dgx2-n1").read_text())
+def test_equal_switches_are_planes(tmp_path):
+    """Two planes are two links a pair, of int(2.5 + 3.75 / 2) = 4 each, with ports of their own."""
+    content = json.loads(files("dgx2-n1").read_text())
     content["intranode_sketch"]["switches"] *= 2
     content["intranode_sketch"]["switch_hyperedge_strategy"] *= 2
     path = tmp_path / "planes.json"
     path.write_text(json.dumps(content))
-    problem = load_problem(path, files("topo-dgx2-1MB"))
+    problem = load_problem(path, files("dgx2-4KB"))
     assert len(problem.links_allowed) == 2 * 240
     assert len(problem.topology.resources) == 2 * (240 + 32)
     assert cost_us(problem, 0, 1) == 4
 
 
-def test_disjoint_switches(files, tmp_path):
-    """Two switches of eight ranks: ports inside each, plain links between them, all int(0.3 + 8) = 8."""
-    content = json.loads(files("sk1-dgx2-n1").read_text())
+def test_disjoint_switches(tmp_path):
+    """Two switches of eight ranks: ports inside each, plain links between them, all int(2.5 + 3.75) = 6."""
+    content = json.loads(files("dgx2-n1").read_text())
     content["intranode_sketch"].update(
         switches=[list(range(8)), list(range(8, 16))], switch_hyperedge_strategy=["uc-min", "uc-max"]
     )
     content["symmetry_offsets"] = []
     path = tmp_path / "disjoint.json"
     path.write_text(json.dumps(content))
-    problem = load_problem(path, files("topo-dgx2-1MB"))
+    problem = load_problem(path, files("dgx2-4KB"))
     assert [len(p.links) for p in problem.clauses.switch_policies] == [56, 56]
     assert len(problem.topology.holds) == 240 + 2 * (56 + 56)
-    assert cost_us(problem, 0, 9) == 8
+    assert cost_us(problem, 0, 9) == 6
 
 
 @pytest.mark.parametrize(
@@ -202,53 +258,51 @@ def test_strategies(edited, strategy, expected):
     assert problem.clauses.objective_weight == Fraction(1, 100)
 
 
-def test_sketch_in_our_terms(files):
-    """DGX-2 sk1 keeps its relays, its order, its policy, its partitioning."""
-    sketch = load_upstream_sketch(files("sk1-dgx2-n2"))
-    assert sketch.internode.connections[3] == (2,)
-    assert sketch.internode.relays[3] == (2, 3)
+def test_sketch_in_our_terms():
+    """dgx2-n2 keeps its relays, its order, its policy, its partitioning."""
+    sketch = load_upstream_sketch(files("dgx2-n2"))
+    assert sketch.internode.connections[4] == (7,)
+    assert sketch.internode.relays[4] == (4, 5, 6, 7)
     assert sketch.internode.own_before_relayed
     assert [(s.policy, len(s.ranks)) for s in sketch.switch] == [("min-connections", 16)]
     assert sketch.chunks.per_rank == 2
-    assert [(e.offset, e.group) for e in sketch.symmetry] == [(2, 16), (16, 32)]
+    assert [(e.offset, e.group) for e in sketch.symmetry] == [(4, 16), (16, 32)]
 
 
-def test_upstream_sketch_on_our_machine(files):
+def test_upstream_sketch_on_our_machine():
     """An imported sketch applies to any topology that fits."""
-    sketch = load_upstream_sketch(files("sk2-dgx2-n2"))
+    sketch = load_upstream_sketch(files("dgx2-rails-n2"))
     problem = sketch.apply(dgx2(2), collectives.alltoall(32), chunk_size="1KB")
     assert len(problem.links_allowed) == 480 + 32
 
 
-def test_our_sketch_on_an_upstream_topology(files):
+def test_our_sketch_on_an_upstream_topology(edited):
     """A shipped sketch takes the place of the upstream file, and brings its chunk size."""
-    ours = load_problem("ndv2/sk1", files("topo-ndv2-1MB"))
-    theirs = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB"))
+    ours = load_problem("ndv2/sk1", files("ndv2-2MB"))
+    theirs = edited(sketch=lambda s: s["internode_sketch"].update(internode_conn={"0": [1]}))
     assert ours.topology == theirs.topology
     assert ours.chunk_bytes[0] == 10**6
 
 
-def test_nodes_rescale(files):
+def test_nodes_rescale():
     """The two-node sketch on four nodes is the four-node sketch."""
-    two = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB"), nodes=4)
-    four = load_problem(files("sk1-ndv2-n4"), files("topo-ndv2-1MB"))
+    two = load_problem(files("ndv2-n2"), files("ndv2-2MB"), nodes=4)
+    four = load_problem(files("ndv2-n4"), files("ndv2-2MB"))
     assert two.topology == four.topology
     assert two.clauses.symmetry == four.clauses.symmetry
 
 
-def test_physical_machine_and_size(files):
-    """The file's name stands for the machine and for a chunk of 2**20 bytes; its costs are set aside."""
-    problem = load_problem(files("sk1-ndv2-n2"), files("topo-ndv2-1MB"), cost_model="physical")
+def test_physical_machine_and_size():
+    """The file's name stands for the machine and for a chunk of 2 * 2**20 bytes; its costs are set aside."""
+    problem = load_problem(files("ndv2-n2"), files("ndv2-2MB"), cost_model="physical")
     assert problem.topology == ndv2(2, profile="taccl")
-    assert problem.chunk_bytes[0] == 2**20
+    assert problem.chunk_bytes[0] == 2 * 2**20
     assert "its costs are set aside" in problem.notes[-1]
 
 
-def test_physical_size_may_be_given(files):
+def test_physical_size_may_be_given():
     """A chunk size given beats the file's name."""
-    problem = load_problem(
-        files("sk1-ndv2-n2"), files("topo-ndv2-1KB"), cost_model="physical", chunk_size="1MB"
-    )
+    problem = load_problem(files("ndv2-n2"), files("ndv2-2MB"), cost_model="physical", chunk_size="1MB")
     assert problem.chunk_bytes[0] == 10**6
 
 
@@ -266,6 +320,14 @@ def test_custom_matrices(tmp_path):
     assert topology.links[topology.links_between(0, 1)[0]].beta_us_per_mb == 5
 
 
+def test_custom_file():
+    """Two links from 0 to 1, none from 2 to 1; what links cost is [destination][source], cut to whole units."""
+    topology = load_upstream_topology(files("three-by-hand"))
+    found = {(e.src, e.dst): e.beta_us_per_mb for e in topology.links}
+    assert found == {(1, 0): 4, (2, 0): 3, (0, 1): 7, (0, 2): 9, (1, 2): 4}
+    assert len(topology.links_between(0, 1)) == 2
+
+
 def test_any_other_name_is_all_to_all(tmp_path):
     """A file with one cost and no machine's name joins all ranks of a node."""
     path = tmp_path / "hub.json"
@@ -277,13 +339,13 @@ def test_any_other_name_is_all_to_all(tmp_path):
 
 def test_machine_overrides_the_files_nics(edited):
     """NDv2 has one NIC, whatever the file says."""
-    assert cost_us(edited(topology=lambda t: t.update(nics_per_node=4)), 0, 9) == Fraction("107.6")
+    assert cost_us(edited(topology=lambda t: t.update(nics_per_node=9)), 2, 13) == Fraction("64.25")
 
 
-def test_is_upstream_topology(files, tmp_path):
+def test_is_upstream_topology(tmp_path):
     """A topology file is known by its content."""
-    assert is_upstream_topology(files("topo-ndv2-1MB"))
-    assert not is_upstream_topology(files("sk1-ndv2-n2"))
+    assert is_upstream_topology(files("ndv2-2MB"))
+    assert not is_upstream_topology(files("ndv2-n2"))
     (tmp_path / "t.toml").write_text("machine = 'ndv2'")
     assert not is_upstream_topology(tmp_path / "t.toml")
 
@@ -316,12 +378,12 @@ def test_is_upstream_topology(files, tmp_path):
         ),
         (lambda s: s["internode_sketch"].update(enforce_orderng=True), "did you mean 'enforce_ordering'"),
         (
-            lambda s: s["internode_sketch"].update(gpus_to_sender_rev_map={"0": [0]}),
-            r"gpus_to_sender_rev_map: chunk 1",
+            lambda s: s["internode_sketch"].update(gpus_to_sender_rev_map={"2": [2]}),
+            r"gpus_to_sender_rev_map: chunk 0",
         ),
         (
             lambda s: s.update(symmetry_offsets=[[1, 8]]),
-            r"symmetry_offsets\[0\]: offset 1 .*0->1 \(23 us/MB\)",
+            r"symmetry_offsets\[0\]: offset 1 .*0->1 \(12 us/MB\)",
         ),
         (lambda s: s.update(symmetry_offsets=[[8]]), r"symmetry_offsets\[0\]\[1\]: found nothing"),
         (lambda s: s["hyperparameters"].update(input_chunkup=0), r"hyperparameters\.input_chunkup: found 0"),
@@ -345,7 +407,7 @@ def test_is_upstream_topology(files, tmp_path):
 )
 def test_wrong_sketch_file(edited, edit, message):
     """A wrong field is named as the file calls it."""
-    with pytest.raises(SketchError, match=rf"sk1-ndv2-n2\.json: (.*)?{message}"):
+    with pytest.raises(SketchError, match=rf"ndv2-n2\.json: (.*)?{message}"):
         edited(sketch=edit)
 
 
@@ -371,7 +433,7 @@ def test_wrong_sketch_file(edited, edit, message):
 )
 def test_wrong_topology_file(edited, edit, message):
     """A wrong cost, shape or field is named with the file."""
-    with pytest.raises(TopologyError, match=rf"topo-ndv2-1MB\.json: (.*)?{message}"):
+    with pytest.raises(TopologyError, match=rf"ndv2-2MB\.json: (.*)?{message}"):
         edited(topology=edit)
 
 
@@ -386,20 +448,20 @@ def test_huge_topology_is_refused(tmp_path):
         load_upstream_topology(path)
 
 
-def test_swapped_files(files):
+def test_swapped_files():
     """A sketch given as the topology, and the reverse, is told as such."""
     with pytest.raises(TopologyError, match="found a sketch file; expected a topology file"):
-        load_problem(files("sk1-ndv2-n2"), files("sk1-ndv2-n2"))
+        load_problem(files("ndv2-n2"), files("ndv2-n2"))
     with pytest.raises(SketchError, match="found a topology file; expected a sketch file"):
-        load_upstream_sketch(files("topo-ndv2-1MB"))
+        load_upstream_sketch(files("ndv2-2MB"))
 
 
-def test_sketch_of_another_machine(files):
+def test_sketch_of_another_machine():
     """DGX-2's switch has ranks that NDv2 has not."""
     with pytest.raises(
-        SketchError, match=r"sk1-dgx2-n2\.json: intranode_sketch\.switches.*rank 8 does not exist"
+        SketchError, match=r"dgx2-n2\.json: intranode_sketch\.switches.*rank 8 does not exist"
     ):
-        load_problem(files("sk1-dgx2-n2"), files("topo-ndv2-1MB"))
+        load_problem(files("dgx2-n2"), files("ndv2-2MB"))
 
 
 def test_physical_needs_a_machine(edited):
@@ -416,10 +478,10 @@ def test_physical_needs_a_size(edited):
         edited(topology=lambda t: t.update(name="NDv2"), cost_model="physical")
 
 
-def test_sketch_without_connections(files):
+def test_sketch_without_connections():
     """Under the upstream cost model the links between nodes come from the sketch."""
     with pytest.raises(SketchError, match="internode: found nothing; expected connections between nodes"):
-        load_problem(Sketch(nodes=2), files("topo-ndv2-1MB"))
+        load_problem(Sketch(nodes=2), files("ndv2-2MB"))
 
 
 @pytest.mark.parametrize(
