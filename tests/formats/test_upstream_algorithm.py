@@ -14,20 +14,42 @@ from taccl.errors import FormatError, InputError
 from taccl.formats.upstream_algorithm import load_upstream_algorithm, retimed
 from taccl.sketch.upstream import load_problem
 from taccl.topology.fabrics import ring
+from tests.foreign import OURS
 
 OVERLAPPING = "alltoall-dgx2-n2-overlapping"
-#: Name; finish as stated, as the sends really take; transfers, sends; collective.
+#: Of each name: finish as stated, as the sends really take; transfers, sends; collective.
+FIGURES = ("stated", "real", "transfers", "sends", "collective")
 SAMPLES = [
     ("allgather-ndv2-n2", 968, 968, 240, 234, "allgather"),
     ("allgather-dgx2-n2", Fraction("566.4"), Fraction("566.4"), 1984, 1984, "allgather"),
     ("allreduce-ndv2-n2", Fraction("1943.8"), Fraction("1943.8"), 480, 474, "allreduce"),
     (OVERLAPPING, 2759, 3594, 1504, 1309, "alltoall"),
 ]
+#: The same of our files; what their sends take is summed up in the tests of each.
+OURS_OVERLAPPING = "alltoall-hub-n2-overlapping"
+OUR_SAMPLES = [
+    # 5 inside; then 7.5 + 2 * 12 for two chunks in one send over 2->1, and 5 for each at rank 0.
+    ("allgather-hub-n2", Fraction("46.5"), Fraction("46.5"), 12, 11, "allgather"),
+    # 5 + 19.5 to the sums; then 19.5 for each of two chunks over 0->3, and 5 for the second at rank 2.
+    ("allreduce-hub-n2", Fraction("68.5"), Fraction("68.5"), 24, 24, "allreduce"),
+    # 7.5 + 24 for a chunk, of which the second is stated to start at 10, not 31.5.
+    (OURS_OVERLAPPING, Fraction("41.5"), 63, 16, 16, "alltoall"),
+]
 INPUTS = {
     "allgather-ndv2-n2": ("sk1-ndv2-n2", "topo-ndv2-1MB"),
     "allgather-dgx2-n2": ("sk1-dgx2-n2", "topo-dgx2-1MB"),
     OVERLAPPING: ("sk2-dgx2-n2", "topo-dgx2-1KB"),
 }
+OUR_INPUTS = {"allgather-hub-n2": "hub-n2", OURS_OVERLAPPING: "hub-rails-n2"}
+
+
+def our_path(name):
+    return OURS / "upstream-taccl" / "algorithm" / f"{name}.json"
+
+
+def ours(name):
+    """The schedule of one of our files."""
+    return load_upstream_algorithm(our_path(name))
 
 
 @pytest.fixture(scope="module")
@@ -89,24 +111,43 @@ def _kinds(schedule):
     return Counter(each.kind for each in verify(schedule).violations)
 
 
-@pytest.mark.parametrize(("name", "stated", "real", "transfers", "sends", "collective"), SAMPLES)
-def test_samples_have_known_figures(samples, name, stated, real, transfers, sends, collective):
-    """Finish as stated, finish in the stated order, transfers, sends and collective of every real file."""
-    schedule = samples[name]
+def assert_figures(schedule, stated, real, transfers, sends, collective):
+    """Finish as stated, finish in the stated order, transfers, sends and collective."""
     assert schedule.finish == stated
     assert retimed(schedule).finish == real
+    assert verify(retimed(schedule)).ok
     assert (schedule.num_transfers, schedule.num_sends) == (transfers, sends)
     assert schedule.problem.collective.name == collective
     assert schedule.problem.topology.cost_model == "upstream"
     assert schedule.problem.size_bytes is None
-
-
-@pytest.mark.parametrize("name", [name for name, *_ in SAMPLES if name != OVERLAPPING])
-def test_sound_samples_are_accepted(samples, name):
-    """The verifier has nothing against the allgathers and the allreduce."""
-    verification = verify(samples[name])
-    assert verification.ok
+    verification = verify(schedule)
+    assert verification.ok == (stated == real)
     assert not verification.num_redundant
+
+
+@pytest.mark.parametrize(("name", *FIGURES), OUR_SAMPLES)
+def test_our_samples_have_known_figures(name, stated, real, transfers, sends, collective):
+    """By hand; only the file that overlaps is refused, and in its own order it is right."""
+    assert_figures(ours(name), stated, real, transfers, sends, collective)
+
+
+@pytest.mark.parametrize(("name", *FIGURES), SAMPLES)
+def test_samples_have_known_figures(samples, name, stated, real, transfers, sends, collective):
+    """The same of every real file."""
+    assert_figures(samples[name], stated, real, transfers, sends, collective)
+
+
+def test_our_overlapping_sample_is_refused_with_its_overlaps():
+    """On each of the four links across, the second chunk starts while the first one travels.
+
+    Chunk 12 goes from rank 0 to rank 2 at 0, for 31.5, and chunk 8 at 10.
+    """
+    verification = verify(ours(OURS_OVERLAPPING))
+    assert _kinds(ours(OURS_OVERLAPPING)) == {"contention": 4}
+    first = verification.violations[0]
+    assert (first.rank, first.chunk, first.start_us) == (0, 8, 10)
+    assert "chunk 12" in first.message
+    assert "until 31.5 us" in first.message
 
 
 def test_overlapping_sample_is_refused_with_its_overlaps(samples):
@@ -122,30 +163,49 @@ def test_overlapping_sample_is_refused_with_its_overlaps(samples):
     assert "until 600 us" in first.message
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in SAMPLES])
-def test_retimed_samples_verify(samples, name):
-    """In their own order, all four are right."""
-    assert verify(retimed(samples[name])).ok
+def assert_notes(schedule, units):
+    """What was not taken from an allreduce: its buffer maps, and the start of its second half."""
+    notes = " ".join(schedule.problem.notes)
+    assert "buffer maps are set aside" in notes
+    assert f"{units} units" in notes
+    assert "timed anew" in notes
+
+
+def test_notes_say_what_was_not_taken_from_our_allreduce():
+    """Copies are stated to start at 6, a unit after the last reduction; it ends at 24.5, 18.5 units later."""
+    assert_notes(ours("allreduce-hub-n2"), "18.5")
+    assert not ours("allgather-hub-n2").problem.notes
 
 
 def test_notes_say_what_was_not_taken_from_the_allreduce(samples):
-    """Its buffer maps and the start of its second half mean nothing; 106.6 = 998.8 - 892.2 units are missing."""
-    notes = " ".join(samples["allreduce-ndv2-n2"].problem.notes)
-    assert "buffer maps are set aside" in notes
-    assert "106.6 units" in notes
-    assert "timed anew" in notes
+    """106.6 = 998.8 - 892.2 units are missing."""
+    assert_notes(samples["allreduce-ndv2-n2"], "106.6")
     assert not samples["allgather-ndv2-n2"].problem.notes
+
+
+def assert_same_topology(schedule, sketch, topology):
+    """Links, ports and costs are those of the sketch and topology files that the algorithm was made from."""
+    known = load_problem(sketch, topology).topology
+    found = schedule.problem.topology
+    assert (found.name, found.machine, found.profile) == (known.name, known.machine, known.profile)
+    assert _held(found) == _held(known)
+
+
+@pytest.mark.parametrize("name", list(OUR_INPUTS))
+def test_topology_is_that_of_our_inputs(name):
+    """Of our files: one link across for each pair of nodes, or one for each rank and ports of a switch."""
+    folder = OURS / "upstream-taccl"
+    assert_same_topology(
+        ours(name), folder / f"sketch/{OUR_INPUTS[name]}.json", folder / "topo/hub-64KB.json"
+    )
 
 
 @pytest.mark.parametrize("name", list(INPUTS))
 def test_topology_is_that_of_the_tools_inputs(samples, shared_data, name):
-    """Links, ports and costs are those of the sketch and topology files that the algorithm was made from."""
+    """Of the tool's own files."""
     sketch, topology = INPUTS[name]
     folder = shared_data / "upstream-taccl"
-    known = load_problem(folder / f"sketch/{sketch}.json", folder / f"topo/{topology}.json").topology
-    found = samples[name].problem.topology
-    assert (found.name, found.machine, found.profile) == (known.name, known.machine, known.profile)
-    assert _held(found) == _held(known)
+    assert_same_topology(samples[name], folder / f"sketch/{sketch}.json", folder / f"topo/{topology}.json")
 
 
 def _held(topology):
@@ -265,15 +325,25 @@ def test_reducing_in_a_collective_that_does_not_is_refused(tmp_path):
     assert _kinds(_load(tmp_path, document))["reduce"] == 1
 
 
-def test_overlap_inside_a_half_is_not_timed_away(samples, shared_data, tmp_path):
-    """An allreduce of which a reduction starts ten units early is refused, although its order could be timed."""
-    path = shared_data / "upstream-taccl" / "algorithm" / "allreduce-ndv2-n2.json"
+def assert_early_reduction_is_refused(path, send, tenths, tmp_path):
+    """An allreduce of which a reduction starts early is refused, although its order could be timed."""
     document = json.loads(path.read_text())
-    sends = [send for step in document["steps"] for send in step["sends"]]
-    next(send for send in sends if send[1:4] == [0, 2, 460])[3] -= 100
+    sends = [each for step in document["steps"] for each in step["sends"]]
+    next(each for each in sends if each[1:4] == send)[3] -= tenths
     schedule = _load(tmp_path, document)
     assert not verify(schedule).ok
-    assert retimed(schedule).finish == retimed(samples["allreduce-ndv2-n2"]).finish
+    assert retimed(schedule).finish == retimed(load_upstream_algorithm(path)).finish
+
+
+def test_overlap_inside_a_half_is_not_timed_away(tmp_path):
+    """Rank 3 is stated to send at 3 the sum that it has at 5."""
+    assert_early_reduction_is_refused(our_path("allreduce-hub-n2"), [3, 0, 50], 20, tmp_path)
+
+
+def test_overlap_inside_a_half_of_a_real_file_is_not_timed_away(shared_data, tmp_path):
+    """A reduction that starts ten units early."""
+    path = shared_data / "upstream-taccl" / "algorithm" / "allreduce-ndv2-n2.json"
+    assert_early_reduction_is_refused(path, [0, 2, 460], 100, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from taccl.formats.upstream_algorithm_dump import dump_upstream_algorithm, save_
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
+from tests.foreign import OURS, foreign_files
 
 
 def _transfers(schedule):
@@ -60,10 +61,14 @@ def _exchange(topology=None, *, start=0, **options):
     return make_schedule(problem, chunk=[0, 1], link=[0, 1], start=[begin] * 2, end=[end] * 2, **options)
 
 
-@pytest.mark.parametrize("name", ["allgather-ndv2-n2", "allgather-dgx2-n2", "allreduce-ndv2-n2"])
-def test_real_algorithms_come_back(name, shared_data, tmp_path):
-    """What was read from the tool's own files is read again from ours: sends, times, merges and topology."""
-    schedule = load_upstream_algorithm(shared_data / "upstream-taccl" / "algorithm" / f"{name}.json")
+ALGORITHMS = foreign_files("upstream-taccl/algorithm/*.json")
+SOUND = [each for each in ALGORITHMS if "overlapping" not in each.id]
+
+
+@pytest.mark.parametrize("path", SOUND)
+def test_algorithms_come_back(path, tmp_path):
+    """What was read from files of others is read again from ours: sends, times, merges and topology."""
+    schedule = load_upstream_algorithm(path)
     back, text = _round_trip(schedule, tmp_path)
     assert _transfers(back) == _transfers(schedule)
     assert back.num_sends == schedule.num_sends
@@ -72,20 +77,32 @@ def test_real_algorithms_come_back(name, shared_data, tmp_path):
     assert "resources" not in text
 
 
-def test_real_topology_comes_back_whole(shared_data, tmp_path):
+def assert_comes_back_whole(path, tmp_path):
     """Of an algorithm that does not combine, nothing is different but what the file never held."""
-    path = shared_data / "upstream-taccl" / "algorithm" / "allgather-dgx2-n2.json"
     schedule = load_upstream_algorithm(path)
     back, text = _round_trip(schedule, tmp_path)
     assert back == schedule
     assert text == "an algorithm of the published tool has no place for the size of a chunk (1MB)"
 
 
-def test_overlapping_algorithm_is_refused(shared_data):
-    """A file that would be judged wrong is not written; the message names the link."""
-    path = shared_data / "upstream-taccl" / "algorithm" / "alltoall-dgx2-n2-overlapping.json"
-    with pytest.raises(ExportError, match=r"sends over link 0->16 overlap"):
-        dump_upstream_algorithm(load_upstream_algorithm(path))
+def test_topology_comes_back_whole(tmp_path):
+    """Two nodes that one link joins each way."""
+    assert_comes_back_whole(OURS / "upstream-taccl/algorithm/allgather-hub-n2.json", tmp_path)
+
+
+def test_real_topology_comes_back_whole(shared_data, tmp_path):
+    """Two nodes with a switch each."""
+    assert_comes_back_whole(shared_data / "upstream-taccl/algorithm/allgather-dgx2-n2.json", tmp_path)
+
+
+@pytest.mark.parametrize("path", [each for each in ALGORITHMS if "overlapping" in each.id])
+def test_overlapping_algorithm_is_refused(path):
+    """A file that would be judged wrong is not written; the message names the first link across."""
+    schedule = load_upstream_algorithm(path)
+    with pytest.raises(
+        ExportError, match=rf"sends over link 0->{schedule.problem.topology.num_ranks // 2} overlap"
+    ):
+        dump_upstream_algorithm(schedule)
 
 
 @pytest.mark.parametrize(

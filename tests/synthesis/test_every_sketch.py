@@ -6,6 +6,7 @@ import pytest
 
 import taccl
 from taccl.sketch.upstream import load_problem
+from tests.foreign import OURS
 
 COLLECTIVES = ("allgather", "alltoall", "allreduce")
 #: File stems of the published tool's sketches; each fits every topology file of its machine.
@@ -45,6 +46,32 @@ def test_shipped_sketch(name, collective):
     assert result.notes == ()
 
 
+#: Files of ours by the cost model that a topology of their name has.
+OURS_TOGETHER = [
+    ("upstream", "hub-n1", "hub-64KB"), ("upstream", "hub-n2", "hub-64KB"), ("upstream", "hub-n3", "hub-64KB"),
+    ("upstream", "hub-rails-n2", "hub-64KB"), ("upstream", "three-n1", "three-by-hand"),
+    ("upstream", "ndv2-n2", "ndv2-2MB"), ("physical", "ndv2-n1", "ndv2-2MB"), ("physical", "dgx2-n1", "dgx2-4KB"),
+]  # fmt: skip
+
+
+def assert_scheduled(sketch, topology, collective, cost_model):
+    """The sketch file on the topology file is scheduled however short the time."""
+    problem = load_problem(sketch, topology, collective=collective, cost_model=cost_model)
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.1)
+    assert_sound(result)
+    assert result.schedule.problem.topology.cost_model == cost_model
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("cost_model", "sketch", "topology"), OURS_TOGETHER)
+def test_our_pair(sketch, topology, collective, cost_model):
+    """Files that we wrote as the published tool has them."""
+    folder = OURS / "upstream-taccl"
+    assert_scheduled(
+        folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective, cost_model
+    )
+
+
 def test_every_upstream_file_is_here(shared_data):
     """The pairs below leave out no file of the published tool."""
     folder = shared_data / "upstream-taccl"
@@ -62,14 +89,8 @@ CASES = [
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("cost_model", "sketch", "topology"), CASES)
 def test_upstream_pair(shared_data, sketch, topology, collective, cost_model):
-    """A sketch file on a topology file of its machine is scheduled however short the time."""
+    """Files of the published tool, each sketch on every topology of its machine."""
     folder = shared_data / "upstream-taccl"
-    problem = load_problem(
-        folder / "sketch" / f"{sketch}.json",
-        folder / "topo" / f"{topology}.json",
-        collective=collective,
-        cost_model=cost_model,
+    assert_scheduled(
+        folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective, cost_model
     )
-    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.1)
-    assert_sound(result)
-    assert result.schedule.problem.topology.cost_model == cost_model
