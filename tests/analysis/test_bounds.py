@@ -22,6 +22,7 @@ from taccl.sketch.upstream import load_problem
 from taccl.synthesis.pipeline import synthesize
 from taccl.topology.fabrics import mesh
 from taccl.topology.topology import TopologyBuilder
+from tests.foreign import OURS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,6 +166,38 @@ def test_the_bound_is_exact() -> None:
     builder = TopologyBuilder("third", [0, 0])
     builder.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1)
     assert lower_bound(problem_of(builder.build(), custom(2, [([0], [1])]))).bound == Fraction(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "topology", "collective", "expected"),
+    [
+        ("hub-n1", "hub-64KB", "allgather", "5"),  # one send
+        # Rank 0's chunk crosses at once and rank 1's after it: 2 * (7.5 + 12); then 5 to the other rank there.
+        ("hub-n2", "hub-64KB", "allgather", "44"),
+        ("hub-n2", "hub-64KB", "alltoall", "63"),  # four chunks over one link in two sends: 2 * (7.5 + 24)
+        ("hub-rails-n2", "hub-64KB", "allgather", "36.5"),  # from 0 to 3: 5 and 7.5 + 24
+        ("hub-rails-n2", "hub-64KB", "alltoall", "55.5"),  # two chunks in one send over each link: 7.5 + 48
+        (
+            "hub-n3",
+            "hub-64KB",
+            "allgather",
+            "199.5",
+        ),  # four chunks through each port into a node: 7.5 + 4 * 48
+        ("hub-n3", "hub-64KB", "alltoall", "399"),  # eight, of which six go together: 2 * 7.5 + 8 * 48
+        ("three-n1", "three-by-hand", "allgather", "14"),  # four chunks into rank 1 over two links of 7
+        # Seven chunks into rank 0 over links of 12, 12, 22 and 22: 3 + 3 + 1 + 1 in 36, 2 + 2 + 1 + 1 before.
+        ("ndv2-n1", "ndv2-2MB", "allgather", "36"),
+        ("ndv2-n2", "ndv2-2MB", "alltoall", "3939.75"),  # 64 over one link, six together: 11 * 3.25 + 64 * 61
+        ("dgx2-n1", "dgx2-4KB", "allgather", "90"),  # fifteen chunks of 6 into every rank
+    ],
+)
+def test_cases_by_hand(sketch: str, topology: str, collective: str, expected: str) -> None:
+    """The bound of our files in the published tool's format is what can be derived on paper."""
+    folder = OURS / "upstream-taccl"
+    problem = load_problem(
+        folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
+    )
+    assert lower_bound(problem).bound == Fraction(expected)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from taccl.problem import Clauses, make_problem
 from taccl.sketch.upstream import load_problem
 from taccl.topology import fabrics, machines
 from taccl.topology.topology import TopologyBuilder
+from tests.foreign import OURS
 
 COLLECTIVES = [name for name in collectives.COLLECTIVES if name != "scan" and "multi" not in name]
 TOPOLOGIES = {
@@ -121,18 +122,11 @@ def test_no_baseline_can(make):
         best(make("scan", fabrics.ring(4)))
 
 
-@pytest.mark.parametrize("cost_model", ["upstream", "physical"])
-@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
-@pytest.mark.parametrize(
-    ("sketch", "topology"),
-    [("sk1-ndv2-n2", "ndv2-1MB"), ("sk2-ndv2-n2", "ndv2-1KB"), ("sk1-dgx2-n2", "dgx2-1MB")],
-)
-def test_upstream_topologies(shared_data, cost_model, collective, sketch, topology):
+def assert_relayed(files, cost_model, collective, sketch, topology):
     """Where only the sketch's connections join nodes, baselines relay, and still keep every rule."""
-    files = shared_data / "upstream-taccl"
     problem = load_problem(
         files / "sketch" / f"{sketch}.json",
-        files / "topo" / f"topo-{topology}.json",
+        files / "topo" / f"{topology}.json",
         collective=collective,
         cost_model=cost_model,
     )
@@ -142,6 +136,30 @@ def test_upstream_topologies(shared_data, cost_model, collective, sketch, topolo
         except CollectiveError:
             continue
         verify(schedule).raise_if_failed()
+
+
+@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
+@pytest.mark.parametrize(
+    ("cost_model", "sketch", "topology"),
+    [
+        ("upstream", "hub-n2", "hub-64KB"), ("upstream", "hub-n3", "hub-64KB"),
+        ("upstream", "ndv2-n2", "ndv2-2MB"), ("physical", "ndv2-n2", "ndv2-2MB"),
+    ],
+)  # fmt: skip
+def test_our_topologies(cost_model, collective, sketch, topology):
+    """Files that we wrote as the published tool has them."""
+    assert_relayed(OURS / "upstream-taccl", cost_model, collective, sketch, topology)
+
+
+@pytest.mark.parametrize("cost_model", ["upstream", "physical"])
+@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
+@pytest.mark.parametrize(
+    ("sketch", "topology"),
+    [("sk1-ndv2-n2", "ndv2-1MB"), ("sk2-ndv2-n2", "ndv2-1KB"), ("sk1-dgx2-n2", "dgx2-1MB")],
+)
+def test_upstream_topologies(shared_data, cost_model, collective, sketch, topology):
+    """Files of the published tool."""
+    assert_relayed(shared_data / "upstream-taccl", cost_model, collective, sketch, f"topo-{topology}")
 
 
 @st.composite

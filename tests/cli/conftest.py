@@ -9,6 +9,7 @@ import pytest
 from words import SKETCH, SMALL
 
 from taccl.cli import main
+from tests.foreign import OURS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,6 @@ def sketch_file(tmp_path) -> Path:
 
 
 @pytest.fixture
-def upstream(shared_data) -> Path:
-    """The folder of upstream files."""
-    return shared_data / "upstream-taccl"
+def upstream() -> Path:
+    """Our folder of upstream files."""
+    return OURS / "upstream-taccl"

@@ -18,6 +18,7 @@ from taccl.program.lower import lower
 from taccl.program.program import Slot, Step
 from taccl.sketch.upstream import load_problem
 from taccl.topology.topology import TopologyBuilder
+from tests.foreign import OURS
 
 OPTIONS = [
     {"in_place": in_place, "threadblocks": threadblocks, "merged": merged, "instances": instances, **channels}
@@ -50,10 +51,14 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("collective", "sketch", "topology"), TABLE)
-def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
-    """They run right, in place and out of place, and so does what their MSCCL XML files hold."""
-    folder = shared_data / "upstream-taccl"
+OUR_TABLE = [
+    ("allgather", "hub-n2", "hub-64KB"), ("alltoall", "hub-rails-n2", "hub-64KB"),
+    ("allreduce", "hub-n3", "hub-64KB"), ("reduce-scatter", "three-n1", "three-by-hand"),
+]  # fmt: skip
+
+
+def assert_runs(folder, collective, sketch, topology):
+    """A schedule runs right, in place and out of place, and so does what its MSCCL XML file holds."""
     problem = load_problem(
         folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
     )
@@ -64,6 +69,18 @@ def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
         again = parse_msccl_xml(dump_msccl_xml(program))
         assert again.in_place == in_place
         interpret(again).raise_if_failed()
+
+
+@pytest.mark.parametrize(("collective", "sketch", "topology"), OUR_TABLE)
+def test_schedules_of_our_files(collective, sketch, topology):
+    """Two and three nodes of two ranks, and one of three."""
+    assert_runs(OURS / "upstream-taccl", collective, sketch, topology)
+
+
+@pytest.mark.parametrize(("collective", "sketch", "topology"), TABLE)
+def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
+    """Those that the published tool's files ask for."""
+    assert_runs(shared_data / "upstream-taccl", collective, sketch, topology)
 
 
 @pytest.mark.parametrize(

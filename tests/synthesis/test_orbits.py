@@ -17,6 +17,7 @@ from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
 from taccl.synthesis.orbits import fold, timing_group
 from taccl.topology import machines
 from taccl.topology.topology import TopologyBuilder
+from tests.foreign import OURS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,27 @@ def test_moves_over_one_orbit_of_links_share_its_representative() -> None:
     """So that they can merge."""
     orbits = folded(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
     assert {move.link for move in orbits.moves} == set(orbits.link_rep)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "topology", "size", "moves"),
+    [
+        ("hub-n1", "hub-64KB", 2, 2 * 1 // 2),  # chunks * links that do not lead home // elements
+        # Rank 0's chunk: 0->1, 0->3, 2->3 and 3->2, but neither 1->0, home, nor 2->1, back.
+        ("hub-n2", "hub-64KB", 2, 4 * 4 // 2),
+        ("hub-rails-n2", "hub-64KB", 4, 4 * (1 + 2 + 2) // 4),
+        # Two chunks a rank: one link in its node, 4 to each other node, 2 in each, none from one to the other.
+        ("hub-n3", "hub-64KB", 3, 12 * (1 + 2 * 4 + 2 * 2) // 3),
+        ("ndv2-n2", "ndv2-2MB", 2, 16 * (32 - 4 + 1 + 32) // 2),
+        ("dgx2-n1", "dgx2-4KB", 4, 16 * (240 - 15) // 4),
+    ],
+)
+def test_our_sketches_fold(sketch: str, topology: str, size: int, moves: int) -> None:
+    """All the symmetry that our files name is used in time: so many elements, so many moves, by hand."""
+    folder = OURS / "upstream-taccl"
+    problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
+    orbits = folded(problem)
+    assert (len(orbits.group), len(orbits.moves)) == (size, moves)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from taccl.cli import main
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis import pipeline
 from taccl.synthesis.result import Result, Stage
+from tests.foreign import OURS
 
 FIGURES = {
     "finish_us", "bound_us", "bound_limits", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified",
@@ -140,10 +141,10 @@ class TestRepr:
         text = repr(replace(result, notes=("first", "second")))
         assert text.splitlines()[-2:] == ["  note: first", "  note: second"]
 
-    def test_unknown_size(self, shared_data):
+    def test_unknown_size(self):
         """Where the size is not known, no bandwidth is claimed."""
-        folder = shared_data / "upstream-taccl"
-        problem = load_problem(folder / "sketch" / "sk1-ndv2-n1.json", folder / "topo" / "topo-ndv2-1MB.json")
+        folder = OURS / "upstream-taccl"
+        problem = load_problem(folder / "sketch" / "hub-n1.json", folder / "topo" / "hub-64KB.json")
         found = taccl.synthesize(problem, backend="greedy", time_limit_s=0.3)
         assert "GB/s" not in repr(found)
         assert found.to_dict()["algbw_gb_per_s"] is None
