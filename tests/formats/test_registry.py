@@ -23,7 +23,7 @@ from taccl.formats.registry import (
 )
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.problem import make_problem
-from tests.foreign import foreign_files
+from tests.foreign import OURS, foreign_files
 
 NAMES = [each.name for each in FORMATS]
 #: Written without any package beyond those that taccl needs.
@@ -219,13 +219,21 @@ def test_other_things_are_refused(tmp_path, schedule):
         write(schedule.problem.topology, tmp_path / "x.csv")
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
-        ("msccl-xml", "msccl-xml"), ("nccl-topo", "nccl-topology"), ("nvidia-smi", "nvidia-smi"),
-        ("astra-sim", "astra-sim-network"), ("upstream-taccl/algorithm", "upstream-algorithm"),
-    ],
-)  # fmt: skip
+FOLDERS = [
+    ("msccl-xml", "msccl-xml"), ("nccl-topo", "nccl-topology"), ("nvidia-smi", "nvidia-smi"),
+    ("astra-sim", "astra-sim-network"), ("upstream-taccl/algorithm", "upstream-algorithm"),
+]  # fmt: skip
+
+
+def test_every_reader_of_others_has_files_of_ours():
+    """Nobody needs files of other tools to test what reads them."""
+    assert {name for _, name in FOLDERS} == {
+        each.name for each in FORMATS if each.load and not each.name.startswith("taccl-")
+    }
+    assert all(any((OURS / folder).iterdir()) for folder, _ in FOLDERS)
+
+
+@pytest.mark.parametrize(("folder", "name"), FOLDERS)
 def test_files_of_others_are_told_apart(folder, name):
     """Every file is recognised, whatever it is called."""
     files = [each.values[0] for each in foreign_files(f"{folder}/*")]

@@ -1,0 +1,37 @@
+"""What runs where there are no real files of other tools."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+READER = Path(__file__).parent / "formats" / "test_astra_network.py"
+
+
+@pytest.mark.parametrize(
+    ("ci", "code", "summary"),
+    [
+        (
+            {},
+            0,
+            r"no real files of other tools at .*: 4 tests of them are left out(.|\n)*\b1 skipped, \d+ deselected",
+        ),
+        ({"CI": "true"}, 1, r" 4 errors"),
+    ],
+    ids=["at home", "in CI"],
+)
+def test_without_real_files(ci, code, summary, tmp_path):
+    """The four tests of ASTRA-sim's own files: one skip for all at home, and an error for each in CI."""
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", READER, "-k", "real"],
+        env=environment | ci | {"TACCL_TEST_DATA": str(tmp_path / "none")}, capture_output=True, text=True,
+        cwd=READER.parents[2],
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout
+    assert re.search(summary, done.stdout), done.stdout
