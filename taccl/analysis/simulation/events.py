@@ -117,43 +117,11 @@ def events_of(schedule: Schedule, problem: Problem) -> Events:
 
 
 def _components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Strongly connected components, each after those that lead to it (Tarjan 1972, without recursion)."""
-    count = len(successors)
-    index, low, on_stack = [-1] * count, [0] * count, [False] * count
-    place = [0] * count  # how many of its successors an event has followed
-    found: list[list[int]] = []
-    stack: list[int] = []
-    visited = 0
-    for root in range(count):
-        if index[root] >= 0:
-            continue
-        path = [root]
-        while path:
-            a = path[-1]
-            if index[a] < 0:
-                index[a] = low[a] = visited
-                visited += 1
-                stack.append(a)
-                on_stack[a] = True
-            following, i = successors[a], place[a]
-            while i < len(following):
-                b = following[i]
-                if index[b] < 0:
-                    break
-                if on_stack[b] and low[b] < low[a]:
-                    low[a] = low[b]
-                i += 1
-            place[a] = i
-            if i < len(following):
-                path.append(following[i])
-                continue
-            path.pop()
-            if low[a] == index[a]:
-                component: list[int] = []
-                while not component or component[-1] != a:
-                    component.append(stack.pop())
-                    on_stack[component[-1]] = False
-                found.append(component)
-            if path and low[a] < low[path[-1]]:
-                low[path[-1]] = low[a]
-    return found[::-1]
+    """Strongly connected components, each after those that lead to it."""
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(successors)))
+    graph.add_edges_from((a, b) for a, following in enumerate(successors) for b in following)
+    condensed = nx.condensation(graph)
+    return [sorted(condensed.nodes[c]["members"]) for c in nx.topological_sort(condensed)]
