@@ -17,8 +17,8 @@ __all__ = [
     "scatter", "together",
 ]  # fmt: skip
 
-#: A collective of more chunks than this fills the memory of most machines by itself.
-_MOST_CHUNKS = 20_000_000
+#: A collective of more chunks than this is refused: they take about 1.5 GB, and most of a minute to build.
+_MOST_CHUNKS = 5_000_000
 
 
 def broadcast(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from taccl.baselines.spread import Spread, require_no_derivations, run, without_sketch
@@ -46,11 +47,13 @@ def pairwise(problem: Problem) -> Schedule:
 def _exchange(problem: Problem) -> Schedule:
     spread = Spread(problem)
     num_ranks = problem.topology.num_ranks
-    for shift in range(1, num_ranks):
-        chunks_of_pair: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for c, chunk in enumerate(problem.collective.chunks):
-            src = chunk.origins[0]
-            if (src + shift) % num_ranks in chunk.destinations:
-                chunks_of_pair[src, (src + shift) % num_ranks].append(c)
-        spread.step([(chunks, src, dst) for (src, dst), chunks in sorted(chunks_of_pair.items())])
+    chunks_of_pair: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for c, chunk in enumerate(problem.collective.chunks):
+        src = chunk.origins[0]
+        for dst in chunk.destinations:
+            chunks_of_pair[(dst - src) % num_ranks, src, dst].append(c)
+    by_shift = groupby(sorted(chunks_of_pair.items()), key=lambda item: item[0][0])
+    for shift, pairs in by_shift:
+        if shift:
+            spread.step([(chunks, src, dst) for (_, src, dst), chunks in pairs])
     return spread.schedule(producer="pairwise")

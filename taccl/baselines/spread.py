@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from taccl.baselines.routes import Routes
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, Problem
@@ -34,6 +36,12 @@ __all__ = [
 ]
 
 
+#: A baseline of more transfers than this is refused: every one is a Python object, and takes its time.
+_MOST_TRANSFERS = 2_000_000
+#: Up to so many it is seen as they are made whether there are too many.
+_FEW_TRANSFERS = 10_000
+
+
 class Spread:
     """The sends of a problem that does not combine, in the order in which they take their resources.
 
@@ -41,10 +49,16 @@ class Spread:
     ----------
     problem : Problem
         Every chunk starts at its origins.
+
+    Raises
+    ------
+    CollectiveError
+        As soon as it is known that there would be too many transfers.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self._check_number(_least_transfers(problem))
         self.routes = Routes(problem)
         self._holders = [set(chunk.origins) for chunk in problem.collective.chunks]
         self._move: list[int] = []
@@ -59,6 +73,7 @@ class Spread:
     def step(self, moves: Iterable[tuple[Sequence[int], int, int]]) -> None:
         """Pass chunks on: every move is (chunks, src, dst), and moves go hop by hop side by side."""
         routed = [(chunks, self.routes.route(src, dst)) for chunks, src, dst in moves]
+        self._check_number(len(self._chunk))
         for hop in range(max((len(route) for _, route in routed), default=0)):
             for chunks, route in routed:
                 if hop < len(route):
@@ -85,6 +100,15 @@ class Spread:
             self.problem, chunk=chunk, link=link, sequence=group, group=group, producer=producer
         )
 
+    def _check_number(self, num_transfers: int) -> None:
+        if num_transfers > _MOST_TRANSFERS:
+            name = f"{self.problem.collective.name} on {self.problem.topology.name}"
+            raise CollectiveError(
+                f"{name} takes {num_transfers} transfers or more; expected at most {_MOST_TRANSFERS}: take "
+                "fewer ranks, or synthesize it, which lists transfers in less memory",
+                where="baseline",
+            )
+
     def _send(self, chunks: Sequence[int], link: int) -> None:
         ends = self.problem.topology.links[link]
         for c in chunks:
@@ -107,6 +131,29 @@ class Spread:
                 wanted[c].add(ends.src)
                 needed.append(t)
         return needed[::-1]
+
+
+def _least_transfers(problem: Problem) -> int:
+    """No fewer transfers than this: every rank that lacks a chunk gets it, and a lone one from afar.
+
+    Links of several ends are left aside, as `Routes` does; small problems are not looked at closely.
+    """
+    chunks = problem.collective.chunks
+    arrivals = sum(len(set(chunk.destinations) - set(chunk.origins)) for chunk in chunks)
+    pairs = [(c.origins[0], c.destinations[0]) for c in chunks if len(c.origins) == len(c.destinations) == 1]
+    if arrivals < _FEW_TRANSFERS or not pairs:
+        return arrivals
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
+    topology = problem.topology
+    ends = [(e.src, e.dst) for e in topology.links if len(e.srcs) == len(e.dsts) == 1]
+    joined = csr_array((np.ones(len(ends)), tuple(np.array(ends).T)), shape=(topology.num_ranks,) * 2)
+    src, dst = np.array(pairs).T
+    starts, row = np.unique(src, return_inverse=True)
+    hops = dijkstra(joined, indices=starts, unweighted=True)[row, dst]
+    beyond = np.where(np.isfinite(hops), hops, 1) - 1  # what has no route at all is refused later
+    return arrivals + int(np.maximum(beyond, 0).sum())
 
 
 def run(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.things import is_file, kind_of, names_topology, sketch_from_word, topology_from_word
-from taccl.errors import CollectiveError, InputError
+from taccl.errors import InputError
 from taccl.names import did_you_mean, matching
 from taccl.units import parse_size
 
@@ -27,9 +27,6 @@ __all__ = [
     "jitter", "positive", "problem_from_options", "schedule_from_options", "seconds", "settle_topology",
     "sizes",
 ]  # fmt: skip
-
-#: More chunks than this fill the memory before any schedule is begun.
-MAX_CHUNKS = 10**7
 
 
 def add_verb(
@@ -194,7 +191,6 @@ def _apply(
     options: argparse.Namespace, sketch: Sketch | None, topology: Topology, *, reachable: bool
 ) -> Problem:
     chunks_per_rank = options.chunks_per_rank or (sketch.chunks.per_rank if sketch else 1)
-    _check_number_of_chunks(options, topology.num_ranks, chunks_per_rank)
     collective = taccl.collectives.make(
         options.collective,
         topology.num_ranks,
@@ -228,30 +224,12 @@ def _apply(
     )
 
 
-def _check_number_of_chunks(options: argparse.Namespace, num_ranks: int, chunks_per_rank: int) -> None:
-    """Raise `CollectiveError` before a collective of too many chunks is built."""
-    if chunks_per_rank == 1:
-        return
-    # Every collective has so many times the chunks that it has at one per rank.
-    one = taccl.collectives.make(options.collective, num_ranks, root=options.root, roots=options.roots)
-    num_chunks = one.num_chunks * chunks_per_rank
-    if num_chunks > MAX_CHUNKS:
-        raise CollectiveError(
-            f"found {chunks_per_rank}, which cuts {one.name} over {num_ranks} ranks into {num_chunks} "
-            f"chunks; expected at most {MAX_CHUNKS} in all; give a smaller number",
-            where="--chunks-per-rank" if options.chunks_per_rank else "chunks.per_rank",
-        )
-
-
 def _upstream_problem(options: argparse.Namespace) -> Problem:
     """The problem on an upstream topology file; its costs are kept where the sketch is upstream's too."""
     from taccl.sketch.upstream import load_problem
 
     if options.profile is not None:
         raise InputError("an upstream topology file has no profiles; leave --profile out", where="--profile")
-    if options.chunks_per_rank is not None:
-        num_ranks = topology_from_word(options.topology, nodes=options.nodes).num_ranks
-        _check_number_of_chunks(options, num_ranks, options.chunks_per_rank)
     sketch = sketch_from_word(options.sketch)
     both = options.sketch is not None and kind_of(options.sketch) == "upstream sketch"
     return load_problem(

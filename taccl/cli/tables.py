@@ -15,6 +15,8 @@ from taccl.errors import InputError
 from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
 __all__ = ["add_run_options", "check_table", "run_options", "table_answer", "words"]
@@ -154,13 +156,13 @@ def _shown(name: str, value: Any) -> str:
     return format_size(value) if name == "size_bytes" else str(value)
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def _seeds(text: str) -> Sequence[int]:
     """Seeds such as ``0,7`` or ``0:3``, for argparse."""
     first, colon, end = text.partition(":")
     pieces = (first, end) if colon else tuple(text.split(","))
     if not all(piece.isascii() and piece.isdigit() and len(piece) < 10 for piece in pieces):
         raise argparse.ArgumentTypeError(f"found {text!r}; expected whole numbers such as 0,7 or 0:3")
-    seeds = tuple(range(int(first), int(end))) if colon else tuple(int(piece) for piece in pieces)
+    seeds = range(int(first), int(end)) if colon else tuple(int(piece) for piece in pieces)
     if not seeds:
         raise argparse.ArgumentTypeError(
             f"found {text!r}, which is no seed; expected e.g. 0:3 for 0, 1 and 2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from taccl.explore.cache import Cache
     from taccl.problem import Problem
 
-__all__ = ["BACKENDS", "compare", "option_rows"]
+__all__ = ["BACKENDS", "check_num_runs", "compare", "option_rows"]
+
+#: More runs than this are refused: nobody waits for so many, and their rows fill the memory.
+_MOST_RUNS = 100_000
 
 #: What is compared unless backends are named: those that need no licence.
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
@@ -108,7 +112,18 @@ def option_rows(
         _check_whole(seed, 0, "seeds")
     time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
     _check_whole(threads, 1, "threads")
+    check_num_runs(len(set(names)) * len(numbers), time_limit_s)
     return list(_rows(dict.fromkeys(names), dict.fromkeys(numbers), time_limit_s, int(threads)))
+
+
+def check_num_runs(num_runs: int, time_limit_s: float) -> None:
+    """Raise `InputError` for more runs than one table can mean."""
+    if num_runs > _MOST_RUNS:
+        raise InputError(
+            f"found {num_runs} runs or more, of up to {time_limit_s:g} s each; expected at most {_MOST_RUNS} "
+            "in one table: ask for fewer seeds, backends, sizes or sketches",
+            where="seeds",
+        )
 
 
 def _check_whole(number: Any, least: int, where: str) -> None:
@@ -129,7 +144,8 @@ def _several(values: Iterable[Any], where: str, expected: str) -> list[Any]:
     """Values, at least one; a single one will do."""
     if not isinstance(values, Iterable) and not hasattr(values, "__index__"):
         raise InputError(f"found {values!r}; expected {expected}", where=where)
-    several = [values] if isinstance(values, str) or hasattr(values, "__index__") else list(values)
+    alone = isinstance(values, str) or hasattr(values, "__index__")
+    several = [values] if alone else list(islice(values, _MOST_RUNS + 1))
     if not several:
         raise InputError(f"found none; expected {expected}", where=where)
     return several

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from taccl import collectives
 from taccl.collective import Collective
 from taccl.errors import CollectiveError, InputError
-from taccl.explore.compare import option_rows
+from taccl.explore.compare import check_num_runs, option_rows
 from taccl.explore.many import table_of
 from taccl.explore.rows import NO_SKETCH
 from taccl.explore.run import Case
@@ -91,7 +91,7 @@ def sweep(
     elif not isinstance(collective, Collective):
         raise InputError(f"found {collective!r}; expected a collective or its name", where="collective")
     options = option_rows(backends, seeds, time_limit_s, threads)
-    asked = []
+    asked: list[tuple[Case, dict[str, Any]]] = []
     for each, size, cut in itertools.product(
         _loaded(sketches), _sizes(sizes), _cuts(chunks_per_rank, collective)
     ):
@@ -104,6 +104,7 @@ def sweep(
             "size_bytes": size,
             "chunks_per_rank": cut or _own_cut(each),
         }
+        check_num_runs(len(asked) + len(options), time_limit_s)
         asked += [(case, row | known) for row in options]
     return table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
 

@@ -26,8 +26,8 @@ __all__ = [
     "short",
 ]
 
-MAX_LINKS = 2_000_000
-"""More links than this are refused: about 1.3 GB of links, resources and holds."""
+MAX_LINKS = 1_000_000
+"""More links than this are refused: they take about 1 GB, and most of a minute to build."""
 
 
 def exact_cost(value: int | float | str | Fraction, *, where: str) -> Fraction:
@@ -77,7 +77,9 @@ def check_num_links(num_links: int, *, where: str) -> None:
     """Raise `TopologyError` if a topology would have too many links to hold in memory."""
     if num_links > MAX_LINKS:
         raise TopologyError(
-            f"found {num_links} links; expected at most {MAX_LINKS}: ask for fewer ranks", where=where
+            f"found {num_links} links; expected at most {MAX_LINKS}: ask for fewer ranks, or use "
+            "synthesize_implicit on a fabric that it knows, which lists none",
+            where=where,
         )
 
 

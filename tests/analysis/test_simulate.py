@@ -229,6 +229,12 @@ def test_tiles_follow_on_every_resource():
     assert simulation.finishes == tuple(Fraction(3 * n) + Fraction("2.5") for n in (1, 2, 3, 4))
 
 
+def test_more_tiles_than_can_be_replayed_are_refused():
+    """Before anything is taken for them, with the most that goes."""
+    with pytest.raises(InputError, match=r"tiles: found 100000000 tiles of 2 sends.*expected at most 50000000:"):
+        simulate(two_sends(), tiles=10**8)
+
+
 def test_bandwidth_counts_all_tiles():
     """4 MB in 14.5 us are 275.9 GB/s."""
     assert simulate(relay(), tiles=4).algbw_gb_per_s == pytest.approx(4000 / 14.5)

@@ -412,7 +412,7 @@ class TestProblem:
             ((*RING, "--collective", "allgather", "--size", "0"), "--size: found '0', which is 0 bytes"),
             ((*RING, "--collective", "allgather", "--size", "1.5"), "which is 1.5 bytes"),
             ((*RING, "--collective", "allgather", "--size", "9" * 30), "less than 2**62 bytes"),
-            ((*SMALL, "--chunks-per-rank", "999999999"), "into 3999999996 chunks; expected at most"),
+            ((*SMALL, "--chunks-per-rank", "999999999"), "3999999996 in all; expected at most"),
             (("nosuch.toml", "--collective", "allgather"), "no such file"),
         ],
     )  # fmt: skip

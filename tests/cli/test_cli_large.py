@@ -34,10 +34,33 @@ def test_absurd_sizes(run, fabric, collective, word):
     assert time.monotonic() - since < 20
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("synthesize", "ring:1000000", "broadcast"), "found 2000000 links; expected at most 1000000"),
+        (("explain", "ring:3000", "alltoall"), "9000000 in all; expected at most 5000000"),
+        (("baseline", "pairwise", "ring:3000", "allgather"), "takes 8997000 transfers or more"),
+        # 500 * 500 chunks go 125 links on the average.
+        (("baseline", "pairwise", "ring:500", "alltoall"), "takes 31250000 transfers or more"),
+        (("compare", "ring:4", "allgather", "--seeds", "0:100000000"), "found 600006 runs or more"),
+        (("sweep", "ring:4", "allgather", "--seeds", "0:100000000"), "--seeds: found 100001 runs or more"),
+    ],
+)
+def test_absurd_counts(run, words, message):
+    """What nobody can wait for is refused with the count and the most that goes, before it is begun."""
+    at = next(i for i, word in enumerate(words) if ":" in word)
+    verb, fabric, collective, options = words[:at], words[at], words[at + 1], words[at + 2 :]
+    topology = (fabric,) if verb == ("sweep",) else ("--topology", fabric)
+    sizes = ("--sizes", "1MB") if verb == ("sweep",) else ("--size", "1MB")
+    code, out, err = run(*verb, *topology, "--collective", collective, *sizes, *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
 @pytest.mark.parametrize("name", ["alltoall", "allgather"])
 def test_absurd_numbers_of_chunks(name):
     """10**12 chunks are refused before any is made."""
-    with pytest.raises(CollectiveError, match="expected at most 20000000"):
+    with pytest.raises(CollectiveError, match="expected at most 5000000"):
         taccl.collectives.make(name, 4, chunks_per_rank=10**12)
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["simulate"]
 
+#: More sends of all tiles together than this are refused: minutes, and gigabytes.
+_MOST_EVENTS = 100_000_000
+
 
 def simulate(
     schedule: Schedule,
@@ -88,6 +91,13 @@ def simulate(
         raise InputError(f"found {seed!r}; expected a whole number that is not negative", where="seed")
     problem = assume(schedule.problem, size=size, alpha=alpha, profile=profile, topology=topology)
     events = events_of(schedule, problem)
+    if tiles * events.num_events > _MOST_EVENTS:
+        raise InputError(
+            f"found {tiles} tiles of {events.num_events} sends and joins; expected at most "
+            f"{max(1, _MOST_EVENTS // events.num_events)}: each takes about 2 us and 20 bytes to replay; "
+            "simulate a few tiles, and add taccl.initiation_interval for each further one",
+            where="tiles",
+        )
     run = _play(events, tiles, _factors(events, tiles, jitter, seed) if jitter else None)
     return Simulation(schedule, problem, tiles=tiles, jitter=float(jitter), seed=seed, run=run)
 
