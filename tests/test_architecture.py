@@ -14,7 +14,7 @@ PACKAGE = Path(taccl.__file__).parent
 #: From the ground up; the facade and the command line stand on top.
 LINES = (
     ("errors",),
-    ("html", "names", "units"),
+    ("deadline", "html", "names", "units"),
     ("topology", "clauses", "collective", "solvers"),
     ("collectives", "costs"),
     ("problem",),

@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from taccl.deadline import NEVER, Deadline
 from taccl.schedule.combine import prune
 from taccl.schedule.timing import exact_times
 
@@ -71,6 +72,7 @@ def list_schedule(
     patience: float = 0.0,
     enter_once: bool = True,
     limit_ticks: int | None = None,
+    deadline: Deadline = NEVER,
 ) -> ListSchedule | None:
     """A schedule on the fold by event-driven list scheduling; None if it passes the limit.
 
@@ -86,14 +88,19 @@ def list_schedule(
         sent there again over links between nodes, which are slow.
     limit_ticks : int, optional
         Give up as soon as the schedule cannot finish before it.
+
+    Raises
+    ------
+    OutOfTime
+        Once the deadline has passed.
     """
     machine = _Machine(orbits, priorities, patience, enter_once, limit_ticks)
-    found = machine.run()
+    found = machine.run(deadline)
     # A chunk with one destination may wander off to where it cannot go on: shortest ways never do. And where
     # own chunks go first, one that was thought to come by another way may be too late for its own link.
     for again, detours in ((enter_once, False), (False, True), (False, False)):
         if found is None and machine.missing and limit_ticks is None:
-            found = _Machine(orbits, priorities, patience, again, None, detours=detours).run()
+            found = _Machine(orbits, priorities, patience, again, None, detours=detours).run(deadline)
     return found
 
 
@@ -139,7 +146,7 @@ class _Machine:
         self.finish = 0
         self.under_way = 0
 
-    def run(self) -> ListSchedule | None:
+    def run(self, deadline: Deadline) -> ListSchedule | None:
         orbits = self.orbits
         dirty: set[int] = set()
         for p, place in enumerate(orbits.places):
@@ -147,6 +154,7 @@ class _Machine:
                 self._arrive(p, dirty)
         time = 0
         while self.missing:
+            deadline.check()
             self._start(time, dirty, force=False)
             if not self.missing:
                 break

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import (
     FallbackWarning,
     InfeasibleError,
@@ -197,8 +198,12 @@ def _synthesize(
     options: Options,
     bound: Certificate | None = None,
     began: float | None = None,
+    gives_up: bool = False,
 ) -> Result:
-    """Synthesize a problem as it is; its bound is worked out unless given, and time runs from `began`."""
+    """Synthesize a problem as it is; its bound is worked out unless given, and time runs from `began`.
+
+    With `gives_up`, `OutOfTime` ends it where time is up before there is a schedule.
+    """
     since = time.monotonic()
     began = since if began is None else began
     deadline = began + max(0.05, time_limit_s - _RESERVE_S)
@@ -209,7 +214,7 @@ def _synthesize(
         warm_up("ortools")
     bound = bound or lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s)
     proof = Stage("bound", "taccl", "done", time.monotonic() - since, None, bound.bound_us, bound.kind)
-    run = partial(_search, backend=backend, options=options, bound=bound)
+    run = partial(_search, backend=backend, options=options, bound=bound, gives_up=gives_up)
     searches: list[Search] = []
     extra: list[Stage] = []
     collective = problem.collective
@@ -344,6 +349,7 @@ def _search(
     prefix: str = "",
     hurry: bool = False,
     known: tuple[Search, Twin] | None = None,
+    gives_up: bool = False,
 ) -> Search:
     """Search one spreading problem with a backend; in a hurry, the first schedule will do.
 
@@ -359,7 +365,8 @@ def _search(
         ticks = 0
     elif known is not None:
         ticks = known[0].bound_ticks
-    search = Search(problem, options, deadline, ticks, prefix)
+    give_up = Deadline(deadline) if gives_up else NEVER
+    search = Search(problem, options, deadline, ticks, prefix, give_up=give_up)
     if prefix and not hurry and known is None:
         search.stages.insert(
             0, Stage(prefix + "bound", "taccl", "done", took_s, None, own.bound_us, own.kind)

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
+from taccl.deadline import NEVER, Deadline
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.greedy import unfold
 from taccl.synthesis.orbits import fold, timing_group
@@ -68,6 +69,8 @@ class Search:
         When each best schedule was found, on the clock of `time.monotonic`.
     allowed_s : float
         Seconds that the deadline was put off by.
+    give_up : Deadline
+        When to stop without a schedule, with `OutOfTime`; by default its first run is always finished.
     """
 
     problem: Problem
@@ -85,6 +88,7 @@ class Search:
     ran_out: bool = False
     found: list[Moment] = field(default_factory=list)
     allowed_s: float = 0.0
+    give_up: Deadline = NEVER
 
     def __post_init__(self) -> None:
         since = time.monotonic()

@@ -6,6 +6,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
+from taccl.deadline import Deadline, OutOfTime
 from taccl.solvers.solver import solve
 from taccl.synthesis import contiguity as contiguity_stage
 from taccl.synthesis import jobshop, ordering, routing
@@ -45,13 +46,19 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
             seed=search.options.seed * 1_000_003 + runs,
         )
         patience = patiences[runs // len(_NOISES) % len(patiences)]
-        found = list_schedule(
-            search.folded,
-            priorities,
-            patience=patience,
-            enter_once=runs % 4 < 3,
-            limit_ticks=None if best is None else best.finish_ticks,
-        )
+        try:
+            found = list_schedule(
+                search.folded,
+                priorities,
+                patience=patience,
+                enter_once=runs % 4 < 3,
+                limit_ticks=None if best is None else best.finish_ticks,
+                deadline=search.give_up if search.best is None else Deadline(search.deadline),
+            )
+        except OutOfTime:
+            if search.best is None:
+                raise
+            break
         runs += 1
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found

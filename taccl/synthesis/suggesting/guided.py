@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from taccl.analysis.verification.verify import verify
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem import Clauses
+from taccl.synthesis.backends import package_versions
 from taccl.synthesis.large import compile_kernels, effort, schedule_large, suits
-from taccl.synthesis.result import Stage
+from taccl.synthesis.result import Moment, Result, Stage
 from taccl.synthesis.suggesting.suggest import suggest_for
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
-    from taccl.synthesis.result import Moment, Result
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
 __all__ = ["Run", "check_proposal", "is_unguided", "synthesize_guided"]
@@ -46,10 +47,19 @@ _MOST_SKETCHES = 3
 
 
 class Run(Protocol):
-    """A synthesis of a problem as it is; its bound is worked out unless it is given."""
+    """A synthesis of a problem as it is; its bound is worked out unless it is given.
+
+    One that gives up raises `OutOfTime` where time is up before there is a schedule.
+    """
 
     def __call__(
-        self, problem: Problem, *, backend: str, time_limit_s: float, bound: Certificate | None = None
+        self,
+        problem: Problem,
+        *,
+        backend: str,
+        time_limit_s: float,
+        bound: Certificate | None = None,
+        gives_up: bool = False,
     ) -> Result: ...
 
 
@@ -112,9 +122,10 @@ def synthesize_guided(
         What was found without, if nothing more is to be tried there.
     """
     problem = bound.problem
+    end = Deadline(began + time_limit_s)
 
     def left_s() -> float:
-        return max(0.1, time_limit_s - (time.monotonic() - began))
+        return max(0.1, end.left_s)
 
     parts: list[tuple[float, Result]] = [] if first is None else [(0.0, first)]
     if first is None and effort(problem) <= _SOME_MOVES:
@@ -125,14 +136,19 @@ def synthesize_guided(
         if _settled(parts[0][1]):
             return replace(parts[0][1], backend="auto")
     if suits(problem):
-        time_limit_s += compile_kernels(problem)
+        end = Deadline(end.at_s + compile_kernels(problem))
+        if not parts:
+            parts.append((time.monotonic() - began, _compiled(bound, left_s(), seed, num_runs=1)))
     suggesting: tuple[Stage, ...] = ()
     tried: list[SketchProposal] = []
     interrupted = False
     try:
         since = time.monotonic()
         suggest_s = min(_MOST_SUGGESTING_S, _SUGGEST_SHARE * time_limit_s)
-        sketches = [proposal] if proposal else _best_for(problem, suggest_s, seed, progress)
+        give_up = end.sooner(suggest_s) if parts else NEVER
+        sketches = [proposal] if proposal else []
+        if not sketches and not _any_settled(parts):
+            sketches = _best_for(problem, suggest_s, seed, progress, give_up)
         suggesting = (_suggested(sketches, time.monotonic() - since),)
         for sketch in sketches:
             best_us = min((result.finish_us for _, result in parts), default=math.inf)
@@ -140,14 +156,15 @@ def synthesize_guided(
                 continue
             at = time.monotonic() - began
             with contextlib.suppress(NoSolutionError):
-                parts.append((at, _freed(bound, sketch, run, _SKETCH_SHARE * left_s())))
+                found = _freed(bound, sketch, run, _SKETCH_SHARE * left_s(), gives_up=bool(parts))
+                parts.append((at, found))
                 tried.append(sketch)
         at = time.monotonic() - began
         if not parts:
             parts.append((at, run(problem, backend="auto", time_limit_s=left_s(), bound=bound)))
         elif first is None and not _any_settled(parts):
             with contextlib.suppress(InputError, NoSolutionError):  # too little memory, or time
-                parts.append((at, _without(bound, run, parts[-1][1], left_s(), seed)))
+                parts.append((at, _without(bound, run, left_s(), seed)))
     except KeyboardInterrupt:
         if not parts:
             raise
@@ -173,22 +190,38 @@ def _any_settled(parts: list[tuple[float, Result]]) -> bool:
     return any(_settled(result) for _, result in parts)
 
 
-def _without(bound: Certificate, run: Run, other: Result, time_limit_s: float, seed: int) -> Result:
+def _without(bound: Certificate, run: Run, time_limit_s: float, seed: int) -> Result:
     """What is found without a sketch; by the compiled list scheduler where there is no time to fold."""
-    problem, since = bound.problem, time.monotonic()
+    problem = bound.problem
     if effort(problem) * _S_PER_MOVE <= time_limit_s:
-        return run(problem, backend="auto", time_limit_s=time_limit_s, bound=bound)
+        return run(problem, backend="auto", time_limit_s=time_limit_s, bound=bound, gives_up=True)
     if not suits(problem) or time_limit_s < _LEAST_COMPILED_S:
         raise NoSolutionError("no time for a search without a sketch", bound_us=bound.bound_us)
+    return _compiled(bound, time_limit_s, seed)
+
+
+def _compiled(bound: Certificate, time_limit_s: float, seed: int, *, num_runs: int | None = None) -> Result:
+    """What the compiled list scheduler finds without a sketch, verified."""
+    problem, since = bound.problem, time.monotonic()
     target = -int(-bound.bound * problem.costs.ticks_per_us // 1)
-    found = schedule_large(problem, target_ticks=target, time_limit_s=time_limit_s, seed=seed)
+    found = schedule_large(
+        problem, target_ticks=target, time_limit_s=time_limit_s, seed=seed, num_runs=num_runs
+    )
     verify(found).raise_if_failed()
     schedule = found.expand()
     seconds = time.monotonic() - since
-    stage = Stage("greedy", "compiled", "done", seconds, schedule.finish_us)
-    stopped = "bound met" if schedule.finish <= bound.bound else other.stopped
-    return replace(
-        other, schedule=schedule, stages=(stage,), seconds=seconds, stopped=stopped, notes=(), progress=()
+    met = schedule.finish <= bound.bound
+    return Result(
+        schedule=schedule,
+        bound=bound,
+        backend="auto",
+        stages=(Stage("greedy", "compiled", "done", seconds, schedule.finish_us),),
+        seconds=seconds,
+        seed=seed,
+        versions=package_versions(),
+        stopped="bound met" if met else "nothing better found",
+        progress=(Moment(seconds, schedule.finish_us, bound.bound_us),),
+        choice="the compiled list scheduler, without a sketch",
     )
 
 
@@ -197,18 +230,28 @@ def _best_for(
     time_limit_s: float,
     seed: int,
     progress: Callable[[str, float | None, float | None], None] | None,
+    give_up: Deadline,
 ) -> list[SketchProposal]:
     try:
         return suggest_for(
-            problem, most=_MOST_SKETCHES, time_limit_s=time_limit_s, seed=seed, progress=progress
+            problem,
+            most=_MOST_SKETCHES,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            progress=progress,
+            give_up=give_up,
         )
     except InputError:  # what a sketch cannot speak of, such as nodes of several sizes
         return []
 
 
-def _freed(bound: Certificate, best: SketchProposal, run: Run, time_limit_s: float) -> Result:
+def _freed(
+    bound: Certificate, best: SketchProposal, run: Run, time_limit_s: float, *, gives_up: bool
+) -> Result:
     """What is found under a sketch, as a result of the problem without."""
-    found = run(best.problem, backend="auto", time_limit_s=time_limit_s)
+    found = run(
+        best.problem, backend="auto", time_limit_s=time_limit_s, bound=best.bound, gives_up=gives_up
+    )
     producer = f"{found.schedule.producer}, sketch {best.sketch.name}"
     schedule = replace(found.schedule, problem=bound.problem, producer=producer)
     verify(schedule).raise_if_failed()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
@@ -17,6 +18,7 @@ from taccl.units import BYTES_PER_MB, format_size, format_us
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.synthesis.suggesting.relays import Plan
     from taccl.synthesis.suggesting.shape import Shape
@@ -33,27 +35,36 @@ class SketchProposal:
     Parameters
     ----------
     sketch : Sketch
-    bound_us : float
-        A proven lower bound on the finish of any schedule that obeys the sketch, in microseconds.
+    bound : Certificate
+        A proven lower bound on the finish of any schedule that obeys the sketch.
     finish_us : float
         The finish of a verified schedule that the list scheduler found in a moment.
     why : str
         What speaks for the sketch, as a sentence.
-    problem : Problem
-        The sketch applied to the topology and the collective, cut into its chunks.
-    limits : str
-        What limits the bound.
     comments : mapping of str to str
         What `to_toml` writes beside tables and fields, by their names.
     """
 
     sketch: Sketch
-    bound_us: float
+    bound: Certificate = field(compare=False)
     finish_us: float
     why: str
-    problem: Problem = field(compare=False)
-    limits: str = ""
     comments: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def problem(self) -> Problem:
+        """The sketch applied to the topology and the collective, cut into its chunks."""
+        return self.bound.problem
+
+    @property
+    def bound_us(self) -> float:
+        """The bound in microseconds."""
+        return self.bound.bound_us
+
+    @property
+    def limits(self) -> str:
+        """What limits the bound."""
+        return self.bound.limits
 
     def to_toml(self) -> str:
         """The sketch as TOML with comments, to be edited; `taccl.load_sketch` reads it."""
@@ -110,7 +121,9 @@ def make_sketch(
     return Sketch.from_dict({key: value for key, value in content.items() if value})
 
 
-def fitting_shifts(problem: Problem, shifts: Sequence[Shift]) -> tuple[Shift, ...]:
+def fitting_shifts(
+    problem: Problem, shifts: Sequence[Shift], *, deadline: Deadline = NEVER
+) -> tuple[Shift, ...]:
     """Shifts that the clauses and the collective have too, such that all of them fold times.
 
     They move every rank (so that together they are no more than there are ranks), and no resource in use
@@ -119,6 +132,7 @@ def fitting_shifts(problem: Problem, shifts: Sequence[Shift]) -> tuple[Shift, ..
     kept: list[Shift] = []
     num_ranks = problem.topology.num_ranks
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):
+        deadline.check()
         if any(k.group == shift.group and shift.offset % k.offset == 0 for k in kept):
             continue
         permutations = tuple(each.ranks(num_ranks) for each in (*kept, shift))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
+from taccl.deadline import NEVER, Deadline
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis import stages
@@ -28,14 +29,21 @@ _MOST_RUNS = 15
 
 
 def quick_schedule(
-    problem: Problem, *, budget_s: float = 0.5, seed: int = 0
+    problem: Problem, *, budget_s: float = 0.5, seed: int = 0, give_up: Deadline = NEVER
 ) -> Schedule | CompactSchedule | None:
     """A verified schedule by the list scheduler; None where none is found, or not quickly.
 
     Parameters
     ----------
     budget_s : float
-        For a few restarts, of each half of a reduction. The first run is always finished.
+        For a few restarts, of each half of a reduction.
+    give_up : Deadline
+        When to stop without a schedule; by default the first run is always finished.
+
+    Raises
+    ------
+    OutOfTime
+        If that passed before there was one.
     """
     if effort(problem) > _MOST_MOVES * len(symmetry_group(problem)):
         if not suits(problem):
@@ -45,8 +53,8 @@ def quick_schedule(
         return found
     collective = problem.collective
     if not collective.combining or collective.derivations:
-        return _search(problem, budget_s, seed).best
-    first = _search(reduction_half(problem), budget_s, seed)
+        return _search(problem, budget_s, seed, give_up).best
+    first = _search(reduction_half(problem), budget_s, seed, give_up)
     if first.best is None:
         return None
     reduction = reverse(first.best, problem)
@@ -54,17 +62,17 @@ def quick_schedule(
         return _verified(reduction)
     half = spreading_half(problem)
     twin = find_twin(first.problem, half)
-    second = Search(half, first.options, first.deadline, 0)
+    second = Search(half, first.options, first.deadline, 0, give_up=give_up)
     if twin is None or not hand_over(first, second, twin) or second.best is None:
-        second = _search(half, budget_s, seed)
+        second = _search(half, budget_s, seed, give_up)
     if second.best is None:
         return None
     return _verified(concatenate([reduction, replace(second.best, problem=problem)], problem))
 
 
-def _search(problem: Problem, budget_s: float, seed: int) -> Search:
+def _search(problem: Problem, budget_s: float, seed: int, give_up: Deadline) -> Search:
     options = Options(threads=1, seed=seed, memory_limit_mb=None, log=False, progress=None)
-    search = Search(problem, options, time.monotonic() + 60.0, 0)
+    search = Search(problem, options, min(give_up.at_s, time.monotonic() + 60.0), 0, give_up=give_up)
     stages.greedy(search, budget_s=budget_s, max_runs=_MOST_RUNS)
     return search
 

@@ -8,7 +8,6 @@ comes out is verified; the proposals are those that finish first, with their bou
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.collective import Collective
 from taccl.collectives import make
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
@@ -130,7 +130,7 @@ def suggest_sketches(
         k: make_problem(topology, each, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
         for k, each in cut.items()
     }
-    return _suggested(problems, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress)
+    return _suggested(problems, most, time_limit_s, seed, progress)
 
 
 def suggest_for(
@@ -140,10 +140,17 @@ def suggest_for(
     time_limit_s: float = 20.0,
     seed: int = 0,
     progress: Progress | None = None,
+    give_up: Deadline = NEVER,
 ) -> list[SketchProposal]:
-    """Sketches for a problem without one, in the chunks that it has; see `suggest_sketches`."""
+    """Sketches for a problem without one, in the chunks that it has; see `suggest_sketches`.
+
+    Parameters
+    ----------
+    give_up : Deadline
+        When to stop without any; by default the first candidate is always tried to its end.
+    """
     problems = {problem.collective.chunks_per_rank: problem}
-    return _suggested(problems, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress)
+    return _suggested(problems, most, time_limit_s, seed, progress, give_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +170,15 @@ class _Trials:
 
     problems: Mapping[int, Problem]
     shape: Shape
-    deadline: float
+    deadline: Deadline
     seed: int
     progress: Progress | None
+    give_up: Deadline
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
 
     def late(self) -> bool:
-        return bool(self.found) and time.monotonic() >= self.deadline
+        return (self.deadline if self.found else self.give_up).has_passed
 
     def best_us(self) -> float:
         """The first finish of all candidates; infinite without any."""
@@ -186,14 +194,18 @@ class _Trials:
         if self.progress is not None:
             best_us = self.best_us() if self.found else None
             self.progress(f"sketch {plan.name}, {per_rank} a rank", best_us, None)
+        give_up = self.deadline if self.found else self.give_up
         try:
             if plan.name not in self.fitting:
                 plain = self._applied(self._sketch(plan, per_rank, max_merge, ()), problem)
-                self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts)
+                self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=give_up)
             sketch = self._sketch(plan, per_rank, max_merge, self.fitting[plan.name])
             applied = self._applied(sketch, problem)
-            schedule = quick_schedule(applied, seed=self.seed)
+            give_up.check()
+            schedule = quick_schedule(applied, seed=self.seed, give_up=give_up)
         except SketchError:  # a chunk has no way under this plan, or its roots lack the symmetry
+            return None
+        except OutOfTime:
             return None
         if schedule is None:
             return None
@@ -226,17 +238,17 @@ class _Trials:
 
 def _suggested(
     problems: Mapping[int, Problem],
-    *,
     most: int,
     time_limit_s: float,
     seed: int,
     progress: Progress | None,
+    give_up: Deadline = NEVER,
 ) -> list[SketchProposal]:
-    deadline = time.monotonic() + time_limit_s
+    deadline = Deadline.after(time_limit_s)
     any_problem = next(iter(problems.values()))
     check_reachable(any_problem)
     shape = find_shape(any_problem.topology)
-    trials = _Trials(problems, shape, deadline, seed, progress)
+    trials = _Trials(problems, shape, deadline, seed, progress, give_up)
     first = _FIRST_PARTITION if _FIRST_PARTITION in problems else min(problems)
     capped = any_problem.clauses.max_merge
     merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, _MOST_MERGED))
@@ -252,7 +264,7 @@ def _suggested(
             if candidate is not None and candidate.finish_us < ahead:
                 per_rank = _best_partition(trials, candidate, max_merge)
     proposals = [
-        _proposal(trials, candidate, _BOUND_S if place else _FIRST_BOUND_S)
+        _proposal(trials, candidate, min(_BOUND_S if place else _FIRST_BOUND_S, give_up.left_s))
         for place, candidate in enumerate(trials.best()[:most])
     ]
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
@@ -288,11 +300,9 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchP
         parts.append("sends do not wait to be merged")
     return SketchProposal(
         sketch=sketch,
-        bound_us=bound.bound_us,
+        bound=bound,
         finish_us=candidate.finish_us,
         why="; ".join(parts),
-        problem=candidate.problem,
-        limits=bound.limits,
         comments=_comments(shape, candidate),
     )
 
