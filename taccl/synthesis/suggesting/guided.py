@@ -16,6 +16,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem import Clauses
+from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.large import compile_kernels, effort, schedule_large, suits
 from taccl.synthesis.result import Moment, Result, Stage
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
 __all__ = ["Run", "check_proposal", "is_unguided", "synthesize_guided"]
@@ -39,6 +41,8 @@ _SOME_MOVES = 20_000
 #: Parts of the time: for a first schedule without a sketch, for suggestions, for the sketch of what is left.
 _FIRST_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.25, 0.7
 _MOST_SUGGESTING_S = 20.0
+#: The part of the time after which no first suggestion is waited for where there is a schedule without.
+_GIVE_UP_SHARE = 0.5
 #: Seconds that a search without a sketch takes for each move before it has a schedule. Where less is left,
 #: the compiled list scheduler takes its place, which folds nothing, unless it would not even be compiled.
 _S_PER_MOVE, _LEAST_COMPILED_S = 1e-4, 1.0
@@ -145,7 +149,7 @@ def synthesize_guided(
     try:
         since = time.monotonic()
         suggest_s = min(_MOST_SUGGESTING_S, _SUGGEST_SHARE * time_limit_s)
-        give_up = end.sooner(suggest_s) if parts else NEVER
+        give_up = end.sooner(_GIVE_UP_SHARE * time_limit_s) if parts else NEVER
         sketches = [proposal] if proposal else []
         if not sketches and not _any_settled(parts):
             sketches = _best_for(problem, suggest_s, seed, progress, give_up)
@@ -154,11 +158,11 @@ def synthesize_guided(
             best_us = min((result.finish_us for _, result in parts), default=math.inf)
             if sketch.bound_us >= best_us or _any_settled(parts):
                 continue
+            parts.append((time.monotonic() - began, _proposed(bound, sketch, seed)))
+            tried.append(sketch)
             at = time.monotonic() - began
             with contextlib.suppress(NoSolutionError):
-                found = _freed(bound, sketch, run, _SKETCH_SHARE * left_s(), gives_up=bool(parts))
-                parts.append((at, found))
-                tried.append(sketch)
+                parts.append((at, _freed(bound, sketch, run, _SKETCH_SHARE * left_s())))
         at = time.monotonic() - began
         if not parts:
             parts.append((at, run(problem, backend="auto", time_limit_s=left_s(), bound=bound)))
@@ -209,19 +213,24 @@ def _compiled(bound: Certificate, time_limit_s: float, seed: int, *, num_runs: i
     )
     verify(found).raise_if_failed()
     schedule = found.expand()
-    seconds = time.monotonic() - since
+    stage = Stage("greedy", "compiled", "done", time.monotonic() - since, schedule.finish_us)
+    return _found(bound, schedule, stage, seed, choice="the compiled list scheduler, without a sketch")
+
+
+def _found(bound: Certificate, schedule: Schedule, stage: Stage, seed: int, *, choice: str) -> Result:
+    """A result of one stage."""
     met = schedule.finish <= bound.bound
     return Result(
         schedule=schedule,
         bound=bound,
         backend="auto",
-        stages=(Stage("greedy", "compiled", "done", seconds, schedule.finish_us),),
-        seconds=seconds,
+        stages=(stage,),
+        seconds=stage.seconds,
         seed=seed,
         versions=package_versions(),
         stopped="bound met" if met else "nothing better found",
-        progress=(Moment(seconds, schedule.finish_us, bound.bound_us),),
-        choice="the compiled list scheduler, without a sketch",
+        progress=(Moment(stage.seconds, schedule.finish_us, bound.bound_us),),
+        choice=choice,
     )
 
 
@@ -245,16 +254,29 @@ def _best_for(
         return []
 
 
-def _freed(
-    bound: Certificate, best: SketchProposal, run: Run, time_limit_s: float, *, gives_up: bool
-) -> Result:
-    """What is found under a sketch, as a result of the problem without."""
-    found = run(
-        best.problem, backend="auto", time_limit_s=time_limit_s, bound=best.bound, gives_up=gives_up
-    )
-    producer = f"{found.schedule.producer}, sketch {best.sketch.name}"
-    schedule = replace(found.schedule, problem=bound.problem, producer=producer)
+def _proposed(bound: Certificate, proposal: SketchProposal, seed: int) -> Result:
+    """The schedule that came with a proposal, as a result of the problem without its sketch."""
+    since = time.monotonic()
+    schedule = _without_sketch(bound.problem, proposal.schedule, proposal)
+    stage = Stage("suggested", "taccl", "done", time.monotonic() - since, schedule.finish_us)
+    return _found(bound, schedule, stage, seed, choice="a suggested sketch")
+
+
+def _without_sketch(
+    problem: Problem, found: Schedule | CompactSchedule, sketch: SketchProposal
+) -> Schedule:
+    """What obeys a sketch as a schedule of the problem without, verified."""
+    whole = found.expand() if isinstance(found, CompactSchedule) else found
+    producer = f"{whole.producer}, sketch {sketch.sketch.name}"
+    schedule = replace(whole, problem=problem, producer=producer)
     verify(schedule).raise_if_failed()
+    return schedule
+
+
+def _freed(bound: Certificate, best: SketchProposal, run: Run, time_limit_s: float) -> Result:
+    """What is found under a sketch, as a result of the problem without."""
+    found = run(best.problem, backend="auto", time_limit_s=time_limit_s, bound=best.bound, gives_up=True)
+    schedule = _without_sketch(bound.problem, found.schedule, best)
     stages = tuple(replace(stage, name=f"sketch: {stage.name}") for stage in found.stages)
     stopped = "nothing better found"  # to meet the bound of the sketch is not to meet the problem's own
     if found.interrupted:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
     from taccl.synthesis.suggesting.relays import Plan
     from taccl.synthesis.suggesting.shape import Shape
     from taccl.synthesis.suggesting.symmetry_finding import Shift
@@ -37,8 +39,8 @@ class SketchProposal:
     sketch : Sketch
     bound : Certificate
         A proven lower bound on the finish of any schedule that obeys the sketch.
-    finish_us : float
-        The finish of a verified schedule that the list scheduler found in a moment.
+    schedule : Schedule or CompactSchedule
+        What the list scheduler found in a moment, verified.
     why : str
         What speaks for the sketch, as a sentence.
     comments : mapping of str to str
@@ -47,9 +49,14 @@ class SketchProposal:
 
     sketch: Sketch
     bound: Certificate = field(compare=False)
-    finish_us: float
+    schedule: Schedule | CompactSchedule = field(compare=False)
     why: str
     comments: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def finish_us(self) -> float:
+        """The finish of that schedule in microseconds."""
+        return self.schedule.finish_us
 
     @property
     def problem(self) -> Problem:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
     from taccl.synthesis.suggesting.shape import Shape
     from taccl.synthesis.suggesting.symmetry_finding import Shift
@@ -159,9 +161,16 @@ class _Candidate:
 
     sketch: Sketch
     plan: Plan
-    problem: Problem
-    finish_us: float
+    schedule: Schedule | CompactSchedule
     num_moves: int
+
+    @property
+    def problem(self) -> Problem:
+        return self.schedule.problem
+
+    @property
+    def finish_us(self) -> float:
+        return self.schedule.finish_us
 
 
 @dataclass
@@ -210,7 +219,7 @@ class _Trials:
         if schedule is None:
             return None
         size = effort(applied) // len(symmetry_group(applied))
-        candidate = _Candidate(sketch, plan, applied, schedule.finish_us, size)
+        candidate = _Candidate(sketch, plan, schedule, size)
         self.found.append(candidate)
         return candidate
 
@@ -301,7 +310,7 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchP
     return SketchProposal(
         sketch=sketch,
         bound=bound,
-        finish_us=candidate.finish_us,
+        schedule=candidate.schedule,
         why="; ".join(parts),
         comments=_comments(shape, candidate),
     )
