@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from taccl.arguments import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from taccl.arguments import Count
+
 __all__ = ["Clauses", "SwitchPolicy"]
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class SwitchPolicy:
     """How many of a switch's connections a routing should use: a term of the routing objective.
@@ -20,10 +25,11 @@ class SwitchPolicy:
     """
 
     name: str
-    policy: str
+    policy: Literal["min-connections", "max-connections", "free"]
     links: tuple[int, ...]
 
 
+@checked
 @dataclass(frozen=True)
 class Clauses:
     """What a sketch allows and asks for, in terms of links and ranks; the default asks for nothing.
@@ -68,11 +74,11 @@ class Clauses:
     carries_to: Mapping[int, frozenset[int]] = field(default_factory=dict)
     direct_crossing: bool = False
     own_first: frozenset[int] = frozenset()
-    max_merge: int = 1
+    max_merge: Count = 1
     merging: frozenset[int] = frozenset()
     symmetry: tuple[tuple[int, ...], ...] = ()
     switch_policies: tuple[SwitchPolicy, ...] = ()
-    link_use: str = "free"
+    link_use: Literal["free", "min-max", "max-min"] = "free"
     objective_weight: Fraction = Fraction(1, 100)
     routing_slack: Fraction = Fraction(1, 10)
     where: Mapping[str, str] = field(default_factory=dict)
@@ -100,6 +106,7 @@ class Clauses:
         }
 
     @classmethod
+    @checked
     def from_dict(cls, data: dict[str, Any]) -> Clauses:
         """The clauses that `to_dict` wrote."""
         allowed = data["links_allowed"]

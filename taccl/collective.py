@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked_as
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class RankSets:
         return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
 
 
+@checked_as(CollectiveError)
 @dataclass(frozen=True)
 class Collective:
     """A named collective over `num_ranks` ranks.
@@ -118,6 +120,7 @@ class Collective:
     groups: tuple[ProcessGroup, ...] = ()
 
     def __post_init__(self) -> None:
+        self._read_chunks()
         for role, ends in (("origin", self.origin_sets), ("destination", self.destination_sets)):
             for number, ranks in enumerate(ends.sets):
                 strange = [rank for rank in ranks if not 0 <= rank < self.num_ranks]
@@ -144,6 +147,15 @@ class Collective:
                     raise CollectiveError(f"chunk {index} starts nowhere; give it an origin", where=self.name)
         if self.groups:
             self._check_groups()
+
+    def _read_chunks(self) -> None:
+        """Make ranks of chunks whole numbers of Python's in tuples, where they are not yet."""
+        ends = {id(ranks): ranks for c in self.chunks for ranks in (c.origins, c.destinations)}.values()
+        plain = set(map(type, ends)) <= {tuple} and set(map(type, chain.from_iterable(ends))) <= {int}
+        if plain and {type(chunk.root) for chunk in self.chunks} <= {int, type(None)}:
+            return
+        read = tuple(_chunk(each.origins, each.destinations, each.root) for each in self.chunks)
+        object.__setattr__(self, "chunks", read)
 
     def _no_such(self, index: int, role: str, rank: int) -> CollectiveError:
         return CollectiveError(
@@ -231,6 +243,7 @@ class Collective:
         factors = {_busbw_factor(name, num_ranks) for name, num_ranks in kinds}
         return factors.pop() if len(factors) == 1 else 1.0
 
+    @checked_as(CollectiveError)
     def among(self, ranks: Sequence[int], *, num_ranks: int) -> Collective:
         """The same collective by a process group: some ranks of a larger topology.
 
@@ -247,7 +260,7 @@ class Collective:
         CollectiveError
             If a rank is named twice or does not exist, or there are not as many as the collective has.
         """
-        where = f"{self.name}: group"
+        where = f"{self.name}: ranks of the group"
         members = tuple(ranks)
         _check_members(members, num_ranks, where=where)
         if len(members) != self.num_ranks:
@@ -261,8 +274,14 @@ class Collective:
             else replace(placed, groups=(ProcessGroup(self.name, members, self.num_chunks),))
         )
 
+    @checked_as(CollectiveError)
     def relabelled(self, permutation: Sequence[int]) -> Collective:
         """The collective with rank r renamed ``permutation[r]``; chunks keep their index."""
+        if sorted(permutation) != list(range(self.num_ranks)):
+            raise CollectiveError(
+                f"found {list(permutation)[:16]}; expected every rank 0-{self.num_ranks - 1} once",
+                where="permutation",
+            )
         return self._placed(permutation, self.num_ranks)
 
     def _placed(self, permutation: Sequence[int], num_ranks: int) -> Collective:
@@ -306,6 +325,7 @@ class Collective:
         }
 
     @classmethod
+    @checked_as(CollectiveError)
     def from_dict(cls, data: dict[str, Any]) -> Collective:
         """The collective that `to_dict` wrote."""
         return cls(
@@ -320,6 +340,11 @@ class Collective:
 
     def __repr__(self) -> str:
         return f"Collective({self.name!r}, {self.num_ranks} ranks, {self.num_chunks} chunks)"
+
+
+@checked_as(CollectiveError)
+def _chunk(origins: tuple[int, ...], destinations: tuple[int, ...], root: int | None) -> Chunk:
+    return Chunk(origins, destinations, root)
 
 
 def _busbw_factor(name: str, num_ranks: int) -> float:
@@ -343,7 +368,7 @@ def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:
     if not ranks:
         raise CollectiveError("found no members; expected at least one", where=where)
     for rank in ranks:
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_ranks:
+        if not 0 <= rank < num_ranks:
             raise CollectiveError(
                 f"rank {rank} does not exist; there are ranks 0-{num_ranks - 1}", where=where
             )

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked_as, known_word
 from taccl.collective import Chunk, Collective, Derivation
 from taccl.errors import CollectiveError
+from taccl.names import matching
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from taccl.arguments import Count, Natural
+
 
 __all__ = [
     "COLLECTIVES", "allgather", "allreduce", "alltoall", "broadcast", "custom", "gather", "make",
@@ -21,7 +26,8 @@ __all__ = [
 _MOST_CHUNKS = 5_000_000
 
 
-def broadcast(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def broadcast(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
     """Every rank ends with the root's chunks."""
     everyone = _all_ranks("broadcast", num_ranks, chunks_per_rank)
     _known_root("broadcast", root, num_ranks)
@@ -33,7 +39,8 @@ def broadcast(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Col
     )
 
 
-def scatter(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def scatter(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
     """Rank r ends with the r-th part of the root's data."""
     everyone = _all_ranks("scatter", num_ranks, chunks_per_rank)
     _known_root("scatter", root, num_ranks)
@@ -41,7 +48,8 @@ def scatter(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Colle
     return Collective("scatter", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 
-def gather(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def gather(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
     """The root ends with every rank's chunks."""
     everyone = _all_ranks("gather", num_ranks, chunks_per_rank)
     _known_root("gather", root, num_ranks)
@@ -49,14 +57,16 @@ def gather(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collec
     return Collective("gather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 
-def allgather(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def allgather(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
     """Every rank ends with every rank's chunks; chunk c starts at rank c // chunks_per_rank."""
     everyone = _all_ranks("allgather", num_ranks, chunks_per_rank)
     chunks = tuple(Chunk((rank,), everyone) for rank in everyone for _ in range(chunks_per_rank))
     return Collective("allgather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 
-def alltoall(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def alltoall(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
     """Rank d ends with the d-th part of every rank's data; chunks run over sources, then destinations.
 
     `chunks_per_rank` counts the chunks of one (source, destination) pair.
@@ -67,7 +77,8 @@ def alltoall(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
     return Collective("alltoall", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 
-def reduce(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
     """The root ends with the sum of every rank's data."""
     everyone = _all_ranks("reduce", num_ranks, chunks_per_rank)
     _known_root("reduce", root, num_ranks)
@@ -75,14 +86,16 @@ def reduce(num_ranks: int, *, root: int = 0, chunks_per_rank: int = 1) -> Collec
     return Collective("reduce", num_ranks, chunks, True, chunks_per_rank)
 
 
-def reduce_scatter(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def reduce_scatter(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
     """Rank r ends with the r-th part of the sum; chunk c ends at rank c // chunks_per_rank."""
     everyone = _all_ranks("reduce-scatter", num_ranks, chunks_per_rank)
     chunks = tuple(Chunk(everyone, (rank,), rank) for rank in everyone for _ in range(chunks_per_rank))
     return Collective("reduce-scatter", num_ranks, chunks, True, chunks_per_rank)
 
 
-def allreduce(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def allreduce(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
     """Every rank ends with the sum; the data is cut into num_ranks * chunks_per_rank chunks.
 
     Chunk c is gathered at rank c // chunks_per_rank, then spread.
@@ -92,7 +105,8 @@ def allreduce(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
     return Collective("allreduce", num_ranks, chunks, True, chunks_per_rank)
 
 
-def scan(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def scan(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
     """Rank r ends with the sum over ranks 0..r.
 
     Chunk ``p * num_ranks + r`` is piece p of the sum over ranks 0..r. Rank 0 starts with its own; rank r
@@ -111,7 +125,8 @@ def scan(num_ranks: int, *, chunks_per_rank: int = 1) -> Collective:
     return Collective("scan", num_ranks, tuple(chunks), True, chunks_per_rank, tuple(derivations))
 
 
-def multi_root_broadcast(num_ranks: int, *, roots: Sequence[int], chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def multi_root_broadcast(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
     """Every rank ends with the chunks of all roots; chunk c starts at ``roots[c % len(roots)]``."""
     everyone = _all_ranks("multi-root-broadcast", num_ranks, chunks_per_rank)
     _known_roots("multi-root-broadcast", roots, num_ranks)
@@ -119,7 +134,8 @@ def multi_root_broadcast(num_ranks: int, *, roots: Sequence[int], chunks_per_ran
     return Collective("multi-root-broadcast", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 
-def multi_root_scatter(num_ranks: int, *, roots: Sequence[int], chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def multi_root_scatter(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
     """Every root scatters its data; chunk c starts at ``roots[c % len(roots)]``."""
     everyone = _all_ranks("multi-root-scatter", num_ranks, chunks_per_rank)
     _known_roots("multi-root-scatter", roots, num_ranks)
@@ -129,7 +145,8 @@ def multi_root_scatter(num_ranks: int, *, roots: Sequence[int], chunks_per_rank:
     return Collective("multi-root-scatter", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 
-def multi_root_gather(num_ranks: int, *, roots: Sequence[int], chunks_per_rank: int = 1) -> Collective:
+@checked_as(CollectiveError)
+def multi_root_gather(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
     """Every root gathers its part of every rank's data; chunk c ends at ``roots[c % len(roots)]``."""
     everyone = _all_ranks("multi-root-gather", num_ranks, chunks_per_rank)
     _known_roots("multi-root-gather", roots, num_ranks)
@@ -139,8 +156,9 @@ def multi_root_gather(num_ranks: int, *, roots: Sequence[int], chunks_per_rank: 
     return Collective("multi-root-gather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 
+@checked_as(CollectiveError)
 def custom(
-    num_ranks: int,
+    num_ranks: Count,
     *,
     precondition: Mapping[int, Sequence[int]],
     postcondition: Mapping[int, Sequence[int]],
@@ -166,7 +184,7 @@ def custom(
         missing = sorted(set(precondition) ^ set(postcondition) | (expected - set(precondition)))
         raise CollectiveError(
             f"chunks {missing} are not in both conditions, or leave a gap; expected 0..{len(expected) - 1}",
-            where=name,
+            where=f"{name}: precondition, postcondition",
         )
     chunks = []
     for c in range(len(precondition)):
@@ -177,6 +195,7 @@ def custom(
     return Collective(name, num_ranks, tuple(chunks), combining)
 
 
+@checked_as(CollectiveError)
 def together(collectives: Sequence[Collective]) -> Collective:
     """The collectives of several process groups as one, to be scheduled so that they do not collide.
 
@@ -235,13 +254,14 @@ COLLECTIVES = {
 }  # fmt: skip
 
 
+@checked_as(CollectiveError)
 def make(
     name: str,
-    num_ranks: int,
+    num_ranks: Count,
     *,
-    root: int | None = None,
+    root: Natural | None = None,
     roots: Sequence[int] | None = None,
-    chunks_per_rank: int = 1,
+    chunks_per_rank: Count = 1,
 ) -> Collective:
     """The collective of that name, e.g. ``make("allgather", 16)``.
 
@@ -250,9 +270,8 @@ def make(
     CollectiveError
         If the name is unknown, or a root is given to a collective that has none.
     """
-    key = name.replace("_", "-").lower()
-    if key not in COLLECTIVES:
-        raise CollectiveError(f"found {name!r}; expected one of {', '.join(COLLECTIVES)}", where="collective")
+    key = matching(name, COLLECTIVES) or name
+    known_word(key, COLLECTIVES, "collective", CollectiveError)
     options: dict[str, Any] = {"chunks_per_rank": chunks_per_rank}
     if key in ("broadcast", "scatter", "gather", "reduce"):
         options["root"] = 0 if root is None else root
@@ -269,31 +288,31 @@ def make(
 
 
 def _all_ranks(name: str, num_ranks: int, chunks_per_rank: int) -> tuple[int, ...]:
-    if num_ranks < 1:
-        raise CollectiveError(f"found {num_ranks} ranks; expected at least one", where=name)
-    if chunks_per_rank < 1:
-        raise CollectiveError(f"found {chunks_per_rank} chunks per rank; expected at least one", where=name)
     parts = {"alltoall": num_ranks**2, "broadcast": 1, "reduce": 1}.get(name, num_ranks)
     num_chunks = chunks_per_rank * parts
     if num_chunks > _MOST_CHUNKS:
         raise CollectiveError(
             f"found {num_ranks} ranks with {chunks_per_rank} chunks each, {num_chunks} in all; expected at "
             f"most {_MOST_CHUNKS}: give fewer, or use synthesize_implicit on a fabric that it knows",
-            where=name,
+            where=f"{name}: num_ranks, chunks_per_rank",
         )
     return tuple(range(num_ranks))
 
 
-def _known_root(name: str, root: int, num_ranks: int) -> None:
+def _known_root(name: str, root: int, num_ranks: int, where: str = "root") -> None:
     if not 0 <= root < num_ranks:
-        raise CollectiveError(f"root {root} does not exist; there are ranks 0-{num_ranks - 1}", where=name)
+        raise CollectiveError(
+            f"root {root} does not exist; there are ranks 0-{num_ranks - 1}", where=f"{name}: {where}"
+        )
 
 
 def _known_roots(name: str, roots: Sequence[int], num_ranks: int) -> None:
     if not roots or len(set(roots)) != len(roots):
-        raise CollectiveError(f"found roots {list(roots)}; expected distinct ranks, at least one", where=name)
+        raise CollectiveError(
+            f"found roots {list(roots)}; expected distinct ranks, at least one", where=f"{name}: roots"
+        )
     for root in roots:
-        _known_root(name, root, num_ranks)
+        _known_root(name, root, num_ranks, "roots")
 
 
 def _as_sums(collective: Collective, index: int) -> list[Chunk]:

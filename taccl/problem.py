@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked_as, known_index
 from taccl.clauses import Clauses, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.costs import Costs, exact_costs
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
+    from taccl.arguments import Bytes
+
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "alltoallv_problem", "make_problem"]
 
 #: Stands for the list of chunks while what is around it is written; no name can be this.
@@ -34,6 +37,7 @@ _CHUNKS_HERE = "\0chunks\0"
 _WRITTEN_AT_ONCE = 64
 
 
+@checked_as(CollectiveError)
 @dataclass(frozen=True)
 class Problem:
     """A topology, a collective, chunk sizes and a sketch's clauses; see `make_problem`.
@@ -69,12 +73,30 @@ class Problem:
                 f"expected {self.collective.num_chunks}, all positive",
                 where="chunk_bytes",
             )
-        unknown = sorted(r for r in self.clauses.relays or () if not 0 <= r < self.topology.num_ranks)
-        if unknown:
-            raise SketchError(
-                f"ranks {unknown} do not exist; the topology has ranks 0-{self.topology.num_ranks - 1}",
-                where="clauses.relays",
-            )
+        ranks, links = self.topology.num_ranks, len(self.topology.links)
+        clauses = self.clauses
+        for name, noun, named, count in (
+            ("links_allowed", "link", clauses.links_allowed or (), links),
+            ("carries_from", "link", clauses.carries_from, links),
+            ("carries_to", "link", clauses.carries_to, links),
+            ("own_first", "link", clauses.own_first, links),
+            ("merging", "link", clauses.merging, links),
+            ("relays", "rank", clauses.relays or (), ranks),
+        ):
+            if named and (min(named) < 0 or max(named) >= count):
+                unknown = sorted(each for each in named if not 0 <= each < count)
+                raise SketchError(
+                    f"{noun}s {unknown[:8]} do not exist; the topology has {noun}s 0-{count - 1}",
+                    where=f"clauses.{name}",
+                )
+
+        for ranks_to in clauses.symmetry:
+            if sorted(ranks_to) != list(range(ranks)):
+                raise SketchError(
+                    f"found ranks taken to {ranks_to[:16]}, which is no symmetry of {self.topology.name}; "
+                    f"name every rank 0-{ranks - 1} once",
+                    where="clauses.symmetry",
+                )
 
     @cached_property
     def costs(self) -> Costs:
@@ -106,6 +128,7 @@ class Problem:
 
     def holders(self, chunk: int) -> frozenset[int] | None:
         """Ranks that may ever hold a chunk; None for all."""
+        chunk = known_index(chunk, self.collective.num_chunks, "chunk")
         if self.clauses.relays is None:
             return None
         return self._ranks_of_group[self.collective.group_of_chunk[chunk]]
@@ -113,10 +136,12 @@ class Problem:
     def may_carry(self, link: int, chunk: int, *, reducing: bool = False) -> bool:
         """Whether the clauses admit a chunk on a link, while it spreads or while it is reduced."""
         clauses, topology = self.clauses, self.topology
+        link = known_index(link, len(topology.links), "link")
+        chunk = known_index(chunk, self.collective.num_chunks, "chunk")
         if clauses.links_allowed is not None and link not in clauses.links_allowed:
             return False
-        holders = self.holders(chunk)
-        if holders is not None:
+        if clauses.relays is not None:
+            holders = self._ranks_of_group[self.collective.group_of_chunk[chunk]]
             ends = topology.links[link]
             if not holders.issuperset(ends.srcs) or not holders.issuperset(ends.dsts):
                 return False
@@ -183,6 +208,7 @@ class Problem:
         }
 
     @classmethod
+    @checked_as(CollectiveError)
     def from_dict(cls, data: dict[str, Any]) -> Problem:
         """The problem that `to_dict` wrote."""
         collective = Collective.from_dict(data["collective"])
@@ -222,12 +248,13 @@ class Problem:
         return f"Problem({self.collective.name} on {self.topology.name}, {size}{sketch})"
 
 
+@checked_as(CollectiveError)
 def make_problem(
     topology: Topology,
     collective: Collective,
     *,
-    chunk_bytes: int | Sequence[int] | None = None,
-    size_bytes: int | None = None,
+    chunk_bytes: Bytes | Sequence[Bytes] | None = None,
+    size_bytes: Bytes | None = None,
     clauses: Clauses | None = None,
     notes: Sequence[str] = (),
 ) -> Problem:
@@ -250,7 +277,9 @@ def make_problem(
     """
     notes = list(notes)
     if (chunk_bytes is None) == (size_bytes is None):
-        raise CollectiveError("give either a size or a chunk size, and not both", where="size, chunk_size")
+        raise CollectiveError(
+            "give either a size or a chunk size, and not both", where="size_bytes, chunk_bytes"
+        )
     if size_bytes is not None:
         each = -(-size_bytes // collective.size_chunks)
         if each * collective.size_chunks != size_bytes:
@@ -270,6 +299,7 @@ def make_problem(
     return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes))
 
 
+@checked_as(CollectiveError)
 def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses | None = None) -> Problem:
     """An exchange in which every rank sends every other its own number of bytes.
 
@@ -283,7 +313,12 @@ def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses 
     CollectiveError
         If the matrix is not square with a row for each rank, or holds something but whole numbers of bytes.
     """
-    table = np.asarray(sizes)
+    try:
+        table = np.asarray(sizes)
+    except ValueError:
+        raise CollectiveError("found rows that differ in length; expected a matrix", where="sizes") from None
+    if table.dtype.kind == "f" and (table == np.floor(table)).all() and (abs(table) < 2**62).all():
+        table = table.astype(np.int64)
     num_ranks = topology.num_ranks
     if table.shape != (num_ranks, num_ranks):
         raise CollectiveError(

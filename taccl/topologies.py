@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
 from taccl.topology.machines import dgx1, dgx2, dgx_a100, dgx_h100, ndv2
@@ -20,6 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@checked_as(TopologyError)
 def load(path: str | PathLike[str], **arguments: Any) -> Topology:
     """The topology in a file: TOML or JSON of our own, or what another tool wrote, told by its content.
 

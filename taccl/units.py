@@ -6,8 +6,6 @@ as exact fractions, and a decimal cost is read as the text a person would write 
 
 from __future__ import annotations
 
-import math
-import operator
 import re
 from fractions import Fraction
 
@@ -15,7 +13,7 @@ from taccl.errors import InputError
 
 __all__ = [
     "BYTES_PER_MB", "exact", "format_count", "format_gap", "format_size", "format_us", "parse_size",
-    "parse_time_us", "positive_seconds", "whole_number",
+    "parse_time_us",
 ]  # fmt: skip
 
 BYTES_PER_MB = 10**6
@@ -106,40 +104,6 @@ def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fra
         raise InputError(f"found {_short(number)}; expected at most {_MAX_DIGITS} digits", where=where)
     if value < 0:
         raise InputError(f"found {_short(number)}; expected a number that is not negative", where=where)
-    return value
-
-
-def whole_number(number: object, *, at_least: int, where: str) -> int:
-    """A whole number, numpy's too, as an `int`.
-
-    Raises
-    ------
-    InputError
-        If it is no whole number, or less than `at_least`.
-    """
-    try:
-        whole = operator.index(number)  # type: ignore[arg-type]
-    except TypeError:
-        whole = at_least - 1
-    if isinstance(number, bool) or whole < at_least:
-        raise InputError(f"found {number!r}; expected a whole number of at least {at_least}", where=where)
-    return whole
-
-
-def positive_seconds(seconds: object, *, where: str) -> float:
-    """A finite time above 0, as a `float`.
-
-    Raises
-    ------
-    InputError
-        If it is none.
-    """
-    try:
-        value = float(seconds)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        value = math.nan
-    if isinstance(seconds, str) or not 0 < value < math.inf:
-        raise InputError(f"found {seconds!r}; expected a positive number of seconds", where=where)
     return value
 
 

@@ -15,6 +15,7 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     ("errors",),
     ("deadline", "html", "names", "units"),
+    ("arguments",),
     ("topology", "clauses", "collective", "solvers"),
     ("collectives", "costs"),
     ("problem",),

@@ -63,7 +63,7 @@ class TestAmong:
             ([0, 1, 1], r"ranks \[1\] are named twice"),
             ([0, 1, 8], "rank 8 does not exist; there are ranks 0-7"),
             ([0, 1, -1], "rank -1 does not exist"),
-            ([0, 1, True], "rank True does not exist"),
+            ([0, 1, True], "found True; expected a whole number"),
             ([0, 1], "found 2 members; the collective is over 3 ranks"),
         ],
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 
 from taccl.errors import InputError
@@ -17,8 +16,6 @@ from taccl.units import (
     format_us,
     parse_size,
     parse_time_us,
-    positive_seconds,
-    whole_number,
 )  # fmt: skip
 
 
@@ -144,26 +141,6 @@ def test_endless_times_are_refused() -> None:
     """Digits that Python would not read."""
     with pytest.raises(InputError, match="at most 400 digits"):
         parse_time_us("9" * 5000 + "us")
-
-
-@pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3)])
-def test_whole_numbers_of_any_kind(number):
-    """A number of numpy's comes out as Python's."""
-    assert type(whole_number(number, at_least=0, where="seed")) is int
-
-
-@pytest.mark.parametrize("number", [1.5, math.nan, "3", None, True, -1])
-def test_what_is_no_whole_number(number):
-    """The error names the argument and what was found."""
-    with pytest.raises(InputError, match=r"seed: found .*; expected a whole number of at least 0"):
-        whole_number(number, at_least=0, where="seed")
-
-
-@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, "5", None])
-def test_what_is_no_time(seconds):
-    """A time limit is finite and above 0."""
-    with pytest.raises(InputError, match=r"time_limit_s: found .*; expected a positive number of seconds"):
-        positive_seconds(seconds, where="time_limit_s")
 
 
 @pytest.mark.parametrize(

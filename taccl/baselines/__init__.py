@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taccl.arguments import checked
 from taccl.baselines.hierarchical import hierarchical
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.recursive import recursive
@@ -33,6 +34,7 @@ BASELINES: dict[str, Callable[[Problem], Schedule]] = {
 }
 
 
+@checked
 def baseline(name: str, problem: Problem) -> Schedule:
     """The schedule of the baseline of that name, however it is spelt.
 
@@ -51,6 +53,7 @@ def baseline(name: str, problem: Problem) -> Schedule:
     return known[found](problem)
 
 
+@checked
 def best(problem: Problem) -> Schedule:
     """The schedule that finishes first, of all baselines that can do the collective on the topology.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from taccl.arguments import checked
 from taccl.baselines.cycles import find_rings
 from taccl.baselines.ring import pass_round
 from taccl.baselines.spread import (
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["hierarchical"]
 
 
+@checked
 def hierarchical(problem: Problem) -> Schedule:
     """A schedule in two levels: chunks cross to the same local rank of other nodes, then spread in each node.
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from taccl.arguments import checked
 from taccl.baselines.spread import Spread, require_no_derivations, run, without_sketch
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["pairwise"]
 
 
+@checked
 def pairwise(problem: Problem) -> Schedule:
     """A schedule in which, in step s, rank r sends to rank r + s what starts at r and ends at r + s.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from taccl.arguments import checked
 from taccl.baselines.spread import (
     Spread,
     chunks_of_starts,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["recursive"]
 
 
+@checked
 def recursive(problem: Problem) -> Schedule:
     """A schedule in which ranks exchange all they hold with one partner a step, log2(num_ranks) steps.
 

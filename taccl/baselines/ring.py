@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from taccl.arguments import checked
 from taccl.baselines.cycles import find_rings
 from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_everywhere, run, without_sketch
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["pass_round", "ring"]
 
 
+@checked
 def ring(problem: Problem) -> Schedule:
     """A schedule in which every chunk goes round a ring of ranks, and reductions come round it.
 

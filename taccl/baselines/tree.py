@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from taccl.arguments import checked
 from taccl.baselines.spread import Spread, fastest, require_everywhere, run, without_sketch
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = ["tree"]
 Edges = list[tuple[int, int, int]]
 
 
+@checked
 def tree(problem: Problem) -> Schedule:
     """A schedule in which half of the chunks goes down one binary tree, half down another.
 

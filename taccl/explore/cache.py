@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.verification.verify import verify
+from taccl.arguments import checked
 from taccl.errors import CacheWarning, InputError, TacclError
 from taccl.formats.files import read_limited, write_whole
 from taccl.formats.native import FORMAT, dump_schedule, found_by, load_schedule
@@ -79,6 +80,7 @@ class CacheInfo:
         return f"{held} in {self.folder}; ages from {_age(self.newest_s)} to {_age(self.oldest_s)}"
 
 
+@checked
 class Cache:
     """Results by content, in a folder that any number of processes may share.
 
@@ -101,11 +103,12 @@ class Cache:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         if folder is None:
             self.folder = cache_folder()
-        elif not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "\0" in str(folder):
+        elif not os.fspath(folder) or "\0" in str(folder):
             raise InputError(f"found {folder!r}; expected the path of a folder", where="cache")
         else:
             self.folder = Path(folder)
 
+    @checked
     def path(self, key: str) -> Path:
         """Where the result of a key is, if it is there; `taccl.load` reads it.
 
@@ -114,12 +117,13 @@ class Cache:
         InputError
             If it is no key.
         """
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
+        if not _KEY.fullmatch(key):
             raise InputError(
                 f"found {key!r}; expected 64 hexadecimal digits, as in the column key", where="key"
             )
         return self.folder / "results" / f"v{_SCHEMA}" / key[:2] / f"{key}.json"
 
+    @checked
     def get(self, key: str, *, problem: Problem | None = None) -> Entry | None:
         """What is stored under a key, once it has passed the verifier; None if nothing is.
 
@@ -142,10 +146,11 @@ class Cache:
             warnings.warn(
                 f"{path}: a stored result cannot be used and is made anew ({reason})",
                 CacheWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
             return None
 
+    @checked
     def put(self, key: str, row: dict[str, Any], schedule: Schedule | None = None) -> bool:
         """Store a row, and its schedule if it has one, under a key; whether that went well.
 
@@ -153,6 +158,7 @@ class Cache:
         """
         return self.store(entry_document(key, row, schedule))
 
+    @checked
     def store(self, document: dict[str, Any]) -> bool:
         """Store what `entry_document` made; whether that went well."""
         path = self.path(document["result"]["key"])
@@ -166,12 +172,13 @@ class Cache:
                     continue
                 reason = getattr(error, "strerror", None) or error
                 warnings.warn(
-                    f"{self.folder}: results cannot be stored ({reason})", CacheWarning, stacklevel=2
+                    f"{self.folder}: results cannot be stored ({reason})", CacheWarning, stacklevel=3
                 )
                 return False
             break
         return True
 
+    @checked
     def schedule(self, key: str) -> Schedule:
         """The verified schedule of a row's key.
 
@@ -189,6 +196,7 @@ class Cache:
             )
         return entry.schedule
 
+    @checked
     def schedules(self, table: pd.DataFrame) -> list[Schedule | None]:
         """The verified schedule of every row of a comparison; None for rows that have none."""
         return [self.schedule(row.key) if row.verified else None for row in table.itertuples()]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.explore.many import table_of
 from taccl.explore.rows import NO_SKETCH, new_row
 from taccl.explore.run import Case
 from taccl.solvers.registry import require_known
-from taccl.units import positive_seconds
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     import pandas as pd
 
+    from taccl.arguments import Count, Natural, Seconds
     from taccl.explore.cache import Cache
     from taccl.problem import Problem
 
@@ -31,14 +30,15 @@ _MOST_RUNS = 100_000
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
 
 
+@checked
 def compare(
     problem: Problem,
     *,
     backends: Iterable[str] = BACKENDS,
-    seeds: Iterable[int] = (0,),
-    time_limit_s: float = 30.0,
-    num_workers: int | None = None,
-    threads: int = 1,
+    seeds: Iterable[Natural] = (0,),
+    time_limit_s: Seconds = 30.0,
+    num_workers: Count | None = None,
+    threads: Count = 1,
     cache: bool | Cache | str | os.PathLike[str] = True,
     progress: bool | Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
@@ -78,12 +78,6 @@ def compare(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
-    if not hasattr(problem, "clauses"):
-        raise InputError(
-            f"found {problem!r}; expected a problem, such as taccl.load_sketch(name).apply(topology, "
-            "collective) makes",
-            where="problem",
-        )
     case = Case(lambda: problem)
     rows = option_rows(backends, seeds, time_limit_s, threads)
     sketch = problem.clauses.name or NO_SKETCH
@@ -91,8 +85,9 @@ def compare(
     return table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
 
 
+@checked
 def option_rows(
-    backends: Iterable[str], seeds: Iterable[int], time_limit_s: float, threads: int
+    backends: Iterable[str], seeds: Iterable[Natural], time_limit_s: Seconds, threads: Count
 ) -> list[dict[str, Any]]:
     """A row for each backend and seed, with the options of its run.
 
@@ -101,19 +96,19 @@ def option_rows(
     InputError
         If a backend is unknown, or an option makes no sense.
     """
-    names = _several(backends, "backends", "names such as ['greedy', 'highs']")
-    numbers = _several(seeds, "seeds", "whole numbers, such as range(3)")
+    names, numbers = dict.fromkeys(backends), dict.fromkeys(seeds)
+    for where, several in (("backends", names), ("seeds", numbers)):
+        if not several:
+            raise InputError("found none; expected at least one", where=where)
     for name in names:
-        if not isinstance(name, str):
-            raise InputError(f"found {name!r}; expected the name of a backend", where="backends")
         if name not in ("auto", "greedy"):
             require_known(name, others=("auto", "greedy"), where="backends")
-    for seed in numbers:
-        _check_whole(seed, 0, "seeds")
-    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
-    _check_whole(threads, 1, "threads")
-    check_num_runs(len(set(names)) * len(numbers), time_limit_s)
-    return list(_rows(dict.fromkeys(names), dict.fromkeys(numbers), time_limit_s, int(threads)))
+    check_num_runs(len(names) * len(numbers), time_limit_s)
+    return [
+        new_row(backend=backend, seed=seed, time_limit_s=time_limit_s, threads=threads)
+        for backend in names
+        for seed in numbers
+    ]
 
 
 def check_num_runs(num_runs: int, time_limit_s: float) -> None:
@@ -124,28 +119,3 @@ def check_num_runs(num_runs: int, time_limit_s: float) -> None:
             "in one table: ask for fewer seeds, backends, sizes or sketches",
             where="seeds",
         )
-
-
-def _check_whole(number: Any, least: int, where: str) -> None:
-    """Raise `InputError` for what is no whole number that a column of the table has room for."""
-    if isinstance(number, bool) or not hasattr(number, "__index__") or not least <= number < 2**63:
-        raise InputError(f"found {number!r}; expected a whole number from {least} to 2**63 - 1", where=where)
-
-
-def _rows(
-    backends: Iterable[str], seeds: Iterable[int], time_limit_s: float, threads: int
-) -> Iterator[dict[str, Any]]:
-    for backend in backends:
-        for seed in seeds:
-            yield new_row(backend=backend, seed=int(seed), time_limit_s=time_limit_s, threads=threads)
-
-
-def _several(values: Iterable[Any], where: str, expected: str) -> list[Any]:
-    """Values, at least one; a single one will do."""
-    if not isinstance(values, Iterable) and not hasattr(values, "__index__"):
-        raise InputError(f"found {values!r}; expected {expected}", where=where)
-    alone = isinstance(values, str) or hasattr(values, "__index__")
-    several = [values] if alone else list(islice(values, _MOST_RUNS + 1))
-    if not several:
-        raise InputError(f"found none; expected {expected}", where=where)
-    return several

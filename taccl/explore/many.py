@@ -16,7 +16,6 @@ from taccl.errors import InputError, TacclError, TacclWarning
 from taccl.explore.cache import Cache
 from taccl.explore.rows import LABELS, frame, new_row, with_best_bounds
 from taccl.explore.run import end_with, failed_row, known_row, make_run, perform
-from taccl.units import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -44,8 +43,6 @@ def table_of(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
-    if num_workers is not None:
-        num_workers = whole_number(num_workers, at_least=1, where="num_workers")
     rows = [labels for _, labels in asked]
     done = 0
     try:
@@ -74,7 +71,7 @@ def table_of(
         warnings.warn(
             f"{why}; {left} of {len(rows)} runs are left: run the same again to resume",
             TacclWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return frame(with_best_bounds(rows))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from taccl import collectives
+from taccl.arguments import checked
 from taccl.errors import InputError, NoSolutionError
 from taccl.explore.plan_files import check_lowering
 from taccl.explore.plan_ranges import Plan, PlanRange
@@ -17,12 +18,12 @@ from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
-from taccl.units import parse_size, positive_seconds, whole_number
+from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
 
@@ -32,19 +33,20 @@ __all__ = ["Plan", "PlanRange", "plan"]
 _FACTOR = 4
 
 
+@checked
 def plan(
     topology: Topology | str,
     collective: str,
     *,
-    sketches: Iterable[Sketch | str | os.PathLike[str] | None] = (None,),
-    sizes: str | Iterable[int | str] = "1KB:1GB",
-    root: int | None = None,
+    sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
+    sizes: str | Iterable[Size] = "1KB:1GB",
+    root: Natural | None = None,
     baselines: bool = True,
     backend: str = "auto",
-    time_limit_s: float = 300.0,
-    threads: int | None = None,
-    seed: int = 0,
-    max_ranges: int = 4,
+    time_limit_s: Seconds = 300.0,
+    threads: Count | None = None,
+    seed: Natural = 0,
+    max_ranges: Count = 4,
     lowering: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -92,12 +94,8 @@ def plan(
     began = time.monotonic()
     fabric = topology if isinstance(topology, Topology) else parse(topology)
     grid = _grid(sizes)
-    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
-    max_ranges = whole_number(max_ranges, at_least=1, where="max_ranges")
     loaded = _loaded(sketches)
     check_lowering(lowering or {})
-    if not isinstance(collective, str):
-        raise InputError(f"found {collective!r}; expected a name such as 'allgather'", where="collective")
     cases = [(_name(sketch), _problems(fabric, collective, root, sketch, grid)) for sketch in loaded]
     search = Search(grid, progress or (lambda _: None))
     try:
@@ -117,10 +115,8 @@ def plan(
     )  # fmt: skip
 
 
-def _grid(sizes: str | Iterable[int | str]) -> list[int]:
+def _grid(sizes: str | Iterable[Size]) -> list[int]:
     """The sizes to synthesize at, in order."""
-    if not hasattr(sizes, "__iter__"):  # a single one
-        return [parse_size(sizes, where="sizes")]  # type: ignore[arg-type]
     if isinstance(sizes, str) and ":" in sizes:
         ends = sizes.split(":")
         if len(ends) != 2:
@@ -138,19 +134,8 @@ def _grid(sizes: str | Iterable[int | str]) -> list[int]:
     return sorted({parse_size(word, where="sizes") for word in words})
 
 
-def _loaded(sketches: Iterable[Sketch | str | os.PathLike[str] | None]) -> list[Sketch | None]:
-    if isinstance(sketches, str) or not hasattr(sketches, "__iter__") or hasattr(sketches, "chunks"):
-        raise InputError(
-            f"found {sketches!r}; expected several, such as ['ndv2/sk1', None]", where="sketches"
-        )
-    loaded: list[Sketch | None] = []
-    for each in sketches:
-        if isinstance(each, (str, Path)):
-            loaded.append(load_sketch(each))
-        elif each is None or hasattr(each, "chunks"):
-            loaded.append(each)  # type: ignore[arg-type]
-        else:
-            raise InputError(f"found {each!r}; expected a sketch, its name or its file", where="sketches")
+def _loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:
+    loaded = [load_sketch(each) if isinstance(each, (str, PathLike)) else each for each in sketches]
     if not loaded:
         raise InputError("found none; expected at least one, or None for no sketch", where="sketches")
     return loaded

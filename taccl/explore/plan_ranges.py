@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.units import format_count, format_gap, format_size, format_us, parse_size
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taccl.analysis.certificates.certificate import Certificate
+    from taccl.arguments import Size
     from taccl.program.program import Program
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -117,7 +119,8 @@ class Plan:
     stopped: str
     notes: tuple[str, ...] = ()
 
-    def range_of(self, size: int | str) -> PlanRange:
+    @checked
+    def range_of(self, size: Size) -> PlanRange:
         """The range that a size lies in.
 
         Raises
@@ -135,6 +138,7 @@ class Plan:
             where="size",
         )
 
+    @checked
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
         """Write programs, schedules, their index and how to register them; see `taccl.explore.plan_files`.
 

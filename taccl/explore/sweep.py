@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl import collectives
+from taccl.arguments import checked
 from taccl.collective import Collective
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.compare import check_num_runs, option_rows
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.explore.cache import Cache
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
@@ -34,19 +35,20 @@ if TYPE_CHECKING:
 __all__ = ["sweep"]
 
 
+@checked
 def sweep(
     topology: Topology | str,
     collective: Collective | str,
     *,
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
-    sizes: Iterable[int | str] | None = None,
-    chunks_per_rank: Iterable[int] | None = None,
-    root: int | None = None,
+    sizes: Iterable[Size] | None = None,
+    chunks_per_rank: Iterable[Count] | None = None,
+    root: Natural | None = None,
     backends: Iterable[str] = ("auto",),
-    seeds: Iterable[int] = (0,),
-    time_limit_s: float = 30.0,
-    num_workers: int | None = None,
-    threads: int = 1,
+    seeds: Iterable[Natural] = (0,),
+    time_limit_s: Seconds = 30.0,
+    num_workers: Count | None = None,
+    threads: Count = 1,
     cache: bool | Cache | str | PathLike[str] = True,
     progress: bool | Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
@@ -140,43 +142,30 @@ def _own_cut(sketch: Sketch | None) -> int:
 
 
 def _loaded(
-    sketches: Iterable[Sketch | str | PathLike[str] | None] | Sketch | str | PathLike[str] | None,
+    sketches: Iterable[Sketch | str | PathLike[str] | None],
 ) -> list[Sketch | None]:
     """The sketches by name, path or themselves; a single one will do."""
-    from taccl.sketch.sketch import Sketch
-
-    one = sketches is None or isinstance(sketches, (str, PathLike, Sketch))
-    several: list[Any] = [sketches] if one else list(sketches)  # type: ignore[arg-type]
-    if not several:
+    found = [load_sketch(each) if isinstance(each, (str, PathLike)) else each for each in sketches]
+    if not found:
         raise InputError("found none; expected at least one, or None for no sketch", where="sketches")
-    found: list[Sketch | None] = []
-    for each in several:
-        if isinstance(each, (str, PathLike)):
-            found.append(load_sketch(each if isinstance(each, str) else Path(each)))
-        elif each is None or isinstance(each, Sketch):
-            found.append(each)
-        else:
-            raise InputError(
-                f"found {each!r}; expected a sketch, its name or path, or None", where="sketches"
-            )
     return found
 
 
-def _sizes(sizes: Iterable[int | str] | None) -> Sequence[int | None]:
+def _sizes(sizes: Iterable[Size] | None) -> Sequence[int | None]:
     if sizes is None:
         return (None,)
-    several = [sizes] if isinstance(sizes, (str, int)) else list(sizes)
+    several = list(dict.fromkeys(parse_size(size, where="sizes") for size in sizes))
     if not several:
         raise InputError("found none; expected at least one, such as '1MB'", where="sizes")
-    return list(dict.fromkeys(parse_size(size, where="sizes") for size in several))
+    return several
 
 
 def _cuts(chunks_per_rank: Iterable[int] | None, collective: Collective | str) -> Sequence[int | None]:
     if chunks_per_rank is None:
         return (None if isinstance(collective, str) else collective.chunks_per_rank,)
-    several = [chunks_per_rank] if isinstance(chunks_per_rank, int) else list(chunks_per_rank)
-    if not several or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in several):
-        raise InputError(f"found {several}; expected whole numbers of at least 1", where="chunks_per_rank")
+    several = list(chunks_per_rank)
+    if not several:
+        raise InputError("found none; expected at least one", where="chunks_per_rank")
     if isinstance(collective, Collective) and several != [collective.chunks_per_rank]:
         raise InputError(
             f"found {several}, but the collective was made with {collective.chunks_per_rank}; name the "

@@ -29,6 +29,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import read_limited, write_whole
 from taccl.problem import Problem
@@ -65,7 +66,10 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
         "transfers": {name: getattr(schedule, name).tolist() for name in (*_COLUMNS, "reduce")},
     }
     if extra is not None:
-        document["result"] = json.loads(_compact(extra))  # as a reader of the file will find it
+        try:
+            document["result"] = json.loads(_compact(extra))  # as a reader of the file will find it
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"found what JSON cannot hold: {error}", where="extra") from None
     return document | {"file_digest": _file_digest(document)}
 
 
@@ -127,6 +131,7 @@ def load_schedule(
     return schedule
 
 
+@checked
 def save(
     schedule: Schedule,
     path: str | os.PathLike[str],
@@ -160,6 +165,7 @@ def save(
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n", overwrite=overwrite)
 
 
+@checked
 def load(path: str | os.PathLike[str]) -> Schedule:
     """The schedule in a file that `save` wrote.
 
@@ -209,7 +215,9 @@ def _file_digest(document: dict[str, Any]) -> str:
     """A hash of every field but itself, however the file is laid out."""
     content = {name: value for name, value in document.items() if name != "file_digest"}
     try:
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(
+            content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=np.generic.item
+        )
     except ValueError:  # a number such as 1e999, which no file of ours has
         return "none: found a number that is not finite"
     return hashlib.sha256(text.encode()).hexdigest()
@@ -279,7 +287,7 @@ def _short(value: object) -> str:
 
 
 def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=np.generic.item)
 
 
 def _no_constant(name: str) -> None:

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from taccl.arguments import checked
 from taccl.errors import FormatError, InputError, LossyConversionWarning
 from taccl.formats.files import check_writable, read_limited, write_whole
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
@@ -45,6 +46,7 @@ class Conversion(NamedTuple):
     paths: tuple[Path, ...]
 
 
+@checked
 def write(
     schedule: object,
     path: str | os.PathLike[str],
@@ -80,6 +82,7 @@ def write(
     return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)
 
 
+@checked
 def read(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
     """What a file holds, in the format that its content tells.
 
@@ -97,6 +100,7 @@ def read(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     return load(path, **options)
 
 
+@checked
 def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -142,7 +146,7 @@ def convert(
         warnings.warn(
             f"a file of format {writing.name} has no place for {writing.loses}",
             LossyConversionWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return Conversion(reading, writing, paths)
 
@@ -341,8 +345,9 @@ def _check_options(
                 known += [name for function in besides[1] for name in _options(function)]
                 lacks = f"neither {each.name} nor {besides[0].name} has an option"
             known = list(dict.fromkeys(known))
+            where = "options" if besides is None else "options, load_options"
             takes = f"expected one of {', '.join(known)}" if known else "there are none"
-            raise InputError(f"{lacks} {name!r}{did_you_mean(name, known)}; {takes}", where="options")
+            raise InputError(f"{lacks} {name!r}{did_you_mean(name, known)}; {takes}", where=where)
 
 
 def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

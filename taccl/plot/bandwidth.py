@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.plot.sizes import NAMES_OF_BASELINES, Bandwidths, bandwidths
 from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, headline, plain_log, remark
 from taccl.units import format_size
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+    from taccl.arguments import Size
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["bandwidth"]
 
 
+@checked
 @drawing
 def bandwidth(
     schedule: Bandwidths | Result | Schedule | CompactSchedule,
     *,
-    sizes: Sequence[int | str] | None = None,
+    sizes: Sequence[Size] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Lines of bus bandwidth over size, for a schedule, its bound, every baseline and the best of these.

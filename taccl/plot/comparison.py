@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.plot.style import GREY, MARKS, OKABE_ITO, axes, drawing, headline, in_key, plain_log, remark
 from taccl.units import format_count, format_size
@@ -21,6 +22,7 @@ _NEEDED = ("backend", "sketch", "seconds", "finish_us", "bound_us", "gap", "stat
 _TOP = 0.95
 
 
+@checked
 @drawing
 def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     """A mark for every run: its gap over its seconds; colours are backends, shapes are sketches or sizes.

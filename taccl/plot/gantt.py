@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.plot.bars import SEVERAL, bars_of
+from taccl.plot.bars import SEVERAL, By, bars_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, remark, schedule_of, title_of
 from taccl.synthesis.result import Result
 from taccl.units import format_count
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
     from numpy.typing import NDArray
 
-    from taccl.plot.bars import Bars, By
+    from taccl.arguments import Count
+    from taccl.plot.bars import Bars
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
@@ -30,12 +32,13 @@ MOST_SHAPES = 8000
 _ROW_INCHES = 0.17
 
 
+@checked
 def gantt(
     schedule: Result | Schedule | CompactSchedule,
     by: By = "link",
     *,
     colour: Literal["origin", "chunk"] = "origin",
-    max_rows: int = 48,
+    max_rows: Count = 48,
     ax: Axes | None = None,
 ) -> Axes:
     """A bar for every send, in the row of what it keeps busy; reductions are hatched.

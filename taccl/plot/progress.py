@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.plot.style import INK, OKABE_ITO, axes, drawing, headline, title_of
 from taccl.synthesis.result import Moment, Result
@@ -18,6 +19,7 @@ __all__ = ["draw_moments", "moments_in", "progress"]
 _WORDS = {"": "whole", "reduce": "reduction half", "spread": "spreading half"}
 
 
+@checked
 def progress(result: Result, *, ax: Axes | None = None) -> Axes:
     """Steps of the best finish so far and of the bound, over the seconds of a synthesis.
 

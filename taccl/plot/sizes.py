@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.simulate import simulate
+from taccl.arguments import checked
 from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
 from taccl.errors import CollectiveError, InputError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from fractions import Fraction
 
+    from taccl.arguments import Duration, Size
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
@@ -88,11 +90,12 @@ class Bandwidths:
         return tuple(best)
 
 
+@checked
 def bandwidths(
     schedule: Result | Schedule | CompactSchedule,
     *,
-    sizes: Sequence[int | str] | None = None,
-    budget_s: float = 30.0,
+    sizes: Sequence[Size] | None = None,
+    budget_s: Duration = 30.0,
 ) -> Bandwidths:
     """The bus bandwidth of a schedule at many sizes, what no schedule can pass, and that of every baseline.
 

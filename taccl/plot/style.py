@@ -9,6 +9,7 @@ import warnings
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.result import Result
@@ -111,6 +112,7 @@ def remark(ax: Axes, text: str) -> None:
         ax.set_xlabel(f"{old}\n{text}" if old else text)
 
 
+@checked
 def render(picture: Axes | Figure, format: str = "svg") -> bytes:
     """The content of a file of a picture; of the same picture, the same bytes.
 
@@ -148,6 +150,7 @@ def in_key(name: str) -> str:
     return f" {legible(name)}" if name.startswith("_") else legible(name)
 
 
+@checked
 def save(picture: Axes | Figure, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a picture to a file, whole or not at all; the end of its name says in which format.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.plot.bars import busy_shares
 from taccl.plot.layout import height_of, lay_out, lines_of
@@ -29,6 +30,7 @@ _MOST_LINES = 6000
 _MOST_LABELS = 128
 
 
+@checked
 @drawing
 def topology(
     topology: Topology,

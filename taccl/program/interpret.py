@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.program.checks import check_queues, check_steps
 from taccl.program.execution import allocate_memory, execute
 from taccl.program.faults import FAULT_KINDS, Fault, Interpretation
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl.arguments import Natural
     from taccl.collective import Collective
     from taccl.program.execution import Memory
     from taccl.program.layout import RankLayout
@@ -33,8 +35,9 @@ __all__ = ["FAULT_KINDS", "Fault", "Interpretation", "interpret"]
 _ELEMENTS = 2
 
 
+@checked
 def interpret(
-    program: Program, *, capacity: int | None = None, seed: int = 0, max_faults: int = 100
+    program: Program, *, capacity: int | None = None, seed: Natural = 0, max_faults: int = 100
 ) -> Interpretation:
     """Run a program and judge it.
 

@@ -10,22 +10,24 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
 from taccl.program.clock import Clock
 from taccl.program.interpret import interpret
-from taccl.program.program import Program
 from taccl.program.trace import trace
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import Topology
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taccl.arguments import Size
     from taccl.collective import Collective
+    from taccl.program.program import Program
     from taccl.program.trace import Contributions, Sent
     from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
 
 __all__ = ["lift"]
 
@@ -33,12 +35,13 @@ __all__ = ["lift"]
 _MAX_ROUNDS = 100
 
 
+@checked
 def lift(
     program: Program,
     *,
     topology: Topology | None = None,
-    size: int | float | str | None = None,
-    chunk_size: int | float | str | None = None,
+    size: Size | None = None,
+    chunk_size: Size | None = None,
 ) -> Schedule:
     """The verified schedule that a program follows on a topology, with exact times.
 
@@ -65,19 +68,8 @@ def lift(
     VerificationError
         If the program hangs, races or computes something else (`taccl.interpret`).
     """
-    if not isinstance(program, Program):
-        raise InputError(
-            f"found {type(program).__name__} {program!r}; expected a program (load_msccl_xml in "
-            "taccl.formats.msccl_xml reads one from a file)",
-            where="program",
-        )
     if topology is None:
         raise InputError("a program does not say what it runs on; give topology=...", where="topology")
-    if not isinstance(topology, Topology):
-        raise InputError(
-            f"found {topology!r}; expected a topology (taccl.topologies.parse makes one of its name)",
-            where="topology",
-        )
     if size is None and chunk_size is None:
         raise InputError("a program has no size of its own; give size='1MB' or chunk_size=...", where="size")
     if program.num_ranks != topology.num_ranks:

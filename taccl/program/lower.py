@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from taccl.arguments import checked, known_word
 from taccl.errors import InputError
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.channels import CHANNELS, THREADBLOCKS, channel_chooser
@@ -27,6 +28,7 @@ from taccl.schedule.compact import CompactSchedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taccl.arguments import Count
     from taccl.program.layout import RankLayout
     from taccl.program.messages import Message, Part
     from taccl.schedule.schedule import Schedule
@@ -46,17 +48,18 @@ class _Move(NamedTuple):
     added: Slot | None
 
 
+@checked
 def lower(
     schedule: Schedule | CompactSchedule,
     *,
     in_place: bool = False,
     protocol: str = "Simple",
     channels: str = "single",
-    num_channels: int = 1,
+    num_channels: Count = 1,
     threadblocks: str = "per-direction",
     merged: str = "split",
-    max_count: int = 64,
-    instances: int = 1,
+    max_count: Count = 64,
+    instances: Count = 1,
     name: str = "",
 ) -> Program:
     """The program that does what a verified schedule says.
@@ -95,7 +98,7 @@ def lower(
         If an option is unknown, chunks differ in size, or a chunk is sent from where it is not (`verify` says
         more).
     """
-    _check_options(channels, num_channels, threadblocks, merged, max_count)
+    _check_options(channels, threadblocks, merged)
     if isinstance(schedule, CompactSchedule):
         schedule = schedule.expand()
     problem = schedule.problem
@@ -135,16 +138,12 @@ def lower(
     return replicate(program, instances)
 
 
-def _check_options(channels: str, num_channels: int, threadblocks: str, merged: str, max_count: int) -> None:
+def _check_options(channels: str, threadblocks: str, merged: str) -> None:
     for where, found, known in (
         ("channels", channels, CHANNELS), ("threadblocks", threadblocks, THREADBLOCKS),
         ("merged", merged, MERGED),
     ):  # fmt: skip
-        if found not in known:
-            raise InputError(f"found {found!r}; expected one of {', '.join(known)}", where=where)
-    for where, number in (("num_channels", num_channels), ("max_count", max_count)):
-        if number < 1:
-            raise InputError(f"found {number}; expected at least 1", where=where)
+        known_word(found, known, where)
 
 
 class _Placing:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from taccl.arguments import checked, known_word
 from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.units import format_count
@@ -134,6 +135,7 @@ class RankProgram:
     threadblocks: tuple[Threadblock, ...]
 
 
+@checked
 @dataclass(frozen=True)
 class Program:
     """What every rank executes.
@@ -162,10 +164,7 @@ class Program:
     node_of_rank: tuple[int, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise InputError(
-                f"found {self.protocol!r}; expected one of {', '.join(PROTOCOLS)}", where="protocol"
-            )
+        known_word(self.protocol, PROTOCOLS, "protocol")
         if self.collective is not None and self.collective.num_ranks != len(self.ranks):
             raise InputError(
                 f"found {format_count(len(self.ranks), 'rank')}; {self.collective.name} is over "
@@ -228,6 +227,7 @@ class Program:
         }
 
     @classmethod
+    @checked
     def from_dict(cls, data: dict[str, Any]) -> Program:
         """The program that `to_dict` wrote."""
         nodes = data.get("node_of_rank")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.errors import ExecutionError, InputError
+from taccl.arguments import checked
+from taccl.errors import ExecutionError
 from taccl.program.lower import lower
 from taccl.program.program import Program
 from taccl.runtime.environment import INSTALL, Launch, import_mpi, launched_by
@@ -13,6 +14,7 @@ from taccl.runtime.job import make_job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.runtime.job import Job
     from taccl.runtime.report import Execution
     from taccl.schedule.compact import CompactSchedule
@@ -21,14 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["execute", "execute_job"]
 
 
+@checked
 def execute(
     program: Program | Schedule | CompactSchedule,
-    size: int | str = "1MB",
+    size: Size = "1MB",
     *,
     dtype: str = "int32",
-    repetitions: int = 10,
-    timeout_s: float = 60.0,
-    seed: int = 0,
+    repetitions: Count = 10,
+    timeout_s: Seconds = 60.0,
+    seed: Natural = 0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Execution:
     """Execute a program with real messages between MPI ranks, one for each of its own, and judge it.
@@ -81,12 +84,6 @@ def execute(
 def _program(found: Program | Schedule | CompactSchedule) -> Program:
     if isinstance(found, Program):
         return found
-    if not hasattr(found, "problem"):
-        raise InputError(
-            f"found {type(found).__name__} {found!r}; expected a program or a schedule (taccl.load reads one "
-            "from a file)",
-            where="program",
-        )
     return lower(found)
 
 

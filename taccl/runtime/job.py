@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked, known_word
 from taccl.errors import InputError, VerificationError
 from taccl.program.checks import check_queues, check_steps
 from taccl.program.layout import layout
 from taccl.program.program import PROTOCOLS, Program
-from taccl.units import format_count, format_size, parse_size, positive_seconds, whole_number
+from taccl.units import format_count, format_size, parse_size
 
 if TYPE_CHECKING:
+    from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.program.layout import RankLayout
 
 __all__ = ["DTYPES", "Job", "check_memory", "make_job", "memory_needed_bytes"]
@@ -62,14 +64,15 @@ class Job:
         return cls(**{**data, "program": Program.from_dict(data["program"])})
 
 
+@checked
 def make_job(
     program: Program,
-    size: int | str,
+    size: Size,
     *,
     dtype: str = "int32",
-    repetitions: int = 10,
-    timeout_s: float = 60.0,
-    seed: int = 0,
+    repetitions: Count = 10,
+    timeout_s: Seconds = 60.0,
+    seed: Natural = 0,
     ranks: int | None = None,
 ) -> Job:
     """The request to execute a program.
@@ -88,11 +91,7 @@ def make_job(
     VerificationError
         If the program has steps that no rank can run, or buffers that do not fit its collective.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"found {dtype!r}; expected one of {', '.join(DTYPES)}", where="dtype")
-    repetitions = whole_number(repetitions, at_least=1, where="repetitions")
-    seed = whole_number(seed, at_least=0, where="seed")
-    timeout_s = positive_seconds(timeout_s, where="timeout_s")
+    known_word(dtype, DTYPES, "dtype")
     if ranks is not None and ranks != program.num_ranks:
         raise InputError(
             f"found {ranks}; the program is for {format_count(program.num_ranks, 'rank')}", where="ranks"
@@ -100,7 +99,7 @@ def make_job(
     size_bytes = parse_size(size)
     _check(program)
     per_chunk = np.dtype(dtype).itemsize * _size_chunks(program)
-    job = Job(program, -(-size_bytes // per_chunk), dtype, repetitions, float(timeout_s), seed)
+    job = Job(program, -(-size_bytes // per_chunk), dtype, repetitions, timeout_s, seed)
     layouts = job.layouts()
     for rank, mine in enumerate(program.ranks):
         short = layouts is not None and (

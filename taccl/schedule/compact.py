@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule, Transfer, make_schedule
 from taccl.units import format_size
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl.arguments import Bytes, Natural
     from taccl.problem import Problem
 
 __all__ = ["CompactSchedule"]
@@ -98,6 +100,7 @@ class CompactSchedule:
         """Memory of the columns."""
         return int(self.chunk.nbytes + self.link.nbytes + self.start.nbytes)
 
+    @checked
     def blocks(
         self, size: int = _BLOCK
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
@@ -134,7 +137,8 @@ class CompactSchedule:
         state.update(str(self.num_reducing).encode())
         return state.hexdigest()
 
-    def expand(self, *, memory_limit_bytes: int = 4 * 10**9) -> Schedule:
+    @checked
+    def expand(self, *, memory_limit_bytes: Bytes = 4 * 10**9) -> Schedule:
         """The same as a `Schedule`.
 
         Raises
@@ -161,7 +165,8 @@ class CompactSchedule:
             producer=self.producer,
         )
 
-    def table(self, *, limit: int | None = None) -> str:
+    @checked
+    def table(self, *, limit: Natural | None = None) -> str:
         """The transfers as text, one row each, times in microseconds."""
         shown = self.num_transfers if limit is None else min(limit, self.num_transfers)
         columns = (self.chunk[:shown], self.link[:shown], self.start[:shown])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.collectives import make
 from taccl.errors import InputError
 from taccl.problem import make_problem
@@ -201,15 +202,18 @@ class ImplicitSchedule:
         block = self._transfers(np.array([number], dtype=np.int64))
         return RankTransfer(*(column[0].item() for column in block))
 
+    @checked
     def blocks(self, num_transfers: int = _BLOCK) -> Iterator[TransferBlock]:
         """All transfers in order of start, so many at a time."""
         for begin in range(0, self.num_transfers, num_transfers):
             yield self[begin : begin + num_transfers]
 
+    @checked
     def sends_of(self, rank: int) -> TransferBlock:
         """What one rank sends, in order of start; no other rank's transfers are made."""
         return self._of_rank(rank, self.pattern.src)
 
+    @checked
     def receives_of(self, rank: int) -> TransferBlock:
         """What one rank receives, in order of start; no other rank's transfers are made."""
         return self._of_rank(rank, self.pattern.dst)
@@ -251,6 +255,7 @@ class ImplicitSchedule:
         collective = make(self.collective, self.num_ranks, chunks_per_rank=self.chunks_per_rank)
         return make_problem(topology, collective, chunk_bytes=self.chunk_bytes)
 
+    @checked
     def expand(self, limit: int = 2_000_000, *, problem: Problem | None = None) -> Schedule:
         """The schedule written out, transfer for transfer.
 

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
     from numpy.typing import ArrayLike, NDArray
 
+    from taccl.arguments import Natural
     from taccl.problem import Problem
+    from taccl.topology.topology import Link
 
 __all__ = ["Schedule", "Transfer", "make_schedule"]
 
@@ -39,6 +42,7 @@ class Transfer(NamedTuple):
     reduce: bool
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """All transfers of a problem, ordered by start, link and chunk; see `make_schedule`.
@@ -141,7 +145,8 @@ class Schedule:
     def __hash__(self) -> int:
         return hash(self.digest())
 
-    def table(self, *, limit: int | None = None) -> str:
+    @checked
+    def table(self, *, limit: Natural | None = None) -> str:
         """The transfers as text, one row each, times in microseconds."""
         links, us = self.problem.topology.links, self.problem.costs.us
         rows = [("start_us", "end_us", "chunk", "link", "group", "op")]
@@ -150,7 +155,7 @@ class Schedule:
                 break
             start, end = (f"{float(us(ticks)):.3f}" for ticks in (t.start_ticks, t.end_ticks))
             operation = "reduce" if t.reduce else "copy"
-            rows.append((start, end, str(t.chunk), str(links[t.link]), str(t.group), operation))
+            rows.append((start, end, str(t.chunk), _link_text(links, t.link), str(t.group), operation))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         lines = [
             "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
@@ -170,14 +175,14 @@ class Schedule:
             ("transfers", f"{self.num_transfers} in {format_count(self.num_sends, 'send')}"),
             ("producer", self.producer),
         ]
-        links, num_links = problem.topology.links, len(problem.topology.links)
+        links = problem.topology.links
         columns = (self.start, self.end, self.chunk, self.link, self.reduce)
         rows = [
             (
                 f"{float(problem.costs.us(start)):.3f}",
                 f"{float(problem.costs.us(end)):.3f}",
                 str(chunk),
-                str(links[link]) if 0 <= link < num_links else f"no link {link}",
+                _link_text(links, link),
                 "reduce" if reduce else "copy",
             )
             for start, end, chunk, link, reduce in zip(*(c[:8].tolist() for c in columns), strict=True)
@@ -196,6 +201,7 @@ class Schedule:
         )
 
 
+@checked
 def make_schedule(
     problem: Problem,
     *,
@@ -222,10 +228,11 @@ def make_schedule(
         If a column holds anything but whole numbers in its range (`reduce`: truth values), or the columns
         differ in length.
     """
-    given: dict[str, ArrayLike | None] = {
+    given: dict[str, Any] = {
         "chunk": chunk, "link": link, "start": start, "end": end, "group": group, "reduce": reduce,
     }  # fmt: skip
-    columns = {name: _column(name, values) for name, values in given.items() if values is not None}
+    by_default = [name for name in ("group", "reduce") if given[name] is None]
+    columns = {name: _column(name, values) for name, values in given.items() if name not in by_default}
     count = len(columns["chunk"])
     columns.setdefault("group", np.arange(count))
     columns.setdefault("reduce", np.zeros(count, dtype=bool))
@@ -239,6 +246,10 @@ def make_schedule(
     for column in columns.values():
         column.setflags(write=False)
     return Schedule(problem, producer=producer, **columns)
+
+
+def _link_text(links: Sequence[Link], index: int) -> str:
+    return str(links[index]) if 0 <= index < len(links) else f"no link {index}"
 
 
 def _column(name: str, values: ArrayLike) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule
@@ -121,6 +122,7 @@ def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactS
     return _over_files(schedule.problem, path, schedule.producer, schedule.num_reducing)
 
 
+@checked
 def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None) -> CompactSchedule:
     """The schedule that `spill` left in a folder, its columns still in their files.
 

@@ -19,6 +19,7 @@ from taccl.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from taccl.arguments import Size
     from taccl.collective import Collective
     from taccl.sketch.sketch import Internode, Sketch
     from taccl.topology.topology import Topology
@@ -31,8 +32,8 @@ def apply(
     topology: Topology,
     collective: Collective,
     *,
-    chunk_size: int | str | Sequence[int] | None = None,
-    size: int | str | None = None,
+    chunk_size: Size | Sequence[Size] | None = None,
+    size: Size | None = None,
     reachable: bool = True,
 ) -> Problem:
     """The problem that a sketch makes of a topology and a collective.
@@ -84,7 +85,7 @@ def apply(
     return _with_symmetry(problem, sketch)
 
 
-def _chunk_bytes(chunk_size: int | str | Sequence[int] | None) -> int | list[int] | None:
+def _chunk_bytes(chunk_size: Size | Sequence[Size] | None) -> int | list[int] | None:
     """Bytes of every chunk, or of each."""
     if chunk_size is None:
         return None

@@ -6,10 +6,13 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from taccl.arguments import checked
 from taccl.errors import SketchError
 from taccl.sketch.reading import parse_json, parse_toml, read_text
 
 if TYPE_CHECKING:
+    import os
+
     from taccl.sketch.sketch import Sketch
 
 __all__ = ["load_sketch", "shipped_sketches"]
@@ -23,7 +26,8 @@ def shipped_sketches() -> tuple[str, ...]:
     return tuple(sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.toml")))
 
 
-def load_sketch(name_or_path: str | Path) -> Sketch:
+@checked
+def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
     """The sketch of a shipped name, or in a TOML or JSON file; also in an upstream sketch file.
 
     Raises
@@ -48,7 +52,7 @@ def load_sketch(name_or_path: str | Path) -> Sketch:
     return Sketch.from_dict(data, source=source)
 
 
-def _find(name_or_path: str | Path) -> tuple[Path, str]:
+def _find(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     """The file, and what messages call it."""
     path = Path(name_or_path)
     shipped = shipped_sketches()

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from taccl.arguments import checked
 from taccl.errors import SketchError, TopologyError
 from taccl.sketch.reading import parse_json, parse_toml
 from taccl.sketch.validation import validated
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from fractions import Fraction
 
+    from taccl.arguments import Count, Size
     from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
@@ -70,7 +72,7 @@ PerLocalRank = dict[Annotated[int, Field(ge=0)], LocalRanks]
 Pair = tuple[LocalRank, LocalRank]
 #: A table of more entries than this is written with a line for each.
 _FEW_ENTRIES = 4
-Size = Annotated[
+SketchSize = Annotated[
     Any,
     BeforeValidator(_check_size),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}, {"type": "null"}]}),
@@ -103,7 +105,7 @@ class Chunks(_Table):
         How many pieces a rank's own part of the data is cut into.
     """
 
-    size: Size = Field(default=None, description="Bytes of one chunk: a number, or text such as '1MB'.")
+    size: SketchSize = Field(default=None, description="Bytes of one chunk: a number, or text such as '1MB'.")
     per_rank: int = Field(
         default=1, strict=True, ge=1, description="Pieces that a rank's own part of the data is cut into."
     )
@@ -259,6 +261,7 @@ class Sketch(_Table):
     def routing_slack(self) -> Fraction:
         return exact(self.routing.slack)
 
+    @checked
     def where(self, field: str) -> str:
         """``"file: field"``, for messages; the field as its file calls it."""
         parent, _, index = field.partition("[")
@@ -267,6 +270,7 @@ class Sketch(_Table):
         return f"{self._source or self.name or 'sketch'}: {named or field}"
 
     @classmethod
+    @checked
     def from_toml(cls, text: str, *, source: str = "") -> Sketch:
         """The sketch in a TOML text.
 
@@ -278,6 +282,7 @@ class Sketch(_Table):
         return cls.from_dict(parse_toml(text, source=source or "TOML text"), source=source)
 
     @classmethod
+    @checked
     def from_json(cls, text: str, *, source: str = "") -> Sketch:
         """The sketch in a JSON text of the same schema.
 
@@ -289,6 +294,7 @@ class Sketch(_Table):
         return cls.from_dict(parse_json(text, source=source or "JSON text"), source=source)
 
     @classmethod
+    @checked
     def from_dict(
         cls, data: Mapping[str, Any], *, source: str = "", fields: Mapping[str, str] | None = None
     ) -> Sketch:
@@ -353,7 +359,8 @@ class Sketch(_Table):
                 rows.append((name, "; ".join(f"{key} {_toml(field)}".strip() for key, field in inner)))
         return card(f"{title}: {text}" if text else title, facts(rows))
 
-    def topology(self, *, nodes: int | None = None, profile: str | None = None) -> Topology:
+    @checked
+    def topology(self, *, nodes: Count | None = None, profile: str | None = None) -> Topology:
         """The machine that the sketch names, with the sketch's nodes and profile unless given here.
 
         Raises
@@ -376,6 +383,7 @@ class Sketch(_Table):
                 raise
             raise SketchError(error.message, where=self.where(field)) from None
 
+    @checked
     def with_nodes(self, nodes: int, *, ranks_per_node: int | None = None) -> Sketch:
         """The sketch for another number of nodes: a symmetry over all ranks is stretched to the new number.
 
@@ -423,13 +431,14 @@ class Sketch(_Table):
         group = nodes * ranks_per_node
         return entry.model_copy(update={"group": group}) if entry.offset % group else None
 
+    @checked
     def apply(
         self,
         topology: Topology,
         collective: Collective,
         *,
-        chunk_size: int | str | Sequence[int] | None = None,
-        size: int | str | None = None,
+        chunk_size: Size | Sequence[Size] | None = None,
+        size: Size | None = None,
         reachable: bool = True,
     ) -> Problem:
         """The problem of this sketch on a topology; see `taccl.sketch.apply.apply`.

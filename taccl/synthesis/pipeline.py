@@ -16,10 +16,11 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
+from taccl.arguments import checked
 from taccl.baselines import baseline
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import (
@@ -44,12 +45,12 @@ from taccl.synthesis.result import Moment, Result, Stage
 from taccl.synthesis.search import Options, Search, sound_bound
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, synthesize_guided
 from taccl.synthesis.twins import Twin, find_twin, hand_over
-from taccl.units import positive_seconds, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taccl.analysis.certificates.certificate import Certificate
+    from taccl.arguments import Count, Megabytes, Natural, Seconds
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
@@ -71,18 +72,19 @@ _UNGUIDED_SHARE = 0.5
 _RESERVE_S = 0.2
 
 
+@checked
 def synthesize(
     problem: Problem,
     *,
     backend: str = "auto",
-    time_limit_s: float = 30.0,
-    threads: int | None = None,
-    seed: int = 0,
-    memory_limit_mb: int | None = None,
+    time_limit_s: Seconds = 30.0,
+    threads: Count | None = None,
+    seed: Natural = 0,
+    memory_limit_mb: Megabytes | None = None,
     log: bool = False,
     progress: Callable[[str, float | None, float | None], None] | None = None,
     sketch: str | SketchProposal = "auto",
-    keep: str = "schedule",
+    keep: Literal["schedule", "summary"] = "schedule",
     spill_dir: str | os.PathLike[str] | None = None,
     to_file: bool = False,
 ) -> Result:
@@ -139,16 +141,10 @@ def synthesize(
         If Ctrl-C came before there was a schedule.
     """
     began = time.monotonic()
-    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
-    if threads is not None:
-        threads = whole_number(threads, at_least=1, where="threads")
-    seed = whole_number(seed, at_least=0, where="seed")
     if backend not in ("auto", "greedy"):
         require_known(backend, others=("auto", "greedy"), where="backend")
     if isinstance(sketch, str) and sketch not in ("auto", "none"):
         raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
-    if keep not in ("schedule", "summary"):
-        raise InputError(f"found {keep!r}; expected 'schedule' or 'summary'", where="keep")
     large, choice = choose(problem, backend, time_limit_s)
     folder = None if spill_dir is None else Path(spill_dir)
     if folder is not None and not large:

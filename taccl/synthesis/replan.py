@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.verification.verify import verify
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
@@ -32,6 +33,7 @@ from taccl.units import format_count, format_us
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+    from taccl.arguments import Megabytes, Natural, Seconds
     from taccl.problem import Problem
     from taccl.synthesis.compiled.fixed import Order, Sends
 
@@ -91,14 +93,15 @@ class Replan:
         )
 
 
+@checked
 def replan(
     old: Schedule,
     problem: Problem,
     *,
     ranks: Sequence[int] | None = None,
-    time_limit_s: float = 1.0,
-    seed: int = 0,
-    memory_limit_mb: int | None = None,
+    time_limit_s: Seconds = 1.0,
+    seed: Natural = 0,
+    memory_limit_mb: Megabytes | None = None,
 ) -> Replan:
     """A verified schedule of a problem that keeps what it can of the schedule of another.
 
@@ -126,8 +129,6 @@ def replan(
         If a chunk cannot reach a destination any more.
     """
     began = time.monotonic()
-    if not 0 < time_limit_s < math.inf:
-        raise InputError(f"found {time_limit_s}; expected a positive number of seconds", where="time_limit_s")
     check_memory(problem, memory_limit_mb=memory_limit_mb, mended=True)
     new_rank = _new_ranks(old, problem, ranks)
     new_link = _new_links(old.problem, problem, new_rank)

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import permutations
 from math import prod
-from typing import Literal
 
+from taccl.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.parts import (
     add_crossbar,
@@ -32,17 +32,16 @@ from taccl.topology.parts import (
     check_num_links,
     exact_cost,
 )
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 
 __all__ = ["fully_connected", "hypercube", "mesh", "ring", "star", "torus"]
 
-AlphaMeaning = Literal["occupies", "pipelined"]
-Number = int | float | str | Fraction
 
 _BANDWIDTH_GB_PER_S = 50
 _ALPHA_US = Fraction(1, 2)
 
 
+@checked_as(TopologyError)
 def ring(
     num_ranks: int,
     *,
@@ -50,13 +49,13 @@ def ring(
     bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
     alpha_us: Number = _ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
-    ranks_per_node: int | None = None,
+    ranks_per_node: Count | None = None,
 ) -> Topology:
     """A ring: rank r is linked to rank r + 1, and the last to the first.
 
     `bidirectional` adds the links the other way round; without it ranks send upwards only.
     """
-    check_count(num_ranks, where="ring: number of ranks", least=2)
+    check_count(num_ranks, where="ring: num_ranks", least=2)
     builder = _start("ring", (num_ranks,), num_ranks, 2 * num_ranks, alpha_meaning, ranks_per_node)
     upwards = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
     downwards = [(dst, src) for src, dst in upwards] if bidirectional and num_ranks > 2 else []
@@ -64,12 +63,13 @@ def ring(
     return builder.build()
 
 
+@checked_as(TopologyError)
 def mesh(
-    *dims: int,
+    *dims: Count,
     bandwidth_gb_per_s: Number | Sequence[Number] = _BANDWIDTH_GB_PER_S,
     alpha_us: Number = _ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
-    ranks_per_node: int | None = None,
+    ranks_per_node: Count | None = None,
 ) -> Topology:
     """A grid of ``dims`` ranks: two are linked, each way, where they are neighbours along one axis.
 
@@ -78,27 +78,28 @@ def mesh(
     return _grid("mesh", dims, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node)
 
 
+@checked_as(TopologyError)
 def torus(
-    *dims: int,
+    *dims: Count,
     bandwidth_gb_per_s: Number | Sequence[Number] = _BANDWIDTH_GB_PER_S,
     alpha_us: Number = _ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
-    ranks_per_node: int | None = None,
+    ranks_per_node: Count | None = None,
 ) -> Topology:
     """A mesh whose axes close into rings; on an axis of 2 the two ranks are linked once, each way."""
     return _grid("torus", dims, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node)
 
 
+@checked_as(TopologyError)
 def hypercube(
-    dimension: int,
+    dimension: Count,
     *,
     bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
     alpha_us: Number = _ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
-    ranks_per_node: int | None = None,
+    ranks_per_node: Count | None = None,
 ) -> Topology:
     """2**dimension ranks; two are linked, each way, where their numbers differ in one bit."""
-    check_count(dimension, where="hypercube: dimension")
     num_ranks = 2 ** min(dimension, 64)
     builder = _start(
         "hypercube", (dimension,), num_ranks, num_ranks * dimension, alpha_meaning, ranks_per_node
@@ -108,16 +109,17 @@ def hypercube(
     return builder.build()
 
 
+@checked_as(TopologyError)
 def fully_connected(
     num_ranks: int,
     *,
     bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
     alpha_us: Number = _ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
-    ranks_per_node: int | None = None,
+    ranks_per_node: Count | None = None,
 ) -> Topology:
     """A link for every ordered pair of ranks, each by itself: a rank can send to all others at once."""
-    check_count(num_ranks, where="fully-connected: number of ranks", least=2)
+    check_count(num_ranks, where="fully-connected: num_ranks", least=2)
     builder = _start(
         "fully-connected", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
@@ -125,19 +127,20 @@ def fully_connected(
     return builder.build()
 
 
+@checked_as(TopologyError)
 def star(
     num_ranks: int,
     *,
     bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
     alpha_us: Number = _ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
-    ranks_per_node: int | None = None,
+    ranks_per_node: Count | None = None,
 ) -> Topology:
     """A switch in the middle: a rank sends to any other, to one at a time, and receives from one at a time.
 
     Every rank has one port out and one port in at the switch, which its sends and its receives hold.
     """
-    check_count(num_ranks, where="star: number of ranks", least=2)
+    check_count(num_ranks, where="star: num_ranks", least=2)
     builder = _start(
         "star", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
@@ -157,12 +160,10 @@ def _grid(
     bandwidth_gb_per_s: Number | Sequence[Number],
     alpha_us: Number,
     alpha_meaning: AlphaMeaning,
-    ranks_per_node: int | None,
+    ranks_per_node: Count | None,
 ) -> Topology:
     if not dims:
         raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{fabric}: dims")
-    for dim in dims:
-        check_count(dim, where=f"{fabric}: dims")
     if isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str):
         bandwidths = tuple(bandwidth_gb_per_s)
     else:
@@ -194,14 +195,12 @@ def _start(
     num_ranks: int,
     most_links: int,
     alpha_meaning: AlphaMeaning,
-    ranks_per_node: int | None,
+    ranks_per_node: Count | None,
 ) -> TopologyBuilder:
     """A builder for a fabric, once it is known that it has ranks enough, and will fit into memory."""
-    check_count(num_ranks, where=f"{fabric}: number of ranks", least=2)
     check_num_links(most_links, where=fabric)
-    per_node = num_ranks
-    if ranks_per_node is not None:
-        per_node = check_count(ranks_per_node, where=f"{fabric}: ranks_per_node")
+    check_count(num_ranks, where=f"{fabric}: number of ranks", least=2)
+    per_node = ranks_per_node or num_ranks
     if num_ranks % per_node:
         raise TopologyError(
             f"found {per_node}; expected a divisor of the {num_ranks} ranks",

@@ -16,18 +16,19 @@ Constants come from `taccl.topology.profiles`, and ``constants=`` replaces any o
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from taccl.topology.parts import add_crossbar, add_internode, check_count, check_num_links
+from taccl.arguments import checked_as
+from taccl.errors import TopologyError
+from taccl.topology.parts import add_crossbar, add_internode, check_num_links
 from taccl.topology.profiles import PROFILES, Constant, Profile, find_profile
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from fractions import Fraction
 
-    AlphaMeaning = Literal["occupies", "pipelined"]
-    Constants = Mapping[str, int | float | str | Fraction]
+    from taccl.arguments import Count, Number
+
 
 __all__ = [
     "PROFILES", "Constant", "Profile", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "find_profile", "ndv2",
@@ -41,12 +42,13 @@ _DGX1_DOUBLE = ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7))
 _DGX1_SINGLE = ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7))
 
 
+@checked_as(TopologyError)
 def ndv2(
-    nodes: int = 1,
+    nodes: Count = 1,
     *,
     profile: str = "taccl",
     alpha_meaning: AlphaMeaning = "occupies",
-    constants: Constants | None = None,
+    constants: Mapping[str, Number] | None = None,
 ) -> Topology:
     """Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.
 
@@ -78,12 +80,13 @@ def ndv2(
     )  # fmt: skip
 
 
+@checked_as(TopologyError)
 def dgx1(
-    nodes: int = 1,
+    nodes: Count = 1,
     *,
     profile: str = "taccl",
     alpha_meaning: AlphaMeaning = "occupies",
-    constants: Constants | None = None,
+    constants: Mapping[str, Number] | None = None,
 ) -> Topology:
     """DGX-1: 8 V100 a node in a hybrid cube mesh, and four NICs, one for each pair of ranks.
 
@@ -95,12 +98,13 @@ def dgx1(
     )  # fmt: skip
 
 
+@checked_as(TopologyError)
 def dgx2(
-    nodes: int = 1,
+    nodes: Count = 1,
     *,
     profile: str = "taccl",
     alpha_meaning: AlphaMeaning = "occupies",
-    constants: Constants | None = None,
+    constants: Mapping[str, Number] | None = None,
 ) -> Topology:
     """DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.
 
@@ -111,13 +115,14 @@ def dgx2(
     )
 
 
+@checked_as(TopologyError)
 def dgx_a100(
-    nodes: int = 1,
+    nodes: Count = 1,
     *,
     profile: str = "nominal",
     rails: bool = True,
     alpha_meaning: AlphaMeaning = "occupies",
-    constants: Constants | None = None,
+    constants: Mapping[str, Number] | None = None,
 ) -> Topology:
     """DGX-A100: 8 A100 a node behind NVSwitch, and eight NICs, one for each rank.
 
@@ -134,13 +139,14 @@ def dgx_a100(
     )
 
 
+@checked_as(TopologyError)
 def dgx_h100(
-    nodes: int = 1,
+    nodes: Count = 1,
     *,
     profile: str = "nominal",
     rails: bool = True,
     alpha_meaning: AlphaMeaning = "occupies",
-    constants: Constants | None = None,
+    constants: Mapping[str, Number] | None = None,
 ) -> Topology:
     """DGX-H100: 8 H100 a node behind NVSwitch, and eight NICs, one for each rank.
 
@@ -156,7 +162,7 @@ def _hybrid_mesh(
     nodes: int,
     profile: str,
     alpha_meaning: AlphaMeaning,
-    constants: Constants | None,
+    constants: Mapping[str, Number] | None,
     *,
     double: Sequence[tuple[int, int]],
     single: Sequence[tuple[int, int]],
@@ -185,7 +191,7 @@ def _switched(
     nodes: int,
     profile: str,
     alpha_meaning: AlphaMeaning,
-    constants: Constants | None,
+    constants: Mapping[str, Number] | None,
     *,
     ranks_per_node: int,
     ranks_per_nic: int,
@@ -218,7 +224,6 @@ def _start(
     rails: bool,
 ) -> TopologyBuilder:
     """A builder for `nodes` nodes, once it is known that the topology will fit into memory."""
-    check_count(nodes, where=f"{machine}: nodes")
     pairs = ranks_per_node if rails else ranks_per_node**2
     check_num_links(nodes * ranks_per_node**2 + nodes * (nodes - 1) * pairs, where=f"{machine}: nodes")
     return TopologyBuilder(

@@ -7,6 +7,7 @@ from fractions import Fraction
 from itertools import permutations
 from typing import TYPE_CHECKING
 
+from taccl.arguments import whole_number
 from taccl.errors import InputError, TopologyError
 from taccl.units import exact
 
@@ -68,9 +69,10 @@ def check_count(value: object, *, where: str, least: int = 1) -> int:
     TopologyError
         If it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise TopologyError(f"found {value!r}; expected a whole number of at least {least}", where=where)
-    return value
+    try:
+        return whole_number(value, where, at_least=least)
+    except InputError as error:
+        raise TopologyError(error.message, where=where) from None
 
 
 def check_num_links(num_links: int, *, where: str) -> None:

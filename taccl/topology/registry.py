@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology import fabrics, machines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from taccl.arguments import Count
     from taccl.topology.topology import Topology
 
 __all__ = ["dims_of_size", "fabric_names", "find_kind", "machine_names", "parse"]
@@ -45,7 +48,8 @@ def fabric_names() -> tuple[str, ...]:
     return tuple(_FABRICS)
 
 
-def parse(name: str, *, nodes: int | None = None, profile: str | None = None, **options: Any) -> Topology:
+@checked_as(TopologyError)
+def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, **options: Any) -> Topology:
     """The topology that a name stands for.
 
     Parameters
@@ -65,7 +69,7 @@ def parse(name: str, *, nodes: int | None = None, profile: str | None = None, **
     TopologyError
         If no machine or fabric has that name or takes that argument; the known ones are named.
     """
-    if not isinstance(name, str) or not name.strip():
+    if not name.strip():
         raise TopologyError(f"found {name!r}; expected {_expected()}", where="topology")
     kind, colon, size = name.strip().partition(":")
     kind = find_kind(kind, name)
@@ -120,7 +124,7 @@ def _ranks_per_node(kind: str, dims: tuple[int, ...], nodes: int) -> int:
         num_ranks *= dim
     if kind == "hypercube":
         num_ranks = 2 ** min(dims[0], 64)
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1 or num_ranks % nodes:
+    if num_ranks % nodes:
         raise TopologyError(
             f"found {nodes!r}; expected a whole number of nodes that divides the {num_ranks} ranks",
             where=f"{kind}: nodes",
@@ -131,7 +135,7 @@ def _ranks_per_node(kind: str, dims: tuple[int, ...], nodes: int) -> int:
 def _call(
     make: Callable[..., Topology], kind: str, sizes: tuple[int, ...], options: Mapping[str, Any]
 ) -> Topology:
-    known = make.__kwdefaults__ or {}
+    known = inspect.unwrap(make).__kwdefaults__ or {}
     unknown = next((option for option in options if option not in known), None)
     if unknown is not None:
         raise TopologyError(f"{kind} takes no {unknown!r}; it takes {', '.join(known)}", where="topology")

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from taccl.arguments import checked_as, known_index
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.topology.checks import check_topology
 from taccl.units import exact, format_count
@@ -19,8 +20,11 @@ from taccl.units import exact, format_count
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-__all__ = ["Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder"]
+    from taccl.arguments import Number
 
+__all__ = ["AlphaMeaning", "Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder"]
+
+AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]
 
 
@@ -83,6 +87,7 @@ class Switch:
     links: tuple[int, ...]
 
 
+@checked_as(TopologyError)
 @dataclass(frozen=True)
 class Topology:
     """Ranks, the nodes they live in, links, resources and holds.
@@ -107,7 +112,7 @@ class Topology:
     resources: tuple[Resource, ...]
     holds: tuple[Hold, ...]
     switches: tuple[Switch, ...] = ()
-    alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
+    alpha_meaning: AlphaMeaning = "occupies"
     profile: str = ""
     machine: str = ""
     cost_model: str = "physical"
@@ -170,11 +175,12 @@ class Topology:
 
     def links_between(self, src: int, dst: int) -> tuple[int, ...]:
         """Every link by which `src` can send to `dst`."""
+        src, dst = known_index(src, self.num_ranks, "src"), known_index(dst, self.num_ranks, "dst")
         return tuple(link for link in self.links_from[src] if dst in self.links[link].dsts)
 
     def is_internode(self, link: int) -> bool:
         """Whether a link joins ranks of different nodes."""
-        ends = self.links[link]
+        ends = self.links[known_index(link, len(self.links), "link")]
         return {self.node_of_rank[r] for r in ends.srcs} != {self.node_of_rank[r] for r in ends.dsts}
 
     @cached_property
@@ -217,7 +223,7 @@ class Topology:
 
         return without(self, links=links, ranks=ranks, resources=resources)
 
-    def degraded(self, links: Mapping[int | tuple[int, int] | str, int | float | str | Fraction]) -> Topology:
+    def degraded(self, links: Mapping[int | tuple[int, int] | str, Number]) -> Topology:
         """With some links slower than they were; see `taccl.topology.transform.degraded`."""
         from taccl.topology.transform import degraded
 
@@ -252,6 +258,7 @@ class Topology:
         }
 
     @classmethod
+    @checked_as(TopologyError)
     def from_dict(cls, data: dict[str, Any]) -> Topology:
         """The topology that `to_dict` wrote.
 
@@ -305,6 +312,7 @@ class Topology:
         )
 
 
+@checked_as(TopologyError)
 class TopologyBuilder:
     """Collects links, resources and holds, then `build`\\ s a `Topology`.
 
@@ -322,14 +330,14 @@ class TopologyBuilder:
         name: str,
         node_of_rank: Sequence[int],
         *,
-        alpha_meaning: Literal["occupies", "pipelined"] = "occupies",
+        alpha_meaning: AlphaMeaning = "occupies",
         profile: str = "",
         machine: str = "",
         cost_model: str = "physical",
     ) -> None:
         self.name = name
         self.node_of_rank = tuple(node_of_rank)
-        self.alpha_meaning: Literal["occupies", "pipelined"] = alpha_meaning
+        self.alpha_meaning: AlphaMeaning = alpha_meaning
         self.profile = profile
         self.machine = machine
         self.cost_model = cost_model
@@ -343,13 +351,14 @@ class TopologyBuilder:
         """The links added so far."""
         return self._links
 
+    @checked_as(TopologyError)
     def add_link(
         self,
         src: int | Iterable[int],
         dst: int | Iterable[int],
         *,
-        alpha_us: int | float | str | Fraction,
-        beta_us_per_mb: int | float | str | Fraction,
+        alpha_us: Number,
+        beta_us_per_mb: Number,
         name: str = "",
     ) -> int:
         """Add a link with its own resource; returns the link's index.
@@ -375,26 +384,24 @@ class TopologyBuilder:
         index = len(self._links)
         self._links.append(link)
         own_alpha_us = link.alpha_us if self.alpha_meaning == "occupies" else Fraction(0)
-        self.add_hold(
-            index,
-            self.add_resource(f"link {link}"),
-            alpha_us=own_alpha_us,
-            beta_us_per_mb=link.beta_us_per_mb,
-        )
+        self._holds.append(Hold(index, len(self._resources), own_alpha_us, link.beta_us_per_mb))
+        self._resources.append(Resource(f"link {link}"))
         return index
 
+    @checked_as(TopologyError)
     def add_resource(self, name: str) -> int:
         """Add a resource; returns its index."""
         self._resources.append(Resource(name))
         return len(self._resources) - 1
 
+    @checked_as(TopologyError)
     def add_hold(
         self,
         link: int,
         resource: int,
         *,
-        alpha_us: int | float | str | Fraction,
-        beta_us_per_mb: int | float | str | Fraction,
+        alpha_us: Number,
+        beta_us_per_mb: Number,
         side: Side = "send",
     ) -> None:
         """Let every send over `link` hold `resource`.
@@ -418,6 +425,7 @@ class TopologyBuilder:
             ) from None
         self._holds.append(hold)
 
+    @checked_as(TopologyError)
     def add_switch(self, name: str, ranks: Sequence[int], links: Iterable[int]) -> None:
         """Declare that `links` run through one crossbar that joins `ranks`."""
         self._switches.append(Switch(name, tuple(ranks), tuple(links)))

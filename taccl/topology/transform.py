@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
-from taccl.topology.topology import Resource, Topology, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Resource, Topology, TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from networkx import Graph
+
+    from taccl.arguments import Number
     from taccl.topology.topology import Link
 
 __all__ = ["degraded", "from_networkx", "relabel", "scale", "subset", "to_networkx", "without"]
 
 
+@checked_as(TopologyError)
 def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:
     """The topology with rank r renamed ``permutation[r]``; links, resources and holds keep their index.
 
@@ -40,6 +45,7 @@ def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:
     return _renamed(topology, dict(enumerate(permutation)), node_of_rank)
 
 
+@checked_as(TopologyError)
 def subset(topology: Topology, ranks: Collection[int]) -> Topology:
     """What is left of a topology when only some ranks take part.
 
@@ -68,6 +74,7 @@ def subset(topology: Topology, ranks: Collection[int]) -> Topology:
     return _renamed(_with_links(topology, links), new_rank, node_of_rank)
 
 
+@checked_as(TopologyError)
 def without(
     topology: Topology,
     *,
@@ -102,9 +109,8 @@ def without(
     return subset(left, set(range(topology.num_ranks)) - set(ranks)) if ranks else left
 
 
-def degraded(
-    topology: Topology, links: Mapping[int | tuple[int, int] | str, int | float | str | Fraction]
-) -> Topology:
+@checked_as(TopologyError)
+def degraded(topology: Topology, links: Mapping[int | tuple[int, int] | str, Number]) -> Topology:
     """The topology with some links slower than they were.
 
     Parameters
@@ -149,9 +155,8 @@ def degraded(
     return replace(topology, links=slower, holds=tuple(holds))
 
 
-def scale(
-    topology: Topology, *, alpha: int | float | str | Fraction = 1, beta: int | float | str | Fraction = 1
-) -> Topology:
+@checked_as(TopologyError)
+def scale(topology: Topology, *, alpha: Number = 1, beta: Number = 1) -> Topology:
     """The topology with every alpha, and every beta, times a factor: of links and of holds alike.
 
     Raises
@@ -177,9 +182,8 @@ def scale(
     )
 
 
-def from_networkx(
-    graph: Any, *, name: str = "", alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
-) -> Topology:
+@checked_as(TopologyError)
+def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning = "occupies") -> Topology:
     """The topology that a networkx graph draws.
 
     Parameters
@@ -229,6 +233,7 @@ def from_networkx(
     return builder.build()
 
 
+@checked_as(TopologyError)
 def to_networkx(topology: Topology) -> Any:
     """The topology as a networkx MultiDiGraph, for drawing and for graph algorithms.
 

@@ -143,10 +143,10 @@ def test_unknown_backends_are_refused_at_once(problem):
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        ({"backends": []}, "backends"), ({"backends": [3]}, "backends"), ({"seeds": [-1]}, "seeds"),
-        ({"seeds": ["a"]}, "seeds"), ({"time_limit_s": 0}, "time_limit_s"), ({"threads": 0}, "threads"),
+        ({"backends": []}, "backends"), ({"backends": [3]}, "backends[0]"), ({"seeds": [0, -1]}, "seeds[1]"),
+        ({"seeds": ["a"]}, "seeds[0]"), ({"time_limit_s": 0}, "time_limit_s"), ({"threads": 0}, "threads"),
         ({"num_workers": 0}, "num_workers"), ({"num_workers": 1.5}, "num_workers"),
-        ({"backends": None}, "backends"), ({"backends": [[]]}, "backends"), ({"seeds": None}, "seeds"),
+        ({"backends": None}, "backends"), ({"backends": [[]]}, "backends[0]"), ({"seeds": None}, "seeds"),
         ({"seeds": 2**63}, "seeds"), ({"threads": 1.5}, "threads"), ({"threads": 2**63}, "threads"),
         ({"time_limit_s": "10"}, "time_limit_s"), ({"cache": ""}, "cache"), ({"cache": 3}, "cache"),
     ],

@@ -286,7 +286,7 @@ def test_a_file_is_no_cache(tmp_path):
 @pytest.mark.parametrize("folder", ["", "a\0b", 3])
 def test_what_is_no_path_is_refused(folder):
     """An empty path would be the current folder."""
-    with pytest.raises(taccl.InputError, match="expected the path of a folder"):
+    with pytest.raises(taccl.InputError, match="expected .* path"):
         Cache(folder)
 
 

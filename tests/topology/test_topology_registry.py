@@ -71,7 +71,7 @@ def test_keywords_are_passed_on() -> None:
         ("mesh:4x", {}, "expected a size as in 'mesh:4x4'"),
         ("ring:-3", {}, "ring: size: found '-3'"),
         ("ndv2:2", {}, "ndv2 takes no size"),
-        ("ndv2", {"nodes": 0}, "ndv2: nodes: found 0"),
+        ("ndv2", {"nodes": 0}, "nodes: found 0"),
         ("ndv2", {"profile": "fast"}, "ndv2 has the profiles taccl, nominal"),
         ("ndv2", {"rails": True}, "ndv2 takes no 'rails'; it takes profile"),
         ("ring:4", {"profile": "nominal"}, "a fabric has no profiles"),

@@ -224,7 +224,7 @@ def test_scale_multiplies_links_and_holds() -> None:
 @pytest.mark.parametrize("factors", [{"beta": 0}, {"alpha": -1}, {"beta": "fast"}])
 def test_scale_wants_factors(factors: dict[str, object]) -> None:
     """Beta stays positive, and alpha does not become negative."""
-    with pytest.raises(TopologyError, match="scale: "):
+    with pytest.raises(TopologyError, match="alpha|beta"):
         scale(ring(3), **factors)  # type: ignore[arg-type]
 
 

@@ -32,12 +32,14 @@ from taccl.analysis.certificates.nested import nested_bounds
 from taccl.analysis.certificates.one_machine import machine_ticks
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume, crossing_links
+from taccl.arguments import checked
 from taccl.sketch.reachability import check_reachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from taccl.analysis.certificates.certificate import Witness
+    from taccl.arguments import Duration
     from taccl.problem import Problem
 
 __all__ = ["lower_bound"]
@@ -65,13 +67,14 @@ class _Claim:
     witness: Witness | None
 
 
+@checked
 def lower_bound(
     problem: Problem,
     *,
     divisible: bool = False,
     in_network: bool | None = None,
-    budget_s: float = _CUTS_S,
-    limit_s: float | None = None,
+    budget_s: Duration = _CUTS_S,
+    limit_s: Duration | None = None,
     finish: Fraction | None = None,
 ) -> Certificate:
     """The best proven lower bound of the declared problem: topology, collective and sketch.

@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ class Certificate:
         size_bytes = self.problem.size_bytes
         return None if size_bytes is None or not self.bound else float(size_bytes / self.bound / 1000)
 
+    @checked
     def gap(self, finish: Fraction) -> float:
         """(finish - bound) / bound; 0 is a proven optimum, infinite without a positive bound."""
         if not self.bound:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.arguments import checked
 from taccl.clauses import Clauses
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Prices:
         return "\n".join(rows)
 
 
+@checked
 def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
     """What the sketch costs at least, what whole chunks cost, and what the search left.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import known_word
 from taccl.errors import InputError
 from taccl.topology.registry import machine_names, parse
 from taccl.units import parse_size
@@ -68,8 +69,7 @@ def _with_size(problem: Problem, size_bytes: int) -> Problem:
 
 def _with_alpha(topology: Topology, alpha: str) -> Topology:
     """Links' own holds with their alpha or without, and with them ports of switches held as long."""
-    if alpha not in ("occupies", "pipelined"):
-        raise InputError(f"found {alpha!r}; expected 'occupies' or 'pipelined'", where="alpha")
+    known_word(alpha, ("occupies", "pipelined"), "alpha")
     if alpha == topology.alpha_meaning:
         return topology
     num_holders: dict[int, int] = {}

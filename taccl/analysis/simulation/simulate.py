@@ -16,8 +16,8 @@ from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.events import events_of
 from taccl.analysis.simulation.simulation import Simulation
 from taccl.analysis.simulation.usage import JITTER_BITS, Run
+from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.units import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.analysis.simulation.events import Events
+    from taccl.arguments import Count, Natural, Size
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
@@ -34,16 +35,17 @@ __all__ = ["simulate"]
 _MOST_EVENTS = 100_000_000
 
 
+@checked
 def simulate(
     schedule: Schedule,
     *,
-    size: int | float | str | None = None,
+    size: Size | None = None,
     alpha: str | None = None,
     profile: str | None = None,
     topology: Topology | None = None,
-    tiles: int = 1,
+    tiles: Count = 1,
     jitter: float = 0.0,
-    seed: int = 0,
+    seed: Natural = 0,
 ) -> Simulation:
     """What becomes of a schedule under other assumptions, with its order and its merges kept.
 
@@ -84,11 +86,8 @@ def simulate(
     Of several arrivals of a chunk at a rank, the one that is first in the schedule is waited for. A sum that
     is sent on before something else is added waits in turn: what is added arrives a tick later at least.
     """
-    tiles = whole_number(tiles, at_least=1, where="tiles")
-    if isinstance(jitter, bool) or not isinstance(jitter, (int, float)) or not 0 <= jitter < 1:
+    if not 0 <= jitter < 1:
         raise InputError(f"found {jitter!r}; expected a number from 0 up to, but not, 1", where="jitter")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"found {seed!r}; expected a whole number that is not negative", where="seed")
     problem = assume(schedule.problem, size=size, alpha=alpha, profile=profile, topology=topology)
     events = events_of(schedule, problem)
     if tiles * events.num_events > _MOST_EVENTS:
@@ -99,7 +98,7 @@ def simulate(
             where="tiles",
         )
     run = _play(events, tiles, _factors(events, tiles, jitter, seed) if jitter else None)
-    return Simulation(schedule, problem, tiles=tiles, jitter=float(jitter), seed=seed, run=run)
+    return Simulation(schedule, problem, tiles=tiles, jitter=jitter, seed=seed, run=run)
 
 
 def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np.int64]:

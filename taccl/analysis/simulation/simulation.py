@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from taccl.analysis.simulation.events import CLAUSE, SUM
 from taccl.analysis.simulation.usage import JITTER_BITS, spend
+from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.schedule.schedule import make_schedule
 from taccl.units import format_count, format_size, format_us
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from taccl.analysis.simulation.events import Events
     from taccl.analysis.simulation.usage import Run
+    from taccl.arguments import Natural
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -245,7 +247,8 @@ class Simulation:
             producer=old.producer,
         )
 
-    def table(self, *, limit: int | None = None) -> str:
+    @checked
+    def table(self, *, limit: Natural | None = None) -> str:
         """The resources as text, the busiest first: busy and idle microseconds by cause."""
         idle_columns = ("for_data", "for_clause", "for_resource", "at_end")
         rows: list[tuple[str, ...]] = [("resource", "sends", "busy_us", "busy_%", *idle_columns)]
@@ -257,7 +260,8 @@ class Simulation:
         hidden = len(self.resources) - (len(rows) - 1)
         return as_text(rows) + (f"\n... and {hidden} more" if hidden else "")
 
-    def path_table(self, *, limit: int | None = None) -> str:
+    @checked
+    def path_table(self, *, limit: Natural | None = None) -> str:
         """The critical path as text, one send a row."""
         rows: list[tuple[str, ...]] = [("start_us", "end_us", "tile", "chunks", "link", "waited for")]
         for step in self.critical_path[:limit]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from taccl.analysis.simulation.events import events_of
 from taccl.analysis.simulation.simulation import as_text, describe_wait
+from taccl.arguments import checked
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ class SteadyState:
         )
 
 
+@checked
 def initiation_interval(schedule: Schedule) -> SteadyState:
     """The smallest period at which tiles can follow one another, with the order on each resource kept.
 

@@ -36,6 +36,7 @@ from taccl.analysis.verification.replay import Replay
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.analysis.verification.violation import KINDS, Verification, Violation
+from taccl.arguments import checked
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.implicit import ImplicitSchedule
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Verification", "Violation", "verify"]
 
 
+@checked
 def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verification:
     """Every rule that a schedule breaks; of a compact one, the first (`verify_compact`).
 

@@ -7,6 +7,7 @@ import hashlib
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.plot.report import sections
 from taccl.plot.report.findings import look_into
 from taccl.plot.report.look import SCRIPT, STYLE
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from taccl.arguments import Duration
     from taccl.plot.report.findings import Findings
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
@@ -31,12 +33,13 @@ _CONTENTS = (
 )  # fmt: skip
 
 
+@checked
 def report(
     found: Result | Schedule | CompactSchedule,
     *,
     details: Mapping[str, Any] | None = None,
     command: str = "",
-    budget_s: float = 30.0,
+    budget_s: Duration = 30.0,
 ) -> str:
     """A page about a schedule: figures, verification, bound, pictures, load, bandwidth over size, transfers.
 
@@ -90,6 +93,7 @@ def report(
     )
 
 
+@checked
 def write_report(
     found: Result | Schedule | CompactSchedule,
     path: str | os.PathLike[str],
@@ -97,7 +101,7 @@ def write_report(
     overwrite: bool = False,
     details: Mapping[str, Any] | None = None,
     command: str = "",
-    budget_s: float = 30.0,
+    budget_s: Duration = 30.0,
 ) -> None:
     """Write a report to a file, whole or not at all; the other parameters are those of `report`.
 

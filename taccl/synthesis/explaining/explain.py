@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.arguments import checked
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (
     Change,
@@ -34,11 +35,11 @@ from taccl.synthesis.explaining.loosening import (
     Edit,
     halves,
 )
-from taccl.units import positive_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from taccl.arguments import Seconds
     from taccl.problem import Problem
     from taccl.synthesis.explaining.clashes import Demand
 
@@ -145,7 +146,8 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(problem: Problem, *, backend: str = "highs", time_limit_s: float = 30.0) -> Explanation:
+@checked
+def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds = 30.0) -> Explanation:
     """Why a problem has no schedule, and the smallest change that gives it one; or what its clauses cost.
 
     A change that names one more pair of ranks, or one more rank that a sender carries for, counts 1; so
@@ -167,7 +169,6 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: float = 3
     SolverUnavailableError
         If a solver is needed and is not installed, or not licensed for the model.
     """
-    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
     if backend in ("auto", "greedy"):
         backend = "highs"
     require_known(backend, others=("auto", "greedy"), where="backend")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.arguments import checked
 from taccl.collectives import make
 from taccl.errors import SketchError
 from taccl.sketch.apply import apply
@@ -25,11 +26,12 @@ from taccl.synthesis.explaining.loosening import halves
 from taccl.synthesis.suggesting.clauses import clause_names, without_clauses
 from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts
-from taccl.units import format_us, positive_seconds
+from taccl.units import format_us
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
 
+    from taccl.arguments import Seconds, Size
     from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
@@ -160,14 +162,15 @@ class SketchReport:
         return "\n".join(lines + [f"  hint: {hint}" for hint in self.hints])
 
 
+@checked
 def check_sketch(
-    sketch: Sketch | str | Path,
+    sketch: Sketch | str | PathLike[str],
     topology: Topology,
     collective: str | Collective,
     *,
-    chunk_size: int | str | None = None,
-    size: int | str | None = None,
-    time_limit_s: float = 30.0,
+    chunk_size: Size | None = None,
+    size: Size | None = None,
+    time_limit_s: Seconds = 30.0,
 ) -> SketchReport:
     """What each clause of a sketch does on a topology, and what it costs at least.
 
@@ -192,9 +195,8 @@ def check_sketch(
     InputError
         If the sketch's file, the collective or the sizes cannot be used, or the topology connects too little.
     """
-    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
     deadline = time.monotonic() + time_limit_s
-    guide = load_sketch(sketch) if isinstance(sketch, (str, Path)) else sketch
+    guide = load_sketch(sketch) if isinstance(sketch, (str, PathLike)) else sketch
     if isinstance(collective, str):
         collective = make(collective, topology.num_ranks, chunks_per_rank=guide.chunks.per_rank)
     check = _Check(guide, topology, collective, {"chunk_size": chunk_size, "size": size})

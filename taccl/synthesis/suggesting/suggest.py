@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.arguments import checked
 from taccl.collective import Collective
 from taccl.collectives import make
 from taccl.deadline import NEVER, Deadline, OutOfTime
@@ -26,11 +27,12 @@ from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts,
 from taccl.synthesis.suggesting.ranking import quick_schedule
 from taccl.synthesis.suggesting.relays import Plan, relay_plans
 from taccl.synthesis.suggesting.shape import find_shape
-from taccl.units import parse_size, positive_seconds, whole_number
+from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
@@ -52,19 +54,20 @@ _MOST_MERGED = 6
 _FIRST_BOUND_S, _BOUND_S = 5.0, 2.0
 
 
+@checked
 def suggest_sketches(
     topology: Topology,
     collective: str | Collective,
-    size: int | str | None = None,
+    size: Size | None = None,
     *,
-    chunk_size: int | str | None = None,
-    chunks_per_rank: int | None = None,
-    root: int | None = None,
+    chunk_size: Size | None = None,
+    chunks_per_rank: Count | None = None,
+    root: Natural | None = None,
     roots: Sequence[int] | None = None,
-    most: int = 5,
-    time_limit_s: float = 20.0,
-    seed: int = 0,
-    progress: Progress | None = None,
+    most: Count = 5,
+    time_limit_s: Seconds = 20.0,
+    seed: Natural = 0,
+    progress: Callable[[str, float | None, float | None], None] | None = None,
 ) -> list[SketchProposal]:
     """Sketches for a topology, a collective and a size, the most promising first.
 
@@ -104,10 +107,6 @@ def suggest_sketches(
         raise InputError(
             "give either a size, e.g. '64MB', or a chunk size, and not both", where="size, chunk_size"
         )
-    for name, number in (("most", most), ("chunks_per_rank", chunks_per_rank)):
-        if number is not None:
-            whole_number(number, at_least=1, where=name)
-    time_limit_s = positive_seconds(time_limit_s, where="time_limit_s")
     if isinstance(collective, Collective):
         if root is not None or roots is not None or chunks_per_rank is not None:
             raise CollectiveError(

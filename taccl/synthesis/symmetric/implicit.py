@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
+from taccl.arguments import checked
 from taccl.errors import TopologyError
 from taccl.synthesis.symmetric.find_translations import find_translations
 from taccl.synthesis.symmetric.hamiltonian import has_hamiltonian_ring, ring_through
@@ -19,6 +20,7 @@ from taccl.units import format_us, parse_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taccl.arguments import Count, Natural, Size
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.topology.topology import Topology
 
@@ -67,14 +69,15 @@ class ImplicitResult:
         )
 
 
+@checked
 def synthesize_implicit(
     fabric: str | NamedFabric | Topology | Translations,
     collective: str = "allgather",
     *,
-    chunk_size: int | float | str = "1MB",
-    chunks_per_rank: int = 1,
+    chunk_size: Size = "1MB",
+    chunks_per_rank: Count = 1,
     group: Sequence[Sequence[int]] | None = None,
-    seed: int = 0,
+    seed: Natural = 0,
     **costs: Any,
 ) -> ImplicitResult:
     """A verified implicit schedule of a collective, on a fabric that looks the same from every rank.

@@ -1,0 +1,515 @@
+"""What public functions take: their annotations, read as checks.
+
+`checked` makes a function, or the constructor of a class, read its arguments by its annotations before it
+begins: numbers of numpy's become Python's, ``1e6`` is a whole number, ``"16MB"`` is bytes, a result stands
+for its schedule; anything else is refused in one sentence that names the parameter. Annotations stay text, so
+that nothing is imported for it. The words of this module say more than the types that they stand for.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import math
+import numbers
+import operator
+import os
+import re
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+import numpy as np
+
+from taccl.errors import InputError
+from taccl.names import did_you_mean
+from taccl.units import exact, parse_size, parse_time_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "Bytes", "Count", "Duration", "Megabytes", "Natural", "Number", "Seconds", "Size", "checked",
+    "checked_as", "kinds_of", "known_index", "known_word", "shown", "whole_number",
+]  # fmt: skip
+
+#: Words for annotations. A whole number of at least 1, and of at least 0.
+Count = int
+Natural = int
+#: A whole number of bytes, or of MB, for which ``"4GB"`` will do; and a size that is text as a rule.
+Bytes = int
+Megabytes = int
+Size = int | float | str
+#: A finite number of seconds above 0, for which ``"60s"`` will do; and one of at least 0.
+Seconds = float
+Duration = float
+#: A cost, which stays exact.
+Number = int | float | str | Fraction
+
+T = TypeVar("T")
+
+_MAX_WHOLE = 2**63 - 1
+#: Of what holds nothing yet, and may have no end, no more is read than this.
+_MAX_ITEMS = 1_000_000
+_SEVERAL = ("Collection", "Iterable", "Sequence", "frozenset", "list", "tuple")
+_UNCHECKED = ("Any", "ArrayLike", "NDArray", "Self", "object")
+_HINTS = {
+    "Cache": "taccl.Cache(folder)",
+    "Collective": "taccl.collectives.make(name, num_ranks) makes one",
+    "Problem": "a sketch's apply, or taccl.make_problem, makes one",
+    "Program": "taccl.lower makes one of a schedule",
+    "Result": "taccl.synthesize returns one",
+    "Schedule": "taccl.synthesize finds one, and taccl.load reads one from a file",
+    "Sketch": "taccl.load_sketch(name) reads one",
+    "Topology": "taccl.topologies.parse(name) makes one",
+}
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an annotation stands for.
+
+    Parameters
+    ----------
+    expected : str
+        As a message says it.
+    read : callable
+        From a value and the name of its parameter to what the function is given; raises `InputError`.
+    family : str
+        What values of it look like: text, numbers, several things.
+    classes : tuple of str
+        Names of the classes that it is an instance of.
+    plain : frozenset of type
+        Values of these types are taken as they are, which is fast.
+    """
+
+    expected: str
+    read: Callable[[Any, str], Any]
+    family: str = ""
+    classes: tuple[str, ...] = ()
+    plain: frozenset[type] = frozenset()
+
+
+def checked(thing: T) -> T:
+    """A function that reads its arguments by its annotations; of a class, its constructor does.
+
+    Raises
+    ------
+    InputError
+        When it is called: if an argument is of the wrong kind.
+    """
+    return checked_as(InputError)(thing)
+
+
+def checked_as(error: type[InputError]) -> Callable[[T], T]:
+    """The same with an error of its own."""
+
+    def decorate(thing: T) -> T:
+        if isinstance(thing, type):
+            thing.__init__ = decorate(thing.__init__)  # type: ignore[misc]
+            return thing
+        function: Any = thing
+        names, rest = _positional(function)
+        kinds: dict[str, Kind | None] = {}
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not kinds:  # what annotations name may be defined later than the function
+                kinds.update(kinds_of(function))
+            try:
+                for place, value in enumerate(args):
+                    name = names[place] if place < len(names) else rest
+                    kind = kinds.get(name)
+                    if kind is not None and type(value) not in kind.plain:
+                        args = (*args[:place], kind.read(value, name), *args[place + 1 :])
+                for name, value in kwargs.items():
+                    kind = kinds.get(name)
+                    if kind is not None and type(value) not in kind.plain:
+                        kwargs[name] = kind.read(value, name)
+            except InputError as found:
+                raise error(found.message, where=found.where) from None
+            return function(*args, **kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _positional(function: Callable[..., Any]) -> tuple[list[str], str]:
+    """Names of parameters that are given by place, and of the one that takes all further ones."""
+    parameters = inspect.signature(function).parameters.values()
+    rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in parameters if each.kind in by_place], rest
+
+
+def kinds_of(function: Callable[..., Any]) -> dict[str, Kind | None]:
+    """What each parameter of a function takes; None where anything does."""
+    function = inspect.unwrap(function)
+    scope = function.__globals__
+    return {
+        name: None if isinstance(each.annotation, type) else _kind(_parsed(each.annotation), scope)
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind is not each.VAR_KEYWORD
+    }
+
+
+def whole_number(number: object, where: str, *, at_least: int | None = None) -> int:
+    """A whole number, of whatever kind, as an `int`.
+
+    Raises
+    ------
+    InputError
+        If it is no whole number, less than `at_least`, or, where that is given, beyond 64 bits.
+    """
+    if type(number) is int:
+        whole: int | None = number
+    else:
+        whole = None if isinstance(number, (bool, np.bool_)) else _whole(number)
+    if whole is None or (at_least is not None and whole < at_least):
+        raise InputError(f"found {shown(number)}; expected {_whole_words(at_least)}", where=where)
+    if at_least is not None and whole > _MAX_WHOLE:
+        raise InputError(f"found {shown(number)}; expected less than 2**63", where=where)
+    return whole
+
+
+def known_index(index: int, count: int, where: str) -> int:
+    """The number of one of so many things; for functions that are called too often to be `checked`.
+
+    Raises
+    ------
+    InputError
+        If there is none of that number.
+    """
+    if type(index) is not int:
+        index = whole_number(index, where)
+    if not 0 <= index < count:
+        raise InputError(f"found {shown(index)}; expected a number from 0 to {count - 1}", where=where)
+    return index
+
+
+def known_word(word: str, known: Iterable[str], where: str, error: type[InputError] = InputError) -> None:
+    """Raise an error that names the nearest word, unless it is one of those that are known."""
+    if word not in known:
+        near, words = did_you_mean(word, known), ", ".join(known)
+        raise error(f"found {shown(word)}{near}; expected one of {words}", where=where)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, and not long."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if type(value).__module__.partition(".")[0] == "taccl":
+        return _noun(type(value).__name__)
+    try:
+        text = " ".join(_repr.repr(value).split())
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _whole(number: Any) -> int | None:
+    try:
+        return int(operator.index(number))
+    except TypeError:
+        whole = isinstance(number, numbers.Real) and math.isfinite(number) and not number % 1
+        return int(number) if whole else None
+
+
+def _whole_words(at_least: int | None) -> str:
+    return "a whole number" if at_least is None else f"a whole number of at least {at_least}"
+
+
+def _count(at_least: int) -> Kind:
+    return Kind(_whole_words(at_least), functools.partial(whole_number, at_least=at_least), "number")
+
+
+def _finite(value: Any, where: str) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise InputError(f"found {shown(value)}; expected a finite number", where=where)
+    return float(value)
+
+
+def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
+    expected = f"expected a {'finite' if zero else 'positive'} number of seconds"
+    if isinstance(value, str) and value.strip()[-1:].lower() == "s":
+        value = float(parse_time_us(value, where=where) / 10**6)
+    try:
+        seconds = _finite(value, where)
+    except (InputError, OverflowError):
+        seconds = -1.0
+    if seconds < 0 or (seconds == 0 and not zero):
+        raise InputError(f"found {shown(value)}; {expected}", where=where)
+    return seconds
+
+
+def _bytes(value: Any, where: str) -> int:
+    if not isinstance(value, str):
+        value = whole_number(value, at_least=1, where=where)
+    return parse_size(value, where=where)
+
+
+def _megabytes(value: Any, where: str) -> int:
+    if isinstance(value, str):
+        return max(1, parse_size(value, where=where) // 10**6)
+    return whole_number(value, at_least=1, where=where)
+
+
+def _number(value: Any, where: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (int, float, str, Fraction)):
+        raise InputError(f"found {shown(value)}; expected a finite number", where=where)
+    return value
+
+
+def _fraction(value: Any, where: str) -> Fraction:
+    return exact(_number(value, where), where=where)
+
+
+def _truth(value: Any, where: str) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise InputError(f"found {shown(value)}; expected True or False", where=where)
+    return bool(value)
+
+
+def _instance(kind: type, expected: str, family: str = "") -> Kind:
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, kind):
+            raise InputError(f"found {shown(value)}; expected {expected}", where=where)
+        return value
+
+    return Kind(expected, read, family, plain=frozenset({kind}))
+
+
+def _callable(value: Any, where: str) -> Any:
+    if not callable(value) or isinstance(value, type):
+        raise InputError(f"found {shown(value)}; expected a function", where=where)
+    return value
+
+
+_KINDS = {
+    "int": Kind("a whole number", whole_number, "number", plain=frozenset({int})),
+    "Count": _count(1),
+    "Natural": _count(0),
+    "Bytes": Kind("a size such as '1MB', or a number of bytes", _bytes, "number text"),
+    "Size": Kind("a size such as '1MB', or a number of bytes", _bytes, "number text"),
+    "Megabytes": Kind("a whole number of MB, or a size such as '4GB'", _megabytes, "number text"),
+    "Seconds": Kind("a positive number of seconds", _seconds, "number text"),
+    "Duration": Kind("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
+    "float": Kind("a finite number", _finite, "number"),
+    "Fraction": Kind("a number that is not negative", _fraction, "number text"),
+    "Number": Kind("a number that is not negative", _number, "number text", plain=frozenset({int, Fraction})),
+    "bool": Kind("True or False", _truth, plain=frozenset({bool})),
+    "str": _instance(str, "text", "text"),
+    "PathLike": _instance(os.PathLike, "a path"),
+    "Callable": Kind("a function", _callable),
+    "None": _instance(type(None), "None"),
+}
+
+
+def _parsed(annotation: object) -> ast.expr:
+    if annotation is inspect.Parameter.empty:
+        return ast.Name("Any")
+    return ast.parse(str(annotation), mode="eval").body
+
+
+def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Kind | None:
+    """What a part of an annotation stands for."""
+    if isinstance(node, ast.BinOp):
+        return _any_of(_alternatives(node), scope)
+    if isinstance(node, ast.Constant):
+        return _KINDS["None"] if node.value is None else _kind(_parsed(node.value), scope)
+    inner: list[ast.expr] = []
+    if isinstance(node, ast.Subscript):
+        inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        node = node.value
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if name == "Literal":
+        return _one_of(tuple(ast.literal_eval(each) for each in inner))
+    if name in _UNCHECKED:
+        return None
+    if name in _SEVERAL:
+        return _several(name, inner, scope)
+    if name in ("Mapping", "dict"):
+        return _mapping(_kind(inner[0], scope), _kind(inner[1], scope))
+    alias = scope.get(name)
+    if get_origin(alias) is Literal:
+        return _one_of(get_args(alias))
+    if name in _KINDS:
+        return _KINDS[name]
+    return _of_class((name,))
+
+
+def _alternatives(node: ast.expr) -> list[ast.expr]:
+    return [*_alternatives(node.left), node.right] if isinstance(node, ast.BinOp) else [node]
+
+
+def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Kind | None:
+    """The first of several kinds that a value is; if none, what it looks most like says what is wrong."""
+    found = [_kind(node, scope) for node in nodes]
+    kinds = [kind for kind in found if kind is not None]
+    if len(kinds) < len(found):
+        return None
+    none = _KINDS["None"]
+    optional = none in kinds
+    classes = tuple(name for kind in kinds for name in kind.classes)
+    kinds = [kind for kind in kinds if kind is not none and not kind.classes]
+    if classes:
+        kinds.insert(0, _of_class(classes))
+    expected = _or([kind.expected for kind in kinds])
+
+    def read(value: Any, where: str) -> Any:
+        if value is None and optional:
+            return None
+        if len(kinds) == 1:
+            return kinds[0].read(value, where)
+        alike = None
+        for kind in kinds:
+            try:
+                return kind.read(value, where)
+            except InputError as error:
+                alike = error if _family(value) in kind.family else alike
+        raise alike or InputError(f"found {shown(value)}; expected {expected}", where=where)
+
+    plain = frozenset[type]().union(*(kind.plain for kind in found if kind is not None))
+    return Kind(expected, read, " ".join(kind.family for kind in kinds), classes, plain)
+
+
+def _or(words: Iterable[str]) -> str:
+    *others, last = dict.fromkeys(words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _family(value: object) -> str:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, numbers.Real):
+        return "number"
+    return "several" if isinstance(value, Iterable) and not isinstance(value, bytes) else "nothing"
+
+
+def _one_of(words: tuple[Any, ...]) -> Kind:
+    listed = _or(map(repr, words))
+
+    def read(value: Any, where: str) -> Any:
+        if isinstance(value, str) and value in words:
+            return value
+        near = did_you_mean(value, words) if isinstance(value, str) else ""
+        raise InputError(f"found {shown(value)}{near}; expected {listed}", where=where)
+
+    return Kind(listed, read, "text")
+
+
+def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]) -> Kind:
+    """Several things of one kind; a single one will do, and an iterator is read to its end."""
+    fixed = container == "tuple" and not (inner and _is_dots(inner[-1]))
+    kinds = [_kind(each, scope) for each in inner if not _is_dots(each)]
+    item = kinds[0] if kinds else None
+    make: Any = frozenset if container == "frozenset" else tuple
+    ordered = container not in ("Collection", "Iterable", "frozenset")
+    what = f"{len(kinds)} things in order" if fixed else "several in order" if ordered else "several"
+    expected = what if item is None else f"{what}, each {item.expected}"
+
+    def read(value: Any, where: str) -> Any:
+        if isinstance(value, np.ndarray):
+            value = tuple(value.tolist()) if value.ndim else value.item()
+        alone = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
+        alone = alone or (item is not None and _is_any(type(value), item.classes))
+        if alone and item is not None and not fixed:
+            with_one = _single(item, value, where, expected)
+            return make((with_one,))
+        if alone or isinstance(value, (Mapping, Set) if ordered else Mapping):
+            raise InputError(f"found {shown(value)}; expected {expected}", where=where)
+        sized = isinstance(value, (Sequence, Set)) and not isinstance(value, range)
+        values = value if sized else tuple(itertools.islice(value, _MAX_ITEMS + 1))
+        if not sized and len(values) > _MAX_ITEMS:
+            raise InputError(f"found more than {_MAX_ITEMS} in {shown(value)}; expected fewer", where=where)
+        if fixed and len(values) != len(kinds):
+            raise InputError(f"found {shown(value)}; expected {expected}", where=where)
+        if not fixed and (item is None or _all_plain(item, values)):
+            as_it_is = type(values) is make or (make is tuple and container != "tuple")
+            return values if as_it_is else make(values)
+        several = kinds if fixed else itertools.repeat(item)
+        return make(
+            each if kind is None else kind.read(each, f"{where}[{place}]")
+            for place, (kind, each) in enumerate(zip(several, values, strict=False))
+        )
+
+    return Kind(expected, read, "several")
+
+
+def _is_dots(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _single(item: Kind, value: Any, where: str, expected: str) -> Any:
+    try:
+        return item.read(value, where)
+    except InputError as error:
+        if _family(value) in item.family:
+            raise
+        raise InputError(f"found {shown(value)}; expected {expected}", where=error.where) from None
+
+
+def _all_plain(item: Kind, values: Iterable[Any]) -> bool:
+    """Whether all values are plainly of a kind that keeps them as they are, found out fast for very many."""
+    types = set(map(type, values)) - item.plain
+    return all(_is_any(each, item.classes) for each in types)
+
+
+def _mapping(key: Kind | None, value: Kind | None) -> Kind:
+    expected = "a mapping"
+
+    def read(found: Any, where: str) -> Any:
+        if not isinstance(found, Mapping):
+            raise InputError(f"found {shown(found)}; expected {expected}", where=where)
+        if key is None and value is None:
+            return found
+        keys = [k if key is None else key.read(k, where) for k in found]
+        values = [v if value is None else value.read(v, f"{where}[{shown(k)}]") for k, v in found.items()]
+        return dict(zip(keys, values, strict=True))
+
+    return Kind(expected, read, "several")
+
+
+def _of_class(names: tuple[str, ...]) -> Kind:
+    """An instance of a class of one of these names, or what has or becomes one."""
+    expected = _or(map(_noun, names))
+    hint = next((f" ({_HINTS[name]})" for name in names if name in _HINTS), "")
+
+    def read(value: Any, where: str) -> Any:
+        if _is_any(type(value), names):
+            return value
+        meant = _meant(value)
+        if _is_any(type(meant), names):
+            return meant
+        if names == ("Schedule",) and _is_any(type(meant), ("CompactSchedule", "ImplicitSchedule")):
+            return meant.expand()
+        raise InputError(f"found {shown(value)}; expected {expected}{hint}", where=where)
+
+    return Kind(expected, read, classes=names)
+
+
+def _meant(value: Any) -> Any:
+    """The schedule in a result of taccl's; anything else as it is."""
+    own = type(value).__module__.partition(".")[0] == "taccl"
+    return getattr(value, "schedule", value) if own else value
+
+
+def _is_any(kind: type, names: tuple[str, ...]) -> bool:
+    """Whether a class has one of these names, or inherits from one that does; nothing is imported for it."""
+    return kind.__name__ in names or any(each.__name__ in names for each in kind.__mro__)
+
+
+def _noun(name: str) -> str:
+    """A class's name as a person says it: ``"a compact schedule"``."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
