@@ -116,20 +116,24 @@ def routing_of(orbits: Orbits, routing: RoutingModel, values: NDArray[np.float64
 
 
 def routing_hint(orbits: Orbits, routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
-    """A schedule on the same fold as a start for the MILP; None if it uses a move that the MILP lacks."""
+    """A schedule on the same fold as a start for the MILP; None if it uses a move that the MILP lacks.
+
+    A chunk arrives when it would have if its send had carried no other: on a link where own chunks go first,
+    relayed ones wait for no more than that.
+    """
     import numpy as np
 
     per_us = orbits.problem.costs.ticks_per_us
     values = np.zeros(routing.model.num_variables)
     for p, s in routing.arrival.items():
         values[s] = min(orbits.places[p].head_ticks, schedule.finish_ticks) / per_us
-    end_ticks = {m: send.end_ticks for send in reversed(schedule.sends) for m in send.moves}
+    start_ticks = {m: send.start_ticks for send in reversed(schedule.sends) for m in send.moves}
     for p, m in _needed_entries(orbits, schedule).items():
         if m not in routing.made:
             return None
         values[routing.made[m]] = 1.0
         values[routing.taken[m, p]] = 1.0
-        values[routing.arrival[p]] = end_ticks[m] / per_us
+        values[routing.arrival[p]] = (start_ticks[m] + orbits.moves[m].duration) / per_us
     values[routing.finish] = schedule.finish_ticks / per_us
     return values
 
@@ -303,7 +307,11 @@ def _crossings(orbits: Orbits, routing: RoutingModel) -> None:
 
 
 def _own_first(orbits: Orbits, routing: RoutingModel, upper_ticks: int) -> None:
-    """Where own chunks go first: s_relayed >= s_own + alpha + beta, where both use the link."""
+    """Where own chunks go first: s_relayed >= s_own + its own duration, where both use the link.
+
+    The relayed chunk leaves no earlier than an own one that leaves when it must would arrive alone, and so
+    not before the arrival that the model knows of.
+    """
     model, taken, per_us = routing.model, routing.taken, orbits.problem.costs.ticks_per_us
     for link, rep in enumerate(orbits.link_rep):
         if rep not in orbits.problem.clauses.own_first:
@@ -311,7 +319,7 @@ def _own_first(orbits: Orbits, routing: RoutingModel, upper_ticks: int) -> None:
         ends = [(m, p) for m in orbits.moves_of_link[link] if m in routing.made for p in orbits.moves[m].dsts]
         for own in (each for each in ends if orbits.moves[each[0]].is_own):
             for relayed in (each for each in ends if not orbits.moves[each[0]].is_own):
-                length = orbits.moves[own[0]].duration
+                length = orbits.moves[relayed[0]].duration
                 big = upper_ticks + length - orbits.places[relayed[1]].head_ticks
                 model.add_row(
                     [
