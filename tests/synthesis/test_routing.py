@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from synthesis.brute_force import TooLarge, optimal_ticks
-from synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
+from synthesis.small_problems import MB, custom, full, problem_of, relayed, ring, star, two_nodes
 
 from taccl import collectives
 from taccl.errors import TopologyError
@@ -310,3 +310,42 @@ def test_links_of_several_ends_leave_a_relaxation() -> None:
         assert not model.model.arrays().violations(hint, 1e-6), seed
         compared += 1
     assert compared >= 15
+
+
+def behind_own_chunks(*own_mb: int, alpha: int = 0) -> Problem:
+    """0 -> 1 -> 2, 1 us a MB; rank 1's own chunks, of so many MB, leave before the one of 1 MB from rank 0.
+
+    The second link has a latency, and is free again before a send over it has arrived.
+    """
+    builder = TopologyBuilder("behind", [0] * 3, alpha_meaning="pipelined")
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=alpha, beta_us_per_mb=1)
+    return problem_of(
+        builder.build(),
+        custom(3, [([0], [2]), *([([1], [2])] * len(own_mb))]),
+        chunk_bytes=[MB, *(each * MB for each in own_mb)],
+        own_first=frozenset({1}),
+        merging=frozenset({1}),
+        max_merge=2,
+    )
+
+
+def test_a_relayed_chunk_is_as_long_as_itself() -> None:
+    """It follows the own chunk of 3 MB, from 3 to 4 us; were it as long as that, it would not be there in time."""
+    problem = behind_own_chunks(3)
+    _, answer = solved(problem)
+    assert answer.objective == pytest.approx(4)
+    assert optimal_ticks(problem) == 4 * problem.costs.ticks_per_us
+
+
+def test_a_relayed_chunk_waits_for_no_merged_send() -> None:
+    """Own chunks of 3 and 1 MB, sent as one, arrive at 6 us; alone the larger would at 5, when the relayed one leaves.
+
+    A hint that says so is a point of the model.
+    """
+    orbits, model, found = built(behind_own_chunks(3, 1, alpha=2))
+    over = [(len(send.moves), send.start_ticks) for send in found.sends if send.link == 1]
+    assert over == [(2, 0), (1, 5)]
+    hint = routing_hint(orbits, model, found)
+    assert hint is not None
+    assert not model.model.arrays().violations(hint, 1e-6)
