@@ -45,6 +45,12 @@ class Chunk:
     destinations: tuple[int, ...]
     root: int | None = None
 
+    def is_met(self, *, is_sum: bool) -> bool:
+        """Whether every destination has it, or its full sum, from the start."""
+        return not self.destinations or (
+            not (is_sum and len(self.origins) > 1) and set(self.destinations) <= set(self.origins)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
@@ -186,6 +192,24 @@ class Collective:
     @property
     def num_chunks(self) -> int:
         return len(self.chunks)
+
+    @cached_property
+    def is_met(self) -> bool:
+        """Whether every destination has what it needs from the start, so that there is nothing to send."""
+        if not self.derivations:
+            return all(chunk.is_met(is_sum=self.combining) for chunk in self.chunks)
+        made = {(d.chunk, d.rank): d.source for d in self.derivations}
+
+        def is_held(chunk: int, rank: int) -> bool:
+            for _ in range(len(made) + 1):  # chunks that derive from one another in a circle are never there
+                if rank in self.chunks[chunk].origins:
+                    return True
+                if (chunk, rank) not in made:
+                    return False
+                chunk = made[chunk, rank]
+            return False
+
+        return all(is_held(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.destinations)
 
     @cached_property
     def origin_sets(self) -> RankSets:

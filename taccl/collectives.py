@@ -122,7 +122,7 @@ def scan(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
             chunks.append(Chunk((0,) if rank == 0 else (), (rank, *after)))
             if rank:
                 derivations.append(Derivation(index - 1, rank, index))
-    return Collective("scan", num_ranks, tuple(chunks), True, chunks_per_rank, tuple(derivations))
+    return Collective("scan", num_ranks, tuple(chunks), num_ranks > 1, chunks_per_rank, tuple(derivations))
 
 
 @checked_as(CollectiveError)

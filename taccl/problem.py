@@ -281,11 +281,11 @@ def make_problem(
             "give either a size or a chunk size, and not both", where="size_bytes, chunk_bytes"
         )
     if size_bytes is not None:
-        each = -(-size_bytes // collective.size_chunks)
-        if each * collective.size_chunks != size_bytes:
+        count = collective.size_chunks or 1  # of a collective without chunks
+        each = -(-size_bytes // count)
+        if each * count != size_bytes:
             notes.append(
-                f"size {size_bytes} B does not divide into {collective.size_chunks} chunks: each is padded "
-                f"to {each} B"
+                f"size {size_bytes} B does not divide into {count} chunks: each is padded to {each} B"
             )
         sizes = (each,) * collective.num_chunks
     elif isinstance(chunk_bytes, (int, np.integer)):
@@ -306,7 +306,8 @@ def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses 
     Parameters
     ----------
     sizes : (num_ranks, num_ranks) array_like of int
-        Bytes from the row's rank to the column's. What a rank keeps, and pairs of 0 bytes, are no chunks.
+        Bytes from the row's rank to the column's. What a rank keeps, and pairs of 0 bytes, are no chunks:
+        there may be none at all.
 
     Raises
     ------
@@ -334,26 +335,22 @@ def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses 
             f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more", where="sizes"
         )
     sources, targets = np.nonzero(table * ~np.eye(num_ranks, dtype=bool))
-    if not len(sources):
-        raise CollectiveError(
-            "found nothing to send; expected bytes between two ranks at least", where="sizes"
-        )
     alone = [(rank,) for rank in range(num_ranks)]
     chunks = (Chunk(alone[r], alone[c]) for r, c in zip(sources.tolist(), targets.tolist(), strict=True))
     collective = Collective("alltoallv", num_ranks, tuple(chunks))
     return make_problem(topology, collective, chunk_bytes=table[sources, targets].tolist(), clauses=clauses)
 
 
-def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int:
-    """Bytes of the larger of one rank's input and output buffer, over ranks."""
+def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int | None:
+    """Bytes of the larger of one rank's input and output buffer, over ranks; None where all are empty."""
     if collective.derivations:  # rank r's output is what it makes; the rest only passes on
         made = [0] * collective.num_ranks
         for derivation in collective.derivations:
             made[derivation.rank] += sizes[derivation.chunk]
-        return max(made)
+        return max(made) or None
     chunks = collective.chunks
     buffers = [[chunk.origins for chunk in chunks], [chunk.destinations for chunk in chunks]]
-    return max(max(_bytes_at_ranks(each, sizes, collective.num_ranks)) for each in buffers)
+    return max(max(_bytes_at_ranks(each, sizes, collective.num_ranks)) for each in buffers) or None
 
 
 def _bytes_at_ranks(

@@ -113,6 +113,11 @@ def _exponent(text: str) -> int:
     return abs(int(found.group(1))) if found else 0
 
 
+def gb_per_s(num_bytes: int | None, time_us: Fraction | float) -> float | None:
+    """Bytes over microseconds in GB/s of 10^9 bytes; None without a size, and of what takes no time."""
+    return None if num_bytes is None or not time_us else float(num_bytes / time_us / 1000)
+
+
 def format_count(number: int, noun: str) -> str:
     """A number of things: ``"1 chunk"``, ``"2 chunks"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -87,7 +87,7 @@ def following_values(schedule: Schedule) -> dict[str, Any]:
         "bound_limits": bound.limits,
         "gap": None if gap == float("inf") else gap,
         "busiest": None if busiest is None else busiest.name,
-        "utilisation": 0.0 if busiest is None else float(busiest.busy / schedule.finish),
+        "utilisation": 0.0 if busiest is None else busiest.utilisation,
         "num_transfers": schedule.num_transfers,
         "num_sends": schedule.num_sends,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.units import format_count, format_gap, format_size, format_us, parse_size
+from taccl.units import format_count, format_gap, format_size, format_us, gb_per_s, parse_size
 
 if TYPE_CHECKING:
     import os
@@ -82,7 +82,7 @@ class PlanRange:
             "finish_us_at_max": float(self.finish_max),
             "gap_at_min": _number(self.bound_min.gap(self.finish_min)),
             "gap_at_max": _number(self.bound_max.gap(self.finish_max)),
-            "algbw_gb_per_s_at_max": float(self.max_bytes / self.finish_max / 1000),
+            "algbw_gb_per_s_at_max": gb_per_s(self.max_bytes, self.finish_max),
             "verified": True,
             "scratch_bytes": self.scratch_bytes,
             "num_transfers": self.schedule.num_transfers,
@@ -174,7 +174,8 @@ class Plan:
                     *(f"{size} B" for size in (each.min_bytes, each.max_bytes)),
                     f"{format_us(each.finish_min)} to {format_us(each.finish_max)}",
                     " to ".join(format_gap(gap, num_decimals=1) for gap in gaps),
-                    f"{each.max_bytes / float(each.finish_max) / 1000:.4g}", each.source,
+                    f"{rate:.4g}" if (rate := gb_per_s(each.max_bytes, each.finish_max)) else "-",
+                    each.source,
                 )
             )  # fmt: skip
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

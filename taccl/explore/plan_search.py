@@ -204,7 +204,7 @@ class Search:
                 remaining = _without_one(tiles, self.grid)
             if not remaining:
                 raise ExportError(f"no schedule fits its format: {'; '.join(notes)}")
-        worst = max(_tile_of(tiles, size)[2].finish(size) / best[size] - 1 for size in self.grid)
+        worst = max(_ratio(_tile_of(tiles, size)[2].finish(size), best[size]) - 1 for size in self.grid)
         if worst:
             notes.append(
                 f"with so few ranges, or the format's limits, some sizes take up to {float(worst):.2%} "
@@ -261,6 +261,11 @@ def _tile_of(tiles: Sequence[Tile], size: int) -> Tile:
     return next(tile for tile in tiles if tile[0] <= size <= tile[1])
 
 
+def _ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
+    """How many times the best finish another is; where nothing is sent, both are 0, and alike."""
+    return finish / best if best else 1
+
+
 def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_Candidate]:
     """The winners but for the one that is missed least, by the worst ratio over sizes."""
     winners = list(dict.fromkeys(winner for _, _, winner in tiles))
@@ -269,7 +274,7 @@ def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_Candidate]
     def regret(left_out: _Candidate) -> Fraction | float:
         others = [each for each in winners if each is not left_out]
         return max(
-            min(each.finish(size) for each in others) / min(each.finish(size) for each in winners)
+            _ratio(min(each.finish(size) for each in others), min(each.finish(size) for each in winners))
             for size in sizes
         )
 

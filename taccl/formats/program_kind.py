@@ -33,9 +33,12 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
     Raises
     ------
     ExportError
-        If the program runs in place, and only its own collective says how its two buffers lie in each other.
+        If there is no data at all; or the program runs in place, and only its own collective says how its two
+        buffers lie in each other.
     """
     collective = program.collective
+    if not any(rank.input_chunks or rank.output_chunks for rank in program.ranks):
+        raise ExportError(f"{format_name} has no algorithms without data, and {program.name} has no chunks")
     if collective is None:
         longest = max(max(rank.input_chunks, rank.output_chunks) for rank in program.ranks)
         return ProgramKind("custom", longest)

@@ -90,7 +90,10 @@ def bandwidth(
         f"{problem.collective.name} on {problem.topology.name}: bus bandwidth over size\n"
         f"made for {format_size(problem.size_bytes)} (dotted), its order kept at other sizes",
     )
-    ax.legend(fontsize=8, frameon=False, loc="lower right", reverse=True)
+    if ax.get_lines()[1:]:
+        ax.legend(fontsize=8, frameon=False, loc="lower right", reverse=True)
+    else:
+        remark(ax, "nothing is sent, which takes no time and has no bandwidth")
     if found.undefined:
         names = ", ".join(NAMES_OF_BASELINES[name] for name in found.undefined)
         remark(ax, f"not defined here: {names}")

@@ -44,6 +44,8 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
     for chunk in collective.chunks:
         assert chunk.root is not None, "a combining chunk has a root"
         ends = chunk.destinations if to == "destinations" else chunk.origins
+        if chunk.is_met(is_sum=True):
+            ends = ()
         chunks.append(Chunk(alone[chunk.root], ends))
     return Collective(
         f"{collective.name} ({'spread' if to == 'destinations' else 'reduce, reversed'})",

@@ -16,7 +16,7 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule, Transfer, make_schedule
-from taccl.units import format_size
+from taccl.units import format_size, gb_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,13 +85,12 @@ class CompactSchedule:
 
     @property
     def algbw_gb_per_s(self) -> float | None:
-        """Size over finish in GB/s, as nccl-tests defines it; None where the size is not known."""
-        size_bytes = self.problem.size_bytes
-        return None if size_bytes is None or not self.finish_ticks else float(size_bytes / self.finish / 1000)
+        """Size over finish in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
+        return gb_per_s(self.problem.size_bytes, self.finish)
 
     @property
     def busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s, as nccl-tests defines it; None where the size is not known."""
+        """Bus bandwidth in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
         algbw = self.algbw_gb_per_s
         return None if algbw is None else algbw * self.problem.collective.busbw_factor
 

@@ -24,7 +24,7 @@ from taccl.problem import make_problem
 from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.named import NamedFabric
-from taccl.units import format_count, format_size
+from taccl.units import format_count, format_size, gb_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +170,7 @@ class ImplicitSchedule:
     @property
     def algbw_gb_per_s(self) -> float | None:
         """Size over finish in GB/s, as nccl-tests defines it; None of an empty schedule."""
-        return float(self.size_bytes / self.finish / 1000) if self.finish_ticks else None
+        return gb_per_s(self.size_bytes, self.finish)
 
     @property
     def busbw_gb_per_s(self) -> float | None:

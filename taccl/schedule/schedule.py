@@ -11,7 +11,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.units import format_count, format_us
+from taccl.units import format_count, format_us, gb_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,15 +111,12 @@ class Schedule:
 
     @property
     def algbw_gb_per_s(self) -> float | None:
-        """Size over finish in GB/s, as nccl-tests defines it; None where the size is not known."""
-        size_bytes = self.problem.size_bytes
-        if size_bytes is None or not self.finish_ticks:
-            return None
-        return float(size_bytes / self.finish / 1000)
+        """Size over finish in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
+        return gb_per_s(self.problem.size_bytes, self.finish)
 
     @property
     def busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s, as nccl-tests defines it; None where the size is not known."""
+        """Bus bandwidth in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
         algbw = self.algbw_gb_per_s
         return None if algbw is None else algbw * self.problem.collective.busbw_factor
 

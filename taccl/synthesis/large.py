@@ -121,6 +121,9 @@ def schedule_large(
     """
 
     def spreads(half: Problem, target: int, share: float) -> CompactSchedule:
+        if half.collective.is_met:
+            nothing = np.zeros(0, np.int32)
+            return CompactSchedule(half, nothing, nothing, nothing, "greedy")
         began = time.monotonic()
         fabric, demand = problem_arrays(half)
         limit_s = None if time_limit_s is None else share * time_limit_s

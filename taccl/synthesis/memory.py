@@ -274,7 +274,9 @@ def _halves(problem: Problem) -> list[tuple[list[Sequence[int]], list[Sequence[i
     chunks = problem.collective.chunks
     if not problem.collective.combining:
         return [([c.origins for c in chunks], [c.destinations for c in chunks])]
-    roots: list[Sequence[int]] = [(c.root,) if c.root is not None else c.origins[:1] for c in chunks]
+    roots: list[Sequence[int]] = [
+        (c.root,) if c.root is not None else c.origins[:1] or c.destinations[:1] for c in chunks
+    ]
     halves: list[tuple[list[Sequence[int]], list[Sequence[int]]]] = [(roots, [c.origins for c in chunks])]
     if any(set(c.destinations) != {c.root} for c in chunks):
         halves.append((roots, [c.destinations for c in chunks]))
@@ -290,7 +292,7 @@ class _Half:
         topology = problem.topology
         self.num_ranks, self.num_links = topology.num_ranks, len(topology.links)
         self.num_chunks = len(origins)
-        self.to_one = all(len(to) == 1 for to in destinations)
+        self.to_one = bool(destinations) and all(len(to) == 1 for to in destinations)
         arrivals = sum(map(len, destinations))
         self.num_sends = arrivals
         if self.to_one:

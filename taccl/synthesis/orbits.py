@@ -372,7 +372,7 @@ class _PairOrbits:
 
     def __init__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], columns: int) -> None:
         self._rows = np.array([rows for rows, _ in pairs], dtype=np.int64)
-        self._columns = np.array([images for _, images in pairs], dtype=np.int64).reshape(-1, columns)
+        self._columns = np.array([images for _, images in pairs], dtype=np.int64).reshape(len(pairs), columns)
         self._known: dict[int, list[int]] = {}
 
     def column(self, row: int, column: int) -> int:

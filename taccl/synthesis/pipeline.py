@@ -372,7 +372,7 @@ def _search(
         if known is not None and hand_over(known[0], search, known[1]):
             finish = search.best.finish_us if search.best is not None else None
             search.record("renamed", "taccl", "done", since, finish_us=finish, message="the other half's")
-        elif hurry:
+        elif hurry or problem.collective.is_met:  # the empty schedule, if there is nothing to send
             stages.greedy(search, budget_s=0.0, max_runs=1)
         elif backend == "auto":
             _portfolio(search, limit_s)

@@ -145,7 +145,7 @@ def replan(
         if t.chunk in new_chunk and t.link in new_link
     }
     schedule = None
-    if mend(roads, trees):
+    if trees and mend(roads, trees):
         slower = _slower(old.problem, problem, new_link)
         free = [tree for tree in trees if tree.is_mended or not slower.isdisjoint(tree.link_to.values())]
         lighten(roads, free, ceiling=_busiest_ticks(old.problem, old_trees, problem), deadline=deadline)
@@ -246,7 +246,7 @@ def _new_chunks(old: Problem, new: Problem, new_rank: dict[int, int]) -> dict[in
 
     same = {rank: rank for rank in range(new.topology.num_ranks)}
     found = _matched(names(old, new_rank), names(new, same))
-    if not found:
+    if not found and new.collective.chunks:
         raise InputError(
             f"{new.collective.name} shares no chunk with the old schedule's {old.collective.name}; "
             "synthesize it",

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
-from taccl.units import format_count, format_us
+from taccl.units import format_count, format_us, gb_per_s
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -210,8 +210,7 @@ class Certificate:
     @property
     def algbw_gb_per_s(self) -> float | None:
         """The bandwidth that no schedule can pass, in GB/s as nccl-tests counts it; None without a size."""
-        size_bytes = self.problem.size_bytes
-        return None if size_bytes is None or not self.bound else float(size_bytes / self.bound / 1000)
+        return gb_per_s(self.problem.size_bytes, self.bound)
 
     @checked
     def gap(self, finish: Fraction) -> float:

@@ -12,7 +12,7 @@ from taccl.analysis.simulation.usage import JITTER_BITS, spend
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.schedule.schedule import make_schedule
-from taccl.units import format_count, format_size, format_us
+from taccl.units import format_count, format_size, format_us, gb_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,9 +165,7 @@ class Simulation:
     def algbw_gb_per_s(self) -> float | None:
         """Size of all tiles over finish in GB/s; None where the size is not known."""
         size_bytes = self.problem.size_bytes
-        if size_bytes is None or not self.finish:
-            return None
-        return float(self.tiles * size_bytes / self.finish / 1000)
+        return gb_per_s(None if size_bytes is None else self.tiles * size_bytes, self.finish)
 
     @property
     def busbw_gb_per_s(self) -> float | None:

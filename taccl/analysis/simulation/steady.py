@@ -20,6 +20,7 @@ from taccl.analysis.simulation.events import events_of
 from taccl.analysis.simulation.simulation import as_text, describe_wait
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.units import gb_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,10 +96,7 @@ class SteadyState:
     @property
     def algbw_gb_per_s(self) -> float | None:
         """Size of a tile over the interval in GB/s; None where the size is not known."""
-        size_bytes = self.schedule.problem.size_bytes
-        if size_bytes is None or not self.interval:
-            return None
-        return float(size_bytes / self.interval / 1000)
+        return gb_per_s(self.schedule.problem.size_bytes, self.interval)
 
     @property
     def busbw_gb_per_s(self) -> float | None:

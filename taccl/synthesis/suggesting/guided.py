@@ -68,8 +68,9 @@ class Run(Protocol):
 
 
 def is_unguided(problem: Problem) -> bool:
-    """Whether a problem has no sketch, and is neither so small nor so large that one would be idle."""
-    return _is_plain(problem) and _FEW_MOVES < effort(problem) <= _MOST_MOVES
+    """Whether a problem has no sketch, and as many moves that one may help; and anything to send."""
+    is_between = _FEW_MOVES < effort(problem) <= _MOST_MOVES
+    return is_between and _is_plain(problem) and not problem.collective.is_met
 
 
 def _is_plain(problem: Problem) -> bool:

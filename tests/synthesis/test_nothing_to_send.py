@@ -1,0 +1,225 @@
+"""Problems in which every destination has what it needs from the start: the empty schedule, whoever is asked."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from synthesis.small_problems import MB, custom, ring
+
+import taccl
+from taccl import collectives
+from taccl.collective import Chunk, Collective, Derivation
+from taccl.errors import ExportError, InputError, LossyConversionWarning
+from taccl.problem import Problem, make_problem
+from taccl.program.interpret import interpret
+from taccl.schedule.schedule import make_schedule
+from taccl.synthesis.large import schedule_large
+from taccl.topology.topology import Topology, TopologyBuilder
+
+BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
+
+
+def alone() -> Topology:
+    """One rank, and no link."""
+    return TopologyBuilder("alone", [0]).build()
+
+
+def problems() -> dict[str, Problem]:
+    """Every collective of one rank, and others that are met on a ring of three."""
+    found = {}
+    for name in collectives.COLLECTIVES:
+        roots = (0,) if name.startswith("multi") else None
+        found[f"one rank, {name}"] = make_problem(
+            alone(), collectives.make(name, 1, roots=roots, chunks_per_rank=2), size_bytes=MB
+        )
+    groups = [collectives.allreduce(1).among((r,), num_ranks=3) for r in range(3)]
+    derived = Collective(
+        "derived", 3, (Chunk((1,), (1,)), Chunk((), (1,))), True, derivations=(Derivation(0, 1, 1),)
+    )
+    met = {
+        "met": custom(3, [([0, 1], [1])]),
+        "nobody asks": custom(3, [([0], [])]),
+        "no chunks": custom(3, []),
+        "one contributor that stays": custom(3, [([1], [1])], combining=True),
+        "one contributor, gathered elsewhere": Collective("sum", 3, (Chunk((1,), (1,), 0),), True),
+        "groups of one": collectives.together(groups),
+        "made from what is there": derived,
+    }
+    return found | {name: make_problem(ring(3), each, chunk_bytes=MB) for name, each in met.items()}
+
+
+PROBLEMS = problems()
+every = pytest.mark.parametrize("name", PROBLEMS)
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    """Nothing is warned of, but for what a format does not hold."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", LossyConversionWarning)
+        yield
+
+
+def empty(problem: Problem) -> taccl.Schedule:
+    """The schedule without sends."""
+    return make_schedule(problem, chunk=[], link=[], start=[], end=[])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@every
+def test_every_backend_finds_the_empty_schedule(name: str, backend: str) -> None:
+    """It finishes at 0, which is the bound."""
+    result = taccl.synthesize(PROBLEMS[name], backend=backend, time_limit_s=5)
+    assert (result.schedule.num_transfers, result.finish_us, result.bound_us) == (0, 0, 0)
+    assert result.stopped == "bound met"
+    assert (result.gap, result.schedule.algbw_gb_per_s) == (0, None)
+    assert taccl.verify(result.schedule).ok
+    assert "finish 0 us" in repr(result)
+
+
+@pytest.mark.parametrize("options", [{"keep": "summary"}, {"sketch": "none"}], ids=str)
+def test_options_change_nothing(options: dict[str, str]) -> None:
+    """A summary, and a search without sketches, are as empty."""
+    result = taccl.synthesize(PROBLEMS["met"], time_limit_s=5, **options)
+    assert (result.finish_us, result.bound_us) == (0, 0)
+
+
+def test_a_large_problem_is_as_empty() -> None:
+    """70,000 chunks that are where they must be: the compiled list scheduler has nothing to do."""
+    chunks = tuple(Chunk((0,), (0,)) for _ in range(70_000))
+    result = taccl.synthesize(
+        make_problem(ring(3), Collective("kept", 3, chunks), chunk_bytes=1), time_limit_s=5
+    )
+    assert (result.schedule.num_transfers, result.finish_us, result.bound_us) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
+def test_the_compiled_scheduler_sends_nothing(name: str) -> None:
+    """Its columns are empty, and verify as they are and expanded."""
+    schedule = schedule_large(PROBLEMS[name])
+    assert (len(schedule), schedule.finish, schedule.algbw_gb_per_s) == (0, 0, None)
+    assert taccl.verify(schedule).ok
+    assert taccl.verify(schedule.expand()).ok
+
+
+@every
+def test_the_bound_is_nothing_and_checks(name: str) -> None:
+    """Nothing has to be sent."""
+    bound = taccl.lower_bound(PROBLEMS[name])
+    assert (bound.bound, bound.limits, bound.algbw_gb_per_s) == (0, "nothing has to be sent", None)
+    assert bound.check()
+
+
+@every
+def test_it_is_explained(name: str) -> None:
+    """There is no conflict."""
+    assert taccl.explain(PROBLEMS[name]).feasible
+
+
+@every
+def test_it_is_simulated(name: str) -> None:
+    """In no time, however many tiles."""
+    simulation = taccl.simulate(empty(PROBLEMS[name]), tiles=4)
+    assert (simulation.finish_us, simulation.algbw_gb_per_s, simulation.busbw_gb_per_s) == (0, None, None)
+    assert "finish 0.000 us" in repr(simulation)
+    assert taccl.initiation_interval(empty(PROBLEMS[name])).interval == 0
+
+
+@pytest.mark.parametrize("name", ["one rank, allreduce", "no chunks"])
+def test_it_is_drawn_and_reported(name: str) -> None:
+    """An empty Gantt chart, a figure without bandwidths, and a report of both."""
+    import matplotlib.pyplot as plt
+
+    schedule = empty(PROBLEMS[name])
+    for by in ("link", "resource", "rank"):
+        taccl.plot.gantt(schedule, by=by)
+    if PROBLEMS[name].size_bytes:
+        words = taccl.plot.bandwidth(schedule).get_xlabel()
+        assert "nothing is sent" in words
+    plt.close("all")
+    assert "<html" in taccl.report(schedule)
+
+
+@every
+def test_it_is_saved_and_read(name: str, tmp_path) -> None:
+    """The same schedule comes back."""
+    taccl.save(empty(PROBLEMS[name]), tmp_path / "s.json")
+    assert taccl.load(tmp_path / "s.json") == empty(PROBLEMS[name])
+
+
+@pytest.mark.parametrize("ending", ["xml", "plan.json", "perfetto.json", "csv", "parquet", "et"])
+@pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
+def test_it_is_written(name: str, ending: str, tmp_path) -> None:
+    """A file without transfers; or it is said why the format has no place for the collective."""
+    try:
+        taccl.write(empty(PROBLEMS[name]), tmp_path / f"s.{ending}")
+    except ExportError as error:
+        assert "MSCCL" in str(error)
+    else:
+        assert list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ending", ["xml", "plan.json"])
+def test_runtimes_have_no_algorithms_without_data(ending: str, tmp_path) -> None:
+    """There are no chunks to size a buffer by."""
+    with pytest.raises(ExportError, match="no algorithms without data, and .* has no chunks"):
+        taccl.write(empty(PROBLEMS["no chunks"]), tmp_path / f"s.{ending}")
+
+
+@pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
+def test_it_is_lowered_and_interpreted(name: str) -> None:
+    """What a rank keeps it copies from its input to its output."""
+    program = taccl.lower(empty(PROBLEMS[name]))
+    assert interpret(program).ok
+
+
+@every
+def test_it_is_planned_anew(name: str) -> None:
+    """Nothing is kept, and nothing added."""
+    assert len(taccl.replan(empty(PROBLEMS[name]), PROBLEMS[name]).schedule) == 0
+
+
+@pytest.mark.parametrize("baseline", ["ring", "tree", "recursive", "pairwise"])
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name.startswith("one rank")])
+def test_baselines_of_one_rank(name: str, baseline: str) -> None:
+    """Where a baseline knows the collective it sends nothing."""
+    try:
+        schedule = getattr(taccl.baselines, baseline)(PROBLEMS[name])
+    except InputError as error:
+        assert "cannot do" in str(error)
+    else:
+        assert len(schedule) == 0
+
+
+def test_runs_are_compared() -> None:
+    """What is found is proven the best, without a bandwidth."""
+    table = taccl.compare(PROBLEMS["met"], backends=["highs"], time_limit_s=1)
+    assert list(table["status"]) == ["proven"]
+    assert list(table["finish_us"]) == [0]
+
+
+@pytest.mark.parametrize("collective", ["allgather", "allreduce", "scan"])
+def test_a_plan_of_one_rank(collective: str) -> None:
+    """One range, in which every size takes no time."""
+    plan = taccl.plan(alone(), collective, sizes=["1KB", "1MB"], time_limit_s=1)
+    (only,) = plan.ranges
+    assert (only.finish_min, only.finish_max, only.gap) == (0, 0, 0)
+    assert only.to_dict()["algbw_gb_per_s_at_max"] is None
+    assert "0 us to 0 us" in repr(plan)
+
+
+def test_a_half_may_be_empty() -> None:
+    """What rank 1 alone contributes to, and is gathered there, only spreads; 0 -> 1 -> 2 and 1 -> 0 take 2 us."""
+    problem = make_problem(ring(3), custom(3, [([1], [1, 2])], combining=True), chunk_bytes=MB)
+    for backend in ("auto", "highs"):
+        assert taccl.synthesize(problem, backend=backend, time_limit_s=2).finish_us == 2
+
+
+def test_a_size_without_chunks_is_kept() -> None:
+    """It divides into none, which is no reason to pad it."""
+    problem = make_problem(ring(3), custom(3, []), size_bytes=MB)
+    assert (problem.size_bytes, problem.notes) == (MB, ())
+    assert np.array_equal(problem.chunk_bytes, ())
