@@ -1,0 +1,128 @@
+"""Every backend about random problems: whether there is a schedule, no finish below a bound, optima where claimed."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from synthesis.brute_force import TooLarge, optimal_ticks
+from synthesis.small_problems import random_problem
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.errors import InfeasibleError, SketchError, TopologyError
+from taccl.sketch.reachability import check_reachable
+from taccl.synthesis import pipeline
+from taccl.synthesis.backends import backends
+from taccl.synthesis.pipeline import synthesize
+from tests.fuzzing import cases
+
+if TYPE_CHECKING:
+    from taccl.analysis.certificates.certificate import Certificate
+    from taccl.problem import Problem
+    from taccl.synthesis.result import Result
+
+#: Asked about every problem; of the others that are there, one a problem, by turns.
+ALWAYS = ("highs", "scip", "cbc", "cpsat")
+#: Seconds of those that search until their time is over; for others it is never short.
+LIMITS_S = {"auto": 0.4, "greedy": 0.25}
+
+
+@pytest.fixture
+def _one_bound(monkeypatch) -> None:
+    """Work the bound of a problem, and those of its halves, out once and not for each backend anew."""
+    known: dict[str, Certificate] = {}
+
+    def bound_of(problem: Problem, **_: object) -> Certificate:
+        key = problem.digest()
+        if key not in known:
+            while len(known) > 8:
+                known.pop(next(iter(known)))
+            known[key] = lower_bound(problem)
+        return known[key]
+
+    monkeypatch.setattr(pipeline, "lower_bound", bound_of)
+
+
+@cache
+def others() -> list[str]:
+    """The backends that are here beside those that are always asked."""
+    return [each.name for each in backends() if each.available and each.name not in ALWAYS]
+
+
+def sketched_problem(seed: int) -> Problem:
+    """A random problem, each second one of sums; of some a sketch forbids links, perhaps too many."""
+    problem, rng = random_problem(seed, combining=seed % 2 == 1), random.Random(-seed - 1)
+    if rng.random() > 0.3:
+        return problem
+    allowed = frozenset(e for e in range(len(problem.topology.links)) if rng.random() < 0.85)
+    direct = problem.collective.combining and rng.random() < 0.3
+    return problem.with_clauses(links_allowed=allowed, direct_crossing=direct)
+
+
+def least(problem: Problem) -> int | None:
+    """The least finish in ticks; None where nothing can be found, or exhaustive search would take too long."""
+    try:
+        check_reachable(problem)
+        return optimal_ticks(problem, max_states=3000)
+    except (TooLarge, SketchError, TopologyError):
+        return None
+
+
+def answer(problem: Problem, backend: str) -> Result | None:
+    """What a backend finds without falling back on another; None where it says that there is nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return synthesize(problem, backend=backend, time_limit_s=LIMITS_S.get(backend, 60), threads=1)
+        except (InfeasibleError, TopologyError):
+            return None
+
+
+def check(problem: Problem, result: Result, best: int | None) -> None:
+    """It verifies, respects its bound, and what it says of the optimum holds."""
+    schedule, per_us = result.schedule, problem.costs.ticks_per_us
+    assert verify(schedule).ok
+    assert result.bound.bound <= schedule.finish
+    named = result.backend not in LIMITS_S
+    assert not named or {stage.status for stage in result.stages} <= {"done", "optimal"}
+    if best is None:
+        return
+    assert result.bound.bound * per_us <= best <= schedule.finish_ticks
+    whole = any(stage.name == "joint" and stage.status == "optimal" for stage in result.stages)
+    if whole and not problem.collective.combining:
+        assert schedule.finish_ticks == best
+    for stage in result.stages:  # with T alone as objective, routing is a relaxation
+        if stage.name == "routing" and stage.status == "optimal":
+            assert stage.bound_us is not None
+            assert stage.bound_us * per_us <= best + 1e-3
+
+
+def routings(result: Result) -> list[float]:
+    """What a solver proved of each routing model: one objective, whichever it is."""
+    found = [stage for stage in result.stages if stage.name.endswith("routing")]
+    return [stage.bound_us for stage in found if stage.status == "optimal" and stage.bound_us is not None]
+
+
+@pytest.mark.fuzz
+@pytest.mark.usefixtures("_one_bound")
+def test_backends_agree() -> None:
+    """On what can be solved, on the optimum of each routing model, and with exhaustive search."""
+    for seed in cases("problems that all backends are asked about", few=40, many=1000):
+        problem = sketched_problem(seed)
+        asked = [*ALWAYS, others()[seed % len(others())]]
+        results = {backend: answer(problem, backend) for backend in asked}
+        assert len({result is None for result in results.values()}) == 1, (seed, results)
+        best = least(problem)
+        for backend, result in results.items():
+            assert result is None or result.backend == backend, (seed, backend)
+            if result is not None:
+                try:
+                    check(problem, result, best)
+                except AssertionError as error:
+                    raise AssertionError(f"seed {seed}, {backend}: {result!r}") from error
+        proven = [routings(results[backend]) for backend in ALWAYS if results[backend] is not None]
+        assert all(each == pytest.approx(proven[0], abs=1e-4) for each in proven), (seed, proven)
