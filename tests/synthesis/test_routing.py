@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 from synthesis.brute_force import TooLarge, optimal_ticks
-from synthesis.small_problems import MB, custom, full, problem_of, relayed, ring, star, two_nodes
+from synthesis.small_problems import (
+    MB,
+    custom,
+    full,
+    problem_of,
+    random_problem,
+    relayed,
+    ring,
+    star,
+    two_nodes,
+)
 
 from taccl import collectives
 from taccl.errors import TopologyError
 from taccl.problem import SwitchPolicy
+from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.reachability import check_reachable
 from taccl.solvers.solver import solve
@@ -20,6 +31,7 @@ from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
 from taccl.synthesis.orbits import fold
 from taccl.synthesis.routing import build_routing, needed_moves, routing_hint, routing_of
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import cases as seeds
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -349,3 +361,20 @@ def test_a_relayed_chunk_waits_for_no_merged_send() -> None:
     hint = routing_hint(orbits, model, found)
     assert hint is not None
     assert not model.model.arrays().violations(hint, 1e-6)
+
+
+@pytest.mark.fuzz
+def test_schedules_are_points_of_the_model() -> None:
+    """Whatever the list scheduler makes of a random problem, or of the halves of a sum, breaks no row."""
+    for seed in seeds("schedules as points of routing models", few=60, many=3000):
+        summed = random_problem(seed, combining=True)
+        for problem in (random_problem(seed), reduction_half(summed), spreading_half(summed)):
+            orbits = fold(problem, symmetry_group(problem)[:1])
+            for noise, patience, enter_once in ((0.0, 0.0, True), (2.0, 1.0, False), (8.0, 0.5, True)):
+                priorities = critical_priorities(orbits, noise=noise, seed=seed)
+                found = list_schedule(orbits, priorities, patience=patience, enter_once=enter_once)
+                assert found is not None, seed
+                model = build_routing(orbits, upper_ticks=found.finish_ticks)
+                hint = routing_hint(orbits, model, found)
+                assert hint is not None, seed
+                assert not model.model.arrays().violations(hint, 1e-6), seed
