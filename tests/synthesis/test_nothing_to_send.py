@@ -194,6 +194,16 @@ def test_baselines_of_one_rank(name: str, baseline: str) -> None:
         assert len(schedule) == 0
 
 
+@pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
+def test_an_implicit_schedule_of_one_rank(collective: str) -> None:
+    """It has no rows, and verifies as it is and expanded."""
+    result = taccl.synthesize_implicit(alone(), collective)
+    assert (len(result.schedule), result.schedule.finish, result.bound.bound, result.gap) == (0, 0, 0, 0)
+    assert result.schedule.algbw_gb_per_s is None
+    assert taccl.verify(result.schedule).ok
+    assert taccl.verify(result.schedule.expand()).ok
+
+
 def test_runs_are_compared() -> None:
     """What is found is proven the best, without a bandwidth."""
     table = taccl.compare(PROBLEMS["met"], backends=["highs"], time_limit_s=1)

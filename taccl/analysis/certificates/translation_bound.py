@@ -39,7 +39,7 @@ class FabricBound:
     bound : Fraction
         Microseconds, exact.
     kind : str
-        ``"latency"`` or ``"counting"``.
+        ``"latency"`` or ``"counting"``; ``"none"`` of one rank alone.
     limits : str
         One sentence that says what limits.
     """
@@ -55,7 +55,7 @@ class FabricBound:
 
     def gap(self, finish: Fraction) -> float:
         """(finish - bound) / bound; 0 is a proven optimum."""
-        return float((finish - self.bound) / self.bound)
+        return float((finish - self.bound) / self.bound) if finish != self.bound else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """The bound as plain values."""
@@ -80,8 +80,10 @@ def collective_bound(
     TopologyError
         If links do not lead to every rank.
     """
-    costs = ticks_of(translations.classes, chunk_bytes)
     host, num_ranks = translations.host, translations.num_ranks
+    if num_ranks == 1:
+        return FabricBound(Fraction(0), "none", "nothing has to be sent")
+    costs = ticks_of(translations.classes, chunk_bytes)
     if isinstance(host, NamedFabric) and translations.ranks is not None:
         far, jobs = _host_of_ring(host, collective, chunks_per_rank, costs)
     else:

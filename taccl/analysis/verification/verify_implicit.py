@@ -120,7 +120,7 @@ class _Judge:
             self.report("symmetry", "two classes stand for the same links")
         elif not isinstance(shape.group, CyclicProduct) and not _is_regular(shape.group.table, shape.group):
             self.report("symmetry", "the permutations are no group that takes any place to any in one way")
-        elif isinstance(shape.group, CyclicProduct) and min(shape.group.moduli) < 1:
+        elif isinstance(shape.group, CyclicProduct) and min(shape.group.moduli, default=1) < 1:
             self.report("symmetry", f"found moduli {shape.group.moduli}; expected positive ones")
         else:
             places = np.arange(num_ranks, dtype=np.int64)

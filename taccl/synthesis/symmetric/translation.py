@@ -73,6 +73,8 @@ def translate(
     empty = Pattern.sorted([], [], [], [], [], [])
     blank = ImplicitSchedule(translations, collective, chunks_per_rank, chunk_bytes, empty, _PRODUCER)
     _check_memory(translations, chunks_per_rank)
+    if translations.num_ranks == 1:
+        return blank
     if collective == "alltoall":
         pattern = route(translations, blank.ticks, chunks_per_rank)
     else:
