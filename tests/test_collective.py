@@ -127,3 +127,29 @@ def test_a_collective_survives_its_dict(name: str) -> None:
     """to_dict, then from_dict, is the same."""
     collective = collectives.make(name, 3, roots=[0, 2] if name.startswith("multi-root") else None)
     assert Collective.from_dict(collective.to_dict()) == collective
+
+
+@pytest.mark.parametrize(
+    ("chunk", "is_sum", "met"),
+    [
+        (Chunk((0, 1), (1,)), False, True),
+        (Chunk((0,), (0, 1)), False, False),
+        (Chunk((0,), ()), False, True),
+        (Chunk((1,), (1,), 0), True, True),
+        (Chunk((0, 1), (1,), 1), True, False),
+        (Chunk((0, 1), (), 1), True, True),
+    ],
+    ids=str,
+)
+def test_a_chunk_is_met_where_every_destination_has_it(chunk: Chunk, is_sum: bool, met: bool) -> None:
+    """A sum of several contributions is nowhere from the start."""
+    assert chunk.is_met(is_sum=is_sum) is met
+
+
+def test_what_is_made_from_what_is_there_is_met() -> None:
+    """Rank 0 makes chunk 2 of chunk 1, which it makes of chunk 0; but nobody makes one that comes from itself."""
+    chunks = (Chunk((0,), (0,)), Chunk((), (0,)), Chunk((), (0,)))
+    chain = Collective("c", 1, chunks, True, derivations=(Derivation(1, 0, 2), Derivation(0, 0, 1)))
+    assert chain.is_met
+    circle = Collective("c", 1, chunks, True, derivations=(Derivation(1, 0, 2), Derivation(2, 0, 1)))
+    assert not circle.is_met

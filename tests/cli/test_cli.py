@@ -589,3 +589,32 @@ class TestProcess:
         sketch_file.write_text(SKETCH.replace("test sketch", "Größe"), encoding="utf-8")
         done = in_process("show", str(sketch_file), env={**os.environ, "PYTHONIOENCODING": "ascii"})
         assert done.returncode == 0
+
+
+class TestOneRank:
+    """Topologies of one rank, which has nobody to send to."""
+
+    @pytest.fixture
+    def alone(self, tmp_path):
+        """A topology file without links."""
+        path = tmp_path / "alone.toml"
+        path.write_text('schema = 1\nname = "alone"\nnodes = 1\nranks_per_node = 1\nlink = []\n')
+        return path
+
+    @pytest.mark.parametrize(
+        "name",
+        ["broadcast", "scatter", "gather", "allgather", "alltoall", "reduce", "reduce-scatter", "allreduce", "scan"],
+    )
+    def test_synthesize(self, run_json, alone, name):
+        """The empty schedule, which is the best."""
+        code, values = run_json("synthesize", alone, "--collective", name, "--size", "1MB", "--time-limit", "2")
+        assert (code, values["num_transfers"], values["finish_us"], values["gap"]) == (0, 0, 0, 0)
+        assert values["algbw_gb_per_s"] is None
+
+    def test_plan(self, run, alone):
+        """One range of sizes, which all take no time."""
+        code, out, _ = run(
+            "plan", alone, "--collective", "allreduce", "--sizes", "1KB,1MB", "--time-limit", "1"
+        )
+        assert code == 0
+        assert "0 us to 0 us" in out
