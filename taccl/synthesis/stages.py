@@ -188,7 +188,7 @@ def schedule_routing(search: Search, pairs: Collection[tuple[int, int]], *, budg
         return
     hint = _on_fold(search.folded, orbits, ordered[0])
     search.offer(hint, producer=f"routing, {ordered[1]}")
-    required = {m for send in hint.sends for m in send.moves}
+    required = routing.needed_moves(search.folded, hint)  # others may enter where the chunk already is
     job_shop(search, "job shop", required=required, optional=(), hint=hint, budget_s=budget_s)
 
 

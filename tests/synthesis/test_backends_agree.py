@@ -126,3 +126,12 @@ def test_backends_agree() -> None:
                     raise AssertionError(f"seed {seed}, {backend}: {result!r}") from error
         proven = [routings(results[backend]) for backend in ALWAYS if results[backend] is not None]
         assert all(each == pytest.approx(proven[0], abs=1e-4) for each in proven), (seed, proven)
+
+
+@pytest.mark.parametrize(("seed", "backend"), [(138, "highs"), (138, "cpsat"), (804, "cpsat")])
+def test_no_stage_is_infeasible(seed: int, backend: str) -> None:
+    """Cases in which a stage called a problem infeasible that has a schedule."""
+    problem = random_problem(seed)
+    result = answer(problem, backend)
+    assert result is not None
+    check(problem, result, least(problem))
