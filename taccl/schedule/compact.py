@@ -49,7 +49,6 @@ class CompactSchedule:
         Ticks.
     producer : str
     num_reducing : int
-        The reduction ends before the first copy starts.
     """
 
     problem: Problem
@@ -103,12 +102,24 @@ class CompactSchedule:
     def blocks(
         self, size: int = _BLOCK
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """(chunk, link, start, end) of some transfers at a time, in order of start."""
+        """(chunk, link, start, end) of some transfers at a time, in order of start.
+
+        Raises
+        ------
+        InputError
+            If there is no such chunk or link, so that no end is known.
+        """
         costs = self.problem.costs
         for first in range(0, self.num_transfers, size):
             part = slice(first, first + size)
             chunk, link = self.chunk[part].astype(np.int64), self.link[part].astype(np.int64)
             start = self.start[part].astype(np.int64)
+            for name, column, known in (("chunk", chunk, costs.chunk_units), ("link", link, costs.link_beta)):
+                if not 0 <= int(column.min()) <= int(column.max()) < len(known):
+                    raise InputError(
+                        f"found {name}s {column.min()}-{column.max()}; there are 0-{len(known) - 1}",
+                        where="schedule",
+                    )
             yield (
                 chunk,
                 link,

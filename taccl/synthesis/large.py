@@ -80,7 +80,8 @@ def compile_kernels(problem: Problem) -> float:
     """
     began = time.monotonic()
     to_one = all(len(chunk.destinations) == 1 for chunk in problem.collective.chunks)
-    pair = make_problem(ring(2), make("alltoall" if to_one else "allgather", 2), chunk_bytes=1)
+    name = "reduce-scatter" if problem.collective.combining else "alltoall" if to_one else "allgather"
+    pair = make_problem(ring(2), make(name, 2), chunk_bytes=1)
     verify_compact(schedule_large(pair, num_runs=1))
     if not to_one and suits_two_levels(problem):
         compile_two_levels()
@@ -164,7 +165,7 @@ def schedule_large(
         return reduction
     with part("copies"):
         forwards = spreads(spreading_half(problem), target, share)
-    after = reduction.finish_ticks + _overhang(problem)
+    after = reduction.finish_ticks
     last = after + int(forwards.start[-1:].max(initial=0))
     parts = (
         ((reduction.chunk, forwards.chunk), reduction.chunk.dtype, 0),
@@ -206,13 +207,3 @@ def _turned(
         turned.append(room)
     chunk, link, start = turned
     return CompactSchedule(problem, chunk, link, start, "greedy", count)
-
-
-def _overhang(problem: Problem) -> int:
-    """For how long a send may hold a resource beyond its end, at most."""
-    costs = problem.costs
-    over = 0
-    for hold, alpha, beta in zip(problem.topology.holds, costs.hold_alpha, costs.hold_beta, strict=True):
-        for units in {int(costs.chunk_units.min(initial=0)), int(costs.chunk_units.max(initial=0))}:
-            over = max(over, int(alpha) + units * int(beta) - costs.duration(hold.link, units))
-    return over

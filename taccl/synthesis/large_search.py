@@ -40,8 +40,8 @@ _BOUND_SHARE, _LEAST_BOUND_S = 0.8, 0.5
 _MOST_BOUNDED = 100_000
 #: A better bound is looked for where there is so many times the time that the first one took.
 _WORTH_MORE = 3.0
-#: Microseconds in which a transfer is verified: of chunks that go to one rank or are reduced, and of others.
-_VERIFIED_US, _SPREAD_US = 2.0, 0.1
+#: Microseconds in which a transfer is verified: of chunks that go to one rank, and of others.
+_VERIFIED_US, _SPREAD_US = 2.0, 0.2
 #: The part of what time is left that is kept for verifying at most, and what is always granted.
 _VERIFIED_SHARE, _BRIEF_S = 0.5, 0.5
 #: Progress is told of what takes longer than this.
@@ -292,8 +292,8 @@ class _Search:
 def _verification_s(problem: Problem) -> float:
     """Seconds that the verification of a schedule takes, about."""
     collective = problem.collective
-    counted = collective.combining or all(len(chunk.destinations) == 1 for chunk in collective.chunks)
-    each_us = _VERIFIED_US if counted else _SPREAD_US
+    to_one = not collective.combining and all(len(chunk.destinations) == 1 for chunk in collective.chunks)
+    each_us = _VERIFIED_US if to_one else _SPREAD_US
     return memory_need(problem).num_transfers * each_us / 10**6
 
 

@@ -127,8 +127,8 @@ def memory_need(
         # The first half is turned round in time, and at last both are put one behind the other.
         searches = [searches[0], 2 * kept[0] + halves[0].turned, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(halves) > 1 else []
-    verification = columns + max(half.verification(combining and h == 0) for h, half in enumerate(halves))
     num_transfers = sum(half.num_sends for half in halves)
+    verification = columns + halves[0].verification(num_transfers if combining else 0)
     file = 0
     if not summary and not spilled:
         file = _EXPANDED_BYTES * num_transfers if num_transfers <= MOST_EXPANDED else 0
@@ -304,7 +304,7 @@ class _Half:
         self.guided = is_guided(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
         links = topology.links
-        self._num_held = [_num_held_to_the_end(topology, side) for side in ("receive", "send")]
+        self._num_held = _num_held_to_the_end(topology)
         costs = {(e.alpha_us, e.beta_us_per_mb) for e in links}
         self._even = len(costs) < 2 and len(set(problem.chunk_bytes)) < 2
 
@@ -332,18 +332,20 @@ class _Half:
         columns = 0 if spilled else self.columns * (2 if keeps_best else 1)
         return fabric + bits * (5 if self.partial else 2) + log + columns
 
-    def verification(self, backwards: bool) -> int:
-        """Bytes at the peak of the verifier, without the columns that it reads."""
+    def verification(self, num_summed: int) -> int:
+        """Bytes at the peak of the verifier, without the columns that it reads; of so many sends of sums."""
         pairs, entered = self.num_ranks * self.num_chunks, self.num_sends + self.num_chunks
-        narrow = 12 * entered if pairs > 3 * entered else 4 * pairs
-        row_bytes = round(_VERIFIED_ROW_BYTES + _HELD_ROW_BYTES * self._num_held[backwards])
-        rows = row_bytes * min(self.num_sends, _BLOCK)
-        return narrow + rows + (self.turned if backwards else 0) + 400 * self.num_links
+        kept = 12 * entered if pairs > 3 * entered else 4 * pairs
+        most_rows = _BLOCK
+        if num_summed:  # an order by chunk, and whether each sums; of a chunk all rows at once
+            kept, most_rows = 5 * num_summed, max(_BLOCK, num_summed // self.num_chunks)
+        row_bytes = round(_VERIFIED_ROW_BYTES + _HELD_ROW_BYTES * self._num_held)
+        return kept + row_bytes * min(max(num_summed, self.num_sends), most_rows) + 400 * self.num_links
 
 
-def _num_held_to_the_end(topology: Topology, side: str) -> float:
-    """Resources per link of those that some link holds on a side until a send ends: `send` read backwards."""
-    late = {hold.resource for hold in topology.holds if hold.side == side}
+def _num_held_to_the_end(topology: Topology) -> float:
+    """Resources per link of those that some link holds until a send ends."""
+    late = {hold.resource for hold in topology.holds if hold.side == "receive"}
     return sum(hold.resource in late for hold in topology.holds) / max(1, len(topology.links))
 
 

@@ -1,9 +1,9 @@
 """The verifier of compact schedules: one pass over the sends in order of start, compiled by numba.
 
 It keeps when each rank first has each chunk, and when each resource is free again; nothing of what made the
-schedule is used. The columns are read in blocks, so they may lie in files. A reduction is read backwards,
-over reversed links: there every rank must receive every chunk just once, or its contribution would count
-twice. What it cannot judge it refuses: links of several ends, and chunks made from others.
+schedule is used. The columns are read in blocks, so they may lie in files. Sums are followed chunk by chunk
+beforehand: what a rank holds of a chunk, other chunks do not touch. What it cannot judge it refuses: links of
+several ends, and chunks made from others.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.analysis.verification.copy_clauses import CopyClauses, Fault
 from taccl.analysis.verification.places import Places, pairs
+from taccl.analysis.verification.sketch_clauses import Fault, SketchClauses
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.errors import InputError
-from taccl.schedule.combine import reduction_half, spreading_half
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.summary import ScheduleSummary
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
 
-__all__ = ["verify_compact"]
+__all__ = ["flat_sets", "landing_order", "said_of", "verify_compact"]
 
 _BLOCK = 1 << 18
 
@@ -42,10 +43,12 @@ def verify_compact(schedule: CompactSchedule) -> Verification:
     if isinstance(schedule, ScheduleSummary):
         schedule.blocks()
     _check_kind(schedule.problem)
-    fault = _outside(schedule) or _faults(schedule)
+    fault, num_redundant = _outside(schedule), 0
+    if fault is None:
+        fault, num_redundant = _faults(schedule)
     finish_us = schedule.finish_us if fault is None or fault.kind != "index" else float("nan")
     violations = () if fault is None else (Violation(fault.kind, fault.text),)
-    return Verification(violations, finish_us, schedule.num_transfers, schedule.num_sends, 0)
+    return Verification(violations, finish_us, schedule.num_transfers, schedule.num_sends, num_redundant)
 
 
 def _outside(schedule: CompactSchedule) -> Fault | None:
@@ -68,91 +71,125 @@ def _outside(schedule: CompactSchedule) -> Fault | None:
     return None
 
 
-def _faults(schedule: CompactSchedule) -> Fault | None:
-    problem, reducing = schedule.problem, schedule.num_reducing
-    if not problem.collective.combining:
-        return (
-            Fault("reduce", "it reduces what is only copied") if reducing else _spreads(schedule, once=False)
-        )
-    turn, backwards = _backwards(schedule)
-    fault = _spreads(backwards, once=True)
-    if fault is not None:
-        return Fault(fault.kind, f"read backwards, the reduction is wrong: {fault.text}")
-    del backwards
-    rest = CompactSchedule(
-        spreading_half(problem),
-        schedule.chunk[reducing:],
-        schedule.link[reducing:],
-        schedule.start[reducing:],
-    )
-    if len(rest) and int(rest.start[0]) < turn + _overhang(problem):
-        return Fault("presence", "a copy starts before the reduction has ended")
-    return _spreads(rest, once=False)
+def _faults(schedule: CompactSchedule) -> tuple[Fault | None, int]:
+    """The first fault, or how many arrivals bring a rank what it has."""
+    problem = schedule.problem
+    clauses = SketchClauses(problem)
+    reducing, num_redundant = np.zeros(0, bool), 0
+    if problem.collective.combining:
+        reducing = np.zeros(len(schedule) if clauses.any else 0, bool)
+        fault, num_redundant = _sums(schedule, reducing)
+        if fault is not None:
+            return fault, 0
+    elif min(len(schedule), schedule.num_reducing) > 0:
+        return Fault("reduce", "it reduces what is only copied"), 0
+    fault, num_copied = _replayed(schedule, clauses, reducing)
+    return fault, num_redundant + num_copied
 
 
-def _backwards(schedule: CompactSchedule) -> tuple[int, CompactSchedule]:
-    """When the reduction ends, and the reduction read backwards in time."""
-    problem, reducing = schedule.problem, schedule.num_reducing
-    first = CompactSchedule(
-        problem, schedule.chunk[:reducing], schedule.link[:reducing], schedule.start[:reducing]
-    )
-    turn = first.finish_ticks
-    start: NDArray[Any] = np.empty(reducing, np.int32 if turn < 2**31 else np.int64)
-    at = reducing  # the last to start comes first
-    for _, _, _, end in first.blocks(_BLOCK):
-        start[at - len(end) : at] = turn - end[::-1]
-        at -= len(end)
-    chunk, link = first.chunk[::-1], first.link[::-1]
-    if (start[1:] < start[:-1]).any():  # not where all sends take equally long
-        order = np.argsort(start, kind="stable")
-        chunk, link, start = chunk[order], link[order], start[order]
-    return turn, CompactSchedule(reduction_half(problem), chunk, link, start)
+def _sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> tuple[Fault | None, int]:
+    """What is wrong with sums, and redundant copies; `reducing` is told which sends gather sums."""
+    from taccl.analysis.verification.replay_kernel import MISSING, replay_sums
+
+    problem = schedule.problem
+    collective, links, costs = problem.collective, problem.topology.links, problem.costs
+    src, dst = np.array([(e.src, e.dst) for e in links], np.int64).reshape(-1, 2).T
+    root = np.array([-1 if data.root is None else data.root for data in collective.chunks], np.int64)
+    origins, wanted = flat_sets(collective.origin_sets.sets), flat_sets(collective.destination_sets.sets)
+    first, order = _grouped(schedule)
+    num_redundant = low = 0
+    while low < len(root):
+        high = max(low + 1, int(np.searchsorted(first, first[low] + _BLOCK)) - 1)
+        at, local = order[first[low] : first[high]], first[low : high + 1] - first[low]
+        link, start = schedule.link[at].astype(np.int64), schedule.start[at].astype(np.int64)
+        chunk = np.repeat(np.arange(low, high), np.diff(local))
+        end = start + costs.link_alpha[link] + costs.chunk_units[chunk] * costs.link_beta[link]
+        adds, gathers = np.less(at, schedule.num_reducing), np.zeros(len(at), bool)
+        kind, wrong, which, redundant = replay_sums(
+            local, src[link], dst[link], start, end, adds, landing_order(chunk, end, adds), root[low:high],
+            origins, collective.origin_sets.of_chunk[low:high],
+            wanted, collective.destination_sets.of_chunk[low:high], problem.topology.num_ranks, gathers,
+        )  # fmt: skip
+        wrong += low
+        if kind == MISSING:
+            return Fault("postcondition", f"the sum of chunk {wrong} is never whole at rank {which}"), 0
+        if kind:
+            return _named(problem, kind, int(at[which]), wrong, int(link[which]), int(start[which])), 0
+        if len(reducing):
+            reducing[at] = gathers
+        num_redundant, low = num_redundant + redundant, high
+    return None, num_redundant
 
 
-def _overhang(problem: Problem) -> int:
-    """By how many ticks a send may hold a resource beyond its end, at most."""
-    costs = problem.costs
-    link = np.array([h.link for h in problem.topology.holds], dtype=np.int64)
-    most = costs.hold_alpha - costs.link_alpha[link]
-    more = costs.hold_beta - costs.link_beta[link]
-    return max(0, int((most + np.maximum(more, 0) * int(costs.chunk_units.max(initial=0))).max(initial=0)))
+def _grouped(schedule: CompactSchedule) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Where the sends of every chunk begin in an order by chunk, which keeps them in order of start."""
+    from taccl.analysis.verification.replay_kernel import by_chunk
+
+    num_chunks = schedule.problem.collective.num_chunks
+    first = np.zeros(num_chunks + 1, np.int64)
+    for chunk, _, _, _ in schedule.blocks(_BLOCK):
+        first[1:] += np.bincount(chunk, minlength=num_chunks)
+    after = np.cumsum(first, out=first)[:-1].copy()
+    order: NDArray[Any] = np.empty(len(schedule), np.int32 if len(schedule) < 2**31 else np.int64)
+    for number, (chunk, _, _, _) in enumerate(schedule.blocks(_BLOCK)):
+        by_chunk(chunk, number * _BLOCK, after, order)
+    return first, order
 
 
-def _spreads(schedule: CompactSchedule, *, once: bool) -> Fault | None:
-    """What is wrong with sends that copy; `once`: a rank must not receive what it has."""
+def landing_order(
+    chunk: NDArray[np.int64], end: NDArray[np.int64], adds: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Sends in order of chunk and end; of what ends at one moment, what is added comes first."""
+    key = 2 * end + ~adds
+    if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # where all sends take equally long
+        return np.arange(len(end))
+    return np.lexsort((key, chunk))
+
+
+def flat_sets(sets: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sets of ranks one after another, and where each begins."""
+    return pairs(sets)[1], np.cumsum([0, *map(len, sets)])
+
+
+def _replayed(
+    schedule: CompactSchedule, clauses: SketchClauses, reducing: NDArray[np.bool_]
+) -> tuple[Fault | None, int]:
+    """What is wrong with links, clauses, resources and copies, and how many copies are redundant."""
     from taccl.analysis.verification.replay_kernel import replay_sends
 
     problem = schedule.problem
     topology, costs = problem.topology, problem.costs
-    places = Places(schedule)
+    places = None if problem.collective.combining else Places(schedule)
+    keys = keys_of = np.zeros(0, np.int64)
+    since: NDArray[Any] = keys
+    if places is not None:
+        keys, keys_of, since = places.keys, places.first, places.since
     src = np.array([e.src for e in topology.links], dtype=np.int64)
     dst = np.array([e.dst for e in topology.links], dtype=np.int64)
     holds = _Holds(problem)
     free = np.zeros(len(topology.resources), dtype=np.int64)
-    allowed = np.zeros(len(topology.links), dtype=bool)
-    allowed[list(problem.links_allowed)] = True
-    first = 0
-    late, clauses = _Late(problem), CopyClauses(problem)
-    for chunk_column, link, start, end in schedule.blocks(_BLOCK):
-        if not allowed[link].all():
-            at = int(np.argmin(allowed[link]))
-            ends = topology.links[link[at]]
-            return Fault("link-not-allowed", f"transfer {first + at}: link {ends} may not be used")
-        fault = clauses.broken(chunk_column, link, start, end, first)
+    first = num_redundant = 0
+    late = _Late(problem, holds.most_of_one)
+    for chunk, link, start, end in schedule.blocks(_BLOCK):
+        fault = clauses.broken(chunk, link, start, end, first, reducing[first : first + len(start)])
         if fault is not None:
-            return fault
-        kind, at = replay_sends(
-            chunk_column, link, start, end, src, dst, places.num_ranks, places.keys, places.first,
-            places.since, places.never, free, holds.of_link, holds.resource, holds.alpha, holds.beta,
-            costs.chunk_units, once,
+            return fault, 0
+        kind, at, redundant = replay_sends(
+            chunk, link, start, end, src, dst, topology.num_ranks,
+            keys, keys_of, since, 0 if places is None else places.never, free,
+            holds.of_link, holds.resource, holds.alpha, holds.beta, costs.chunk_units,
         )  # fmt: skip
         if kind:
-            return _named(problem, kind, first + at, chunk_column[at], link[at], start[at])
-        clash = late.add(holds.received(chunk_column, link, end, costs.chunk_units), int(start[-1]))
+            return _named(problem, kind, first + at, chunk[at], link[at], start[at]), 0
+        clash = late.add(holds.received(chunk, link, end, costs.chunk_units, first), int(start[-1]))
         if clash is not None:
-            return clash
+            return clash, 0
         first += len(start)
-    return clauses.own_late() or _missing(problem, places)
+        num_redundant += redundant
+    fault = clauses.own_late()
+    if fault is None and places is not None:
+        fault = _missing(problem, places)
+    return fault, num_redundant
 
 
 def _check_kind(problem: Problem) -> None:
@@ -194,6 +231,8 @@ class _Holds:
         table = np.array(late, dtype=np.int64).reshape(-1, 5)
         self._table = table[np.argsort(table[:, 0], kind="stable")]
         self._first = np.searchsorted(self._table[:, 0], np.arange(num_links + 1))
+        #: By how many rows a link holds one resource, at most.
+        self.most_of_one = int(np.unique(table[:, :2], axis=0, return_counts=True)[1].max(initial=0))
 
     def received(
         self,
@@ -201,10 +240,11 @@ class _Holds:
         link: NDArray[np.int64],
         end: NDArray[np.int64],
         units: NDArray[np.int64],
+        first: int,
     ) -> NDArray[np.int64]:
-        """Rows resource, begin, until: of holds on resources that some send holds until its end."""
+        """Rows resource, begin, until, send: of holds on resources that some send holds until its end."""
         if not len(self._table):
-            return np.zeros((3, 0), np.int64)
+            return np.zeros((4, 0), np.int64)
         count = self._first[link + 1] - self._first[link]
         send = np.repeat(np.arange(len(link)), count)
         row = (
@@ -216,37 +256,47 @@ class _Holds:
         length = alpha + units[chunk[send]] * beta
         took = self._link_alpha[link[send]] + units[chunk[send]] * self._link_beta[link[send]]
         until = np.where(receives == 1, end[send], end[send] - took + length)
-        return np.stack((resource, until - length, until))
+        return np.stack((resource, until - length, until, first + send))
 
 
 def _named(problem: Problem, kind: int, i: int, chunk: int, link: int, start: int) -> Fault:
-    from taccl.analysis.verification.replay_kernel import ABSENT, BUSY, TWICE
-
     ends = problem.topology.links[link]
-    name, what = {
-        ABSENT: ("presence", f"rank {ends.src} does not hold the chunk yet"),
-        TWICE: ("double-count", f"rank {ends.dst} receives the chunk twice"),
-        BUSY: ("contention", "a resource that it holds is still held by another"),
-    }[kind]
+    name, what = said_of(kind, f"rank {ends.src}", f"rank {ends.dst}")
     time_us = float(problem.costs.us(int(start)))
     return Fault(name, f"transfer {i}, chunk {chunk} over link {ends} at {time_us:.6g} us: {what}")
+
+
+def said_of(kind: int, src: str, dst: str) -> tuple[str, str]:
+    """The kind of violation that a kind of fault in a replay is, and what to say of it."""
+    from taccl.analysis.verification.replay_kernel import ABSENT, BUSY, DOUBLE, LOST, RACE
+
+    return {
+        ABSENT: ("presence", f"{src} does not hold the chunk when the send starts"),
+        BUSY: ("contention", "a resource that it holds is still held by another"),
+        RACE: ("race", f"at {dst} it arrives together with another value; one replaces the other"),
+        DOUBLE: ("double-count", f"it adds contributions that {dst} already holds"),
+        LOST: ("lost-contribution", f"it wipes out contributions that {dst} holds"),
+    }[kind]
 
 
 class _Late:
     """Holds on resources that some send holds until its end, those that later ones may still meet."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._rows = np.zeros((3, 0), np.int64)
+    def __init__(self, problem: Problem, most_of_one: int) -> None:
+        self._problem, self._most_of_one = problem, most_of_one
+        self._rows = np.zeros((4, 0), np.int64)
 
     def add(self, rows: NDArray[np.int64], last_start: int) -> Fault | None:
         """Look at further holds; no later one begins before `last_start`."""
         if not rows.shape[1]:
             return None
-        rows = np.concatenate((self._rows, rows[:, rows[2] > rows[1]]), axis=1)
+        rows = np.concatenate((self._rows, rows), axis=1)
         rows = rows[:, np.lexsort((rows[2], rows[1], rows[0]))]
-        resource, begin, until = rows
-        clash = (resource[1:] == resource[:-1]) & (begin[1:] < until[:-1])
+        resource, begin, until, send = rows
+        own = np.flatnonzero((resource[1:] == resource[:-1]) & (send[1:] == send[:-1]))
+        for _ in range(self._most_of_one - 1):  # one send may hold a resource by several rows
+            until[own + 1] = np.maximum(until[own + 1], until[own])
+        clash = (resource[1:] == resource[:-1]) & (begin[1:] < until[:-1]) & (send[1:] != send[:-1])
         if clash.any():
             at = int(np.argmax(clash))
             name, us = self._problem.topology.resources[int(resource[at])].name, self._problem.costs.us

@@ -13,7 +13,8 @@ The proof, step by step; each is arithmetic on whole arrays, and nothing is expa
 4. *Contention.* By 2, two sends can meet at a resource only if they are of rows that hold its class: the
    intervals of these rows do not overlap.
 5. *Data.* What place 0's chunks do, every chunk does: each is sent from where it is, at a time when it is
-   there, and in the end is where it must be; a sum takes in every contribution once.
+   there, and in the end is where it must be; a sum takes in every contribution once. Sums are followed by
+   the compiled replay of compact schedules (`replay_kernel`), place 0's chunks alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.analysis.verification.verify_compact import flat_sets, landing_order, said_of
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.topology.named import NamedFabric
 from taccl.topology.regular import CyclicProduct
@@ -46,7 +48,7 @@ _NEVER = 2**62
 
 
 def verify_implicit(schedule: ImplicitSchedule) -> Verification:
-    """Every rule that an implicit schedule breaks; see the module's docstring for the proof.
+    """Every rule that an implicit schedule breaks, of sums one; see the module's docstring for the proof.
 
     Its work grows with links of a class and rows of the pattern, not with transfers. Where the fabric or
     the rows make no sense the rest is not looked at.
@@ -189,39 +191,32 @@ class _Judge:
 
     def check_data(self) -> None:
         """Step 5."""
-        collective, reduce = self.schedule.collective, self.pattern.reduce
-        if collective in ("allgather", "alltoall"):
-            self.report_rows("reduce", np.flatnonzero(reduce), f"{collective} does not reduce")
-            self._check_spread(np.flatnonzero(~reduce), 0)
-            return
-        summed = self._check_sums(np.flatnonzero(reduce))
-        copies = np.flatnonzero(~reduce)
-        if collective == "allreduce":
-            self._check_spread(copies, summed)
+        reduce = self.pattern.reduce
+        if self.schedule.collective in ("reduce-scatter", "allreduce"):
+            self._check_sums()
         else:
-            self.report_rows("lost-contribution", copies, "a copy wipes out what its destination has summed")
+            self.report_rows("reduce", np.flatnonzero(reduce), f"{self.schedule.collective} does not reduce")
+            self._check_spread()
 
-    def _check_spread(self, rows: NDArray[np.int64], available: int) -> None:
-        """Chunks that spread from place 0, where they are from a time on, to where they must be."""
+    def _check_spread(self) -> None:
+        """Chunks that spread from place 0 to where they must be."""
         schedule, pattern, num_ranks = self.schedule, self.pattern, self.num_ranks
-        item = pattern.item[rows].astype(np.int64)
-        sent, got = item * num_ranks + pattern.src[rows], item * num_ranks + pattern.dst[rows]
+        item = pattern.item.astype(np.int64)
+        sent, got = item * num_ranks + pattern.src, item * num_ranks + pattern.dst
         wanted = self._wanted()
-        if schedule.num_items * num_ranks <= _SPARSE * (len(rows) + len(wanted)):
+        if schedule.num_items * num_ranks <= _SPARSE * (len(item) + len(wanted)):
             keys = np.arange(schedule.num_items * num_ranks, dtype=np.int64)
         else:  # most items are at few places
             keys = np.unique(np.concatenate((sent, got, wanted)))
             sent, got, wanted = (np.searchsorted(keys, each) for each in (sent, got, wanted))
         own = keys % num_ranks == 0
         first = np.full(len(keys), _NEVER)
-        np.minimum.at(first, got, schedule.ends[rows])
-        self.num_redundant += len(rows) - int(((first < _NEVER) & ~own).sum())
+        np.minimum.at(first, got, schedule.ends)
+        self.num_redundant += len(item) - int(((first < _NEVER) & ~own).sum())
         missing = keys[wanted][first[wanted] == _NEVER]
-        first[own] = available
-        early = np.flatnonzero(pattern.start[rows] < first[sent])
-        self.report_rows(
-            "presence", rows[early], "the chunk is not where it is sent from when its send starts"
-        )
+        first[own] = 0
+        early = np.flatnonzero(pattern.start < first[sent])
+        self.report_rows("presence", early, "the chunk is not where it is sent from when its send starts")
         for key in missing[:_MOST].tolist():
             chunk, place = divmod(key, num_ranks)
             self.report("postcondition", f"item {chunk} never comes to place {place}")
@@ -239,33 +234,32 @@ class _Judge:
         wanted: NDArray[np.int64] = keys[keys % num_ranks != 0]
         return wanted
 
-    def _check_sums(self, rows: NDArray[np.int64]) -> int:
-        """Sums that gather at place 0; the ticks at which the last is whole.
+    def _check_sums(self) -> None:
+        """Sums of every place's contributions to items of place 0; one fault is named."""
+        from taccl.analysis.verification.replay_kernel import MISSING, OK, replay_sums
 
-        Every other place sends its partial sum once, after all that comes to it. So sends go forward in time
-        from place to place and can end only at place 0, with every contribution once.
-        """
-        schedule, pattern, num_ranks = self.schedule, self.pattern, self.num_ranks
-        item = pattern.item[rows].astype(np.int64)
-        sent, got = item * num_ranks + pattern.src[rows], item * num_ranks + pattern.dst[rows]
-        size = schedule.num_items * num_ranks
-        count = np.bincount(sent, minlength=size)
-        roots = np.arange(size) % num_ranks == 0
-        for key in np.flatnonzero(~roots & (count == 0))[:_MOST].tolist():
-            chunk, place = divmod(key, num_ranks)
-            self.report("postcondition", f"place {place} never sends its part of the sum of item {chunk}")
-        twice = np.flatnonzero((count > 1)[sent] & ~roots[sent])
-        self.report_rows("double-count", rows[twice], "the partial sum of this place is sent more than once")
-        self.report_rows(
-            "double-count", rows[roots[sent]], "the sum at its root is sent, and would be added once more"
+        pattern, num_items = self.pattern, self.schedule.num_items
+        everyone = flat_sets([tuple(range(self.num_ranks))])
+        ends = flat_sets([(0,)]) if self.schedule.collective == "reduce-scatter" else everyone
+        set_of = np.zeros(num_items, np.int32)
+        order = np.lexsort((pattern.start, pattern.item))
+        item, src, dst, start, end = (
+            column[order].astype(np.int64)
+            for column in (pattern.item, pattern.src, pattern.dst, pattern.start, self.schedule.ends)
         )
-        whole = np.zeros(size, dtype=np.int64)
-        np.maximum.at(whole, got, schedule.ends[rows])
-        early = np.flatnonzero(pattern.start[rows] < whole[sent])
-        self.report_rows(
-            "lost-contribution", rows[early], "it leaves before all of the partial sum has come to this place"
-        )
-        return int(whole.max(initial=0))
+        adds = pattern.reduce[order]
+        first = np.searchsorted(item, np.arange(num_items + 1))
+        kind, chunk, at, num_redundant = replay_sums(
+            first, src, dst, start, end, adds, landing_order(item, end, adds),
+            set_of.astype(np.int64), everyone, set_of, ends, set_of, self.num_ranks,
+            np.zeros(len(item), bool),
+        )  # fmt: skip
+        self.num_redundant += num_redundant
+        if kind == MISSING:
+            self.report("postcondition", f"the sum of item {chunk} is never whole at place {at}")
+        elif kind != OK:
+            name, text = said_of(kind, f"place {src[at]}", f"place {dst[at]}")
+            self.report(name, text, int(order[at]))
 
 
 def _is_permutation(values: NDArray[np.int64], count: int) -> bool:

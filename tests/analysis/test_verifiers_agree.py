@@ -1,0 +1,651 @@
+"""Verifiers agree: of schedules, of compact and of implicit ones, and a judge of data that shares nothing with them.
+
+Valid schedules of random problems are changed at random. Whatever comes of it, one verdict holds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pytest
+import valid_schedules as valid
+from test_verify_mutations import RANDOM
+
+from taccl import collectives, topologies
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import baseline
+from taccl.collective import Chunk, Collective
+from taccl.errors import CollectiveError, InputError
+from taccl.problem import Clauses, Problem, make_problem
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
+from taccl.schedule.pattern import Pattern
+from taccl.synthesis.large import schedule_large
+from taccl.synthesis.symmetric.implicit import synthesize_implicit
+from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import cases
+
+if TYPE_CHECKING:
+    from taccl.schedule.implicit import ImplicitSchedule
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+MB = 10**6
+#: What a judge of data alone can find.
+OF_DATA = {"presence", "postcondition", "double-count", "lost-contribution", "race", "reduce"}
+
+
+class Send(NamedTuple):
+    chunk: int
+    link: int
+    start: int
+    reduce: bool = False
+
+
+# ---- a judge of data
+
+
+def data_is_sound(schedule: Schedule) -> bool:
+    """Whether data is where it is sent from and ends where it must, each contribution counted once.
+
+    At every moment at which something ends or starts: what arrives at a rank together is either all added,
+    nothing in common among it and with what is there, or all the same and no less than what is there.
+    """
+    collective, links = schedule.problem.collective, schedule.problem.topology.links
+    sums = collective.combining
+    held: dict[tuple[int, int], frozenset[int]] = {}
+    for c, chunk in enumerate(collective.chunks):
+        held.update({(c, r): frozenset([r] if sums else [0]) for r in chunk.origins})
+    sends = list(schedule)
+    under_way: dict[int, frozenset[int]] = {}
+    for now in sorted({t.start_ticks for t in sends} | {t.end_ticks for t in sends}):
+        landing: dict[tuple[int, int], list[tuple[bool, frozenset[int]]]] = {}
+        for i, t in enumerate(sends):
+            if t.end_ticks == now:
+                landing.setdefault((t.chunk, links[t.link].dst), []).append((t.reduce, under_way[i]))
+        for place, arrivals in landing.items():
+            adds, values = {add for add, _ in arrivals}, [value for _, value in arrivals]
+            there = held.get(place, frozenset())
+            union = there.union(*values)
+            if adds == {True}:
+                if not sums or len(union) < len(there) + sum(map(len, values)):
+                    return False
+            elif len(adds) > 1 or len(set(values)) > 1 or not there <= values[0]:
+                return False
+            held[place] = union
+        for i, t in enumerate(sends):
+            if t.start_ticks == now:
+                under_way[i] = held.get((t.chunk, links[t.link].src), frozenset())
+                if not under_way[i]:
+                    return False
+    return all(
+        held.get((c, rank)) == (frozenset(chunk.origins) if sums else {0})
+        for c, chunk in enumerate(collective.chunks)
+        for rank in chunk.destinations
+    )
+
+
+# ---- problems
+
+
+def random_fabric(rng: random.Random) -> Topology:
+    """Two to five ranks on a ring with chords, some links twice; resources that several links share, or one
+    link holds by two rows, on either side."""
+    num_ranks = rng.choice((2, 3, 3, 4, 5))
+    num_nodes = rng.choice((1, 1, 2, num_ranks))
+    nodes = [r * num_nodes // num_ranks for r in range(num_ranks)]
+    builder = TopologyBuilder("random", nodes, alpha_meaning=rng.choice(("occupies", "pipelined")))
+    pairs = [(r, (r + 1) % num_ranks) for r in range(num_ranks)]
+    every = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
+    pairs += rng.sample(every, rng.randint(0, min(len(every), 6)))
+    shared = [builder.add_resource(f"shared {i}") for i in range(rng.choice((0, 0, 1, 2)))]
+    for src, dst in pairs:
+        alpha, beta = rng.choice((0, 1, 2)), rng.choice((1, 1, 2))
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        for resource in shared:
+            for _ in range(rng.choice((0, 1, 1, 2))):
+                held = rng.randint(0, alpha), rng.randint(0, beta)
+                if any(held):
+                    builder.add_hold(
+                        link,
+                        resource,
+                        alpha_us=held[0],
+                        beta_us_per_mb=held[1],
+                        side=rng.choice(("send", "receive")),
+                    )
+    return builder.build()
+
+
+def random_chunks(rng: random.Random, num_ranks: int) -> Collective:
+    """Sums to which some ranks contribute nothing, whose root may be anywhere or nowhere; or copies."""
+    combining, everyone, chunks = rng.random() < 0.75, range(num_ranks), []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        origins = tuple(sorted(rng.sample(everyone, rng.randint(1, num_ranks))))
+        ends = tuple(sorted(rng.sample(everyone, rng.randint(1, num_ranks))))
+        root = rng.choice((ends[0], ends[0], rng.randrange(num_ranks), None)) if combining else None
+        chunks.append(Chunk(origins, ends, root))
+    return Collective("random", num_ranks, tuple(chunks), combining)
+
+
+def random_collective(rng: random.Random, num_ranks: int) -> Collective:
+    """A named one, a custom one, or one or two of process groups."""
+    names = ("broadcast", "gather", "allgather", "alltoall", "reduce", "reduce-scatter", "allreduce")
+    how = rng.choice(("named", "custom", "custom", "custom", "groups"))
+    if how == "custom":
+        return random_chunks(rng, num_ranks)
+    if how == "named":
+        return collectives.make(rng.choice(names), num_ranks, chunks_per_rank=rng.choice((1, 1, 2)))
+    parts = []
+    for _ in range(rng.choice((1, 2))):
+        ranks = rng.sample(range(num_ranks), rng.randint(2, num_ranks))
+        parts.append(collectives.make(rng.choice(names), len(ranks)).among(ranks, num_ranks=num_ranks))
+    return collectives.together(parts)
+
+
+def random_clauses(rng: random.Random, topology: Topology) -> Clauses:
+    """None at all, or some of those that a schedule must obey, loose enough for some to do so."""
+    links, ranks = range(len(topology.links)), range(topology.num_ranks)
+
+    def guarded() -> dict[int, frozenset[int]]:
+        return {
+            e: frozenset(rng.sample(ranks, rng.randint(1, len(ranks)))) for e in links if rng.random() < 0.2
+        }
+
+    def maybe(value, otherwise):
+        return value if rng.random() < 0.25 else otherwise
+
+    if rng.random() < 0.3:
+        return Clauses()
+    return Clauses(
+        links_allowed=maybe(frozenset(e for e in links if rng.random() < 0.9), None),
+        carries_from=maybe(guarded(), {}),
+        carries_to=maybe(guarded(), {}),
+        direct_crossing=rng.random() < 0.15,
+        own_first=maybe(frozenset(e for e in links if rng.random() < 0.4), frozenset()),
+        max_merge=rng.choice((1, 2)),
+        merging=frozenset(e for e in links if rng.random() < 0.5),
+        relays=maybe(frozenset(r for r in ranks if rng.random() < 0.6), None),
+    )
+
+
+def random_case(rng: random.Random) -> Problem:
+    topology = random_fabric(rng)
+    collective = random_collective(rng, topology.num_ranks)
+    sizes = [MB] * collective.num_chunks
+    if rng.random() < 0.4:
+        sizes = [rng.choice((1, 2, 3)) * MB for _ in sizes]
+    return make_problem(topology, collective, chunk_bytes=sizes, clauses=Clauses())
+
+
+# ---- schedules
+
+
+class Clock:
+    """Sends put one after another, each as early as its data and its resources let it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.sends = problem, []
+        self.taken: dict[int, list[tuple[int, int]]] = {}
+
+    def put(self, chunk: int, link: int, ready: int, *, reduce: bool = False) -> int:
+        """Enter a send; when it ends."""
+        costs, topology = self.problem.costs, self.problem.topology
+        units = int(costs.chunk_units[chunk])
+        took, start = costs.duration(link, units), ready
+        while True:
+            spans = []
+            for h, hold in enumerate(topology.holds):
+                if hold.link == link:
+                    length = int(costs.hold_alpha[h]) + units * int(costs.hold_beta[h])
+                    begin = start if hold.side == "send" else start + took - length
+                    spans.append((hold.resource, begin, begin + length))
+            if not any(
+                a < until and since < b for r, a, b in spans for since, until in self.taken.get(r, [])
+            ):
+                break
+            start += 1
+        for r, a, b in spans:
+            self.taken.setdefault(r, []).append((a, b))
+        self.sends.append(Send(chunk, link, start, reduce))
+        return start + took
+
+
+def random_sends(problem: Problem, rng: random.Random) -> list[Send]:
+    """Sends of a valid schedule, but for clauses; of a collective that combines, partial sums first."""
+    clock, links = Clock(problem), problem.topology.links
+    order = [c for c in range(problem.collective.num_chunks)]
+    since: dict[tuple[int, int], int] = {}
+    for c in rng.sample(order, len(order)):
+        data = problem.collective.chunks[c]
+        if not problem.collective.combining:
+            since.update({(c, r): 0 for r in data.origins})
+            continue
+        root = data.root if data.root is not None else rng.choice(data.destinations)
+        since[c, root] = gather(clock, c, root, rng)
+    pause = max((s.start + 1 for s in clock.sends), default=0) if rng.random() < 0.8 else 0
+    for c in rng.sample(order, len(order)):
+        missing = [r for r in problem.collective.chunks[c].destinations if (c, r) not in since]
+        while missing:
+            ways = [
+                e for e, ends in enumerate(links) if (c, ends.src) in since and (c, ends.dst) not in since
+            ]
+            link = rng.choice(ways)
+            src, dst = links[link].src, links[link].dst
+            since[c, dst] = clock.put(c, link, max(pause, since[c, src]))
+            missing = [r for r in missing if r != dst]
+    return clock.sends
+
+
+def gather(clock: Clock, chunk: int, root: int, rng: random.Random) -> int:
+    """Partial sums go along a random tree, each once all that it takes in is there; when the root has all."""
+    links, origins = clock.problem.topology.links, clock.problem.collective.chunks[chunk].origins
+    way: dict[int, int | None] = {root: None}
+    while not way.keys() >= set(origins):
+        link = rng.choice([e for e, ends in enumerate(links) if ends.dst in way and ends.src not in way])
+        way[links[link].src] = link
+    ready = dict.fromkeys(origins, 0)
+    for src, link in reversed(way.items()):
+        if src in ready and link is not None:
+            end = clock.put(chunk, link, ready[src], reduce=True)
+            ready[links[link].dst] = max(end, ready.get(links[link].dst, 0))
+    return ready[root]
+
+
+def compact_of(problem: Problem, sends: list[Send], num_reducing: int | None = None) -> CompactSchedule:
+    """Sends in order of start; the first so many reduce, or as many as do."""
+    ordered = sorted(sends, key=lambda send: send.start)
+    if num_reducing is None:
+        num_reducing = sum(send.reduce for send in sends)
+    return CompactSchedule(
+        problem,
+        np.array([send.chunk for send in ordered], np.int32),
+        np.array([send.link for send in ordered], np.int32),
+        np.array([send.start for send in ordered], np.int64),
+        num_reducing=num_reducing,
+    )
+
+
+# ---- changes
+
+
+def drop(rng, sends, problem):
+    sends.pop(rng.randrange(len(sends)))
+
+
+def duplicate(rng, sends, problem):
+    send = rng.choice(sends)
+    sends.append(send._replace(start=send.start + rng.choice((0, 1, 2, 5, 30))))
+
+
+def move(rng, sends, problem):
+    change(rng, sends, lambda send: {"start": send.start + rng.choice((-3, -1, -1, 1, 1, 4))})
+
+
+def move_all(rng, sends, problem):
+    by = rng.choice((-1, 1, 7))
+    sends[:] = [send._replace(start=send.start + by) for send in sends]
+
+
+def move_later(rng, sends, problem):
+    moment, by = rng.choice(sends).start, rng.choice((-1, 1, 3))
+    sends[:] = [send._replace(start=send.start + by * (send.start >= moment)) for send in sends]
+
+
+def redirect(rng, sends, problem):
+    change(rng, sends, lambda _: {"link": rng.randrange(len(problem.topology.links))})
+
+
+def rename(rng, sends, problem):
+    change(rng, sends, lambda _: {"chunk": rng.randrange(problem.collective.num_chunks)})
+
+
+def swap_chunks(rng, sends, problem):
+    swap(rng, sends, "chunk")
+
+
+def swap_times(rng, sends, problem):
+    swap(rng, sends, "start")
+
+
+def flip(rng, sends, problem):
+    change(rng, sends, lambda send: {"reduce": not send.reduce})
+
+
+def add(rng, sends, problem):
+    latest = max((send.start for send in sends), default=0)
+    chunk, link = rng.randrange(problem.collective.num_chunks), rng.randrange(len(problem.topology.links))
+    sends.append(Send(chunk, link, rng.randrange(latest + 8), rng.random() < 0.3))
+
+
+def leave_reality(rng, sends, problem):
+    if rng.random() < 0.2:  # once in a while a chunk or a link that does not exist
+        field, count = rng.choice(
+            (("chunk", problem.collective.num_chunks), ("link", len(problem.topology.links)))
+        )
+        change(rng, sends, lambda _: {field: rng.choice((-1, count))})
+
+
+def change(rng, sends, how):
+    i = rng.randrange(len(sends))
+    sends[i] = sends[i]._replace(**how(sends[i]))
+
+
+def swap(rng, sends, field):
+    a, b = rng.randrange(len(sends)), rng.randrange(len(sends))
+    of_a, of_b = getattr(sends[a], field), getattr(sends[b], field)
+    sends[a], sends[b] = sends[a]._replace(**{field: of_b}), sends[b]._replace(**{field: of_a})
+
+
+CHANGES = (
+    drop, duplicate, move, move, move_all, move_later, redirect, rename, swap_chunks, swap_times, flip, add, add,
+    leave_reality,
+)  # fmt: skip
+
+
+def assert_agreed(compact: CompactSchedule, *, told: object = "") -> str:
+    """Both verifiers, and the judge of data, say the same; returns what they found."""
+    short = verify(compact)
+    if {v.kind for v in short.violations} == {"index"}:
+        with pytest.raises(InputError, match="there are 0-"):
+            compact.expand()
+        return "index"
+    whole = compact.expand()
+    full = verify(whole)
+    kinds, (kind,) = {v.kind for v in full.violations}, [v.kind for v in short.violations] or [""]
+    said = f"{told}\n{full}\n{short}\n{whole.problem.clauses}\n"
+    assert full.ok == short.ok, said
+    if full.ok:
+        assert (full.num_redundant, full.finish_us) == (short.num_redundant, short.finish_us), said
+    else:
+        assert kind in kinds, said
+    assert data_is_sound(whole) == kinds.isdisjoint(OF_DATA), f"{said}{whole.table()}"
+    return kind
+
+
+@pytest.mark.fuzz
+def test_compact_and_full_verifier_agree_on_mutants():
+    """On every schedule with up to three random changes, and on what is wrong with it."""
+    found: Counter[str] = Counter()
+    for seed in cases("mutants of compact schedules", few=600, many=20_000):
+        rng = random.Random(seed // 10)
+        problem = random_case(rng)
+        sends = random_sends(problem, rng)
+        rng = random.Random(f"{seed} changed")
+        problem = replace(problem, clauses=random_clauses(rng, problem.topology))
+        for how in rng.choices(CHANGES, k=rng.choice((0, 0, 1, 1, 2, 3))):
+            if sends:
+                how(rng, sends, problem)
+        count = sum(send.reduce for send in sends) + (rng.choice((-1, 1)) if rng.random() < 0.1 else 0)
+        found[assert_agreed(compact_of(problem, sends, max(0, count)), told=seed)] += 1
+    kinds = set(found) - {"index", "interval", "reduce"}
+    assert kinds >= {"", *OF_DATA, "contention", "link-not-allowed"} - {"reduce"}, found
+
+
+# ---- schedules that become compact
+
+
+def as_compact(schedule: Schedule) -> CompactSchedule | None:
+    """The same in columns, where it can be: no send is merged, all take as long as they should, and none is
+    reduced that starts after one that is copied."""
+    costs, links = schedule.problem.costs, schedule.problem.topology.links
+    collective = schedule.problem.collective
+    if has_several_ends(schedule.problem) or collective.derivations or schedule.num_sends < len(schedule):
+        return None
+    rows = sorted(schedule, key=lambda t: (t.start_ticks, not t.reduce))
+    for t in rows:
+        if not (0 <= t.chunk < collective.num_chunks and 0 <= t.link < len(links)):
+            return None
+        if t.end_ticks - t.start_ticks != costs.duration(t.link, int(costs.chunk_units[t.chunk])):
+            return None
+    sends = [Send(t.chunk, t.link, t.start_ticks, t.reduce) for t in rows]
+    num_reducing = sum(send.reduce for send in sends)
+    if not all(send.reduce for send in sends[:num_reducing]):
+        return None
+    return compact_of(schedule.problem, sends, num_reducing)
+
+
+def has_several_ends(problem: Problem) -> bool:
+    """Whether a link has more than one source or destination."""
+    return any(len(e.srcs) + len(e.dsts) > 2 for e in problem.topology.links)
+
+
+@cache
+def produced() -> tuple[Schedule, ...]:
+    """By hand, by the compiled list scheduler, and by algorithms that are known."""
+    examples = [example() for example in valid.SMALL]
+    for topology in (topologies.ring(4), topologies.torus(2, 3), topologies.mesh(2, 2)):
+        for name in ("broadcast", "allgather", "alltoall", "reduce", "reduce-scatter", "allreduce"):
+            problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+            examples.append(schedule_large(problem, num_runs=1).expand())
+            for algorithm in ("ring", "tree", "recursive", "pairwise"):
+                with suppress(CollectiveError):
+                    examples.append(baseline(algorithm, problem))
+    return tuple(examples)
+
+
+@pytest.mark.fuzz
+def test_verifiers_agree_on_mutants_of_schedules():
+    """On all that can be compact, of what producers make and random changes leave; the judge of data on more."""
+    compared = Counter()
+    for seed in cases("mutants of schedules", few=200, many=6000):
+        rng = random.Random(seed)
+        start = rng.choice(produced())
+        rows = valid.rows_of(start)
+        for how in rng.choices(RANDOM, k=rng.choice((0, 1, 1, 1, 2, 3))):
+            if rows:
+                how(rng, rows, start)
+        mutated = valid.build(start.problem, rows)
+        compact = as_compact(mutated)
+        if compact is not None:
+            compared[assert_agreed(compact, told=seed)] += 1
+            assert verify(compact).ok == verify(mutated).ok, seed
+        elif not start.problem.collective.derivations and not has_several_ends(start.problem):
+            full = verify(mutated)
+            kinds = {v.kind for v in full.violations}
+            if kinds.isdisjoint({"index", "interval"}):
+                assert data_is_sound(mutated) == kinds.isdisjoint(OF_DATA), (
+                    f"{seed}\n{full}\n{mutated.table()}"
+                )
+    assert set(compared) >= {"", "presence", "contention", "double-count"}, compared
+
+
+@pytest.mark.fuzz
+def test_sums_of_many_contributions_agree():
+    """Of more contributions than the compact verifier follows at a time, unless they go along trees."""
+    found = Counter()
+    for seed in cases("mutants of wide sums", few=12, many=400):
+        rng = random.Random(seed)
+        num_ranks = rng.choice((62, 63, 64, 100, 125))
+        ends = tuple(sorted(rng.sample(range(num_ranks), 3)))
+        origins = tuple(sorted(rng.sample(range(num_ranks), rng.randint(60, num_ranks))))
+        collective = Collective("wide", num_ranks, (Chunk(origins, ends, ends[0]),), True)
+        problem = make_problem(topologies.ring(num_ranks), collective, chunk_bytes=1000, clauses=Clauses())
+        sends = random_sends(problem, rng)
+        for how in rng.choices((drop, duplicate, move_later, flip, redirect), k=rng.choice((0, 1, 2))):
+            how(rng, sends, problem)
+        found[assert_agreed(compact_of(problem, sends), told=seed)] += 1
+    assert len(found) > 1, found
+
+
+# ---- what a fuzz found, or an adversary
+
+
+def test_a_rank_that_contributes_nothing_has_nothing_to_send():
+    """Rank 1's contribution goes to rank 0; rank 2, which holds nothing, sends as well, over its own link.
+
+    Read backwards, rank 0 would spread the chunk to both, and rank 2 would be a leaf that harms nobody.
+    """
+    sum_of_one = collectives.custom(3, precondition={0: [1]}, postcondition={0: [0]}, combining=True)
+    problem = make_problem(topologies.ring(3), sum_of_one, chunk_bytes=1000)
+    into_root = [
+        next(e for e, ends in enumerate(problem.topology.links) if ends.src == r and ends.dst == 0)
+        for r in (1, 2)
+    ]
+    sound = compact_of(problem, [Send(0, into_root[0], 0, True)])
+    assert assert_agreed(sound) == ""
+    both = compact_of(problem, [Send(0, link, 0, True) for link in into_root])
+    assert assert_agreed(both) == "presence"
+    (fault,) = verify(both).violations
+    assert "rank 2 does not hold the chunk when the send starts" in fault.message
+
+
+def test_a_sum_may_spread_while_another_is_gathered():
+    """Two ranks: chunk 0 is whole at rank 0 at 2 us, and copied to rank 1 at once; chunk 1 is still on its way.
+
+    Sends take 1 + 1 us. Chunk 1 goes to rank 1 over the second link between them, from 1 us to 3.
+    """
+    builder = TopologyBuilder("pair", [0, 0])
+    over, back, beside = (
+        builder.add_link(a, b, alpha_us=1, beta_us_per_mb=1) for a, b in ((0, 1), (1, 0), (0, 1))
+    )
+    chunks = (Chunk((0, 1), (0, 1), 0), Chunk((0, 1), (1,), 1))
+    problem = make_problem(builder.build(), Collective("two sums", 2, chunks, True), chunk_bytes=MB)
+    sends = [Send(0, back, 0, True), Send(1, beside, 1, True), Send(0, over, 2)]
+    assert assert_agreed(compact_of(problem, sends)) == ""
+
+
+def test_ranks_may_exchange_their_contributions():
+    """Both ranks add the other's contribution to their own at 2 us: an allreduce without a root's copy."""
+    builder = TopologyBuilder("pair", [0, 0])
+    links = [builder.add_link(a, b, alpha_us=1, beta_us_per_mb=1) for a, b in ((0, 1), (1, 0))]
+    problem = make_problem(
+        builder.build(), Collective("x", 2, (Chunk((0, 1), (0, 1), 0),), True), chunk_bytes=MB
+    )
+    assert assert_agreed(compact_of(problem, [Send(0, link, 0, True) for link in links])) == ""
+
+
+@pytest.mark.parametrize(("start", "verdict"), [(0, "contention"), (1, ""), (2, "contention"), (3, "")])
+def test_a_link_may_hold_a_resource_by_several_rows(start, verdict):
+    """A send of 3 us holds a NIC for its first 1 us and its last 1 us, by two rows and by a third that says less.
+
+    Another send holds the NIC for its first microsecond: at 1 us it fits between.
+    """
+    builder = TopologyBuilder("NIC", [0, 0, 0])
+    nic = builder.add_resource("NIC")
+    long, short = (builder.add_link(0, dst, alpha_us=2, beta_us_per_mb=1) for dst in (1, 2))
+    for side in ("send", "receive", "receive"):
+        builder.add_hold(long, nic, alpha_us=0, beta_us_per_mb=1, side=side)
+    builder.add_hold(short, nic, alpha_us=1, beta_us_per_mb=0)
+    collective = Collective("two copies", 3, (Chunk((0,), (1,)), Chunk((0,), (2,))))
+    problem = make_problem(builder.build(), collective, chunk_bytes=MB)
+    assert assert_agreed(compact_of(problem, [Send(0, long, 0), Send(1, short, start)])) == verdict
+
+
+def test_an_implicit_sum_may_spread_while_another_is_gathered():
+    """Ring of two, two items, L ticks a send: item 0 is whole at L and copied at once, item 1 only at 3 L."""
+    schedule = synthesize_implicit("ring:2", "allreduce", chunks_per_rank=2).schedule
+    took = int(schedule.ticks.latency[0])
+    rows = [(0, 1, 0, 0, True), (0, 0, 1, took, False), (1, 1, 0, 2 * took, True), (1, 0, 1, 3 * took, False)]
+    item, src, dst, start, reduce = zip(*rows, strict=True)
+    pattern = Pattern.sorted(item, src, dst, [0] * 4, start, reduce)
+    assert assert_implicit_agrees(replace(schedule, pattern=pattern)) == ""
+
+
+def test_what_cannot_be_judged_in_columns_is_refused():
+    """Links of several ends, and chunks that ranks make from others."""
+    for example in (valid.hyperedges(), valid.scan()):
+        sends = [Send(t.chunk, t.link, t.start_ticks, t.reduce) for t in example]
+        with pytest.raises(InputError, match="expand the schedule"):
+            verify(compact_of(example.problem, sends))
+
+
+# ---- implicit schedules
+
+FABRICS = ("ring:4", "torus:3x3", "star:4", "mesh:2x3", "hypercube:2", "fully-connected:3")
+
+
+def cells(rng, rows, schedule):
+    """One cell of the pattern, mostly to what it may be."""
+    name = rng.choice(("item", "src", "dst", "link_class", "reduce"))
+    row = rng.choice(rows)
+    row[name] = not row[name] if name == "reduce" else rng.randrange(-1, 5)
+
+
+def redirected(rng, rows, schedule):
+    """A row over another class of links, from another place."""
+    shape, row = schedule.translations, rng.choice(rows)
+    row["src"], row["link_class"] = rng.randrange(shape.num_ranks), rng.randrange(len(shape.classes))
+    row["dst"] = int(shape.group.translate(row["src"], shape.classes[row["link_class"]].dst))
+
+
+def retimed(rng, rows, schedule):
+    row = rng.choice(rows)
+    row["start"] += rng.choice((-1, 1, -20, 20, int(schedule.ticks.latency[0])))
+
+
+def all_later(rng, rows, schedule):
+    moment, by = rng.choice(rows)["start"], rng.choice((-1, 1, 50))
+    for row in rows:
+        row["start"] += by * (row["start"] >= moment)
+
+
+def copied(rng, rows, schedule):
+    rows.append(rng.choice(rows) | {"start": rng.choice((schedule.finish_ticks, rng.randrange(300)))})
+
+
+def left_out(rng, rows, schedule):
+    rows.pop(rng.randrange(len(rows)))
+
+
+def renamed(rng, rows, schedule):
+    rng.choice(rows)["item"] = rng.randrange(schedule.num_items)
+
+
+def swapped(rng, rows, schedule):
+    a, b = rng.choice(rows), rng.choice(rows)
+    a["start"], b["start"] = b["start"], a["start"]
+
+
+PATTERN_CHANGES = (cells, redirected, retimed, retimed, all_later, copied, left_out, renamed, swapped)
+
+
+def mutated_pattern(schedule: ImplicitSchedule, rng: random.Random) -> ImplicitSchedule:
+    """Up to three changes of its rows, which stay where they are though they may not be in order then."""
+    names = schedule.pattern._fields
+    rows = [
+        dict(zip(names, row, strict=True))
+        for row in zip(*(c.tolist() for c in schedule.pattern), strict=True)
+    ]
+    for how in rng.choices(PATTERN_CHANGES, k=rng.choice((1, 1, 2, 3))):
+        if rows:
+            how(rng, rows, schedule)
+    columns = {
+        name: np.array([row[name] for row in rows], getattr(schedule.pattern, name).dtype) for name in names
+    }
+    return replace(schedule, pattern=type(schedule.pattern)(**columns))
+
+
+def assert_implicit_agrees(schedule: ImplicitSchedule, *, told: object = "") -> str:
+    """It is valid if, and only if, it is once written out; what is wrong with it is named there, too."""
+    short = verify(schedule)
+    kinds = {v.kind for v in short.violations}
+    if kinds & {"index", "symmetry"}:  # rows that mean nothing, and cannot be written out
+        return "index"
+    whole = schedule.expand()
+    full = verify(whole)
+    said = f"{told}\n{full}\n{short}\n{whole.table()}"
+    assert kinds <= {v.kind for v in full.violations}, said
+    assert full.ok == short.ok, said
+    assert (full.finish_us, full.num_transfers) == (short.finish_us, short.num_transfers), said
+    assert not full.ok or full.num_redundant == short.num_redundant, said
+    return min(kinds, default="")
+
+
+@pytest.mark.fuzz
+def test_implicit_and_full_verifier_agree_on_mutants():
+    """On every pattern with up to three random changes."""
+    found: Counter[str] = Counter()
+    made = {}
+    for seed in cases("mutants of implicit schedules", few=150, many=4000):
+        rng = random.Random(seed)
+        key = rng.choice(FABRICS), rng.choice(IMPLICIT_COLLECTIVES), rng.choice((1, 1, 2))
+        if key not in made:
+            made[key] = synthesize_implicit(key[0], key[1], chunks_per_rank=key[2]).schedule
+        found[assert_implicit_agrees(mutated_pattern(made[key], rng), told=seed)] += 1
+    assert set(found) >= {"", "contention", "presence", "postcondition", "double-count"}, found
