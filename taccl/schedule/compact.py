@@ -58,6 +58,15 @@ class CompactSchedule:
     producer: str = ""
     num_reducing: int = 0
 
+    def __post_init__(self) -> None:
+        columns = {name: np.asarray(getattr(self, name)) for name in ("chunk", "link", "start")}
+        lengths = {column.shape for column in columns.values()}
+        if len(lengths) > 1 or any(c.ndim != 1 or c.dtype.kind not in "iu" for c in columns.values()):
+            found = ", ".join(f"{name} {c.dtype}{list(c.shape)}" for name, c in columns.items())
+            raise InputError(
+                f"found {found}; expected columns of whole numbers, a value per transfer", where="schedule"
+            )
+
     @property
     def num_transfers(self) -> int:
         return len(self.chunk)
@@ -107,17 +116,21 @@ class CompactSchedule:
         Raises
         ------
         InputError
-            If there is no such chunk or link, so that no end is known.
+            If there is no such chunk or link, so that no end is known, or a start takes more than 62 bits.
         """
         costs = self.problem.costs
         for first in range(0, self.num_transfers, size):
             part = slice(first, first + size)
             chunk, link = self.chunk[part].astype(np.int64), self.link[part].astype(np.int64)
             start = self.start[part].astype(np.int64)
-            for name, column, known in (("chunk", chunk, costs.chunk_units), ("link", link, costs.link_beta)):
-                if not 0 <= int(column.min()) <= int(column.max()) < len(known):
+            for name, column, least, count in (
+                ("chunk", chunk, 0, len(costs.chunk_units)),
+                ("link", link, 0, len(costs.link_beta)),
+                ("start", start, -(2**62), 2**62),
+            ):
+                if not least <= int(column.min()) <= int(column.max()) < count:
                     raise InputError(
-                        f"found {name}s {column.min()}-{column.max()}; there are 0-{len(known) - 1}",
+                        f"found {name}s {column.min()}-{column.max()}; there are {least}-{count - 1}",
                         where="schedule",
                     )
             yield (

@@ -153,7 +153,7 @@ def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None)
         problem = problem or Problem.from_dict(index["problem"])
         if problem.digest() != index["problem_digest"]:
             raise FormatError(f"it is for another problem than {problem!r}", where=where)
-        schedule = _over_files(problem, path, index["producer"], index["num_reducing"])
+        schedule = _over_files(problem, path, index["producer"], int(index["num_reducing"]))
         stated = (index["num_transfers"], index["digest"])
     except InputError:
         raise

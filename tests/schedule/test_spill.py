@@ -13,6 +13,7 @@ from taccl import collectives
 from taccl.errors import FormatError, InputError
 from taccl.problem import make_problem
 from taccl.schedule import spill as spilling
+from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import check_folder, load_spilled, room_for, spill
 from taccl.schedule.summary import summarize
 from taccl.synthesis.large import schedule_large
@@ -135,3 +136,31 @@ def test_summary_has_no_transfers(schedule, use):
     """Whatever needs them says that only a summary was kept."""
     with pytest.raises(InputError, match="only a summary was kept of these 72 transfers"):
         use(summarize(schedule))
+
+
+def test_a_count_of_reductions_that_is_text_is_a_number(tmp_path):
+    """The digest, which is over its text, cannot tell them apart."""
+    left = schedule_large(problem_of("allreduce"), num_runs=1)
+    spill(left, tmp_path / "left")
+    index = tmp_path / "left" / "schedule.json"
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps(content | {"num_reducing": str(left.num_reducing)}))
+    assert load_spilled(tmp_path / "left").num_reducing == left.num_reducing
+
+
+@pytest.mark.parametrize(
+    "changed", [{"start": np.zeros(3)}, {"chunk": np.zeros(2, int)}, {"link": np.zeros((3, 1), int)}]
+)
+def test_columns_hold_whole_numbers_and_are_as_long(changed):
+    """Fractions would be cut off where the schedule is verified, expanded or hashed."""
+    columns = {name: np.zeros(3, int) for name in ("chunk", "link", "start")} | changed
+    with pytest.raises(InputError, match="expected columns of whole numbers, a value per transfer"):
+        CompactSchedule(problem_of(), **columns)
+
+
+@pytest.mark.parametrize("changed", [{"chunk": -1}, {"link": 10**6}, {"start": 2**62}])
+def test_what_does_not_exist_cannot_be_expanded(changed):
+    """Nobody knows when it would end."""
+    columns = {name: np.array([changed.get(name, 0)]) for name in ("chunk", "link", "start")}
+    with pytest.raises(InputError, match=f"found {next(iter(changed))}s"):
+        CompactSchedule(problem_of(), **columns).expand()
