@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,17 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TACCL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def read_only(tmp_path: Path):
+    """A folder that can be made read-only while a test lasts: call it when it is filled."""
+    if os.geteuid() == 0 and sys.platform != "linux":
+        pytest.skip("root may write everything here")
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    yield folder
+    folder.chmod(0o755)
 
 
 @pytest.hookimpl(wrapper=True)

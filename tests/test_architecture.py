@@ -14,7 +14,7 @@ PACKAGE = Path(taccl.__file__).parent
 #: From the ground up; the facade and the command line stand on top.
 LINES = (
     ("errors",),
-    ("deadline", "html", "names", "units"),
+    ("deadline", "html", "kernels", "names", "units"),
     ("arguments",),
     ("topology", "clauses", "collective", "solvers"),
     ("collectives", "costs"),

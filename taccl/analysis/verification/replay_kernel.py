@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
+
+from taccl.kernels import compiled
 
 if TYPE_CHECKING:
     from typing import Any
@@ -24,7 +25,7 @@ _WORD = 62
 _NO_TREES = -1
 
 
-@numba.njit(cache=True)
+@compiled
 def _place_of(
     chunk: int, rank: int, num_ranks: int, keys: NDArray[np.int64], first: NDArray[np.int64]
 ) -> int:
@@ -45,7 +46,7 @@ def _place_of(
     return len(keys)
 
 
-@numba.njit(cache=True)
+@compiled
 def replay_sends(
     chunk: NDArray[np.int64], link: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64],
     src: NDArray[np.int64], dst: NDArray[np.int64],
@@ -86,7 +87,7 @@ def replay_sends(
     return OK, 0, num_redundant
 
 
-@numba.njit(cache=True)
+@compiled
 def by_chunk(chunk: NDArray[np.int64], number: int, after: NDArray[np.int64], order: NDArray[Any]) -> None:
     """Enter some sends, numbered from `number` on, into `order`; ``after[c]`` is where the next of c goes."""
     for i in range(len(chunk)):
@@ -94,7 +95,7 @@ def by_chunk(chunk: NDArray[np.int64], number: int, after: NDArray[np.int64], or
         after[chunk[i]] += 1
 
 
-@numba.njit(cache=True)
+@compiled
 def replay_sums(
     first: NDArray[np.int64], src: NDArray[np.int64], dst: NDArray[np.int64],
     start: NDArray[np.int64], end: NDArray[np.int64], adds: NDArray[np.bool_], lands: NDArray[np.int64],
@@ -148,7 +149,7 @@ def replay_sums(
     return OK, 0, 0, num_redundant
 
 
-@numba.njit(cache=True)
+@compiled
 def _along_trees(  # type: ignore[no-untyped-def]
     src, dst, start, end, adds, gathers, lands, origins, ends, root, size, spent
 ):
@@ -190,7 +191,7 @@ def _along_trees(  # type: ignore[no-untyped-def]
     return OK, 0, redundant
 
 
-@numba.njit(cache=True)
+@compiled
 def _as_sets(  # type: ignore[no-untyped-def]
     src, dst, start, end, adds, gathers, lands, origins, ends, root, held, size, last
 ):

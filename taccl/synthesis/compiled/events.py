@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import numba
+from taccl.kernels import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,22 +20,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "Events", "Watch", "compiled", "is_stopped", "next_time", "part", "pop", "post", "push", "stopping",
+    "Events", "Watch", "is_stopped", "next_time", "part", "pop", "post", "push", "stopping",
     "time_left_s", "watched",
 ]  # fmt: skip
 
-_Function = TypeVar("_Function", bound="Callable[..., Any]")
 _Value = TypeVar("_Value")
-
-
-def compiled(function: _Function) -> _Function:
-    """The function compiled, but without counting references to arrays, which doubles the time.
-
-    So it must not make an array.
-    """
-    options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
-    result: _Function = numba.njit(**options)(function)
-    return result
 
 
 @dataclass(slots=True)

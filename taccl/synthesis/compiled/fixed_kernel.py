@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.synthesis.compiled.events import compiled, pop, push
+from taccl.kernels import compiled
+from taccl.synthesis.compiled.events import pop, push
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.synthesis.compiled.events import compiled, next_time, pop, post, push
+from taccl.kernels import compiled
+from taccl.synthesis.compiled.events import next_time, pop, post, push
 
 if TYPE_CHECKING:
     import numpy as np

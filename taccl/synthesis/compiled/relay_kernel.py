@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taccl.synthesis.compiled.events import compiled, pop, push
+from taccl.kernels import compiled
+from taccl.synthesis.compiled.events import pop, push
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from taccl.synthesis.compiled.events import compiled, pop, push
+from taccl.kernels import compiled
+from taccl.synthesis.compiled.events import pop, push
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.synthesis.compiled.events import compiled, pop, push
+from taccl.kernels import compiled
+from taccl.synthesis.compiled.events import pop, push
 
 if TYPE_CHECKING:
     import numpy as np

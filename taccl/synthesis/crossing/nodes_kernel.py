@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.synthesis.compiled.events import compiled, pop, push
+from taccl.kernels import compiled
+from taccl.synthesis.compiled.events import pop, push
 from taccl.synthesis.crossing.inside_nodes import book, earliest, gather
 from taccl.synthesis.crossing.times import near_node, near_rank, root_rank
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.synthesis.compiled.events import compiled
+from taccl.kernels import compiled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.synthesis.compiled.events import compiled
+from taccl.kernels import compiled
 from taccl.synthesis.crossing.rounds import (
     chance,
     copy_plan,

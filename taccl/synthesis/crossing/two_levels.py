@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.collectives import make
+from taccl.kernels import compiled
 from taccl.problem import make_problem
-from taccl.synthesis.compiled.events import compiled, is_stopped, pop, push, stopping
+from taccl.synthesis.compiled.events import is_stopped, pop, push, stopping
 from taccl.synthesis.compiled.fixed import Order, Planner
 from taccl.synthesis.compiled.routes import bare_trees
 from taccl.synthesis.crossing.crossings import make_crossings, make_inside

@@ -13,8 +13,9 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
-import numba
 import numpy as np
+
+from taccl.kernels import compiled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +69,7 @@ def make_server(ticks: ClassTicks) -> Server:
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=True)
 def _free_at(server: Server, g: int) -> int:
     """When a class can next start a send."""
     at = 0
@@ -77,14 +78,14 @@ def _free_at(server: Server, g: int) -> int:
     return at
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=True)
 def _take(server: Server, g: int, time: int) -> None:
     """Hold the resources of a class for a send that starts now."""
     for h in range(server.hold_of[g], server.hold_of[g + 1]):
         server.free[server.resource[h]] = time + server.lead[h] + server.length[h]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=True)
 def spread_offsets(
     server: Server,
     steps: NDArray[np.int32],
@@ -234,7 +235,7 @@ def spread_offsets(
                 work[head + g] = following[node]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(allocates=True)
 def route_offsets(
     server: Server,
     path_of: NDArray[np.int64],

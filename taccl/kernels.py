@@ -1,0 +1,183 @@
+"""Kernels: functions compiled by numba, and where what is compiled is kept.
+
+It is kept where numba would keep it: in ``NUMBA_CACHE_DIR``, beside the source, or in the user's cache
+folder; where none of these can be written, in a private folder of this user's among the temporary files; and
+where that cannot be made, nowhere. What cannot be read or written there is compiled anew.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import warnings
+from contextlib import contextmanager
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numba
+from numba.core import caching
+
+from taccl.errors import CacheWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["compiled"]
+
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+
+@overload
+def compiled(function: _Function) -> _Function: ...
+@overload
+def compiled(*, allocates: bool) -> Callable[[_Function], _Function]: ...
+def compiled(function: _Function | None = None, *, allocates: bool = False) -> Any:
+    """The function compiled, to run beside other threads.
+
+    Parameters
+    ----------
+    allocates : bool
+        Whether it makes arrays or lists. If not, references to arrays are not counted, which halves the time.
+    """
+    if function is None:
+        return partial(_compiled, allocates=allocates)
+    return _compiled(function, allocates=allocates)
+
+
+def _compiled(function: _Function, *, allocates: bool) -> _Function:
+    options: dict[str, Any] = {"nogil": True} if allocates else {"nogil": True, "_nrt": False}
+    kernel: Any = numba.njit(**options)(function)
+    if kernel is not function:  # NUMBA_DISABLE_JIT=1
+        kernel._cache = _Cache(function)
+    result: _Function = kernel
+    return result
+
+
+@cache
+def _warn(what: str) -> None:
+    """Warn once in this process, however many kernels it concerns."""
+    advice = "name a folder that can be written in NUMBA_CACHE_DIR"
+    warnings.warn(f"{what}; {advice}", CacheWarning, stacklevel=3)
+
+
+class _UserWideLocator(caching.UserWideCacheLocator):
+    """The user's cache folder; without a home, numba would make a folder ``~`` in the current one."""
+
+    def ensure_cache_path(self) -> None:
+        if not os.path.isabs(self.get_cache_path()):
+            raise FileNotFoundError
+        super().ensure_cache_path()
+
+
+class _TemporaryLocator(caching.InTreeCacheLocator):
+    """A folder of this user's among the temporary files, that nobody else can write."""
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
+        super().__init__(py_func, py_file)
+        user = os.geteuid() if hasattr(os, "geteuid") else "user"
+        self._folder = os.path.join(tempfile.gettempdir(), f"taccl-kernels-{user}")
+        self._cache_path = os.path.join(self._folder, self.get_suitable_cache_subpath(py_file))
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _TemporaryLocator | None:
+        try:
+            locator: _TemporaryLocator | None = super().from_function(py_func, py_file)
+        except OSError:  # no folder for temporary files at all
+            return None
+        if locator is not None:
+            _warn(
+                f"compiled functions are kept in {locator._folder}, as neither the folder of taccl nor the "
+                "user's cache folder can be written"
+            )
+        return locator
+
+    def ensure_cache_path(self) -> None:
+        """What is in it will be run, so it must be this user's own, and nobody else's.
+
+        Raises
+        ------
+        OSError
+            If it is not, or cannot be made.
+        """
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        found = os.lstat(self._folder)
+        if hasattr(os, "geteuid") and (
+            not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077
+        ):
+            raise PermissionError(f"{self._folder} is not this user's own")
+        super().ensure_cache_path()
+
+
+class _Impl(caching.CompileResultCacheImpl):
+    _locator_classes = [
+        _UserWideLocator if locator is caching.UserWideCacheLocator else locator
+        for locator in caching.CompileResultCacheImpl._locator_classes
+    ] + [_TemporaryLocator]
+
+
+class _Files(caching.IndexDataCacheFile):
+    """Files that say what they hold.
+
+    Where two processes write at once, or one is ended between two files, numba's index may name a file that
+    holds the code for other types, or of an older source.
+    """
+
+    def save(self, key: object, data: object) -> None:
+        super().save(key, (self._source_stamp, key, data))
+
+    def load(self, key: object) -> object:
+        found = super().load(key)
+        return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
+
+
+class _FunctionCache(caching.FunctionCache):
+    _impl_class = _Impl
+
+    def __init__(self, py_func: Callable[..., Any]) -> None:
+        super().__init__(py_func)
+        files = self._cache_file
+        self._cache_file = _Files(files._cache_path, self._impl.filename_base, files._source_stamp)
+
+
+class _Cache(caching.NullCache):
+    """What is kept of one kernel, looked for when it is first called; nothing wrong with it ends a run."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    @cached_property
+    def _kept(self) -> Any:
+        try:
+            return _FunctionCache(self._function)
+        except (OSError, RuntimeError):  # nowhere to keep it, or a source that is gone
+            _warn("compiled functions are kept nowhere, and every process compiles them anew")
+            return caching.NullCache()
+
+    @property
+    def cache_path(self) -> Any:
+        return self._kept.cache_path
+
+    def load_overload(self, sig: object, target_context: object) -> object:
+        try:
+            return self._kept.load_overload(sig, target_context)
+        except Exception:  # whatever pickle and LLVM make of a damaged file
+            self.flush()
+            return None
+
+    def save_overload(self, sig: object, data: object) -> None:
+        with self._without():
+            self._kept.save_overload(sig, data)
+
+    def flush(self) -> None:
+        with self._without():
+            self._kept.flush()
+
+    @contextmanager
+    def _without(self) -> Iterator[None]:
+        """Keep nothing from now on if a file cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            self._kept = caching.NullCache()
+            _warn(f"compiled functions cannot be kept ({error.strerror})")

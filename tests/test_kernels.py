@@ -1,0 +1,202 @@
+"""Where compiled kernels are kept: folders that cannot be written, and files that are damaged."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl import kernels
+from taccl.errors import CacheWarning
+from tests.hardships import without_privileges
+
+SOURCE = """
+from taccl.kernels import compiled
+
+@compiled
+def scaled(x):
+    return 2 * x
+
+@compiled
+def shifted(x):
+    return x + 1
+"""
+#: Prints an answer, how many kernels were not compiled anew, and the warnings.
+SCRIPT = """
+import sys, warnings
+sys.path.insert(0, sys.argv[1])
+with warnings.catch_warnings(record=True) as said:
+    from small import scaled, shifted
+    answer = shifted(scaled(20))
+print(answer, sum(f.stats.cache_hits[s] for f in (scaled, shifted) for s in f.signatures))
+for warning in said:
+    print(warning.category.__name__, warning.message)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_named(monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+    kernels._warn.cache_clear()
+
+
+@pytest.fixture
+def small(tmp_path):
+    """The kernels of SOURCE as a process sees them that has just begun."""
+    path = tmp_path / "small.py"
+    path.write_text(SOURCE)
+
+    def load():
+        spec = importlib.util.spec_from_file_location("small", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    load.path = path
+    return load
+
+
+def hits(kernel) -> int:
+    return sum(kernel.stats.cache_hits.values())
+
+
+def run_small(folder, **environment):
+    """What SCRIPT prints where files keep to their permissions: the first line, and the warnings."""
+    names = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder)], capture_output=True, text=True, cwd=folder,
+        env={name: str(value) for name, value in names.items()}, preexec_fn=without_privileges,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer, *said = done.stdout.splitlines()
+    return answer, said
+
+
+@pytest.mark.parametrize("home", ["read-only", "unset"])
+def test_kernels_are_kept_in_a_private_folder_where_neither_package_nor_home_can_be_written(
+    read_only, tmp_path, home
+):
+    """The second process compiles nothing; each warns once, and the folder is this user's alone."""
+    (read_only / "small.py").write_text(SOURCE)
+    read_only.chmod(0o555)
+    environment = {"TMPDIR": tmp_path}
+    if home == "read-only":
+        environment["HOME"] = read_only
+    else:
+        environment["XDG_CACHE_HOME"] = read_only
+    answers = [run_small(read_only, **environment) for _ in range(2)]
+    folder = tmp_path / f"taccl-kernels-{os.geteuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [answer for answer, _ in answers] == ["41 0", "41 2"]
+    for _, (said,) in answers:
+        assert said.startswith(f"CacheWarning compiled functions are kept in {folder}, as neither")
+
+
+def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp_path):
+    """Others could put code into a folder that they may write: nothing is kept there, with one warning."""
+    (read_only / "small.py").write_text(SOURCE)
+    read_only.chmod(0o555)
+    (tmp_path / f"taccl-kernels-{os.geteuid()}").mkdir(mode=0o777)
+    (tmp_path / f"taccl-kernels-{os.geteuid()}").chmod(0o777)
+    answer, (said,) = run_small(read_only, HOME=read_only, TMPDIR=tmp_path)
+    assert answer == "41 0"
+    assert said.startswith("CacheWarning compiled functions are kept nowhere")
+
+
+def test_an_ordinary_command_works_where_neither_package_nor_home_can_be_written(read_only, tmp_path):
+    """No word of it where nothing is compiled."""
+    shutil.copytree(Path(taccl.__file__).parent, read_only / "taccl", ignore=shutil.ignore_patterns("__pycache__"))
+    folders = [read_only, *(path for path in read_only.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    words = ["synthesize", "ring:3", "--collective", "allgather", "--size", "3KB", "--backend", "greedy"]
+    done = subprocess.run(
+        [sys.executable, "-m", "taccl", *words], capture_output=True, text=True, cwd=read_only,
+        env={"PATH": os.environ["PATH"], "HOME": str(read_only), "TMPDIR": str(tmp_path)},
+        preexec_fn=without_privileges,
+    )  # fmt: skip
+    for folder in folders:
+        folder.chmod(0o755)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "proven best" in done.stdout
+
+
+def test_a_folder_of_somebody_else_is_not_used(small, tmp_path, monkeypatch):
+    """Neither a folder of another user nor a link to one holds kernels."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"taccl-kernels-{os.geteuid()}").symlink_to(tmp_path)
+    assert kernels._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
+    (tmp_path / "taccl-kernels-12345").mkdir(mode=0o700)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    assert kernels._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
+
+
+def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_path):
+    """As numba does, and without a word."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert small().scaled(20) == 40
+    assert len(list((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))) == 1
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 500, b"no pickle", pickle.dumps(3), pickle.dumps((1, 2, 3)), None]
+)
+def test_a_damaged_file_is_compiled_anew_and_mended(small, tmp_path, kind, content):
+    """Empty, garbage, of other types, or cut in half."""
+    assert small().scaled(20) == 40
+    (path,) = (tmp_path / "__pycache__").glob(f"small.scaled-*.{kind}")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
+    damaged = small()
+    assert (damaged.scaled(20), hits(damaged.scaled)) == (40, 0)
+    mended = small()
+    assert (mended.scaled(20), hits(mended.scaled)) == (40, 1)
+
+
+def test_code_for_other_types_is_not_run(small, tmp_path):
+    """Two processes that write at once may leave numba's index with the code of the other."""
+    first = small()
+    assert (first.scaled(20), first.scaled(2.5)) == (40, 5.0)
+    one, two = sorted((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))
+    one_bytes = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(one_bytes)
+    mixed = small()
+    assert (mixed.scaled(20), mixed.scaled(2.5), hits(mixed.scaled)) == (40, 5.0, 0)
+
+
+def test_code_of_an_older_source_is_not_run(small, tmp_path):
+    """A process that is ended once the index is written leaves the code that was there before."""
+    assert small().scaled(20) == 40
+    (path,) = (tmp_path / "__pycache__").glob("small.scaled-*.nbc")
+    older = path.read_bytes()
+    small.path.write_text(SOURCE.replace("2 * x", "3 * x"))
+    assert small().scaled(20) == 60
+    path.write_bytes(older)
+    assert small().scaled(20) == 60
+
+
+def test_a_full_disk_costs_one_warning(small, monkeypatch):
+    """What cannot be kept runs all the same."""
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", fail)
+    module = small()
+    with pytest.warns(CacheWarning) as said:
+        assert module.shifted(module.scaled(20)) == 41
+    assert [str(warning.message).partition(";")[0] for warning in said] == [
+        "compiled functions cannot be kept (No space left on device)"
+    ]
