@@ -85,15 +85,12 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             "-saveSolution",
             "solution.bin",
         ]
-        log, killed = _run_command(command, folder, control, echo=payload["log"])
+        log, ended = _run_command(command, folder, control, echo=payload["log"])
         result = _read(folder, log, model)
+    if ended and result["status"] == "crashed":
+        result = {"status": "no-solution", "message": f"CBC: stopped on time, without a solution ({ended})"}
     if control.stop_requested() and result["status"] in ("feasible", "no-solution"):
         result["message"] = "CBC stopped: interrupted by user"
-    if killed and result["status"] == "crashed":
-        result = {
-            "status": "no-solution",
-            "message": "CBC stopped: killed, as it did not answer an interrupt",
-        }
     return {"version": _version(log), **result}
 
 
@@ -184,8 +181,8 @@ def _start(hint: np.ndarray) -> str:
     return "\n".join([*lines, ""])
 
 
-def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, bool]:
-    """What CBC printed, and whether it had to be killed."""
+def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, str]:
+    """What CBC printed, and how it was ended as time was up; empty if it ended by itself, or crashed."""
     limit_s = control.seconds() + control.time_left_s() + _OVERRUN_S
     process = subprocess.Popen(
         command,
@@ -215,7 +212,14 @@ def _run_command(command: list[str], folder: Path, control: Control, *, echo: bo
             process.kill()
         process.wait()
         reader.join()
-    return "".join(reader.lines), killed
+    log = "".join(reader.lines)
+    if killed:
+        return log, "killed, as it did not answer an interrupt"
+    if interrupted_s is not None and process.returncode in (0, -signal.SIGINT):
+        return log, "interrupted before it could write one"
+    if process.returncode == 0 and control.time_left_s() <= 0:
+        return log, "it wrote none"
+    return log, ""
 
 
 class _LogReader(threading.Thread):
@@ -276,7 +280,7 @@ def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
         return {"status": "infeasible"}
     if status.startswith("Unbounded"):
         return {"status": "infeasible-or-unbounded"}  # CBC says so of the relaxation
-    reason = f"CBC: {status.split(' - ')[0].strip().lower()}"
+    reason = f"CBC: {re.split(r' - | [(]', status)[0].strip().lower()}"
     if not status.startswith("Stopped"):
         return {"status": "crashed", "message": f"CBC wrote the status {status.strip()!r}"}
     if "no integer solution" in status or "- objective value" not in status:

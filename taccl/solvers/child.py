@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from taccl.solvers.memory import limited_memory, tells_of_memory
@@ -145,6 +146,7 @@ class _Worker:
 def main() -> None:
     """Serve tasks until the parent goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")  # nobody would see what a library warns of; nor shall it end a task
     channel = os.dup(1)
     quiet = os.dup(2)  # the parent gave a file that it reads when this process dies
     os.dup2(2, 1)

@@ -12,6 +12,8 @@ import pytest
 from solver_models import SOLVERS, assignment, knapsack, market_split, odd_sum, runaway, two_jobs
 
 from taccl.errors import InputError
+from taccl.solvers import cbc
+from taccl.solvers.child import Control
 from taccl.solvers.model import MilpModel
 from taccl.solvers.registry import known_solvers, require_known, solver_family, solver_infos
 from taccl.solvers.solver import STATUSES, _Call, solve
@@ -345,3 +347,35 @@ def test_solver_infos():
     infos = solver_infos()
     assert {info.name for info in infos} >= set(known_solvers())
     assert all(info.version if info.available else info.why_not for info in infos)
+
+
+def test_warnings_as_errors_do_not_take_a_solver_away():
+    """What a solver's library warns of is no reason to call the solver missing."""
+    script = "from tests.solvers.solver_models import knapsack; from taccl.solvers.solver import solve; print(solve(knapsack(), 'cbc', time_limit_s=60).objective)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "error"}
+    )
+    assert (done.returncode, done.stdout) == (0, "-220.0\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "script, status, message",
+    [
+        ("exec sleep 60", "no-solution", "CBC: stopped on time, without a solution (interrupted before it could write one)"),
+        ("trap '' INT; while :; do sleep 0.1; done", "no-solution", "CBC: stopped on time, without a solution (killed, as it did not answer an interrupt)"),
+        ("sleep 0.2", "no-solution", "CBC: stopped on time, without a solution (it wrote none)"),
+        ("kill -SEGV $$", "crashed", "CBC wrote no solution file; its last words: nothing"),
+        ("echo 'Stopped on time (no integer solution - continuous used) - objective value 3' > solution.txt", "no-solution", "CBC: stopped on time"),
+    ],
+)  # fmt: skip
+def test_a_cbc_that_ran_out_of_time_did_not_crash(script, status, message, tmp_path, monkeypatch):
+    """Whatever way it ends once time is up, with no solution written; a crash is one still."""
+    fake = tmp_path / "cbc"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(cbc, "_executable", lambda: str(fake))
+    monkeypatch.setattr(cbc, "_OVERRUN_S", 0.3)
+    monkeypatch.setattr(cbc, "_STOP_GRACE_S", 0.2)
+    payload = {"model": knapsack().arrays().to_message(), "relative_gap": 0.0, "seed": 0, "threads": 1, "hint": None, "log": False}
+    answer = cbc.run(payload, Control(lambda news: None, 0.1))
+    assert (answer["status"], answer["message"]) == (status, message)
