@@ -17,6 +17,7 @@ import pytest
 import taccl
 from taccl import kernels
 from taccl.errors import CacheWarning
+from tests.fuzzing import MANY
 from tests.hardships import without_privileges
 
 SOURCE = """
@@ -200,3 +201,45 @@ def test_a_full_disk_costs_one_warning(small, monkeypatch):
     assert [str(warning.message).partition(";")[0] for warning in said] == [
         "compiled functions cannot be kept (No space left on device)"
     ]
+
+
+#: Prints the finish, the seconds of CPU, and the kernels that were compiled while a time limit ran.
+TIMED = """
+import sys, time, traceback
+import taccl
+from taccl import kernels
+
+late = []
+save = kernels._Cache.save_overload
+
+def noted(self, sig, data):
+    if not any(frame.name.startswith("compile_") for frame in traceback.extract_stack()):
+        late.append(self._function.__qualname__)
+    return save(self, sig, data)
+
+kernels._Cache.save_overload = noted
+problem = taccl.make_problem(taccl.topologies.dgx2(2), getattr(taccl.collectives, sys.argv[1])(32), size_bytes=2**24)
+result = taccl.synthesize(problem, time_limit_s=8)
+print(result.finish_us, time.process_time(), *late)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MANY, reason="compiles all kernels, for two minutes of CPU; set TACCL_MANY=1")
+@pytest.mark.parametrize("collective", ["allgather", "alltoall"])
+def test_a_cold_start_answers_as_well_as_a_warm_one(collective, tmp_path):
+    """Nothing compiles while the time limit runs; the CPU that a cold start takes is a multiple of a warm one's."""
+
+    def run():
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", TIMED, collective], capture_output=True, text=True, check=True,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        )  # fmt: skip
+        finish, seconds, *late = done.stdout.split()
+        return float(finish), float(seconds), late
+
+    cold, warm = run(), run()
+    print(f"{collective}: cold {cold[1] / warm[1]:.1f} times the CPU of warm")
+    assert cold[2] == warm[2] == []
+    assert cold[0] <= 1.01 * warm[0]
+    assert cold[1] <= 60 * warm[1]

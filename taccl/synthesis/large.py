@@ -21,6 +21,7 @@ from taccl.schedule.spill import room_for
 from taccl.synthesis.compiled.events import part
 from taccl.synthesis.compiled.fabric import problem_arrays
 from taccl.synthesis.compiled.guided import is_guided, spread_guided
+from taccl.synthesis.compiled.queues import send_along_trees
 from taccl.synthesis.compiled.relays import with_relays
 from taccl.synthesis.compiled.scale import spread
 from taccl.synthesis.crossing.two_levels import compile_two_levels, spread_two_levels, suits_two_levels
@@ -82,7 +83,10 @@ def compile_kernels(problem: Problem) -> float:
     to_one = all(len(chunk.destinations) == 1 for chunk in problem.collective.chunks)
     name = "reduce-scatter" if problem.collective.combining else "alltoall" if to_one else "allgather"
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1)
+    to_all = make_problem(ring(2), make("allgather", 2), chunk_bytes=1)
     verify_compact(schedule_large(pair, num_runs=1))
+    # Chunks that go to one rank each go along trees, too, where a sketch guides them, be it a suggested one.
+    send_along_trees(*problem_arrays(to_all), limit_ticks=2**62, num_runs=1)
     if not to_one and suits_two_levels(problem):
         compile_two_levels()
     return time.monotonic() - began
