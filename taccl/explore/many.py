@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from taccl.explore.run import end_with, failed_row, known_row, make_run, perform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+    from types import FrameType
 
     import pandas as pd
 
@@ -47,6 +50,7 @@ def table_of(
     done = 0
     try:
         with (
+            _ends_in_order(),
             _counter(len(asked), progress) as count,
             contextlib.closing(_rows(asked, num_workers, chosen_cache(cache))) as coming,
         ):
@@ -120,7 +124,8 @@ def _answers(waiting: Sequence[tuple[int, Run]], num_workers: int | None) -> Gen
     parent = os.getpid() if num_jobs > 1 and _starts_processes() else None
     answers = parallel(delayed(_numbered)(index, run, parent) for index, run in waiting)
     try:
-        yield from answers
+        for answer in answers:  # noqa: UP028 (that closes them before warnings are ignored)
+            yield answer
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # joblib's own, that not all answers were taken
@@ -148,6 +153,27 @@ def _numbered(index: int, run: Run, parent: int | None) -> Answer:
     if parent is not None:
         end_with(parent)
     return index, *perform(run)
+
+
+@contextlib.contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """Exit on SIGTERM and SIGHUP instead of dying of them: joblib removes what it shares at an exit alone."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -272,6 +272,27 @@ def test_ctrl_c_ends_every_process(tmp_path):
     assert not list(folder.glob("taccl-*"))
 
 
+TERMINATED = """
+    import os, sys, taccl
+    def end(done, total):
+        os.kill(os.getpid(), int(sys.argv[1]))
+    if __name__ == "__main__":
+        ring = taccl.topologies.parse("ring:4")
+        quick = taccl.make_problem(ring, taccl.collectives.allgather(4), size_bytes=4)
+        options = {"num_workers": 2, "cache": False, "progress": end}
+        taccl.compare(quick, backends=["greedy"], seeds=range(4), **options)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_signal_to_end_ends_it_without_a_word(tmp_path, number):
+    """Nothing that workers shared is left, so that joblib has nothing to warn of."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TERMINATED))
+    done = subprocess.run([sys.executable, str(script), str(int(number))], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (128 + number, "")
+
+
 KILLED = """
     import os, signal, taccl
     def kill(done, total):
