@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 import warnings
 from dataclasses import dataclass
@@ -268,13 +269,16 @@ def cache_folder() -> Path:
     named = os.environ.get("TACCL_CACHE_DIR")
     if named:
         return Path(os.path.expanduser(named))  # a user who is not known stays as written
+    home = Path(os.path.expanduser("~"))
+    if not home.is_absolute():  # this user has none: what is read is verified, so that any folder will do
+        home = Path(tempfile.gettempdir()) / f"taccl-home-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "taccl" / "Cache"
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "taccl" / "Cache"
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "taccl"
+        return home / "Library" / "Caches" / "taccl"
     named = os.environ.get("XDG_CACHE_HOME", "")
     # A relative path is to be ignored, by the XDG base directory specification.
-    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "taccl"
+    return (Path(named) if os.path.isabs(named) else home / ".cache") / "taccl"
 
 
 def digest_of(problem: Problem) -> str:

@@ -18,6 +18,7 @@ from taccl.explore import cache as cache_module
 from taccl.explore.cache import Cache, cache_folder, entry_document, key_of
 from taccl.explore.rows import new_row
 from taccl.schedule.schedule import Schedule
+from tests.hardships import without_privileges
 
 KEY = "0" * 64
 #: The real one, whatever stands in its place.
@@ -321,3 +322,53 @@ def test_storing_while_another_clears(monkeypatch, cache):
     monkeypatch.setattr(cache_module, "write_whole", cleared)
     assert cache.put(KEY, new_row(problem_digest="d"))
     assert (len(calls), cache.info().num_entries) == (2, 1)
+
+
+def test_a_user_without_a_home_has_a_cache(monkeypatch, tmp_path):
+    """Where HOME is unset and the system does not know the user, as in many containers."""
+    for name in ("TACCL_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_folder().is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["a folder in place of an entry", "a file in place of a folder"])
+def test_what_is_in_the_way_is_told(problem, cache, stored, what):
+    """The result comes all the same, with one warning."""
+    path = cache.path(stored.key)
+    if what == "a file in place of a folder":
+        path.unlink()
+        path.parent.rmdir()
+        path.parent.touch()
+    else:
+        path.unlink()
+        path.mkdir()
+    with pytest.warns(CacheWarning, match="cannot be stored") as said:
+        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    assert (table.verified.all(), len(said)) == (True, 1)
+
+
+def test_a_cache_without_rights_is_told(read_only):
+    """A folder that may not be written, and entries that may not be read: the same table, with a warning each."""
+    script = textwrap.dedent("""
+        import os, sys, taccl, warnings
+        from taccl.topology.registry import parse
+        problem = taccl.make_problem(parse("ring:4"), taccl.collectives.allgather(4), size_bytes=4)
+        cache = taccl.Cache(sys.argv[1])
+        for mode in (0o555, 0o755):
+            with warnings.catch_warnings(record=True) as said:
+                os.chmod(sys.argv[1], mode)
+                row, = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache).itertuples()
+                if mode == 0o755:
+                    os.chmod(cache.path(row.key), 0)
+                    row, = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache).itertuples()
+            print(row.status, *[str(each.message)[len(sys.argv[1]):].partition(":")[2] for each in said])
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(read_only)], capture_output=True, text=True, preexec_fn=without_privileges
+    )
+    assert (done.stdout.splitlines(), done.stderr) == ([
+        "proven  results cannot be stored (Permission denied)",
+        "proven  a stored result cannot be used and is made anew (the file cannot be read (Permission denied); give another path)",
+    ], "")  # fmt: skip

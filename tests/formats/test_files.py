@@ -1,0 +1,101 @@
+"""Files are there whole or not at all: on a full disk, after a kill, and where several write at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import taccl
+from taccl.baselines.ring import ring
+from taccl.collectives import allgather
+from taccl.errors import InputError
+from taccl.formats.files import write_whole
+from taccl.formats.registry import write
+from taccl.formats.table import FORMATS
+from taccl.topology.registry import parse
+
+KILLED = """
+import os, signal, sys
+from taccl.formats.files import write_whole
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+write_whole(sys.argv[1], "new" * 1000, overwrite=True)
+"""
+SCHEDULE = ring(taccl.make_problem(parse("ring:4"), allgather(4), size_bytes=4))
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No file can be brought to the disk any more."""
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
+@pytest.mark.parametrize("name", [each.name for each in FORMATS if each.dump])
+def test_a_full_disk_leaves_no_file(name, tmp_path, full_disk):
+    """Of every format: one sentence, and neither a part of the file nor a draft."""
+    thing = SCHEDULE.problem.topology if "topology" in name else SCHEDULE
+    with pytest.raises(InputError, match="cannot be written .No space left on device."):
+        write(thing, tmp_path / "file", format=name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk):
+    """What was to be replaced is as it was."""
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(InputError, match="No space left"):
+        write_whole(tmp_path / "file", "new", overwrite=True)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_full_disk_leaves_no_plan(tmp_path, full_disk):
+    """No folder of a plan, nor of a draft of it."""
+    plan = taccl.plan("ring:2", "allgather", sizes=("1KB", "2KB"), backend="greedy", time_limit_s=5)
+    with pytest.raises(InputError, match="No space left"):
+        plan.save(tmp_path / "plan")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kill_leaves_the_old_file(tmp_path):
+    """A process that is killed while it writes leaves a hidden draft at most, which is in nobody's way."""
+    (tmp_path / "file").write_text("old")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "file")])
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "file").read_text() == "old"
+    assert all(path.name.startswith(".file.") for path in tmp_path.iterdir() if path.name != "file")
+    write_whole(tmp_path / "file", "newer", overwrite=True)
+    assert (tmp_path / "file").read_text() == "newer"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_many_who_write_at_once_one_is_read(tmp_path, overwrite):
+    """The file is whole and of one of them; where it may not be replaced, of the only one who succeeds."""
+    start, done = threading.Barrier(8), []
+
+    def put(number):
+        start.wait()
+        try:
+            write_whole(tmp_path / "file", str(number) * 100_000, overwrite=overwrite)
+        except InputError as error:
+            assert "the file exists" in str(error)
+        else:
+            done.append(number)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = (tmp_path / "file").read_text()
+    assert found in {str(number) * 100_000 for number in done}
+    assert len(done) == (8 if overwrite else 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
