@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["chosen_cache", "table_of"]
 
+#: What joblib and Dask raise where a worker dies. A run's own errors are rows, and raise nothing.
+_DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
+
 
 def table_of(
     asked: Sequence[tuple[Case, dict[str, Any]]],
@@ -115,14 +118,44 @@ def _rows(
 
 
 def _answers(waiting: Sequence[tuple[int, Run]], num_workers: int | None) -> Generator[Answer]:
-    """What became of each run, as they end."""
-    from joblib import Parallel, delayed, effective_n_jobs
+    """What became of each run, as they end.
+
+    Where a worker dies, which of the runs under way ended it is found by running each of them alone.
+    """
+    from joblib import effective_n_jobs
 
     num_jobs = min(effective_n_jobs(_num_jobs(num_workers)), len(waiting))
+    left = dict(waiting)
+    alone = 0  # of those left, so many are run one at a time
+    while left:
+        some = list(left.items())[: 1 if alone else None]
+        try:
+            with contextlib.closing(_in_parallel(some, num_jobs)) as answers:
+                for answer in answers:
+                    del left[answer[0]]
+                    yield answer
+        except Exception as error:
+            if _name(error) not in _DEATHS:
+                raise
+            if alone:
+                index, run = some[0]
+                del left[index]
+                why = f"the process that ran it died, and again when it ran alone ({_name(error)})"
+                yield index, failed_row(run.row, TacclError(why)), None
+            else:
+                alone = min(len(left), 2 * num_jobs) + 1  # joblib hands out so many ahead
+        alone = max(0, alone - 1)
+
+
+def _in_parallel(some: Sequence[tuple[int, Run]], num_jobs: int) -> Generator[Answer]:
+    """What became of each run, as they end, until a worker dies."""
+    from joblib import Parallel, delayed
+
     # A batch of one, so that what is done is known at once.
     parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
+    _hear_of_failures(parallel._backend)
     parent = os.getpid() if num_jobs > 1 and _starts_processes() else None
-    answers = parallel(delayed(_numbered)(index, run, parent) for index, run in waiting)
+    answers = parallel(delayed(_numbered)(index, run, parent) for index, run in some)
     try:
         for answer in answers:  # noqa: UP028 (that closes them before warnings are ignored)
             yield answer
@@ -130,6 +163,30 @@ def _answers(waiting: Sequence[tuple[int, Run]], num_workers: int | None) -> Gen
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # joblib's own, that not all answers were taken
             answers.close()
+
+
+def _hear_of_failures(backend: Any) -> None:
+    """Have joblib's Dask backend report a task whose workers died, which it would wait for without end."""
+    if type(backend).__name__ != "DaskDistributedBackend" or "submit" in vars(backend):
+        return
+    from joblib.externals.loky.process_executor import _ExceptionWithTraceback
+
+    submit = backend.submit
+
+    def heard(task: Any, callback: Callable[[Any], None]) -> Any:
+        def tell(done: Any) -> None:
+            if not done.cancelled() and done.exception() is not None:
+                callback(_ExceptionWithTraceback(done.exception()))
+
+        future = submit(task, callback)
+        future.add_done_callback(tell)
+        return future
+
+    backend.submit = heard
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__
 
 
 def _num_jobs(num_workers: int | None) -> int:

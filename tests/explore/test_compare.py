@@ -272,6 +272,19 @@ def test_ctrl_c_ends_every_process(tmp_path):
     assert not list(folder.glob("taccl-*"))
 
 
+def dying(index, run, parent):
+    """One of the runs ends whatever process it runs in."""
+    return os._exit(1) if index == 1 else (index, *run_module.perform(run))
+
+
+def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
+    """The others go on; which it was is found by running it alone."""
+    monkeypatch.setattr("taccl.explore.many._numbered", dying)
+    table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False)
+    assert [*table.status] == ["proven", "crashed", "proven"]
+    assert table.error[1] == "the process that ran it died, and again when it ran alone (TerminatedWorkerError)"
+
+
 TERMINATED = """
     import os, sys, taccl
     def end(done, total):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import joblib
@@ -9,6 +10,7 @@ import pytest
 
 import taccl
 from taccl.explore.rows import COLUMNS
+from taccl.explore.run import perform
 
 distributed = pytest.importorskip("distributed", reason="needs taccl[cluster]")
 
@@ -42,3 +44,18 @@ def test_the_cache_is_here(client, problem, cache):
     with joblib.parallel_config(backend="dask"):
         assert not taccl.compare(problem, **options).from_cache.any()
         assert taccl.compare(problem, **options).from_cache.all()
+
+
+def dying(index, run, parent):
+    """One of the runs ends whatever process it runs in."""
+    return os._exit(1) if index == 1 else (index, *perform(run))
+
+
+def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
+    """joblib would wait for it without end; the others go on."""
+    monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
+    monkeypatch.setattr("taccl.explore.many._numbered", dying)
+    with joblib.parallel_config(backend="dask"):
+        table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False)
+    assert [*table.status] == ["proven", "crashed", "proven"]
+    assert table.error[1] == "the process that ran it died, and again when it ran alone (KilledWorker)"
