@@ -153,7 +153,7 @@ def _in_parallel(some: Sequence[tuple[int, Run]], num_jobs: int) -> Generator[An
 
     # A batch of one, so that what is done is known at once.
     parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
-    _hear_of_failures(parallel._backend)
+    _mend_dask(parallel._backend)
     parent = os.getpid() if num_jobs > 1 and _starts_processes() else None
     answers = parallel(delayed(_numbered)(index, run, parent) for index, run in some)
     try:
@@ -165,13 +165,17 @@ def _in_parallel(some: Sequence[tuple[int, Run]], num_jobs: int) -> Generator[An
             answers.close()
 
 
-def _hear_of_failures(backend: Any) -> None:
-    """Have joblib's Dask backend report a task whose workers died, which it would wait for without end."""
+def _mend_dask(backend: Any) -> None:
+    """Have joblib's Dask backend report tasks whose workers died, and run every task on the cluster.
+
+    It would wait for the former without end, and run tasks in this process while the cluster has one core, as
+    it may once a worker has died.
+    """
     if type(backend).__name__ != "DaskDistributedBackend" or "submit" in vars(backend):
         return
     from joblib.externals.loky.process_executor import _ExceptionWithTraceback
 
-    submit = backend.submit
+    submit, cores = backend.submit, backend.effective_n_jobs
 
     def heard(task: Any, callback: Callable[[Any], None]) -> Any:
         def tell(done: Any) -> None:
@@ -183,6 +187,7 @@ def _hear_of_failures(backend: Any) -> None:
         return future
 
     backend.submit = heard
+    backend.effective_n_jobs = lambda n_jobs: max(2, cores(n_jobs))
 
 
 def _name(error: Exception) -> str:

@@ -59,3 +59,17 @@ def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
         table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False)
     assert [*table.status] == ["proven", "crashed", "proven"]
     assert table.error[1] == "the process that ran it died, and again when it ran alone (KilledWorker)"
+
+
+def where(index, run, parent):
+    """In which process a run lands."""
+    return index, run.row | {"error": str(os.getpid())}, None
+
+
+def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
+    """joblib would run it all in this process, which a run that fails badly would end."""
+    monkeypatch.setattr("taccl.explore.many._numbered", where)
+    monkeypatch.setattr("joblib._dask.DaskDistributedBackend.effective_n_jobs", lambda self, n_jobs: 1)
+    with joblib.parallel_config(backend="dask"):
+        table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False)
+    assert set(table.error) <= {str(pid) for pid in client.run(os.getpid).values()}
