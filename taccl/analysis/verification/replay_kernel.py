@@ -95,7 +95,7 @@ def by_chunk(chunk: NDArray[np.int64], number: int, after: NDArray[np.int64], or
         after[chunk[i]] += 1
 
 
-@compiled
+@compiled(allocates=True)
 def replay_sums(
     first: NDArray[np.int64], src: NDArray[np.int64], dst: NDArray[np.int64],
     start: NDArray[np.int64], end: NDArray[np.int64], adds: NDArray[np.bool_], lands: NDArray[np.int64],
@@ -149,10 +149,13 @@ def replay_sums(
     return OK, 0, 0, num_redundant
 
 
-@compiled
-def _along_trees(  # type: ignore[no-untyped-def]
-    src, dst, start, end, adds, gathers, lands, origins, ends, root, size, spent
-):
+@compiled(allocates=True)
+def _along_trees(
+    src: NDArray[np.int64], dst: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64],
+    adds: NDArray[np.bool_], gathers: NDArray[np.bool_], lands: NDArray[np.int64],
+    origins: NDArray[np.int64], ends: NDArray[np.int64], root: int,
+    size: NDArray[np.int64], spent: NDArray[np.bool_],
+) -> tuple[int, int, int]:  # fmt: skip
     """As `replay_sums`, of one chunk whose partial sums each go one way, or `_NO_TREES`.
 
     A rank adds what it holds to another's once, after all that comes to it; only whole sums are copied. Then
@@ -191,10 +194,13 @@ def _along_trees(  # type: ignore[no-untyped-def]
     return OK, 0, redundant
 
 
-@compiled
-def _as_sets(  # type: ignore[no-untyped-def]
-    src, dst, start, end, adds, gathers, lands, origins, ends, root, held, size, last
-):
+@compiled(allocates=True)
+def _as_sets(
+    src: NDArray[np.int64], dst: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64],
+    adds: NDArray[np.bool_], gathers: NDArray[np.bool_], lands: NDArray[np.int64],
+    origins: NDArray[np.int64], ends: NDArray[np.int64], root: int,
+    held: NDArray[np.int64], size: NDArray[np.int64], last: NDArray[np.int64],
+) -> tuple[int, int, int]:  # fmt: skip
     """As `replay_sums`, of one chunk, whatever its sends do: a word of contributions at a time.
 
     Of the faults of a word the first in time is named, and of these a race, whichever arrival comes first.
