@@ -1,16 +1,31 @@
-"""The symmetries of a problem as a group: every product of what its sketch's offsets generate."""
+"""The symmetries of a problem as a group, known by its generators: orbits tell all that folding needs of it.
+
+A group is never listed but to count it: three lines of a sketch can declare more symmetries than any memory
+holds.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from taccl.errors import SketchError
-from taccl.sketch.symmetry import chunk_permutation, compose, link_permutation, resource_permutation
+from taccl.sketch.symmetry import chunk_permutation, link_permutation, order, resource_permutation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
     from taccl.problem import Problem
 
-__all__ = ["Element", "symmetry_group"]
+__all__ = ["Element", "Fixing", "Symmetries", "smallest_of_orbits", "symmetry_group"]
+
+#: Symmetries are counted up to this many, and up to so many images of ranks in all.
+_MOST_COUNTED, _MOST_IMAGES = 4096, 2**26
 
 
 class Element(NamedTuple):
@@ -22,10 +37,166 @@ class Element(NamedTuple):
     resources: tuple[int, ...]
 
 
-def symmetry_group(problem: Problem) -> tuple[Element, ...]:
-    """Every symmetry that the sketch's offsets generate, the identity first, then by ranks.
+class Fixing(NamedTuple):
+    """What the symmetries that leave one chunk in place do.
 
-    Links, resources and chunks are matched for the generators only; all else are products of those.
+    Parameters
+    ----------
+    ranks, links : NDArray
+        For each, the smallest that they take it to.
+    turned : NDArray
+        For each link that is the smallest of its orbit here: the smallest chunk that goes over the smallest
+        link of all where some symmetry takes this chunk, over this link.
+    """
+
+    ranks: NDArray[np.int64]
+    links: NDArray[np.int64]
+    turned: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Symmetries:
+    """Generators of a group of symmetries of a problem, and the orbits of what they permute.
+
+    Each orbit array gives every index the smallest index of its orbit.
+    """
+
+    problem: Problem
+    generators: tuple[Element, ...] = ()
+
+    @cached_property
+    def ranks(self) -> NDArray[np.int64]:
+        """(num_ranks,) orbits."""
+        return smallest_of_orbits([g.ranks for g in self.generators], self.problem.topology.num_ranks)
+
+    @cached_property
+    def links(self) -> NDArray[np.int64]:
+        """(num_links,) orbits."""
+        return smallest_of_orbits([g.links for g in self.generators], len(self.problem.topology.links))
+
+    @cached_property
+    def resources(self) -> NDArray[np.int64]:
+        """(num_resources,) orbits."""
+        return smallest_of_orbits(
+            [g.resources for g in self.generators], len(self.problem.topology.resources)
+        )
+
+    @cached_property
+    def chunks(self) -> NDArray[np.int64]:
+        """(num_chunks,) orbits."""
+        return smallest_of_orbits([g.chunks for g in self.generators], self.problem.collective.num_chunks)
+
+    def sets(self, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
+        """(num_sets,) orbits of disjoint sets of ranks that symmetries take to one another."""
+        of_rank = {r: i for i, ranks in enumerate(sets) for r in ranks}
+        first = [min(ranks) for ranks in sets]
+        return smallest_of_orbits([[of_rank[g.ranks[r]] for r in first] for g in self.generators], len(sets))
+
+    def images(self, parts: tuple[frozenset[int], ...]) -> list[tuple[frozenset[int], ...]]:
+        """Where the symmetries take sets of ranks: every image once, each with its sets in order."""
+        first = _in_order(parts)
+        known, pending = {first}, [first]
+        while pending:
+            here = pending.pop()
+            for g in self.generators:
+                image = _in_order(frozenset(g.ranks[r] for r in part) for part in here)
+                if image not in known:
+                    known.add(image)
+                    pending.append(image)
+        return sorted(known, key=lambda each: [sorted(part) for part in each])
+
+    def sends(self, pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        """Where the symmetries take (chunk, link) pairs together: every image once, the pairs in order."""
+        images = [list(pairs)]
+        known = {tuple(sorted(pairs))}
+        for here in images:
+            for g in self.generators:
+                image = [(g.chunks[c], g.links[e]) for c, e in here]
+                name = tuple(sorted(image))
+                if name not in known:
+                    known.add(name)
+                    images.append(image)
+        return images
+
+    def fixing(self, chunk: int) -> Fixing:
+        """What the symmetries do that leave a chunk in place.
+
+        By Schreier's lemma they are generated by the ways to a chunk of its orbit, by a generator to another,
+        and back.
+        """
+        topology, start = self.problem.topology, self.problem.topology.num_ranks
+        here = np.arange(start + len(topology.links), dtype=np.int32)
+        orbits, back = here.astype(np.int64), {chunk: here}
+        pending = [chunk]
+        for at in pending:
+            there = _inverse(back[at])
+            for g, moves in zip(self.generators, self._moves, strict=True):
+                image, moved = g.chunks[at], moves[there]
+                if image not in back:
+                    back[image] = _inverse(moved)
+                    pending.append(image)
+                elif (orbits[round_trip := back[image][moved]] != orbits).any():
+                    orbits = smallest_of_orbits([orbits, round_trip], len(here))
+        links = orbits[start:] - start
+        turned = np.full(len(links), chunk)
+        smallest = start + np.flatnonzero(self.links == np.arange(len(links)))
+        for at in sorted(back, reverse=True) if self.generators else ():
+            turned[links[back[at][smallest] - start]] = at
+        return Fixing(orbits[:start], links, turned)
+
+    @cached_property
+    def _moves(self) -> list[NDArray[np.int32]]:
+        """Where every generator takes ranks, and links behind them."""
+        start = self.problem.topology.num_ranks
+        moves = (np.concatenate((g.ranks, np.add(g.links, start))) for g in self.generators)
+        return [each.astype(np.int32) for each in moves]
+
+    @cached_property
+    def order(self) -> int | None:
+        """How many renamings of ranks they are; None where they are more than are counted."""
+        if len(self.generators) == 1:
+            return order(self.generators[0].ranks)
+        return None if self._listed is None else len(self._listed)
+
+    @property
+    def counted(self) -> int:
+        """How many they are, or how many are counted."""
+        return _MOST_COUNTED if self.order is None else self.order
+
+    def has(self, ranks: Sequence[int]) -> bool:
+        """Whether a renaming of ranks is known to be one of them; of too many, only generators are."""
+        if tuple(ranks) in {g.ranks for g in self.generators}:
+            return True
+        return self._listed is not None and np.asarray(ranks, dtype=np.int32).tobytes() in self._listed
+
+    def made_by(self, renamings: Iterable[Sequence[int]], order: int | None) -> bool:
+        """Whether renamings of ranks, which make a group of an order, are known to make this one."""
+        return order is not None and order == self.order and all(self.has(ranks) for ranks in renamings)
+
+    @cached_property
+    def _listed(self) -> set[bytes] | None:
+        num_ranks = self.problem.topology.num_ranks
+        most = min(_MOST_COUNTED, _MOST_IMAGES // num_ranks)
+        generators = [np.asarray(g.ranks, dtype=np.int32) for g in self.generators]
+        pending = [np.arange(num_ranks, dtype=np.int32)]
+        known = {pending[0].tobytes()}
+        while pending:
+            ranks = pending.pop()
+            for generator in generators:
+                image = generator[ranks]
+                if image.tobytes() not in known:
+                    if len(known) == most:
+                        return None
+                    known.add(image.tobytes())
+                    pending.append(image)
+        return known
+
+    def __str__(self) -> str:
+        return f"more than {_MOST_COUNTED}" if self.order is None else str(self.order)
+
+
+def symmetry_group(problem: Problem) -> Symmetries:
+    """The group that the sketch's offsets generate.
 
     Raises
     ------
@@ -33,33 +204,44 @@ def symmetry_group(problem: Problem) -> tuple[Element, ...]:
         If one of them, written by hand, is no symmetry of the problem.
     """
     if "symmetry group" not in problem.memo:
-        problem.memo["symmetry group"] = _products(problem)
-    group: tuple[Element, ...] = problem.memo["symmetry group"]
+        problem.memo["symmetry group"] = Symmetries(problem, _generators(problem))
+    group: Symmetries = problem.memo["symmetry group"]
     return group
 
 
-def _products(problem: Problem) -> tuple[Element, ...]:
-    topology = problem.topology
-    sizes = (
-        topology.num_ranks,
-        problem.collective.num_chunks,
-        len(topology.links),
-        len(topology.resources),
-    )
-    identity = Element(*(tuple(range(size)) for size in sizes))
+def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[np.int64]:
+    """For every index, the smallest index in its orbit under the group that permutations generate."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    if not permutations or not size:
+        return np.arange(size)
+    rows = np.tile(np.arange(size), len(permutations))
+    columns = np.concatenate([np.asarray(p, dtype=np.int64) for p in permutations])
+    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(size, size))
+    count, label = connected_components(graph, directed=False)
+    smallest = np.full(count, size, dtype=np.int64)
+    np.minimum.at(smallest, label, np.arange(size))
+    orbits: NDArray[np.int64] = smallest[label]
+    return orbits
+
+
+def _generators(problem: Problem) -> tuple[Element, ...]:
     if problem.collective.derivations:
-        return (identity,)
-    generators = [_element(problem, ranks) for ranks in dict.fromkeys(problem.clauses.symmetry)]
-    known = {identity.ranks: identity}
-    pending = [identity]
-    while pending:
-        element = pending.pop()
-        for generator in generators:
-            product = Element(*(compose(a, b) for a, b in zip(element, generator, strict=True)))
-            if product.ranks not in known:
-                known[product.ranks] = product
-                pending.append(product)
-    return tuple(known[ranks] for ranks in sorted(known, key=lambda p: (p != identity.ranks, p)))
+        return ()
+    identity = tuple(range(problem.topology.num_ranks))
+    elements = [_element(problem, ranks) for ranks in dict.fromkeys(problem.clauses.symmetry)]
+    return tuple(element for element in elements if element.ranks != identity)
+
+
+def _in_order(parts: Iterable[frozenset[int]]) -> tuple[frozenset[int], ...]:
+    return tuple(sorted(parts, key=min))
+
+
+def _inverse(permutation: NDArray[np.int32]) -> NDArray[np.int32]:
+    inverse = np.empty_like(permutation)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse
 
 
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Element:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from taccl.errors import SketchError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from taccl.problem import Clauses, Problem
     from taccl.topology.topology import Hold, Topology
 
 __all__ = [
-    "check_clauses", "check_topology", "chunk_permutation", "compose", "generate_group", "link_permutation",
+    "check_clauses", "check_topology", "chunk_permutation", "compose", "link_permutation",
     "narrow", "offset_permutation", "order", "power", "resource_permutation",
 ]  # fmt: skip
 
@@ -68,36 +68,6 @@ def order(permutation: Sequence[int]) -> int:
             here, length = permutation[here], length + 1
         lengths.add(length or 1)
     return math.lcm(*lengths)
-
-
-def generate_group(generators: Iterable[Sequence[int]], *, limit: int = 4096) -> tuple[Permutation, ...]:
-    """Every element of the group that rank permutations generate; the identity first.
-
-    Without generators the group has no elements, because the number of ranks is not known.
-
-    Raises
-    ------
-    SketchError
-        If it has more than `limit` elements.
-    """
-    steps = [tuple(each) for each in generators]
-    if not steps:
-        return ()
-    elements: list[Permutation] = [tuple(range(len(steps[0])))]
-    seen = set(elements)
-    for element in elements:
-        for step in steps:
-            image = compose(element, step)
-            if image not in seen:
-                if len(elements) >= limit:
-                    raise SketchError(
-                        f"the symmetry has more than {limit} elements; expected a small group, such as "
-                        "offsets generate; give fewer or smaller ones",
-                        where="symmetry",
-                    )
-                seen.add(image)
-                elements.append(image)
-    return tuple(elements)
 
 
 def link_permutation(topology: Topology, ranks: Sequence[int]) -> Permutation | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.sketch.group import symmetry_group
 from taccl.synthesis.large import effort, why_not
+from taccl.synthesis.timing_group import timing_group
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -29,7 +29,7 @@ def choose(problem: Problem, backend: str, time_limit_s: float) -> tuple[bool, s
     moves = effort(problem)
     if moves <= most:
         return False, f"{own}: {moves} moves, at most {most}"
-    folded = moves // len(symmetry_group(problem))
+    folded = moves // timing_group(problem).counted
     size = f"about {moves:.2g} moves, {folded:.2g} of them once folded by symmetry"
     if folded <= most:
         return False, f"{own}: {size}, at most {most}"

@@ -55,7 +55,8 @@ def retime(
     since = time.monotonic()
     lower = -int(-bound.bound * problem.costs.ticks_per_us // 1)
     reduction, spreading = halves
-    same = [g.ranks for g in reduction.folded.group] == [g.ranks for g in spreading.folded.group]
+    groups = [half.folded.group for half in halves]
+    same = groups[0].made_by((g.ranks for g in groups[1].generators), groups[1].order)
     left = deadline - since
     if schedule.finish_ticks <= lower or left < 0.3 or not same:
         return schedule, []
@@ -169,12 +170,10 @@ def _unfold(joint: _Joint, sends: Sequence[Send]) -> Schedule:
     number = 0
     for send in sends:
         reduces = send.moves[0] in joint.reducing
-        for g in joint.orbits.group:
-            for m in send.moves:
-                move = joint.orbits.moves[m]
-                columns.setdefault(
-                    (g.chunks[move.chunk], g.links[move.link], reduces), (send.start_ticks, number)
-                )
+        moves = [joint.orbits.moves[m] for m in send.moves]
+        for pairs in joint.orbits.group.sends([(move.chunk, move.link) for move in moves]):
+            for c, e in pairs:
+                columns.setdefault((c, e, reduces), (send.start_ticks, number))
             number += 1
     return exact_times(
         joint.orbits.problem,

@@ -345,13 +345,8 @@ def unfold(orbits: Orbits, sends: Sequence[Send], *, producer: str) -> Schedule:
     group: list[int] = []
     number = 0
     for send in sends:
-        seen: dict[tuple[tuple[int, int], ...], None] = {}
-        for g in orbits.group:
-            pairs = tuple(
-                (g.chunks[orbits.moves[m].chunk], g.links[orbits.moves[m].link]) for m in send.moves
-            )
-            seen.setdefault(tuple(sorted(pairs)))
-        for pairs in seen:
+        moves = [orbits.moves[m] for m in send.moves]
+        for pairs in orbits.group.sends([(move.chunk, move.link) for move in moves]):
             for c, e in pairs:
                 chunk.append(c)
                 link.append(e)

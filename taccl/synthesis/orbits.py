@@ -8,23 +8,24 @@ places to places. Symmetry is applied by substitution: what the members of an or
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.analysis.certificates.distances import Distances
-from taccl.sketch.symmetry import generate_group
+from taccl.sketch.group import Symmetries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from taccl.problem import Problem
-    from taccl.sketch.group import Element
     from taccl.topology.topology import Hold
 
-__all__ = ["Held", "Move", "Orbits", "Place", "fold", "timing_group"]
+__all__ = ["Held", "Move", "Orbits", "Place", "fold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class Move:
     enters : int
         Where the link joins nodes and the chunk has more than one destination: the number of the orbit of
         (chunk, node) that it enters; -1 elsewhere.
+    links : tuple of int
+        Those of the members whose chunk represents its orbit.
     """
 
     chunk: int
@@ -97,6 +100,7 @@ class Move:
     after_ticks: int
     is_own: bool
     enters: int = -1
+    links: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,7 @@ class Orbits:
 
     Parameters
     ----------
-    group : tuple of Element
-        The identity first.
+    group : Symmetries
     places, moves : tuple
     link_rep : (num_link_orbits,) tuple of int
         The representative of every orbit of links.
@@ -120,7 +123,7 @@ class Orbits:
     """
 
     problem: Problem
-    group: tuple[Element, ...]
+    group: Symmetries
     places: tuple[Place, ...]
     moves: tuple[Move, ...]
     link_rep: tuple[int, ...]
@@ -164,9 +167,18 @@ class Orbits:
         return _indexed_holds(self.problem)
 
     def members(self, move: int) -> list[tuple[int, int]]:
-        """The (chunk, link) pairs of a move, one per member of its orbit, in order of the group."""
-        c, e = self.moves[move].chunk, self.moves[move].link
-        return list(dict.fromkeys((g.chunks[c], g.links[e]) for g in self.group))
+        """The (chunk, link) pairs of a move, one per member of its orbit."""
+        return [pair for (pair,) in self.group.sends([(self.moves[move].chunk, self.moves[move].link)])]
+
+    def num_members(self, move: int) -> int:
+        """How many members a move has."""
+        size = self._chunk_orbit_size[int(self.group.chunks[self.moves[move].chunk])]
+        return size * len(self.moves[move].links)
+
+    @cached_property
+    def _chunk_orbit_size(self) -> list[int]:
+        sizes: list[int] = np.bincount(self.group.chunks).tolist()
+        return sizes
 
     def restrict(self, moves: Iterable[tuple[int, int]]) -> Orbits:
         """The same fold with only the moves whose representative is among the (chunk, link) pairs."""
@@ -174,67 +186,27 @@ class Orbits:
         return _rebuild(self, [m for m in self.moves if (m.chunk, m.link) in wanted])
 
 
-def timing_group(problem: Problem, group: Sequence[Element]) -> tuple[Element, ...]:
-    """The part of the group that may be folded in time: no resource in use is its own image.
-
-    Several ranks behind one NIC take turns, so what one does the others cannot do at the same time.
-    """
-    used_links = set(problem.links_allowed)
-    used = {hold.resource for hold in problem.topology.holds if hold.link in used_links}
-    identity, *others = group
-    by_ranks = {g.ranks: g for g in group}
-    free = {g.ranks for g in others if all(g.resources[r] != r for r in used) and _one_hold(problem, g)}
-    kept: set[tuple[int, ...]] = {identity.ranks}
-    for ranks in sorted(free):
-        if ranks in kept:
-            continue
-        larger = set(generate_group((*(kept - {identity.ranks}), ranks)))
-        if larger <= free | {identity.ranks}:
-            kept = larger
-    return tuple(by_ranks[ranks] for ranks in sorted(kept, key=lambda p: p != identity.ranks))
-
-
-def _one_hold(problem: Problem, element: Element) -> bool:
-    """Whether no link and its image hold one resource (as half-duplex ports would)."""
-    holds = problem.topology.holds_of_link
-    for link in problem.links_allowed:
-        mine = {hold.resource for hold in holds[link]}
-        if any(hold.resource in mine for hold in holds[element.links[link]]):
-            return False
-    return True
-
-
-def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
-    """Fold a problem by a group of its symmetries.
+def fold(problem: Problem, group: Symmetries | None = None) -> Orbits:
+    """Fold a problem by a group of its symmetries; by none, it is the problem itself.
 
     Moves are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
     destination keeps links on a way at most (1 + slack) times the shortest; one with several keeps links
     whose both ends lie on such ways.
     """
     topology, collective, costs = problem.topology, problem.collective, problem.costs
-    num_links, num_ranks = len(topology.links), topology.num_ranks
-    link_orbit = _orbit_ids([g.links for g in group], num_links)
-    chunk_orbit = _orbit_ids([g.chunks for g in group], collective.num_chunks)
-    resource_orbit = _orbit_ids([g.resources for g in group], len(topology.resources))
-    resource_number = {rep: i for i, rep in enumerate(sorted(set(resource_orbit)))}
-    link_reps = sorted(set(link_orbit))
-    link_number = {rep: i for i, rep in enumerate(link_reps)}
-    place_rep = _PairOrbits([(g.chunks, g.ranks) for g in group], num_ranks)
-    move_rep = _PairOrbits([(g.chunks, g.links) for g in group], num_links)
-    nodes = [[topology.node_of_rank[g.ranks[ranks[0]]] for ranks in topology.ranks_of_node] for g in group]
-    entry_rep = _PairOrbits(
-        [(g.chunks, images) for g, images in zip(group, nodes, strict=True)], topology.num_nodes
-    )
+    group = Symmetries(problem) if group is None else group
+    link_reps, link_number = np.unique(group.links, return_inverse=True)
+    resource_reps, resource_number = np.unique(group.resources, return_inverse=True)
+    link_orbit, resource_orbit = tuple(link_number.tolist()), tuple(resource_number.tolist())
     alias = _derived_places(problem)
     distances = Distances(problem)
-    durations = costs.link_alpha[None, :] + costs.chunk_units[:, None] * costs.link_beta[None, :]
     found: list[Move] = []
     entries: dict[tuple[int, int], int] = {}
     places: dict[tuple[int, int], tuple[int, bool, bool]] = {}
 
     def place(c: int, r: int) -> tuple[int, int]:
         c, r = alias.get((c, r), (c, r))
-        c, r = (c, place_rep.column(c, r))
+        r = int(fixing.ranks[r])
         if (c, r) not in places:
             data = collective.chunks[c]
             head = _ticks(distances.heads(c)[r])
@@ -242,29 +214,34 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
         return c, r
 
     keyed: list[tuple[Move, list[tuple[int, int]], list[tuple[int, int]]]] = []
-    for c in range(collective.num_chunks):
-        if chunk_orbit[c] != c:
-            continue
-        ways = _useful_links(problem, c, distances, durations[c])
+    for c in np.flatnonzero(group.chunks == np.arange(collective.num_chunks)).tolist():
+        durations = (costs.link_alpha + costs.chunk_units[c] * costs.link_beta).tolist()
+        ways = _useful_links(problem, c, distances, durations)
         origins = distances.origins(c)
         targets = set(collective.chunks[c].destinations) - set(origins)
+        fixing = group.fixing(c)
+        smallest = fixing.links.tolist()
+        alike: dict[int, list[int]] = defaultdict(list)
+        for e, _, _ in ways:
+            alike[smallest[e]].append(e)
+        nodes = _alike_nodes(problem, fixing.ranks)
         for e, tail, after in ways:
-            if move_rep.column(c, e) != e:
+            if smallest[e] != e:
                 continue
             ends = topology.links[e]
-            turn = next(g for g in group if g.links[e] == link_orbit[e])
             move = Move(
-                chunk=turn.chunks[c],
-                link=turn.links[e],
-                link_orbit=link_number[link_orbit[e]],
+                chunk=int(fixing.turned[e]),
+                link=int(group.links[e]),
+                link_orbit=link_orbit[e],
                 srcs=(),
                 dsts=(),
                 units=int(costs.chunk_units[c]),
-                duration=int(durations[c, e]),
+                duration=durations[e],
                 tail_ticks=tail,
                 after_ticks=after,
                 is_own=bool(set(ends.srcs) & set(origins)),
-                enters=_entry(problem, entries, entry_rep, c, e) if len(targets) > 1 else -1,
+                enters=_entry(problem, entries, nodes, c, e) if len(targets) > 1 else -1,
+                links=tuple(alike[e]),
             )
             srcs = [place(c, r) for r in ends.srcs]
             dsts = [place(c, r) for r in ends.dsts if r not in origins]
@@ -274,21 +251,8 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
     names = sorted(places)
     number = {name: i for i, name in enumerate(names)}
     for move, srcs, dsts in keyed:
-        found.append(
-            Move(
-                move.chunk,
-                move.link,
-                move.link_orbit,
-                tuple(dict.fromkeys(number[s] for s in srcs)),
-                tuple(dict.fromkeys(number[d] for d in dsts)),
-                move.units,
-                move.duration,
-                move.tail_ticks,
-                move.after_ticks,
-                move.is_own,
-                move.enters,
-            )
-        )
+        ends_at = (tuple(dict.fromkeys(number[at] for at in each)) for each in (srcs, dsts))
+        found.append(replace(move, srcs=next(ends_at), dsts=next(ends_at)))
     # Where a link has several sources a chunk comes to it along several paths.
     joined = any(len(topology.links[e].srcs) > 1 for e in problem.links_allowed)
     single = tuple(
@@ -298,15 +262,15 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
     indexed = _indexed_holds(problem)
     empty = Orbits(
         problem=problem,
-        group=tuple(group),
+        group=group,
         places=tuple(Place(c, r, *places[c, r], (), ()) for c, r in names),
         moves=(),
-        link_rep=tuple(link_reps),
-        holds=tuple(_fold_holds(problem, indexed, e, resource_orbit, resource_number) for e in link_reps),
-        num_resources=len(resource_number),
+        link_rep=tuple(link_reps.tolist()),
+        holds=tuple(_fold_holds(problem, indexed, e, resource_orbit) for e in link_reps.tolist()),
+        num_resources=len(resource_reps),
         single_path=single,
-        link_orbit=tuple(link_number[rep] for rep in link_orbit),
-        resource_orbit=tuple(resource_number[rep] for rep in resource_orbit),
+        link_orbit=link_orbit,
+        resource_orbit=resource_orbit,
     )
     return _rebuild(empty, found)
 
@@ -314,7 +278,7 @@ def fold(problem: Problem, group: Sequence[Element]) -> Orbits:
 def _entry(
     problem: Problem,
     entries: dict[tuple[int, int], int],
-    entry_rep: _PairOrbits,
+    alike: list[int],
     c: int,
     e: int,
 ) -> int:
@@ -326,7 +290,18 @@ def _entry(
     into = node[topology.links[e].dst]
     if into in {node[r] for r in problem.collective.chunks[c].origins}:
         return -1
-    return entries.setdefault((c, entry_rep.column(c, into)), len(entries))
+    return entries.setdefault((c, alike[into]), len(entries))
+
+
+def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
+    """For every node, the smallest of those that have ranks in the same orbits."""
+    node = np.asarray(problem.topology.node_of_rank)
+    smallest = np.full(len(ranks), len(ranks))
+    np.minimum.at(smallest, ranks, node)
+    alike = np.full(problem.topology.num_nodes, len(ranks))
+    np.minimum.at(alike, node, smallest[ranks])
+    nodes: list[int] = alike.tolist()
+    return nodes
 
 
 def _rebuild(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
@@ -356,45 +331,16 @@ def _rebuild(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
     )
 
 
-def _orbit_ids(permutations: Sequence[Sequence[int]], size: int) -> list[int]:
-    """For every index, the smallest index in its orbit."""
-    smallest = np.arange(size)
-    for permutation in permutations:
-        smallest = np.minimum(smallest, np.asarray(permutation, dtype=np.int64))
-    return [int(i) for i in smallest]
-
-
-class _PairOrbits:
-    """Orbits of (row, column), for rows that are the smallest of their own orbit.
-
-    Among those a pair moves only with its row in place, so that an orbit is known by its smallest column.
-    """
-
-    def __init__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], columns: int) -> None:
-        self._rows = np.array([rows for rows, _ in pairs], dtype=np.int64)
-        self._columns = np.array([images for _, images in pairs], dtype=np.int64).reshape(len(pairs), columns)
-        self._known: dict[int, list[int]] = {}
-
-    def column(self, row: int, column: int) -> int:
-        """The smallest column that the pair's orbit has in this row."""
-        if row not in self._known:
-            staying = self._columns[self._rows[:, row] == row]
-            self._known[row] = staying.min(axis=0).tolist()
-        return self._known[row][column]
-
-
 def _fold_holds(
     problem: Problem,
     indexed: Sequence[Sequence[tuple[int, Hold]]],
     link: int,
     resource_orbit: Sequence[int],
-    number: dict[int, int],
 ) -> tuple[Held, ...]:
     costs, counts = problem.costs, defaultdict[tuple[int, int, int, bool], int](int)
     for index, hold in indexed[link]:
-        resource = number[resource_orbit[hold.resource]]
         key = (
-            resource,
+            resource_orbit[hold.resource],
             int(costs.hold_alpha[index]),
             int(costs.hold_beta[index]),
             hold.side == "receive",
@@ -444,7 +390,7 @@ def _useful_links(
     on_way = (head[None, :] + to_go <= limit[:, None]).any(axis=0)
     useful = []
     for e in distances.links(distances.carried(c)):
-        ends, time = topology.links[e], int(durations[e])
+        ends, time = topology.links[e], durations[e]
         reached = [r for r in ends.dsts if r not in origins]
         if not reached or not on_way[list(ends.srcs)].all() or not on_way[reached].any():
             continue

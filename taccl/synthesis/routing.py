@@ -11,7 +11,7 @@ section 5.1, with symmetry by substitution and tight big-M as measured there.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -222,37 +222,17 @@ def _arrivals(orbits: Orbits, routing: RoutingModel, upper_ticks: int) -> None:
 def _resources(orbits: Orbits, routing: RoutingModel) -> None:
     """T >= the load of every resource: on a merging link a chunk counts beta + alpha / max_merge."""
     max_merge, per_us = orbits.problem.clauses.max_merge, orbits.problem.costs.ticks_per_us
-    size_of_resource = _resource_orbit_sizes(orbits)
+    size_of_resource = Counter(orbits.resource_orbit)
     load: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for m, x in routing.made.items():
         move = orbits.moves[m]
-        members = len(orbits.members(m))
+        members = orbits.num_members(m)
         for held in orbits.holds[move.link_orbit]:
             share = max_merge if orbits.merging[move.link_orbit] else 1
             ticks = members * held.count * (held.alpha + share * held.beta * move.units)
             load[held.resource].append((-ticks / (share * size_of_resource[held.resource] * per_us), x))
     for _, terms in sorted(load.items()):
         routing.model.add_row([(1.0, routing.finish), *terms], 0, tag="routing.resource")
-
-
-def _resource_orbit_sizes(orbits: Orbits) -> list[int]:
-    """How many resources each orbit has."""
-    sizes = [0] * orbits.num_resources
-    links = orbits.problem.topology.holds_of_link
-    seen: list[set[int]] = [set() for _ in sizes]
-    for link, rep in enumerate(orbits.link_rep):
-        for held, hold in zip(_held_in_order(orbits, link), links[rep], strict=True):
-            seen[held].update(g.resources[hold.resource] for g in orbits.group)
-    for resource, images in enumerate(seen):
-        sizes[resource] = max(1, len(images))
-    return sizes
-
-
-def _held_in_order(orbits: Orbits, link: int) -> list[int]:
-    """The resource orbit of every hold of a link orbit's representative, in order of its holds."""
-    rep = orbits.link_rep[link]
-    number = orbits.resource_orbit
-    return [number[hold.resource] for hold in orbits.problem.topology.holds_of_link[rep]]
 
 
 def _fan_out(orbits: Orbits, routing: RoutingModel) -> None:
@@ -275,17 +255,15 @@ def _fan_out(orbits: Orbits, routing: RoutingModel) -> None:
 
 
 def _holds_at(orbits: Orbits, m: int, chunk: int, rank: int) -> dict[int, int]:
-    """What the member of a move that takes a chunk from a rank holds, and for how long."""
+    """What the members of a move that take a chunk from a rank hold, and for how long."""
     move, topology = orbits.moves[m], orbits.problem.topology
-    for g in orbits.group:
-        link = g.links[move.link]
-        if g.chunks[move.chunk] == chunk and rank in topology.links[link].srcs:
-            held: dict[int, int] = {}
+    held: dict[int, int] = defaultdict(int)
+    for link in move.links if orbits.group.chunks[move.chunk] == chunk else ():
+        if rank in topology.links[link].srcs:
             for index, hold in orbits.indexed_holds[link]:
                 alpha = int(orbits.problem.costs.hold_alpha[index])
-                held[hold.resource] = alpha + move.units * int(orbits.problem.costs.hold_beta[index])
-            return held
-    return {}
+                held[hold.resource] += alpha + move.units * int(orbits.problem.costs.hold_beta[index])
+    return held
 
 
 def _crossings(orbits: Orbits, routing: RoutingModel) -> None:
@@ -294,10 +272,10 @@ def _crossings(orbits: Orbits, routing: RoutingModel) -> None:
     node = topology.node_of_rank
     into: dict[tuple[int, int], set[int]] = defaultdict(set)
     for m, x in routing.made.items():
-        for c, e in orbits.members(m):
-            if c == min(g.chunks[c] for g in orbits.group) and topology.is_internode(e):
-                for r in topology.links[e].dsts:
-                    into[c, node[r]].add(x)
+        c = int(orbits.group.chunks[orbits.moves[m].chunk])
+        for e in filter(topology.is_internode, orbits.moves[m].links):
+            for r in topology.links[e].dsts:
+                into[c, node[r]].add(x)
     for (c, n), variables in sorted(into.items()):
         data = collective.chunks[c]
         starts = {node[r] for r in data.origins}
@@ -373,15 +351,12 @@ def _link_use(orbits: Orbits, routing: RoutingModel) -> None:
         0, orbits.problem.collective.num_chunks, cost=weight if busiest else -weight, name="use"
     )
     uses: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    sizes: dict[int, set[int]] = defaultdict(set)
+    sizes = Counter(orbits.link_orbit)
     for m, x in routing.made.items():
-        members = orbits.members(m)
-        link = orbits.moves[m].link_orbit
-        sizes[link].update(e for _, e in members)
-        uses[link].append((float(len(members)), x))
+        uses[orbits.moves[m].link_orbit].append((float(orbits.num_members(m)), x))
     for link, terms in sorted(uses.items()):
         if topology.is_internode(orbits.link_rep[link]):
             continue
-        per_link = [(-count / len(sizes[link]), x) for count, x in terms]
+        per_link = [(-count / sizes[link], x) for count, x in terms]
         low, high = (0.0, float("inf")) if busiest else (-float("inf"), 0.0)
         routing.model.add_row([(1.0, bound), *per_link], low, high, tag="routing.link-use")

@@ -6,14 +6,16 @@ import logging
 import time
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.greedy import unfold
-from taccl.synthesis.orbits import fold, timing_group
+from taccl.synthesis.orbits import fold
 from taccl.synthesis.result import ModelRun, Moment, Stage
+from taccl.synthesis.timing_group import timing_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +73,8 @@ class Search:
         Seconds that the deadline was put off by.
     give_up : Deadline
         When to stop without a schedule, with `OutOfTime`; by default its first run is always finished.
+    unfolded : str
+        Why routes are not folded by all symmetries.
     """
 
     problem: Problem
@@ -89,16 +93,27 @@ class Search:
     found: list[Moment] = field(default_factory=list)
     allowed_s: float = 0.0
     give_up: Deadline = NEVER
+    unfolded: str = ""
 
     def __post_init__(self) -> None:
         since = time.monotonic()
-        group = symmetry_group(self.problem)
-        timing = timing_group(self.problem, group)
+        group, timing = symmetry_group(self.problem), timing_group(self.problem)
         self.folded: Orbits = fold(self.problem, timing)
-        self.routing_fold: Orbits = self.folded if len(timing) == len(group) else fold(self.problem, group)
-        times = "" if len(group) == 1 else f"symmetry of {len(group)}, {len(timing)} in time; "
+        self.fold_s = time.monotonic() - since
+        times = f"symmetry of {group}, {timing} in time; " if group.generators else ""
         self.record("fold", "taccl", "done", since, message=f"{times}{len(self.folded.moves)} moves")
         self.last_improved = time.monotonic()
+
+    @cached_property
+    def routing_fold(self) -> Orbits:
+        """For routes: folded by the whole group; where time is too short, only as far as times fold."""
+        whole, timing = symmetry_group(self.problem), self.folded.group
+        if whole.made_by((g.ranks for g in timing.generators), timing.order):
+            return self.folded
+        if self.time_left_s() < self.fold_s:
+            self.unfolded = f"folded by {timing} of the symmetries, as time is short"
+            return self.folded
+        return fold(self.problem, whole)
 
     def time_left_s(self) -> float:
         """Seconds to the deadline; at least 0."""

@@ -82,7 +82,7 @@ def compiled(search: Search, *, budget_s: float) -> None:
         search.problem, target_ticks=search.bound_ticks, time_limit_s=budget_s, seed=search.options.seed
     )
     number = {(move.chunk, move.link): m for m, move in enumerate(search.folded.moves)}
-    if len(search.folded.group) == 1 and all((t.chunk, t.link) in number for t in found):
+    if not search.folded.group.generators and all((t.chunk, t.link) in number for t in found):
         sends = tuple(
             Send(search.folded.link_orbit[t.link], (number[t.chunk, t.link],), t.start_ticks, t.end_ticks)
             for t in found
@@ -120,7 +120,7 @@ def route(search: Search, solver: str, *, budget_s: float) -> list[tuple[int, in
     )
     search.interrupted |= answer.status == "interrupted"
     size = f"{model.model.num_variables} variables, {model.model.num_rows} rows"
-    message = "; ".join(part for part in (answer.message, size) if part)
+    message = "; ".join(part for part in (answer.message, size, search.unfolded) if part)
     if answer.status == "unlicensed":  # which says the size
         message = answer.message
     search.record(

@@ -72,15 +72,16 @@ def hand_over(found: Search, search: Search, twin: Twin) -> bool:
         return False
     group = search.folded.group
     back = _inverse(twin.ranks)
-    turned = {tuple(twin.ranks[g.ranks[back[r]]] for r in range(len(twin.ranks))) for g in found.folded.group}
-    if turned != {g.ranks for g in group}:
+    others = found.folded.group
+    turned = [[twin.ranks[g.ranks[r]] for r in back] for g in others.generators]
+    if not group.made_by(turned, others.order):
         return False
     number = {(move.chunk, move.link): m for m, move in enumerate(search.folded.moves)}
     sends = []
     for send in found.best_fold.sends:
         moves = [found.folded.moves[m] for m in send.moves]
         pairs = [(twin.chunks[move.chunk], twin.links[move.link]) for move in moves]
-        images = ([(g.chunks[c], g.links[e]) for c, e in pairs] for g in group)
+        images = group.sends(pairs)
         image = next((image for image in images if all(pair in number for pair in image)), None)
         if image is None:
             return False

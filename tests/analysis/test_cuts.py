@@ -12,8 +12,9 @@ from taccl import collectives
 from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cuts import throughput
-from taccl.analysis.certificates.symmetries import Symmetries, find_symmetries
+from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
+from taccl.sketch.group import Symmetries
 from taccl.topology.topology import Topology, TopologyBuilder
 
 if TYPE_CHECKING:

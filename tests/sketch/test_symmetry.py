@@ -10,7 +10,6 @@ from taccl.problem import make_problem
 from taccl.sketch.symmetry import (
     check_topology,
     chunk_permutation,
-    generate_group,
     link_permutation,
     narrow,
     offset_permutation,
@@ -61,24 +60,6 @@ def test_order_and_power():
     assert order(ranks) == 3
     assert power(ranks, 2) == offset_permutation(6, 4, 6)
     assert power(ranks, 0) == tuple(range(6))
-
-
-def test_generate_group_of_two_offsets():
-    """Offsets 2 in 4 and 4 in 8 generate the four elements of a product of two groups of two."""
-    group = generate_group([offset_permutation(8, 2, 4), offset_permutation(8, 4, 8)])
-    assert len(set(group)) == len(group) == 4
-    assert group[0] == tuple(range(8))
-
-
-def test_generate_group_of_nothing():
-    """Without generators there is nothing to say how many ranks there are."""
-    assert generate_group([]) == ()
-
-
-def test_generate_group_has_a_limit():
-    """A group beyond the limit is refused rather than listed."""
-    with pytest.raises(SketchError, match="more than 7 elements"):
-        generate_group([offset_permutation(8, 1, 8)], limit=7)
 
 
 def test_ring_rotates():

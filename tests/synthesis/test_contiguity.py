@@ -12,7 +12,6 @@ from synthesis.small_problems import MB, custom, problem_of, random_problem, two
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
-from taccl.sketch.group import symmetry_group
 from taccl.solvers.solver import solve
 from taccl.synthesis.contiguity import TAGS, build_contiguity, merged
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule, unfold
@@ -32,7 +31,7 @@ SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 def ordered(problem: Problem, *, patience: float = 0.0) -> tuple[Orbits, ListSchedule] | None:
     """The list scheduler's order, of the moves that its own first schedule needs."""
-    orbits = fold(problem, symmetry_group(problem)[:1])
+    orbits = fold(problem)
     found = list_schedule(orbits, critical_priorities(orbits))
     if found is None or not found.sends:
         return None

@@ -24,11 +24,11 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.combine import reduction_half, reverse
-from taccl.sketch.group import symmetry_group
 from taccl.synthesis import jobshop
 from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
-from taccl.synthesis.orbits import fold, timing_group
+from taccl.synthesis.orbits import fold
 from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.timing_group import timing_group
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ QUARTER = tuple((r + 1) % 4 for r in range(4))
 
 def proven(problem: Problem, *, folded: bool = False) -> Schedule:
     """What the job shop proves best with every move optional, the list scheduler's finish not given away."""
-    group = symmetry_group(problem)
-    orbits = fold(problem, timing_group(problem, group) if folded else group[:1])
+    orbits = fold(problem, timing_group(problem) if folded else None)
     found = list_schedule(orbits, critical_priorities(orbits))
     assert found is not None
     answer = jobshop.solve(

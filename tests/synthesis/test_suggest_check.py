@@ -77,6 +77,20 @@ def test_a_symmetry_given_twice_is_unused(ndv2):
     assert clauses["symmetry[1]"].verdict == "unused"
 
 
+def test_of_too_many_symmetries_to_count_orbits_tell():
+    """After groups of 3 and 4 ranks one of 12 makes more links alike; after all of those, groups of 6 make no more."""
+    topology = taccl.topologies.fully_connected(12)
+
+    def effects(*groups):
+        symmetry = [{"offset": 1, "group": group} for group in groups]
+        sketch = taccl.Sketch.from_dict({"schema": 1, "name": "mine", "symmetry": symmetry})
+        clauses = taccl.check_sketch(sketch, topology, "allgather", chunk_size="1MB").clauses
+        return [each.effect for each in clauses if each.clause.startswith("symmetry")]
+
+    assert effects(3, 4, 12)[2] == "folds the model further; no schedule must obey it"
+    assert effects(3, 4, 12, 6)[3] == "the other symmetries fold the model as much"
+
+
 def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
     """Ranks cannot be shifted by one; offset 8 in the same groups is the nearest that can."""
     report, clauses = check(ndv2, symmetry=[{"offset": 1, "group": 16}])

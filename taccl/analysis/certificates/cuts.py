@@ -26,7 +26,7 @@ from taccl.analysis.certificates.volume import Volume, crossing_links
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.analysis.certificates.symmetries import Symmetries
+    from taccl.sketch.group import Symmetries
 
 __all__ = ["throughput"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.certificates.distances import Distances
-from taccl.analysis.certificates.symmetries import Symmetries, find_symmetries
+from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import crossing_links
 from taccl.schedule.combine import reduction_half
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from taccl.collective import Chunk
     from taccl.problem import Problem
+    from taccl.sketch.group import Symmetries
 
 __all__ = ["Border", "Demand", "Job", "as_spreading"]
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.analysis.certificates.distances import Distances
-    from taccl.analysis.certificates.symmetries import Symmetries
     from taccl.analysis.certificates.volume import Volume
+    from taccl.sketch.group import Symmetries
 
 __all__ = ["multicommodity"]
 

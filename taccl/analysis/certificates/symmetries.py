@@ -1,4 +1,4 @@
-"""Orbits of ranks, links, resources and chunks, for folding bounds, without listing a whole group.
+"""Symmetries that no sketch declares, for folding bounds.
 
 A bound is folded by every symmetry at hand, not only by those that a sketch declares: the declared ones, and
 the shifts inside blocks of ranks that machines, rings, meshes and tori have. A thousand ranks have a
@@ -7,73 +7,21 @@ thousand of them, so only generators are kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.sketch.group import Element
+from taccl.sketch.group import Element, Symmetries, smallest_of_orbits
 from taccl.sketch.symmetry import chunk_permutation, link_permutation, resource_permutation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from taccl.problem import Problem
 
-__all__ = ["Symmetries", "find_symmetries"]
-
-
-@dataclass(frozen=True)
-class Symmetries:
-    """Generators of a group of symmetries of a problem, and the orbits of what they permute.
-
-    Each orbit array gives every index the smallest index of its orbit.
-    """
-
-    problem: Problem
-    generators: tuple[Element, ...]
-
-    @cached_property
-    def ranks(self) -> NDArray[np.int64]:
-        """(num_ranks,) orbits."""
-        return _orbits([g.ranks for g in self.generators], self.problem.topology.num_ranks)
-
-    @cached_property
-    def links(self) -> NDArray[np.int64]:
-        """(num_links,) orbits."""
-        return _orbits([g.links for g in self.generators], len(self.problem.topology.links))
-
-    @cached_property
-    def resources(self) -> NDArray[np.int64]:
-        """(num_resources,) orbits."""
-        return _orbits([g.resources for g in self.generators], len(self.problem.topology.resources))
-
-    @cached_property
-    def chunks(self) -> NDArray[np.int64]:
-        """(num_chunks,) orbits."""
-        return _orbits([g.chunks for g in self.generators], self.problem.collective.num_chunks)
-
-    def sets(self, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
-        """(num_sets,) orbits of disjoint sets of ranks that symmetries take to one another."""
-        of_rank = {r: i for i, ranks in enumerate(sets) for r in ranks}
-        first = [min(ranks) for ranks in sets]
-        return _orbits([[of_rank[g.ranks[r]] for r in first] for g in self.generators], len(sets))
-
-    def images(self, parts: tuple[frozenset[int], ...]) -> list[tuple[frozenset[int], ...]]:
-        """Where the symmetries take sets of ranks: every image once, each with its sets in order."""
-        first = _in_order(parts)
-        known, pending = {first}, [first]
-        while pending:
-            here = pending.pop()
-            for g in self.generators:
-                image = _in_order(frozenset(g.ranks[r] for r in part) for part in here)
-                if image not in known:
-                    known.add(image)
-                    pending.append(image)
-        return sorted(known, key=lambda each: [sorted(part) for part in each])
+__all__ = ["find_symmetries"]
 
 
 def find_symmetries(problem: Problem) -> Symmetries:
@@ -96,7 +44,7 @@ def _find(problem: Problem) -> Symmetries:
         element = _element(problem, ranks, looks)
         if element is None:
             continue
-        finer = _orbits([*(g.links for g in kept), element.links], len(merged))
+        finer = smallest_of_orbits([*(g.links for g in kept), element.links], len(merged))
         if not np.array_equal(finer, merged) or not kept:
             kept.append(element)
             merged = finer
@@ -220,24 +168,3 @@ def _element(problem: Problem, ranks: tuple[int, ...], looks: _Looks) -> Element
             if image.setdefault(n, node[ranks[r]]) != node[ranks[r]]:
                 return None
     return Element(ranks, chunks, links, resources)
-
-
-def _orbits(permutations: Sequence[Sequence[int]], size: int) -> NDArray[np.int64]:
-    """For every index, the smallest index in its orbit under the group that permutations generate."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    if not permutations or not size:
-        return np.arange(size)
-    rows = np.tile(np.arange(size), len(permutations))
-    columns = np.concatenate([np.asarray(p, dtype=np.int64) for p in permutations])
-    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(size, size))
-    count, label = connected_components(graph, directed=False)
-    smallest = np.full(count, size, dtype=np.int64)
-    np.minimum.at(smallest, label, np.arange(size))
-    orbits: NDArray[np.int64] = smallest[label]
-    return orbits
-
-
-def _in_order(parts: Iterable[frozenset[int]]) -> tuple[frozenset[int], ...]:
-    return tuple(sorted(parts, key=min))

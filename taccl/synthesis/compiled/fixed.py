@@ -16,6 +16,7 @@ import numpy as np
 
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
 from taccl.schedule.timing import exact_times
+from taccl.sketch.group import Symmetries
 from taccl.synthesis.compiled.fixed_kernel import Network, starts_of, tails_of
 from taccl.synthesis.greedy import list_schedule
 from taccl.synthesis.orbits import Held, Move, Orbits, Place
@@ -302,7 +303,7 @@ def _merged(problem: Problem, order: Order) -> Schedule | None:
     holds = _holds(problem)
     orbits = Orbits(
         problem=problem,
-        group=(),
+        group=Symmetries(problem),
         places=tuple(places),
         moves=moves,
         link_rep=(*range(num_links), *range(num_links)),

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from taccl.errors import SolverUnavailableError
 from taccl.problem import Clauses
-from taccl.sketch.group import symmetry_group
 from taccl.solvers.conflict import smallest_conflict
 from taccl.solvers.model import MilpModel
 from taccl.solvers.solver import solve
@@ -288,7 +287,7 @@ def circle_of_own_chunks(barriers: Barriers, half: Half, *, solver: str, deadlin
         return ()
     # A slack without end: no way is too long, as it is not known which are left.
     bare = Clauses(own_first=clauses.own_first, routing_slack=clauses.routing_slack + 10**6)
-    orbits = fold(replace(half.problem, clauses=bare), symmetry_group(half.problem)[:1])
+    orbits = fold(replace(half.problem, clauses=bare))
     # To a link of several sources a chunk goes on several ways, even if it has one destination.
     orbits = replace(orbits, single_path=(False,) * half.problem.collective.num_chunks)
     costs = half.problem.costs

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
 from taccl.collectives import make
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from taccl.arguments import Seconds, Size
     from taccl.collective import Collective
     from taccl.problem import Problem
+    from taccl.sketch.group import Symmetries
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
@@ -326,23 +329,39 @@ class _Check:
             for note in self.problem.notes
             if f"offset {entry.offset} in groups of {entry.group} " in note
         ]
-        size, other = len(symmetry_group(self.problem)), len(symmetry_group(without))
-        if size == other:
+        group, other = symmetry_group(self.problem), symmetry_group(without)
+        if group.order is not None and group.order == other.order:
             return ClauseReport(name, "unused", dropped[0] if dropped else "the other symmetries contain it")
-        effect = f"folds the model: {size} symmetries instead of {other}; no schedule must obey it"
+        if group.order is None and _fold_alike(group, other):
+            return ClauseReport(name, "unused", "the other symmetries fold the model as much")
+        folds = " further" if other.order is None else f": {group} symmetries instead of {other}"
+        effect = f"folds the model{folds}; no schedule must obey it"
         return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
 
     def hints(self) -> list[str]:
         """Symmetries that the clauses and the collective have, and the sketch does not use."""
         shifts: Sequence[Shift] = find_shifts(self.topology)
-        known = {element.ranks for element in symmetry_group(self.problem)}
+        group = symmetry_group(self.problem)
         plain = self.problem.with_clauses(symmetry=())
+
+        def adds(ranks: tuple[int, ...]) -> bool:
+            more = plain.with_clauses(symmetry=(*self.problem.clauses.symmetry, ranks))
+            return not (group.has(ranks) or group.order is None and _fold_alike(group, symmetry_group(more)))
+
         return [
             f"offset {shift.offset} in groups of {shift.group} is a symmetry too: add it as [[symmetry]] to "
             "make the model smaller"
             for shift in fitting_shifts(plain, shifts)
-            if shift.ranks(self.topology.num_ranks) not in known
+            if adds(shift.ranks(self.topology.num_ranks))
         ]
+
+
+def _fold_alike(one: Symmetries, other: Symmetries) -> bool:
+    """Whether two groups have the same orbits of chunks over links."""
+    if not (np.array_equal(one.links, other.links) and np.array_equal(one.chunks, other.chunks)):
+        return False
+    different = np.unique(one.chunks).tolist()
+    return all(np.array_equal(one.fixing(c).links, other.fixing(c).links) for c in different)
 
 
 def _names(sketch: Sketch, field: str, error: SketchError) -> bool:

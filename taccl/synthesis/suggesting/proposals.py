@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
-from taccl.sketch.symmetry import check_clauses, chunk_permutation, generate_group, link_permutation
-from taccl.synthesis.orbits import timing_group
+from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
 from taccl.synthesis.suggesting.write import commented_toml
+from taccl.synthesis.timing_group import timing_group
 from taccl.units import BYTES_PER_MB, format_size, format_us
 
 if TYPE_CHECKING:
@@ -162,16 +164,11 @@ def _has(problem: Problem, ranks: tuple[int, ...]) -> bool:
 
 def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
     """Whether a group moves every rank, and every resource in use."""
-    num_ranks = problem.topology.num_ranks
-    try:
-        identity, *others = generate_group(permutations, limit=num_ranks)
-    except SketchError:
-        return False
-    if any(g[r] == r for g in others for r in identity):
-        return False
     folded = problem.with_clauses(symmetry=permutations)
     group = symmetry_group(folded)
-    return len(timing_group(folded, group)) == len(group)
+    # Each rank has as many images as there are symmetries, so that none but the identity fixes it.
+    moved = (np.bincount(group.ranks)[group.ranks] == group.order).all()
+    return bool(moved) and timing_group(folded).order == group.order
 
 
 def _machine(topology: Topology) -> dict[str, str]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
-from taccl.sketch.group import symmetry_group
 from taccl.synthesis import stages
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.search import Options, Search
+from taccl.synthesis.timing_group import timing_group
 from taccl.synthesis.twins import find_twin, hand_over
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def quick_schedule(
     OutOfTime
         If that passed before there was one.
     """
-    if effort(problem) > _MOST_MOVES * len(symmetry_group(problem)):
+    if effort(problem) > _MOST_MOVES * timing_group(problem).counted:
         if not suits(problem):
             return None
         found = schedule_large(problem, num_runs=1, seed=seed)

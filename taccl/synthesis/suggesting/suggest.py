@@ -20,13 +20,13 @@ from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
-from taccl.sketch.group import symmetry_group
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.large import effort
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, is_small, make_sketch
 from taccl.synthesis.suggesting.ranking import quick_schedule
 from taccl.synthesis.suggesting.relays import Plan, relay_plans
 from taccl.synthesis.suggesting.shape import find_shape
+from taccl.synthesis.timing_group import timing_group
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class _Trials:
             return None
         if schedule is None:
             return None
-        size = effort(applied) // len(symmetry_group(applied))
+        size = effort(applied) // timing_group(applied).counted
         candidate = _Candidate(sketch, plan, schedule, size)
         self.found.append(candidate)
         return candidate
@@ -302,8 +302,7 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchP
     shifts = trials.fitting[candidate.plan.name]
     parts = [candidate.plan.why]
     if shifts:
-        folds = len(symmetry_group(candidate.problem))
-        parts.append(f"{folds} symmetries fold the model")
+        parts.append(f"{timing_group(candidate.problem)} symmetries fold the model")
     if sketch.merging.max == 1 and shape.num_nodes > 1:
         parts.append("sends do not wait to be merged")
     return SketchProposal(

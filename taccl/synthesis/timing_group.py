@@ -1,0 +1,171 @@
+"""Which part of a problem's symmetries may be folded in time.
+
+Several ranks behind one NIC take turns, so what one does the others cannot do at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.sketch.group import Element, Symmetries, symmetry_group
+from taccl.sketch.symmetry import chunk_permutation, order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+
+__all__ = ["timing_group"]
+
+#: For the part that folds in time so many symmetries are listed: fewer where they take more ranks, links and
+#: resources somewhere than this. Half as many are tried, and of a larger group a quarter drawn at random.
+_MOST_LISTED, _MOST_IMAGES = 512, 2**21
+#: Images of all of those that are kept of the part that folds in time.
+_MOST_KEPT = 2**25
+
+
+def timing_group(problem: Problem) -> Symmetries:
+    """A part of a problem's group that may be folded in time: no link and its image hold one resource.
+
+    Its order divides the size of every orbit of resources in use, so it is small however large the group is.
+    """
+    if "timing group" not in problem.memo:
+        problem.memo["timing group"] = _find_timing_group(problem)
+    found: Symmetries = problem.memo["timing group"]
+    return found
+
+
+def _find_timing_group(problem: Problem) -> Symmetries:
+    group, topology = symmetry_group(problem), problem.topology
+    held = [sorted({hold.resource for hold in topology.holds_of_link[e]}) for e in problem.links_allowed]
+    pairs = sorted({(one, other) for each in held for one in each for other in each})
+    if not pairs or not group.generators:
+        return Symmetries(problem)
+    first = topology.num_ranks + len(topology.links)
+    one, other = np.array(pairs).T + first
+    sizes = np.bincount(group.resources)[group.resources[one[one == other] - first]]
+
+    def is_free(moves: NDArray[np.int32]) -> bool:
+        return not (moves[..., one] == other).any()
+
+    divisor = math.gcd(*sizes.tolist())
+    most = min(divisor, group.order or divisor)
+    identity = np.arange(first + len(topology.resources), dtype=np.int32)[None, :]
+    listed = min(_MOST_LISTED, _MOST_IMAGES // identity.size)
+    free: list[NDArray[np.int32]] = []
+
+    def folding(candidates: Iterable[NDArray[np.int32]]) -> tuple[int, list[NDArray[np.int32]]]:
+        kept = identity
+        steps: list[NDArray[np.int32]] = []
+        for moves in islice(filter(is_free, candidates), len(group.generators) + listed // 2):
+            free.append(moves)
+            larger = _larger(kept, [*steps, moves], is_free, min(most, _MOST_KEPT // len(moves)))
+            if larger is not None:
+                kept, steps = larger, [*steps, moves]
+            if len(kept) == most:
+                break
+        return len(kept), steps
+
+    # High orders first, as one symmetry is often enough; where they are not all, low orders first as well.
+    found = folding(_candidates(group, identity.size, divisor, listed))
+    if found[0] < most:
+        found = max(found, folding(free[::-1]), key=lambda each: each[0])
+    return Symmetries(problem, tuple(_element(problem, moves) for moves in found[1]))
+
+
+def _candidates(group: Symmetries, size: int, divides: int, most: int) -> Iterator[NDArray[np.int32]]:
+    """Symmetries as where they take ranks, links and resources, in one row: generators, then others.
+
+    Of a small group all others; of a large one the shortest products, some at random, and powers of these,
+    whose order divides a number. Those of high order come first.
+    """
+    first, second = group.problem.topology.num_ranks, size - len(group.problem.topology.resources)
+
+    def order_of(moves: NDArray[np.int32]) -> int:
+        return order(moves[:first].tolist())
+
+    generators = [
+        np.concatenate((g.ranks, np.add(g.links, first), np.add(g.resources, second))).astype(np.int32)
+        for g in group.generators
+    ]
+    yield from sorted(generators, key=order_of, reverse=True)
+    if most < 4:
+        return
+    found = [np.arange(size, dtype=np.int32)]
+    known = {found[0].tobytes()}
+    for moves in found:
+        for generator in generators:
+            product = generator[moves]
+            if len(found) < most and product.tobytes() not in known:
+                known.add(product.tobytes())
+                found.append(product)
+    whole = len(found) < most
+    if not whole:
+        # Product replacement, with one that gathers them all up.
+        draw, pool, product = random.Random(0), generators * 8, generators[0]
+        for step in range(5 * len(pool) + most // 4):
+            i, j = draw.randrange(len(pool)), draw.randrange(len(pool))
+            pool[i] = pool[j][pool[i]]
+            product = pool[i][product]
+            if step >= 5 * len(pool):
+                found.append(product)
+    powers = []
+    for i, period in enumerate(map(order_of, found)):
+        common = math.gcd(period, divides)
+        orders = (n for n in range(2, common + 1) if common % n == 0 and (n == period or not whole))
+        powers += [(n, -i, period // n) for n in orders]
+    yield from (_power(found[-i], exponent) for _, i, exponent in sorted(powers, reverse=True))
+
+
+def _power(moves: NDArray[np.int32], exponent: int) -> NDArray[np.int32]:
+    result = np.arange(len(moves), dtype=np.int32)
+    for bit in f"{exponent:b}":
+        result = result[result]
+        result = moves[result] if bit == "1" else result
+    return result
+
+
+def _larger(
+    kept: NDArray[np.int32],
+    generators: Sequence[NDArray[np.int32]],
+    is_free: Callable[[NDArray[np.int32]], bool],
+    most: int,
+) -> NDArray[np.int32] | None:
+    """The group that generators make of a smaller one, coset by coset (Dimino's algorithm).
+
+    None where it is none larger, where some of it may not be folded in time, or with more than `most`.
+    """
+    cosets, turns = [kept], [kept[0]]
+    known = {row.tobytes() for row in kept}
+    if generators[-1].tobytes() in known:
+        return None
+    for turn in turns:
+        for generator in generators:
+            image = generator[turn]
+            if image.tobytes() in known:
+                continue
+            coset = image[kept]
+            if (len(cosets) + 1) * len(kept) > most or not is_free(coset):
+                return None
+            cosets.append(coset)
+            turns.append(image)
+            known.update(row.tobytes() for row in coset)
+    return np.concatenate(cosets)
+
+
+def _element(problem: Problem, moves: NDArray[np.int32]) -> Element:
+    """The symmetry that takes ranks, links and resources where one row says."""
+    first = problem.topology.num_ranks
+    second = first + len(problem.topology.links)
+    ranks = tuple(moves[:first].tolist())
+    chunks = chunk_permutation(problem, ranks)
+    assert chunks is not None, "products of symmetries are symmetries"
+    links, resources = (moves[first:second] - first).tolist(), (moves[second:] - second).tolist()
+    return Element(ranks, chunks, tuple(links), tuple(resources))
