@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taccl.names import shown, shown_lines
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 class TacclError(Exception):
-    """Base of every error that taccl raises on purpose."""
+    """Base of every error that taccl raises on purpose; control characters of names are shown escaped."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shown_lines(message))
+
+
+#: Characters of a message, and of a place: names and paths may be of any length.
+_MOST, _MOST_WHERE = 4000, 400
 
 
 class InputError(TacclError, ValueError):
@@ -27,9 +36,9 @@ class InputError(TacclError, ValueError):
     """
 
     def __init__(self, message: str, *, where: str | None = None) -> None:
-        self.where = where
-        self.message = message
-        super().__init__(f"{where}: {message}" if where else message)
+        self.where = where if where is None else shown(where, _MOST_WHERE)
+        self.message = shown(message, _MOST)
+        super().__init__(f"{self.where}: {self.message}" if where else self.message)
 
 
 class TopologyError(InputError):
@@ -45,7 +54,7 @@ class CollectiveError(InputError):
 
 
 class FormatError(InputError):
-    """A file is not in the format it should be in."""
+    """A file cannot be read, or is not in the format it should be in."""
 
 
 class SolverError(TacclError, RuntimeError):
@@ -101,7 +110,10 @@ class ExecutionError(TacclError):
 
 
 class TacclWarning(UserWarning):
-    """Base of every warning that taccl gives."""
+    """Base of every warning that taccl gives; control characters of names and paths are shown escaped."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shown_lines(message))
 
 
 class CacheWarning(TacclWarning):

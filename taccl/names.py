@@ -1,4 +1,4 @@
-"""Names as people type them: without regard to case and dashes, and the nearest one to a typing error."""
+"""Names as people type them, without regard to case and dashes, and as they are shown: on one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "matching"]
+__all__ = ["did_you_mean", "matching", "shown", "shown_lines"]
 
 
 def matching(word: str, known: Iterable[str]) -> str | None:
@@ -21,6 +21,27 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_plain = {_plain(name): name for name in known}
     near = get_close_matches(_plain(word), by_plain, n=1, cutoff=0.5)
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
+
+
+def shown(text: str, most: int | None = None) -> str:
+    """A text from outside for people to read: what a terminal would obey, or not show, as Python's escapes.
+
+    Line breaks and marks that turn the direction of writing are among it. Of a text longer than `most`
+    characters the middle is left out.
+    """
+    if most is not None and len(text) > most:
+        head = (most - 3) // 2
+        text = f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text
+    )
+
+
+def shown_lines(text: str) -> str:
+    """A text of several lines, each as `shown`."""
+    return "\n".join(map(shown, text.split("\n")))
 
 
 def _plain(word: str) -> str:

@@ -13,9 +13,10 @@ PACKAGE = Path(taccl.__file__).parent
 
 #: From the ground up; the facade and the command line stand on top.
 LINES = (
+    ("names",),
     ("errors",),
-    ("deadline", "html", "kernels", "names", "units"),
-    ("arguments",),
+    ("deadline", "html", "kernels", "units"),
+    ("arguments", "reading"),
     ("topology", "clauses", "collective", "solvers"),
     ("collectives", "costs"),
     ("problem",),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Literal
 
 import taccl
-from taccl.errors import InputError
+from taccl.errors import FormatError, InputError
 
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
@@ -23,7 +23,6 @@ _FIELDS_OF_TOPOLOGIES = frozenset(
 _FIELDS_OF_SKETCHES = frozenset(
     ("chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging", "description")
 )
-_MAX_FILE_BYTES = 10**9
 
 
 def topology_from_word(word: str, *, nodes: int | None = None, profile: str | None = None) -> Topology:
@@ -85,15 +84,19 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     """
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
-    from taccl.formats.files import read_limited
-    from taccl.formats.recognise import foreign_topology
-    from taccl.sketch.reading import parse_json, parse_toml
+    from taccl.formats.recognise import FOREIGN_TOPOLOGIES, TACCL_SCHEDULE, recognise
+    from taccl.reading import parse, read_text
+    from taccl.topology.files import MAX_FILE_BYTES
 
-    if foreign_topology(word) is not None:
+    try:
+        name = recognise(word)
+    except FormatError:  # as a sketch is in no table of formats; whatever else is wrong shows below
+        name = ""
+    if name in FOREIGN_TOPOLOGIES:
         return "topology"
-    text = read_limited(word, _MAX_FILE_BYTES)
-    is_json = text.lstrip().startswith("{") or word.lower().endswith(".json")
-    fields = set((parse_json if is_json else parse_toml)(text, source=word))
+    if name == TACCL_SCHEDULE:
+        return "schedule"
+    fields = set(parse(read_text(word, MAX_FILE_BYTES), source=word))
     if {"format", "transfers"} & fields:
         return "schedule"
     if "gpus_per_node" in fields:
@@ -126,6 +129,5 @@ def sketch_from_word(word: str | None) -> Sketch | None:
 
 def is_file(word: str) -> bool:
     """Whether a word is a path rather than a name."""
-    path = Path(word)
-    # A folder may bear the name of a machine.
-    return word.lower().endswith(_FILE_SUFFIXES) or (path.exists() and not path.is_dir())
+    # A folder may bear the name of a machine. A link that leads nowhere is one to a file that is missing.
+    return word.lower().endswith(_FILE_SUFFIXES) or (os.path.lexists(word) and not os.path.isdir(word))

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import CacheWarning, InputError, TacclError
-from taccl.formats.files import read_limited, write_whole
+from taccl.formats.files import write_whole
 from taccl.formats.native import FORMAT, dump_schedule, found_by, load_schedule
+from taccl.reading import parse_json, read_text
 from taccl.synthesis.backends import package_versions
 from taccl.units import format_count, format_size
 
@@ -326,7 +327,7 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
     TacclError or ValueError
         If it is not what a cache would have stored under that key.
     """
-    document = json.loads(read_limited(path, _LIMIT_BYTES))
+    document = parse_json(read_text(path, _LIMIT_BYTES), source=str(path))
     if document["format"] == FORMAT:
         schedule = load_schedule(document, where=str(path), problem=problem)
         found, digest = found_by(document), digest_of(schedule.problem)

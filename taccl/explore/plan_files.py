@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.baselines.ring import ring
 from taccl.collectives import allgather
-from taccl.errors import ExportError, InputError
+from taccl.errors import ExportError, FormatError, InputError
 from taccl.formats.msccl_xml import dump_msccl_xml
 from taccl.formats.mscclpp_plan import build_mscclpp_plan, plan_text
 from taccl.formats.mscclpp_registration import registration_snippet
@@ -27,6 +27,7 @@ from taccl.formats.native import save
 from taccl.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
+from taccl.reading import parse_json, read_text
 from taccl.topology.registry import parse
 from taccl.units import format_size
 
@@ -165,10 +166,9 @@ def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = F
 
 def _is_plan(path: Path) -> bool:
     try:
-        index = json.loads((path / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parse_json(read_text(path / INDEX), source=INDEX).get("format") == "taccl-plan"
+    except FormatError:
         return False
-    return isinstance(index, dict) and index.get("format") == "taccl-plan"
 
 
 def _fill(plan: Plan, folder: Path) -> list[str]:

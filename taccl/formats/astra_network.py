@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taccl.errors import FormatError, InputError, TopologyError
-from taccl.formats.files import read_limited
+from taccl.reading import read_text
 from taccl.topology.parts import add_crossbar, check_count, check_num_links, short
 from taccl.topology.topology import TopologyBuilder
 from taccl.units import exact
@@ -78,7 +78,7 @@ def load_astra_network(
     congestion counts. The one with congestion stores and forwards: there the bytes take twice as long.
     """
     where = os.fspath(path)
-    lists = _lists(read_limited(path, MAX_FILE_BYTES), where)
+    lists = _lists(read_text(path, MAX_FILE_BYTES), where)
     blocks, counts, betas, alphas = _fields(lists, where)
     num_ranks = prod(counts)
     num_links = sum(

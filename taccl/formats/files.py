@@ -1,4 +1,4 @@
-"""Reading text files within limits, and writing files whole or not at all."""
+"""Writing files whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,55 +9,12 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taccl.errors import FormatError, InputError
-from taccl.units import format_size
+from taccl.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_writable", "read_limited", "write_whole"]
-
-_PIECE_BYTES = 1 << 20
-
-
-def read_limited(path: str | os.PathLike[str], limit_bytes: int) -> str:
-    """The text of a UTF-8 file, without a byte order mark.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, a directory, or may not be read.
-    FormatError
-        If it is empty, not UTF-8 text, or larger than `limit_bytes`.
-    """
-    where = os.fspath(path)
-    pieces: list[bytes] = []
-    num_bytes = 0
-    with _explained(where, "read"), open(path, "rb") as file:
-        if stat.S_ISDIR(os.fstat(file.fileno()).st_mode):
-            raise IsADirectoryError
-        while piece := file.read(_PIECE_BYTES):
-            if not pieces and piece.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise FormatError("found UTF-16 text; expected UTF-8; save it as UTF-8", where=where)
-            num_bytes += len(piece)
-            if b"\0" in piece:
-                raise FormatError("found binary data; expected UTF-8 text", where=where)
-            if max(num_bytes, os.fstat(file.fileno()).st_size) > limit_bytes:
-                raise FormatError(
-                    f"the file is larger than {format_size(limit_bytes)}, the most that is read; "
-                    "check that it is the file you meant",
-                    where=where,
-                )
-            pieces.append(piece)
-    try:
-        text = b"".join(pieces).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            f"found bytes that are not UTF-8 text, at byte {error.start}; save the file as UTF-8", where=where
-        ) from None
-    if not text.strip():
-        raise FormatError("the file is empty; save it anew, or check the path", where=where)
-    return text
+__all__ = ["check_writable", "write_whole"]
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes, *, overwrite: bool = False) -> None:
@@ -69,8 +26,8 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, *, overwrite
         If the file exists and `overwrite` is False, its folder is missing, or it may not be written.
     """
     where = os.fspath(path)
-    data = content.encode() if isinstance(content, str) else content
-    with _explained(where, "written"):
+    with _explained(where):
+        data = content.encode() if isinstance(content, str) else content
         target = _target(path, overwrite)
         with _draft_beside(target) as draft:
             with open(draft, "wb") as file:
@@ -90,7 +47,7 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool = False) -> 
     InputError
         As `write_whole` would.
     """
-    with _explained(os.fspath(path), "written"), _draft_beside(_target(path, overwrite)):
+    with _explained(os.fspath(path)), _draft_beside(_target(path, overwrite)):
         pass
 
 
@@ -140,7 +97,7 @@ def _put(draft: Path, target: Path, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def _explained(where: str, verb: str) -> Iterator[None]:
+def _explained(where: str) -> Iterator[None]:
     """Turn the operating system's errors into `InputError`."""
     try:
         yield
@@ -152,13 +109,11 @@ def _explained(where: str, verb: str) -> Iterator[None]:
             where=where,
         ) from None
     except FileNotFoundError as error:
-        if verb == "written":
-            raise InputError(
-                f"no file can be made in its folder ({error.strerror}); give another path", where=where
-            ) from None
-        raise InputError("there is no such file; check the path", where=where) from None
+        raise InputError(
+            f"no file can be made in its folder ({error.strerror}); give another path", where=where
+        ) from None
     except IsADirectoryError:
         raise InputError("is a folder; give the path of a file", where=where) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"the file cannot be {verb} ({reason}); give another path", where=where) from None
+        raise InputError(f"the file cannot be written ({reason}); give another path", where=where) from None

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NoReturn
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.errors import FormatError
-from taccl.formats.files import read_limited
 from taccl.formats.xml_elements import Element, parse_xml
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
+from taccl.reading import read_text
 
 if TYPE_CHECKING:
     import os
@@ -55,9 +55,7 @@ def load_msccl_xml(
     FormatError
         If it is too large, or as under `parse_msccl_xml`.
     """
-    return parse_msccl_xml(
-        read_limited(path, _LIMIT_BYTES), where=str(path), collective=collective, root=root
-    )
+    return parse_msccl_xml(read_text(path, _LIMIT_BYTES), where=str(path), collective=collective, root=root)
 
 
 def parse_msccl_xml(

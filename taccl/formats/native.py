@@ -31,8 +31,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
-from taccl.formats.files import read_limited, write_whole
+from taccl.formats.files import write_whole
 from taccl.problem import Problem
+from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -186,24 +187,9 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
         If the file cannot be read; `FormatError` if it is not JSON or of another format or version.
     """
     where = str(path)
-    content = read_limited(path, _LIMIT_BYTES)
-    try:
-        document = json.loads(content, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise FormatError(
-            f"found no valid JSON at line {error.lineno}, column {error.colno} ({error.msg}); the file is "
-            "cut short or not a schedule, save it anew",
-            where=where,
-        ) from None
-    except RecursionError:
-        raise FormatError("found values nested too deeply; expected a few levels", where=where) from None
-    except ValueError as error:
-        raise FormatError(
-            f"found a number that cannot be read ({error}); save the file anew", where=where
-        ) from None
+    document = parse_json(read_text(path, _LIMIT_BYTES), source=where)
     _check_version(document, where)
-    checked: dict[str, Any] = document
-    return checked
+    return document
 
 
 def found_by(document: dict[str, Any]) -> dict[str, Any]:
@@ -288,10 +274,6 @@ def _short(value: object) -> str:
 
 def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False, default=np.generic.item)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 class _Strict(BaseModel):

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taccl.errors import FormatError, TopologyError
-from taccl.formats.files import read_limited
 from taccl.formats.nccl_topology_file import Given, read_system, whole
 from taccl.formats.server import INTERNODE_ALPHA_US, INTRANODE_ALPHA_US, Server, Wiring, build_servers
 from taccl.formats.xml_elements import parse_xml
+from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost, short
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def load_nccl_topology(
         If an argument cannot be used.
     """
     where = os.fspath(path)
-    top = parse_xml(read_limited(path, MAX_FILE_BYTES), where=where)
+    top = parse_xml(read_text(path, MAX_FILE_BYTES), where=where)
     if top.tag != "system" or top.attributes.get("version", "1") != "1":
         found = f"<{top.tag[:40]}> of version {short(top.attributes.get('version', ''))}"
         raise FormatError(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from taccl.errors import FormatError, TopologyError
-from taccl.formats.files import read_limited
 from taccl.formats.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
@@ -24,6 +23,7 @@ from taccl.formats.server import (
     Wiring,
     build_servers,
 )
+from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, exact_cost, short
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def load_nvidia_smi(
         If an argument cannot be used.
     """
     where = os.fspath(path)
-    matrix = _read_matrix(read_limited(path, MAX_FILE_BYTES), where)
+    matrix = _read_matrix(read_text(path, MAX_FILE_BYTES), where)
     named = _names(nics, matrix, where)
     if nic_gb_per_s is None and nodes != 1:
         raise TopologyError(

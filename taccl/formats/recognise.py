@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "ASTRA_NETWORK", "MSCCL_XML", "NCCL_TOPOLOGY", "NVIDIA_SMI", "TACCL_SCHEDULE", "UPSTREAM_ALGORITHM",
-    "foreign_topology", "recognise",
+    "ASTRA_NETWORK", "FOREIGN_TOPOLOGIES", "MSCCL_XML", "NCCL_TOPOLOGY", "NVIDIA_SMI", "TACCL_SCHEDULE",
+    "UPSTREAM_ALGORITHM", "foreign_topology", "recognise",
 ]  # fmt: skip
 
 TACCL_SCHEDULE = "taccl-schedule"
@@ -29,7 +29,7 @@ NVIDIA_SMI = "nvidia-smi"
 ASTRA_NETWORK = "astra-sim-network"
 MSCCL_XML = "msccl-xml"
 
-_FOREIGN_TOPOLOGIES = (NCCL_TOPOLOGY, NVIDIA_SMI, ASTRA_NETWORK)
+FOREIGN_TOPOLOGIES = (NCCL_TOPOLOGY, NVIDIA_SMI, ASTRA_NETWORK)
 
 
 def recognise(path: str | os.PathLike[str]) -> str:
@@ -49,7 +49,7 @@ def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., T
         found = format_of_content(path)
     except FormatError:
         return None
-    if found.name not in _FOREIGN_TOPOLOGIES:
+    if found.name not in FOREIGN_TOPOLOGIES:
         return None
     module, _, function = found.load.partition(":")
     return found.name, getattr(import_module(module), function)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.arguments import checked
 from taccl.errors import FormatError, InputError, LossyConversionWarning
-from taccl.formats.files import check_writable, read_limited, write_whole
+from taccl.formats.files import check_writable, write_whole
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean, matching
-from taccl.sketch.reading import parse_json
+from taccl.reading import parse_json, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -205,7 +205,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         If it is in no format of the table; the message says what was found, and lists them.
     """
     where = str(path)
-    text = read_limited(path, _LIMIT_BYTES).lstrip()
+    text = read_text(path, _LIMIT_BYTES).lstrip()
     head = text[:_HEAD_CHARACTERS]
     for each in FORMATS:
         if _first_field_tells(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):

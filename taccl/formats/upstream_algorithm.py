@@ -32,14 +32,13 @@ import numpy as np
 
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError
-from taccl.formats.files import read_limited
 from taccl.formats.upstream_algorithm_collective import collective_of
 from taccl.formats.upstream_algorithm_file import algorithm_file
 from taccl.formats.upstream_algorithm_topology import build_topology
 from taccl.problem import make_problem
+from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
-from taccl.sketch.reading import parse_json
 from taccl.units import BYTES_PER_MB, exact, parse_size
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def load_upstream_algorithm(
         `topology`.
     """
     where = str(path)
-    file = algorithm_file(parse_json(read_limited(path, _LIMIT_BYTES), source=where, exact=True), where=where)
+    file = algorithm_file(parse_json(read_text(path, _LIMIT_BYTES), source=where, exact=True), where=where)
     unit_us = exact(1 if time_unit_us is None else time_unit_us, where="time_unit_us")
     if unit_us == 0:
         raise InputError("found 0; expected the microseconds in a unit", where="time_unit_us")

@@ -20,6 +20,7 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.problem import Problem
+from taccl.reading import parse_json, read_text
 from taccl.schedule.compact import CompactSchedule
 from taccl.units import format_size
 
@@ -33,6 +34,7 @@ _COLUMNS = ("chunk", "link", "start")
 _INDEX = "schedule.json"
 #: Problems with more pairs of a chunk and a rank than this are not written.
 _MOST_PAIRS = 1_000_000
+_MAX_INDEX_BYTES = 10**9
 
 
 def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
@@ -140,12 +142,12 @@ def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None)
     """
     path, where = Path(folder), os.fspath(folder)
     try:
-        index = json.loads((path / _INDEX).read_text())
-    except (OSError, ValueError):
+        index = parse_json(read_text(path / _INDEX, _MAX_INDEX_BYTES), source=f"{where}/{_INDEX}")
+    except FormatError as error:
         raise FormatError(
-            f"found no {_INDEX} that can be read; expected a spilled schedule", where=where
+            f"found no {_INDEX} that can be read ({error.message}); expected a spilled schedule", where=where
         ) from None
-    if not isinstance(index, dict) or (index.get("format"), index.get("version")) != (_FORMAT, _VERSION):
+    if (index.get("format"), index.get("version")) != (_FORMAT, _VERSION):
         raise FormatError(f"expected a {_FORMAT} of version {_VERSION}", where=f"{where}/{_INDEX}")
     try:
         if problem is None and index["problem"] is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
 from taccl.errors import SketchError
-from taccl.sketch.reading import parse_json, parse_toml, read_text
+from taccl.reading import parse, read_text
 
 if TYPE_CHECKING:
     import os
@@ -40,15 +41,11 @@ def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
     from taccl.sketch.sketch import Sketch
 
     path, source = _find(name_or_path)
-    text = read_text(path)
-    if path.suffix.lower() == ".json" or (path.suffix.lower() != ".toml" and text.lstrip().startswith("{")):
-        data = parse_json(text, source=source)
-        if "nnodes" in data:
-            from taccl.sketch.upstream import load_upstream_sketch
+    data = parse(read_text(path), source=source)
+    if "nnodes" in data:
+        from taccl.sketch.upstream_files import sketch_from_file
 
-            return load_upstream_sketch(path)
-    else:
-        data = parse_toml(text, source=source)
+        return sketch_from_file(data, source=str(path), name=path.stem)
     return Sketch.from_dict(data, source=source)
 
 
@@ -57,14 +54,14 @@ def _find(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     path = Path(name_or_path)
     shipped = shipped_sketches()
     name = path.as_posix()
-    if name in shipped and not path.is_file():
+    if name in shipped and not os.path.isfile(path):
         folder = _folder()
         assert folder is not None
         return folder / f"{name}.toml", name
     looks_like_file = path.suffix.lower() in (".toml", ".json")
-    if path.exists() or looks_like_file:
+    if os.path.lexists(path) or looks_like_file:
         return path, str(name_or_path)
-    near = difflib.get_close_matches(name, shipped, n=1)
+    near = difflib.get_close_matches(name[:100], shipped, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"shipped are {', '.join(shipped) or 'none'}"
     raise SketchError(
         f"found no such file and no shipped sketch of that name; {advice}", where=str(name_or_path)

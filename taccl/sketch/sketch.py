@@ -24,7 +24,7 @@ from pydantic import (
 
 from taccl.arguments import checked
 from taccl.errors import SketchError, TopologyError
-from taccl.sketch.reading import parse_json, parse_toml
+from taccl.reading import parse_json, parse_toml
 from taccl.sketch.validation import validated
 from taccl.units import exact, parse_size
 

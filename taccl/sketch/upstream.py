@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal
 
 from taccl.collectives import make
 from taccl.errors import SketchError, TopologyError
+from taccl.reading import parse_json, read_text
 from taccl.sketch.library import load_sketch
-from taccl.sketch.reading import parse_json, read_text
 from taccl.sketch.upstream_model import UpstreamModel, machine_of
 from taccl.units import BYTES_PER_MB, exact, parse_size
 

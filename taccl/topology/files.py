@@ -33,21 +33,19 @@ Decimal costs are exact: 0.1 is one tenth.
 
 from __future__ import annotations
 
-import json
-import tomllib
 from dataclasses import replace
-from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.errors import FormatError, TopologyError
-from taccl.topology.parts import add_crossbar, check_num_links, short
-from taccl.topology.registry import machine_names, parse
+from taccl.errors import TopologyError
+from taccl.reading import parse, read_text
+from taccl.topology import registry
+from taccl.topology.parts import add_crossbar, check_num_links
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from os import PathLike
 
     from taccl.topology.file_schema import ResourceEntry, SwitchEntry, TopologyFile
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_FILE_BYTES", "MAX_RANKS", "load_topology"]
 
-MAX_FILE_BYTES = 64 * 2**20
+MAX_FILE_BYTES = 64 * 10**6
 MAX_RANKS = 1_000_000
 
 
@@ -67,7 +65,7 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     Parameters
     ----------
     path : path
-        A file of at most 64 MiB; it is JSON if its name ends in ``.json`` or its text starts with ``{``.
+        A file of at most 64 MB; it is JSON if its name ends in ``.json`` or its text starts with ``{``.
 
     Raises
     ------
@@ -80,7 +78,7 @@ def load_topology(path: str | PathLike[str]) -> Topology:
 
     path = Path(path)
     where = str(path)
-    file = validate(_read(path, where), where)
+    file = validate(parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True), where)
     try:
         if file.machine is None and file.fabric is None:
             return _from_links(file, path.stem)
@@ -88,56 +86,6 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     except TopologyError as error:
         field = f"{where}: {error.where}" if error.where else where
         raise TopologyError(error.message, where=field) from None
-
-
-def _read(path: Path, where: str) -> dict[str, Any]:
-    """The plain values in a file, decimals as `Decimal`."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise FormatError(f"cannot be read: {reason}; give a TOML or JSON file", where=where) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise FormatError(f"found more than {MAX_FILE_BYTES} bytes; give a smaller file", where=where)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise FormatError("found a binary file; expected TOML or JSON text", where=where)
-    if not text.strip():
-        raise FormatError("found an empty file; expected TOML or JSON", where=where)
-    is_json = path.suffix.lower() == ".json" or (
-        path.suffix.lower() != ".toml" and text.lstrip().startswith("{")
-    )
-    kind = "JSON" if is_json else "TOML"
-    load: Callable[[str], Any] = _load_json if is_json else _load_toml
-    try:
-        data = load(text)
-    except RecursionError:
-        raise FormatError(f"is not a {kind} file of ours: nested too deeply", where=where) from None
-    except ValueError as error:
-        raise FormatError(f"is not valid {kind}: {_one_line(error)}", where=where) from None
-    if not isinstance(data, dict):
-        raise FormatError(f"found {short(data)}; expected a JSON object", where=where)
-    return data
-
-
-def _load_toml(text: str) -> Any:
-    return tomllib.loads(text, parse_float=Decimal)
-
-
-def _load_json(text: str) -> Any:
-    def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in values:
-                raise ValueError(f"field {name!r} is given twice")
-            values[name] = value
-        return values
-
-    return json.loads(text, parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=no_repeats)
 
 
 def _from_name(file: TopologyFile) -> Topology:
@@ -153,11 +101,11 @@ def _from_name(file: TopologyFile) -> Topology:
         options["ranks_per_node"] = file.ranks_per_node[0]
     kind, name = ("machine", file.machine) if file.fabric is None else ("fabric", file.fabric)
     try:
-        topology = parse(str(name), nodes=file.nodes, profile=file.profile, **options)
+        topology = registry.parse(str(name), nodes=file.nodes, profile=file.profile, **options)
     except TopologyError as error:
         where = kind if error.where == "topology" else error.where
         raise TopologyError(error.message, where=where) from None
-    if (topology.machine in machine_names()) != (kind == "machine"):
+    if (topology.machine in registry.machine_names()) != (kind == "machine"):
         raise TopologyError(f"found {name!r}, which is not a {kind}", where=kind)
     return replace(topology, name=file.name or topology.name)
 
@@ -254,7 +202,3 @@ def _add_holds(
                 beta_us_per_mb=entry.rate() if entry.has_rate else link.beta_us_per_mb,
                 side=entry.side,
             )
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())

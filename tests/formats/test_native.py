@@ -14,7 +14,7 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
-from taccl.formats.files import read_limited, write_whole
+from taccl.formats.files import write_whole
 from taccl.formats.native import dump_schedule, found_by, load, load_schedule, read_document, save
 from taccl.problem import Clauses, SwitchPolicy, make_problem
 from taccl.schedule.schedule import make_schedule
@@ -390,8 +390,6 @@ def test_impossible_name_is_an_input_error(tmp_path, name):
     """Names that the operating system refuses are told in one sentence."""
     with pytest.raises(InputError):
         write_whole(tmp_path / name, "text")
-    with pytest.raises(InputError):
-        read_limited(tmp_path / name, 10)
 
 
 def test_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
@@ -469,17 +467,3 @@ def test_replaced_file_keeps_its_mode(tmp_path):
     path.chmod(0o600)
     write_whole(path, "new", overwrite=True)
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_read_limited_drops_a_byte_order_mark(tmp_path):
-    """Files from editors that write one are read."""
-    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfname = 1\n")
-    assert read_limited(tmp_path / "a.toml", 100) == "name = 1\n"
-
-
-def test_read_limited_takes_a_file_of_just_the_limit(tmp_path):
-    """The limit is inclusive."""
-    (tmp_path / "a").write_text("x" * 10)
-    assert read_limited(tmp_path / "a", 10) == "x" * 10
-    with pytest.raises(FormatError, match="larger than 9B"):
-        read_limited(tmp_path / "a", 9)

@@ -67,7 +67,7 @@ def test_unknown_name():
 
 def test_missing_file():
     """A path is not taken for a name."""
-    with pytest.raises(FormatError, match=r"none\.toml: found no such file"):
+    with pytest.raises(FormatError, match=r"none\.toml: there is no such file"):
         load_sketch("none.toml")
 
 

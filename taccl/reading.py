@@ -1,0 +1,227 @@
+"""Where every file from outside is opened, decoded and parsed; a fault becomes one sentence.
+
+Files are ordinary ones of limited size, in UTF-8. A pipe or a device is refused before it makes anybody wait:
+what a file holds is told by its content first, so that most are read more than once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import tomllib
+from collections import Counter
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import FormatError
+from taccl.names import shown
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MAX_FILE_BYTES", "check_depth", "parse", "parse_json", "parse_toml", "read_text"]
+
+#: A sketch is kilobytes; anything this large is some other file.
+MAX_FILE_BYTES = 16 * 10**6
+_PIECE_BYTES = 1 << 20
+#: Tables within tables: files of ours have ten or fewer, and recursion in Python ends near a thousand.
+_MAX_DEPTH = 64
+#: A key of so many parts, for which `tomllib` takes the square of their number.
+_LONG_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
+)
+
+
+def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a UTF-8 file, without a byte order mark.
+
+    Raises
+    ------
+    FormatError
+        If the file is missing or may not be read, is no ordinary file, is empty, larger than `limit_bytes`,
+        or not UTF-8 text.
+    """
+    where = os.fspath(path)
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            data = _bytes_within(file.fileno(), file.read, limit_bytes, where)
+    except FormatError:
+        raise
+    except FileNotFoundError:
+        raise FormatError("there is no such file; check the path", where=where) from None
+    except IsADirectoryError:
+        raise FormatError("is a folder; give the path of a file", where=where) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or a lone surrogate, in the path
+        reason = getattr(error, "strerror", None) or error
+        raise FormatError(f"the file cannot be read ({reason}); give another path", where=where) from None
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FormatError("found UTF-16 text; expected UTF-8; save it as UTF-8", where=where)
+    if b"\0" in data:
+        raise FormatError("found binary data; expected UTF-8 text; check the path", where=where)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"found bytes that are not UTF-8 text, at byte {error.start}; save the file as UTF-8", where=where
+        ) from None
+    if not text.strip():
+        raise FormatError("the file is empty; save it anew, or check the path", where=where)
+    return text
+
+
+def parse(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
+    """The table in a TOML or JSON text; it is JSON if `source` ends in ``.json`` or it begins with ``{``.
+
+    Raises
+    ------
+    FormatError
+        As `parse_toml` and `parse_json`.
+    """
+    name = source.lower()
+    is_json = name.endswith(".json") or (not name.endswith(".toml") and text.lstrip().startswith("{"))
+    return (parse_json if is_json else parse_toml)(text, source=source, exact=exact)
+
+
+def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
+    """The tables of a TOML text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`.
+
+    Raises
+    ------
+    FormatError
+        If it is not TOML, or is nested too deeply; the message has the line.
+    """
+
+    def plain() -> dict[str, Any]:
+        if _LONG_KEY.search(text):
+            raise _too_deep(source)
+        try:
+            return tomllib.loads(text, parse_float=Decimal if exact else float)
+        except tomllib.TOMLDecodeError as error:
+            end = f"at line {text.count(chr(10)) + 1}, the end of the text"
+            reason = str(error).replace("at end of document", end)
+            raise FormatError(
+                f"found text that is not TOML: {reason}; correct that line", where=source
+            ) from None
+
+    tables: dict[str, Any] = _parsed(plain, source)
+    return tables
+
+
+def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
+    """The object in a JSON text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`.
+
+    Raises
+    ------
+    FormatError
+        If it is not JSON (as NaN is not), its top is no object, an object has one key twice, it is nested too
+        deeply, or a number is too long or too large to be read.
+    """
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise FormatError(
+                f"found key {shown(repr(twice), 60)} twice in one object; remove one", where=source
+            )
+        return table
+
+    def plain() -> Any:
+        try:
+            return json.loads(
+                text,
+                object_pairs_hook=without_repeats,
+                parse_float=Decimal if exact else _finite,
+                parse_constant=_refuse_constant,
+            )
+        except json.JSONDecodeError as error:
+            raise FormatError(
+                f"found text that is not JSON: {error.msg} (at line {error.lineno}, column {error.colno}); "
+                "correct that line",
+                where=source,
+            ) from None
+
+    data = _parsed(plain, source)
+    if not isinstance(data, dict):
+        raise FormatError(f"found a JSON {type(data).__name__}; expected an object with fields", where=source)
+    return data
+
+
+def check_depth(data: object, *, where: str) -> None:
+    """Raise `FormatError` for plain values that recursion might not get to the end of."""
+    inside = [data]
+    for _ in range(_MAX_DEPTH):
+        inside = [
+            value
+            for each in inside
+            for value in (each.values() if isinstance(each, dict) else each)  # type: ignore[attr-defined]
+            if isinstance(value, (dict, list))
+        ]
+        if not inside:
+            return
+    raise _too_deep(where)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # A pipe that nobody writes to would be waited for.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _bytes_within(descriptor: int, read: Callable[[int], bytes], limit_bytes: int, where: str) -> bytes:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(
+            "is no ordinary file but a pipe or a device; save what it gives in a file, and give that",
+            where=where,
+        )
+    pieces: list[bytes] = []
+    num_bytes = 0
+    while num_bytes <= limit_bytes >= status.st_size and (piece := read(_PIECE_BYTES)):
+        num_bytes += len(piece)
+        pieces.append(piece)
+    if max(num_bytes, status.st_size) > limit_bytes:
+        raise FormatError(
+            f"the file is larger than {format_size(limit_bytes)}, the most that is read; "
+            "check that it is the file you meant",
+            where=where,
+        )
+    return b"".join(pieces)
+
+
+def _parsed(plain: Callable[[], Any], source: str) -> Any:
+    """What a parser returns, whatever may be wrong with values inside."""
+    try:
+        data = plain()
+    except FormatError:
+        raise
+    except RecursionError:
+        raise _too_deep(source) from None
+    except MemoryError:
+        raise FormatError("found more than the memory holds; give a smaller file", where=source) from None
+    except (ArithmeticError, ValueError) as error:  # a number of 5000 digits
+        reason = str(error).partition(";")[0]
+        raise FormatError(
+            f"found a number that cannot be read ({reason}); correct it", where=source
+        ) from None
+    if isinstance(data, (dict, list)):
+        check_depth(data, where=source)
+    return data
+
+
+def _too_deep(where: str) -> FormatError:
+    return FormatError("found values nested too deeply; expected a few levels", where=where)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{shown(text, 60)} is larger than any number of 64 bits")
+    return number
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
