@@ -18,6 +18,7 @@ import numpy as np
 
 from taccl.arguments import checked_as
 from taccl.errors import CollectiveError
+from taccl.names import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -363,7 +364,7 @@ class Collective:
         )
 
     def __repr__(self) -> str:
-        return f"Collective({self.name!r}, {self.num_ranks} ranks, {self.num_chunks} chunks)"
+        return f"Collective({shown(repr(self.name), 100)}, {self.num_ranks} ranks, {self.num_chunks} chunks)"
 
 
 @checked_as(CollectiveError)

@@ -8,13 +8,20 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from taccl.names import shown
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["card", "facts", "table"]
+__all__ = ["as_html", "card", "facts", "table"]
 
 _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;background:none;color:inherit;border:0"
 _RULE = "border:0;border-bottom:1px solid rgba(128,128,128,.5)"
+
+
+def as_html(text: str) -> str:
+    """A text from outside as the text of an element: without markup and control characters."""
+    return escape(shown(text))
 
 
 def card(title: str, *parts: str, notes: Sequence[str] = ()) -> str:
@@ -29,20 +36,20 @@ def card(title: str, *parts: str, notes: Sequence[str] = ()) -> str:
     notes : sequence of str
         Text, escaped here.
     """
-    shown = "".join(
-        f'<div style="opacity:.75;margin-top:4px">note: {escape(note)}</div>' for note in notes if note
+    noted = "".join(
+        f'<div style="opacity:.75;margin-top:4px">note: {as_html(note)}</div>' for note in notes if note
     )
     return (
         '<div style="font-size:90%;line-height:1.4;max-width:70em;overflow-x:auto">'
-        f'<div style="font-weight:600;margin-bottom:4px">{escape(title)}</div>{"".join(parts)}{shown}</div>'
+        f'<div style="font-weight:600;margin-bottom:4px">{as_html(title)}</div>{"".join(parts)}{noted}</div>'
     )
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
     """A table of names and what they are; rows without a value are left out."""
     cells = "".join(
-        f'<tr style="background:none"><th style="{_CELL};font-weight:400;opacity:.75">{escape(name)}</th>'
-        f'<td style="{_CELL}">{escape(value)}</td></tr>'
+        f'<tr style="background:none"><th style="{_CELL};font-weight:400;opacity:.75">{as_html(name)}</th>'
+        f'<td style="{_CELL}">{as_html(value)}</td></tr>'
         for name, value in rows
         if value
     )
@@ -51,15 +58,15 @@ def facts(rows: Sequence[tuple[str, str]]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, limit: int | None = None) -> str:
     """A table with a head; of more rows than `limit` the first are shown, and the rest are counted."""
-    top = "".join(f'<th style="{_CELL};{_RULE};font-weight:600">{escape(cell)}</th>' for cell in head)
-    shown = rows if limit is None else rows[:limit]
+    top = "".join(f'<th style="{_CELL};{_RULE};font-weight:600">{as_html(cell)}</th>' for cell in head)
+    some = rows if limit is None else rows[:limit]
     body = "".join(
         '<tr style="background:none">'
-        + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row)
+        + "".join(f'<td style="{_CELL}">{as_html(cell)}</td>' for cell in row)
         + "</tr>"
-        for row in shown
+        for row in some
     )
-    hidden = len(rows) - len(shown)
+    hidden = len(rows) - len(some)
     more = f'<div style="opacity:.75">... and {hidden} more</div>' if hidden else ""
     return (
         '<table style="border:0;border-collapse:collapse;margin:4px 0 0;background:none;color:inherit">'

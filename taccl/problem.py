@@ -19,6 +19,7 @@ from taccl.clauses import Clauses, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.costs import Costs, exact_costs
 from taccl.errors import CollectiveError, SketchError
+from taccl.names import shown
 from taccl.topology.topology import Topology
 from taccl.units import format_count, format_size
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "alltoallv_problem", "make_problem"]
 
-#: Stands for the list of chunks while what is around it is written; no name can be this.
-_CHUNKS_HERE = "\0chunks\0"
+#: Characters of a name in a title.
+_TITLE = 100
 #: Chunks that are written at a time: each may name all ranks.
 _WRITTEN_AT_ONCE = 64
 
@@ -180,8 +181,12 @@ class Problem:
         content = self._outline()
         del content["clauses"]["where"]
         # Chunks are written some at a time where their list belongs: all at once they may be gigabytes.
-        content["collective"]["chunks"] = _CHUNKS_HERE
-        before, after = _compact(content).split(_compact(_CHUNKS_HERE))
+        content["collective"]["chunks"] = here = "chunks"
+        text = _compact(content)
+        while text.count(_compact(here)) > 1:  # it is a name, too
+            content["collective"]["chunks"] = here = f"{here}."
+            text = _compact(content)
+        before, after = text.split(_compact(here))
         state = hashlib.sha256(before.encode() + b"[")
         for number, some in enumerate(_written(self.collective.chunks)):
             state.update((("," if number else "") + some).encode())
@@ -221,6 +226,11 @@ class Problem:
             size_bytes=data["size_bytes"],
         )
 
+    @property
+    def title(self) -> str:
+        """Its collective and its topology, for people to read."""
+        return f"{shown(self.collective.name, _TITLE)} on {shown(self.topology.name, _TITLE)}"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: what is to be sent where, and under which sketch."""
         from taccl.html import card, facts
@@ -240,12 +250,12 @@ class Problem:
             ("links allowed", f"{allowed} of {len(topology.links)}"),
             ("merging", f"up to {clauses.max_merge} chunks in a send" if clauses.max_merge > 1 else ""),
         ]
-        return card(f"{collective.name} on {topology.name}", facts(rows), notes=self.notes)
+        return card(self.title, facts(rows), notes=self.notes)
 
     def __repr__(self) -> str:
         size = format_size(self.size_bytes) if self.size_bytes else "size unknown"
-        sketch = f", sketch {self.clauses.name!r}" if self.clauses.name else ""
-        return f"Problem({self.collective.name} on {self.topology.name}, {size}{sketch})"
+        sketch = f", sketch {shown(repr(self.clauses.name), _TITLE)}" if self.clauses.name else ""
+        return f"Problem({self.title}, {size}{sketch})"
 
 
 @checked_as(CollectiveError)

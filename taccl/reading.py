@@ -16,14 +16,14 @@ from collections import Counter
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from taccl.errors import FormatError
+from taccl.errors import ExportError, FormatError
 from taccl.names import shown
 from taccl.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_FILE_BYTES", "check_depth", "parse", "parse_json", "parse_toml", "read_text"]
+__all__ = ["MAX_FILE_BYTES", "check_depth", "parse", "parse_json", "parse_toml", "read_text", "toml_text"]
 
 #: A sketch is kilobytes; anything this large is some other file.
 MAX_FILE_BYTES = 16 * 10**6
@@ -149,6 +149,20 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
     if not isinstance(data, dict):
         raise FormatError(f"found a JSON {type(data).__name__}; expected an object with fields", where=source)
     return data
+
+
+def toml_text(text: str) -> str:
+    """The string as TOML writes it, on one line: JSON's escapes, and those of what would not be seen.
+
+    Raises
+    ------
+    ExportError
+        If it has half of a character, which TOML cannot hold.
+    """
+    if any("\ud800" <= each <= "\udfff" for each in text):
+        raise ExportError(f"TOML holds whole characters, and {shown(repr(text), 60)} has half of one")
+    written = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in written)
 
 
 def check_depth(data: object, *, where: str) -> None:

@@ -70,7 +70,7 @@ def best(problem: Problem) -> Schedule:
             continue
     if not schedules:
         raise CollectiveError(
-            f"no baseline can do {problem.collective.name} on {problem.topology.name}; synthesize it",
+            f"no baseline can do {problem.title}; synthesize it",
             where="baseline",
         )
     return min(schedules, key=lambda schedule: schedule.finish_ticks)

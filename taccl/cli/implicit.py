@@ -10,6 +10,7 @@ from taccl.cli.answer import Answer
 from taccl.cli.output import say
 from taccl.cli.things import is_file
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
 from taccl.units import format_count, format_size, format_us, parse_size
 
@@ -66,9 +67,8 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
         from taccl.formats.files import write_whole
 
         write_whole(options.output, json.dumps(values, indent=1) + "\n", overwrite=options.overwrite)
-        text += (
-            f"\n\nsummary written to {options.output}: the transfers follow from it, and are not in the file"
-        )
+        said = "the transfers follow from it, and are not in the file"
+        text += f"\n\nsummary written to {shown(options.output)}: {said}"
     return Answer(text, values)
 
 

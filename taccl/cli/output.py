@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from taccl.cli.answer import EXIT_BAD_INPUT
+from taccl.names import shown_lines
 from taccl.units import format_us
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def emit(answer: Answer, *, as_json: bool) -> int:
 
     A reader that has gone away (``| head``) changes nothing about the answer.
     """
-    content = json.dumps(answer.values, allow_nan=False) if as_json else answer.text
+    content = json.dumps(answer.values, allow_nan=False) if as_json else shown_lines(answer.text)
     code = answer.exit_code
     if content:
         try:
@@ -47,7 +48,7 @@ def say(message: str) -> None:
     if sys.stderr is None:
         return
     try:
-        print(f"taccl: {message}", file=sys.stderr, flush=True)
+        print(f"taccl: {shown_lines(message)}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         _give_up(sys.stderr)
 

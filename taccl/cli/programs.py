@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import taccl
 from taccl.cli.things import is_file, topology_from_word
 from taccl.errors import FormatError, InputError
+from taccl.names import shown
 from taccl.units import format_count, format_gap, format_us
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def program_text(program: Program, *, limit: int) -> str:
         ("scratch", f"{format_count(program.scratch_chunks, 'chunk')} a rank at most"),
         ("run", verdict),
     ]
-    lines = [f"program {program.name}", table(rows, indent="  ")]
+    lines = [f"program {shown(program.name)}", table(rows, indent="  ")]
     lines += [f"  {fault}" for fault in values["faults"]]
     if limit:
         head = ("rank", "tb", "step", "peer", "channel", "")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl.cli.answer import EXIT_BAD_INPUT
 from taccl.errors import InputError
+from taccl.names import shown
 
 if TYPE_CHECKING:
     import argparse
@@ -52,4 +53,4 @@ def with_file(answer: Answer, schedule: Schedule | CompactSchedule, options: arg
     except InputError as error:
         values = {"error": error.message, "where": error.where, "exit_code": EXIT_BAD_INPUT}
         return replace(answer, values=answer.values | values, exit_code=EXIT_BAD_INPUT, complaint=str(error))
-    return replace(answer, text=f"{answer.text}\n\nwritten to {options.output}")
+    return replace(answer, text=f"{answer.text}\n\nwritten to {shown(options.output)}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.cli.answer import EXIT_BAD_INPUT, Answer
 from taccl.cli.options import positive, seconds
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
         write_whole(options.output, _content(found, rows, options.output), overwrite=options.overwrite)
     except InputError as error:
         return replace(answer, exit_code=EXIT_BAD_INPUT, complaint=str(error))
-    return replace(answer, text=f"{answer.text}\n\nwritten to {options.output}")
+    return replace(answer, text=f"{answer.text}\n\nwritten to {shown(options.output)}")
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -127,13 +128,13 @@ def _text(rows: list[dict[str, Any]]) -> str:
         said = [_shown(name, row[name]) for name in labels]
         lines.append((*said, row["backend"], *_figures(row)))
     one = {n: rows[0][n] for n in ("collective", "topology", "sketch", "size_bytes")}
-    title = f"{one['collective']} on {one['topology']}"
+    title = f"{one['collective']} on {shown(str(one['topology']), 100)}"
     title += f", sketch {one['sketch']}" if "sketch" not in labels and one["sketch"] != "none" else ""
     title += f", {format_size(one['size_bytes'])}" if "size_bytes" not in labels and one["size_bytes"] else ""
     reasons = dict.fromkeys(
         f"{row['backend']}: {row['status']}: {row['error']}" for row in rows if row["error"] is not None
     )
-    return "\n".join([title, table(lines, indent="  "), *(f"  {reason}" for reason in reasons)])
+    return "\n".join([shown(title), table(lines, indent="  "), *(f"  {shown(each)}" for each in reasons)])
 
 
 _HEADS = {"size_bytes": "size", "chunks_per_rank": "chunks/rank"}

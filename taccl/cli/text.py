@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from taccl.names import shown
 from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ __all__ = [
     "simulation_text", "simulation_values", "sketch_text", "sketch_values", "table", "topology_text",
     "topology_values", "verification_text", "verification_values",
 ]  # fmt: skip
+
+_MOST_IN_CELL = 100
 
 
 def result_text(result: Result) -> str:
@@ -97,7 +100,7 @@ def topology_text(topology: Topology) -> str:
         (str(count), place, f"{float(alpha):g}", f"{float(beta):g}", f"{float(1000 / beta):.4g}")
         for (place, alpha, beta), count in sorted(classes.items(), key=lambda item: (item[0], item[1]))
     ]
-    lines = [topology.name, table(rows, indent="  "), "", table([head, *links], indent="  ")]
+    lines = [shown(topology.name), table(rows, indent="  "), "", table([head, *links], indent="  ")]
     constants = _constants(topology)
     if constants:
         cells = [(c.name, f"{float(c.value):g}", c.source) for c in constants]
@@ -127,7 +130,9 @@ def verification_text(file: str, verification: Verification) -> str:
     if verification.num_redundant:
         figures += f", {format_count(verification.num_redundant, 'redundant arrival')}"
     verdict = "ok" if verification.ok else format_count(len(verification.violations), "violation")
-    return "\n".join([f"{file}: {verdict}: {figures}", *(f"  {each}" for each in verification.violations)])
+    return "\n".join(
+        [f"{shown(file)}: {verdict}: {figures}", *(f"  {each}" for each in verification.violations)]
+    )
 
 
 def verification_values(file: str, verification: Verification) -> dict[str, Any]:
@@ -253,6 +258,7 @@ def simulation_values(schedule: Schedule, found: Sequence[tuple[Simulation, Stea
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
     """Rows of cells in columns as wide as their widest cell; the last column may run on."""
+    rows = [[*(shown(cell, _MOST_IN_CELL) for cell in row[:-1]), shown(row[-1])] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []
     for row in rows:
@@ -262,10 +268,10 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
 
 
 def _title(problem: Problem) -> str:
-    sketch = f", sketch {problem.clauses.name}" if problem.clauses.name else ""
+    sketch = f", sketch {shown(problem.clauses.name)}" if problem.clauses.name else ""
     size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
     model = " (upstream cost model)" if problem.topology.cost_model == "upstream" else ""
-    return f"{problem.collective.name} on {problem.topology.name}{sketch}{size}{model}"
+    return f"{problem.title}{sketch}{size}{model}"
 
 
 def _bandwidths(schedule: Schedule | CompactSchedule) -> str:
@@ -293,7 +299,7 @@ def _transfers(found: Schedule | CompactSchedule | Verification) -> str:
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
-    return ["", *(f"  note: {note}" for note in notes)] if notes else []
+    return ["", *(f"  note: {shown(note)}" for note in notes)] if notes else []
 
 
 def _constants(topology: Topology) -> tuple[Constant, ...]:

@@ -24,6 +24,7 @@ from taccl.formats.msccl_xml import dump_msccl_xml
 from taccl.formats.mscclpp_plan import build_mscclpp_plan, plan_text
 from taccl.formats.mscclpp_registration import registration_snippet
 from taccl.formats.native import save
+from taccl.names import shown
 from taccl.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
@@ -238,12 +239,12 @@ def _environment(plan: Plan) -> str:
     first = plan.ranges[0].program
     place = "in place" if first is not None and first.in_place else "out of place"
     lines = [
-        f"# {plan.collective} on {_one_line(plan.topology.name)}, {place}, for the MSCCL runtime: source it.",
+        f"# {plan.collective} on {shown(plan.topology.name)}, {place}, for the MSCCL runtime: source it.",
         "# Other sizes, and those that do not divide into chunks, are left to the library's own algorithms.",
     ]
     lines += [
         f"#   {name}: {format_size(each.min_bytes)} to {format_size(each.max_bytes)}, "
-        f"{_one_line(each.source)}; at most {format_size(each.scratch_bytes)} of scratch"
+        f"{shown(each.source)}; at most {format_size(each.scratch_bytes)} of scratch"
         for name, each in zip(programs, plan.ranges, strict=True)
     ]
     if len(programs) > _MAX_FILES:
@@ -258,8 +259,3 @@ def _environment(plan: Plan) -> str:
             "",
         ]
     )
-
-
-def _one_line(name: str) -> str:
-    """A name, which may have any characters in it, such that it does not end a comment."""
-    return "".join(each if each.isprintable() else " " for each in name)

@@ -237,7 +237,7 @@ _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 def _encoded(nodes: Sequence[_Node], problem: Problem) -> bytes:
     """The messages of one rank's file."""
-    name = f"{problem.collective.name} on {problem.topology.name}"
+    name = problem.title
     parts = [_text(1, _VERSION) + _bytes(2, _text(1, "schedule") + _text(_STRING, name))]
     for number, node in enumerate(nodes):
         content = _integer(1, number) + _text(2, node.name) + _integer(3, node.kind)

@@ -87,7 +87,7 @@ def bandwidth(
     ax.set_ylabel("bus bandwidth in GB/s")
     headline(
         ax,
-        f"{problem.collective.name} on {problem.topology.name}: bus bandwidth over size\n"
+        f"{problem.title}: bus bandwidth over size\n"
         f"made for {format_size(problem.size_bytes)} (dotted), its order kept at other sizes",
     )
     if ax.get_lines()[1:]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from taccl.errors import InputError
-from taccl.plot.style import legible
+from taccl.names import shown as as_shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,7 +92,7 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: int = 48) -> Bars:
     np.maximum.at(num_lanes, at, lane + 1)
     of = index[kept]
     return Bars(
-        rows=tuple(legible(names[each]) for each in shown.tolist()),
+        rows=tuple(as_shown(names[each], 100) for each in shown.tolist()),
         num_rows=len(used),
         row=at,
         lane=lane,

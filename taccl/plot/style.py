@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import warnings
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.names import shown, shown_lines
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.result import Result
 from taccl.units import format_size
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS", "GREY", "INK", "MARKS", "OKABE_ITO", "axes", "drawing", "figure", "format_of", "headline",
-    "in_key", "legible", "plain_log", "remark", "render", "save", "schedule_of", "title_of",
+    "in_key", "plain_log", "remark", "render", "save", "schedule_of", "title_of",
 ]  # fmt: skip
 
 #: M. Okabe and K. Ito, "Color Universal Design" (2008), in an order in which neighbours differ most.
@@ -45,8 +45,6 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 _RULES: Any = {"svg.hashsalt": "taccl", "svg.fonttype": "none", "text.parse_math": False}
 _DOTS_PER_INCH = 150
-#: Controls, and halves of characters: names may have them, and neither XML nor HTML.
-_ILLEGIBLE = re.compile(r"[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]")
 #: What a schedule may need in memory to be drawn.
 _MOST_EXPANDED_BYTES = 2 * 10**9
 
@@ -102,7 +100,7 @@ def plain_log(axis: Axis) -> None:
 
 def headline(ax: Axes, text: str) -> None:
     """The title, above the left end of the axes."""
-    ax.set_title(legible(text), loc="left", fontsize=10)
+    ax.set_title(shown_lines(text), loc="left", fontsize=10)
 
 
 def remark(ax: Axes, text: str) -> None:
@@ -140,14 +138,9 @@ def render(picture: Axes | Figure, format: str = "svg") -> bytes:
     return buffer.getvalue()
 
 
-def legible(text: str) -> str:
-    """The text with a replacement character for each that no picture and no page may have in it."""
-    return _ILLEGIBLE.sub("\ufffd", text)
-
-
 def in_key(name: str) -> str:
     """A name as it stands in a key, from which matplotlib leaves out what begins with an underscore."""
-    return f" {legible(name)}" if name.startswith("_") else legible(name)
+    return f" {shown(name)}" if name.startswith("_") else shown(name)
 
 
 @checked
@@ -202,5 +195,5 @@ def schedule_of(found: Result | Schedule | CompactSchedule) -> Schedule:
 def title_of(problem: Problem) -> str:
     """What is sent, where, and how much."""
     size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
-    sketch = f", sketch {problem.clauses.name}" if problem.clauses.name else ""
-    return f"{problem.collective.name} on {problem.topology.name}{size}{sketch}"
+    sketch = f", sketch {shown(problem.clauses.name)}" if problem.clauses.name else ""
+    return f"{problem.title}{size}{sketch}"

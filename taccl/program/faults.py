@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.errors import VerificationError
+from taccl.names import shown
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Fault:
     chunk: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.message}"
+        return f"{self.kind}: {shown(self.message, 1000)}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -119,7 +119,7 @@ def lower(
     placing = _Placing(layouts, in_place, holding, merged == "pack", max_count, threadblocks == "per-peer")
     drafts, scratch = placing.run(messages)
     program = Program(
-        name or f"{collective.name} on {problem.topology.name}",
+        name or problem.title,
         tuple(
             assemble(
                 each,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from taccl.arguments import checked, known_word
 from taccl.collective import Collective
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ class Program:
         copies = f" of them {self.num_copies} within ranks," if self.num_copies else ""
         place = "in place" if self.in_place else "out of place"
         return (
-            f"Program({self.name!r}, {place}: {format_count(self.num_ranks, 'rank')}, "
+            f"Program({shown(repr(self.name), 100)}, {place}: {format_count(self.num_ranks, 'rank')}, "
             f"{format_count(self.num_steps, 'step')},{copies} at most "
             f"{format_count(self.max_threadblocks, 'threadblock')} and "
             f"{format_count(self.scratch_chunks, 'chunk')} of scratch a rank, "

@@ -199,6 +199,6 @@ class CompactSchedule:
 
     def __repr__(self) -> str:
         return (
-            f"CompactSchedule({self.problem.collective.name} on {self.problem.topology.name}: "
+            f"CompactSchedule({self.problem.title}: "
             f"{self.num_transfers} transfers, finish {self.finish_us:.3f} us, {format_size(self.num_bytes)})"
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.units import format_count, format_us, gb_per_s
 
 if TYPE_CHECKING:
@@ -186,13 +187,12 @@ class Schedule:
         ]
         head = ("start in us", "end in us", "chunk", "link", "")
         hidden = self.num_transfers - len(rows)
-        title = f"{problem.collective.name} on {problem.topology.name}"
         more = f"{format_count(hidden, 'more transfer')} in schedule.table()" if hidden else ""
-        return card(title, facts(figures), table(head, rows), notes=(more, *problem.notes))
+        return card(problem.title, facts(figures), table(head, rows), notes=(more, *problem.notes))
 
     def __repr__(self) -> str:
         return (
-            f"Schedule({self.problem.collective.name} on {self.problem.topology.name}: "
+            f"Schedule({self.problem.title}: "
             f"{format_count(self.num_transfers, 'transfer')} in {format_count(self.num_sends, 'send')}, "
             f"finish {self.finish_us:.3f} us)"
         )
@@ -246,7 +246,7 @@ def make_schedule(
 
 
 def _link_text(links: Sequence[Link], index: int) -> str:
-    return str(links[index]) if 0 <= index < len(links) else f"no link {index}"
+    return shown(str(links[index]), 100) if 0 <= index < len(links) else f"no link {index}"
 
 
 def _column(name: str, values: ArrayLike) -> NDArray[Any]:

@@ -41,15 +41,22 @@ def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
     """Raise `InputError` where a schedule of so many bytes could not be spilled, before any work."""
     where = os.fspath(folder)
     path = Path(folder)
-    if path.exists() and not path.is_dir():
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"the folder cannot be made ({reason}); give another path", where=where) from None
+    if os.path.lexists(path) and not os.path.isdir(path):
         raise InputError("is a file; give a folder, which may be new", where=where)
-    if path.exists() and any(path.iterdir()):
-        raise InputError("the folder is not empty; give an empty or a new one", where=where)
-    if not path.exists() and not path.absolute().parent.is_dir():
-        raise InputError(f"there is no folder {path.absolute().parent}; make it first", where=where)
-    there = path if path.exists() else path.absolute().parent
+    there = path if os.path.isdir(path) else path.absolute().parent
+    if not os.path.isdir(there):
+        raise InputError(f"there is no folder {there}; make it first", where=where)
     if not os.access(there, os.W_OK):
         raise InputError("may not be written; give another folder", where=where)
+    if there is path and any(path.iterdir()):
+        raise InputError("the folder is not empty; give an empty or a new one", where=where)
     free = shutil.disk_usage(there).free
     if num_bytes > free:
         raise InputError(

@@ -75,7 +75,7 @@ class ScheduleSummary(CompactSchedule):
 
     def __repr__(self) -> str:
         return (
-            f"ScheduleSummary({self.problem.collective.name} on {self.problem.topology.name}: "
+            f"ScheduleSummary({self.problem.title}: "
             f"{self.num_transfers} transfers that were not kept, finish {self.finish_us:.3f} us)"
         )
 

@@ -24,7 +24,7 @@ from pydantic import (
 
 from taccl.arguments import checked
 from taccl.errors import SketchError, TopologyError
-from taccl.reading import parse_json, parse_toml
+from taccl.reading import parse_json, parse_toml, toml_text
 from taccl.sketch.validation import validated
 from taccl.units import exact, parse_size
 
@@ -461,9 +461,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        import json
-
-        return json.dumps(value, ensure_ascii=False)
+        return toml_text(value)
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, dict):

@@ -196,7 +196,7 @@ def _too_much(problem: Problem, need: MemoryNeed, allowed: str, fitting: Sequenc
     by_default = "free on this machine" in allowed
     raised = "give memory_limit_mb if you know better" if by_default else "raise memory_limit_mb"
     return InputError(
-        f"{problem.collective.name} on {problem.topology.name} would take {need.num_transfers:.2g} transfers "
+        f"{problem.title} would take {need.num_transfers:.2g} transfers "
         f"and {_about(need.peak)} ({need}), more than the {allowed}; "
         + "; or ".join([*fitting, raised, "take fewer ranks or chunks"]),
         where="memory_limit_mb",

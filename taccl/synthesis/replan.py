@@ -85,7 +85,7 @@ class Replan:
     def __repr__(self) -> str:
         problem = self.schedule.problem
         return (
-            f"Replan({problem.collective.name} on {problem.topology.name}: finish "
+            f"Replan({problem.title}: finish "
             f"{format_us(self.finish_us)}, {format_us(self.old.finish_us)} before; "
             f"{format_count(self.num_kept, 'transfer')} kept, {self.num_dropped} dropped, {self.num_added} "
             f"added; {len(self.changed)} of {format_count(problem.collective.num_chunks, 'chunk')} changed; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from taccl.names import shown
 from taccl.units import format_gap, format_us
 
 if TYPE_CHECKING:
@@ -217,28 +218,27 @@ class Result:
             ("stopped", self.stopped),
         ]
         rows = [stage.cells for stage in self.stages]
-        title = f"{problem.collective.name} on {problem.topology.name}"
         parts = [facts(figures)] + ([table(STAGE_COLUMNS, rows)] if rows else [])
-        return card(title, *parts, notes=self.notes)
+        return card(problem.title, *parts, notes=self.notes)
 
     def __repr__(self) -> str:
         schedule = self.schedule
         bandwidth = schedule.algbw_gb_per_s
         lines = [
-            f"{schedule.problem.collective.name} on {schedule.problem.topology.name}: "
+            f"{schedule.problem.title}: "
             f"finish {format_us(self.finish_us)}, bound {format_us(self.bound_us)}, "
             f"gap {format_gap(self.gap)}" + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
             f"  {schedule.num_transfers} transfers in {schedule.num_sends} sends, verified; "
-            f"found by {schedule.producer or self.backend} in {self.seconds:.2f} s",
-            f"  limited by {self.bound.limits}",
+            f"found by {shown(schedule.producer or self.backend)} in {self.seconds:.2f} s",
+            f"  limited by {shown(self.bound.limits, 300)}",
         ]
         if self.choice:
-            lines.append(f"  {self.choice}")
+            lines.append(f"  {shown(self.choice)}")
         for s in self.stages:
             finish = f"finish {format_us(s.finish_us)}" if s.finish_us is not None else ""
             line = f"  {s.name:<12} {s.solver:<8} {s.status:<12} {s.seconds:7.2f} s  {finish}"
-            lines.append(f"{line}  {s.message}".rstrip())
-        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+            lines.append(f"{line}  {shown(s.message)}".rstrip())
+        return "\n".join(lines + [f"  note: {shown(note, 1000)}" for note in self.notes])
 
 
 def schedule_figures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:

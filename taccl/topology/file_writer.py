@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections import defaultdict
 from decimal import Context, Decimal
@@ -10,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.errors import ExportError, LossyConversionWarning
+from taccl.reading import toml_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def dump_topology(topology: Topology) -> str:
     lost = []
     if topology.machine or topology.profile:
         lost.append("the names of machine and profile, which it keeps as a comment")
-    lines = [*_comments(topology), "schema = 1", f"name = {_text(topology.name)}"]
+    lines = [*_comments(topology), "schema = 1", f"name = {toml_text(topology.name)}"]
     if topology.alpha_meaning != "occupies":
         lines.append(f'alpha_meaning = "{topology.alpha_meaning}"')
     counts = [len(ranks) for ranks in topology.ranks_of_node]
@@ -68,7 +68,7 @@ def dump_topology(topology: Topology) -> str:
             fields.append(f"alpha_us = {_number(link.alpha_us)}")
         fields.append(f"beta_us_per_mb = {_number(link.beta_us_per_mb)}")
         if link.name:
-            fields.append(f"name = {_text(link.name)}")
+            fields.append(f"name = {toml_text(link.name)}")
         lines.append(f"  {{ {', '.join(fields)} }},")
     lines.append("]")
     for switch in topology.switches:
@@ -79,7 +79,7 @@ def dump_topology(topology: Topology) -> str:
         if within != sorted(switch.links) or len(switch.ranks) < 2:
             lost.append(f"which links run through switch {switch.name!r}, if not all among its ranks")
         if len(switch.ranks) > 1:
-            lines += ["", "[[switch]]", f"name = {_text(switch.name)}", f"ranks = {list(switch.ranks)}"]
+            lines += ["", "[[switch]]", f"name = {toml_text(switch.name)}", f"ranks = {list(switch.ranks)}"]
     lines += _resource_lines(topology)
     for what in dict.fromkeys(lost):
         warnings.warn(f"a topology file has no place for {what}", LossyConversionWarning, stacklevel=2)
@@ -124,7 +124,7 @@ def _resource_lines(topology: Topology) -> Iterator[str]:
                     f"a topology file names links by their ends, and of those joining {topology.links[odd]} "
                     f"only some hold {topology.resources[resource].name}, or one holds it twice"
                 )
-            yield from ("", "[[resource]]", f"name = {_text(name)}")
+            yield from ("", "[[resource]]", f"name = {toml_text(name)}")
             if number:
                 yield "continues = true"
             yield f"links = [{', '.join(f'[{_ranks(src)}, {_ranks(dst)}]' for src, dst in pairs)}]"
@@ -185,10 +185,3 @@ def _number(value: Fraction) -> str:
     if max(len(str(value.numerator)), len(str(value.denominator))) > _MAX_DIGITS:
         raise ExportError(f"a topology file holds numbers of at most {_MAX_DIGITS} digits; round {value}")
     return f'"{value}"'
-
-
-def _text(text: str) -> str:
-    """A TOML string: JSON's escapes are a part of TOML's, which wants one more."""
-    if any("\ud800" <= each <= "\udfff" for each in text):
-        raise ExportError(f"a topology file holds whole characters, and the name {text!r} has half of one")
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -107,13 +107,15 @@ def _from_name(file: TopologyFile) -> Topology:
         raise TopologyError(error.message, where=where) from None
     if (topology.machine in registry.machine_names()) != (kind == "machine"):
         raise TopologyError(f"found {name!r}, which is not a {kind}", where=kind)
-    return replace(topology, name=file.name or topology.name)
+    return replace(topology, name=topology.name if file.name is None else file.name)
 
 
 def _from_links(file: TopologyFile, default_name: str) -> Topology:
     """The topology that a file describes link by link: links first, then switches, then resources."""
     builder = TopologyBuilder(
-        file.name or default_name, _node_of_rank(file), alpha_meaning=file.alpha_meaning
+        default_name if file.name is None else file.name,
+        _node_of_rank(file),
+        alpha_meaning=file.alpha_meaning,
     )
     num_ranks = len(builder.node_of_rank)
     for i, link in enumerate(file.link):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology import fabrics, machines
+from taccl.topology.parts import short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,9 +112,9 @@ def _expected() -> str:
 def dims_of_size(kind: str, size: str) -> tuple[int, ...]:
     """The numbers behind the colon of a fabric's name."""
     example = next(each for each in _EXAMPLES if each.startswith(kind))
-    form = r"[0-9]{1,9}(x[0-9]{1,9})*" if kind in _GRIDS else r"[0-9]{1,9}"
+    form = r"[0-9]{1,9}(x[0-9]{1,9}){0,63}" if kind in _GRIDS else r"[0-9]{1,9}"
     if not re.fullmatch(form, size.strip().lower()):
-        found = f"{size!r}" if size else "no size"
+        found = short(size) if size else "no size"
         raise TopologyError(f"found {found}; expected a size as in {example!r}", where=f"{kind}: size")
     return tuple(int(dim) for dim in size.lower().split("x"))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from taccl.arguments import checked_as, known_index
 from taccl.errors import FormatError, InputError, TopologyError
+from taccl.names import shown
 from taccl.topology.checks import check_topology
 from taccl.units import exact, format_count
 
@@ -53,7 +54,7 @@ class Link:
 
     def __str__(self) -> str:
         ends = "->".join(",".join(map(str, ranks)) for ranks in (self.srcs, self.dsts))
-        return f"{ends} ({self.name})" if self.name else ends
+        return f"{ends} ({shown(self.name)})" if self.name else ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +308,7 @@ class Topology:
 
     def __repr__(self) -> str:
         return (
-            f"Topology({self.name!r}, {self.num_ranks} ranks in {self.num_nodes} node"
+            f"Topology({shown(repr(self.name), 100)}, {self.num_ranks} ranks in {self.num_nodes} node"
             f"{'s' if self.num_nodes > 1 else ''}, {len(self.links)} links, profile {self.profile!r})"
         )
 

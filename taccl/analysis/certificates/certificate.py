@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
+from taccl.names import shown
 from taccl.units import format_count, format_us, gb_per_s
 
 if TYPE_CHECKING:
@@ -252,14 +253,14 @@ class Certificate:
             ("granted", ", ".join(text for given, text in granted if given)),
         ]
         problem = self.problem
-        return card(f"bound of {problem.collective.name} on {problem.topology.name}", facts(rows))
+        return card(f"bound of {problem.title}", facts(rows))
 
     def __repr__(self) -> str:
         bandwidth = self.algbw_gb_per_s
         return (
             f"Certificate({format_us(self.bound_us)}"
             + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else "")
-            + f": {self.kind}, limited by {self.limits})"
+            + f": {self.kind}, limited by {shown(self.limits, 300)})"
         )
 
 

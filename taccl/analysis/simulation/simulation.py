@@ -11,6 +11,7 @@ from taccl.analysis.simulation.events import CLAUSE, SUM
 from taccl.analysis.simulation.usage import JITTER_BITS, spend
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.schedule.schedule import make_schedule
 from taccl.units import format_count, format_size, format_us, gb_per_s
 
@@ -289,7 +290,7 @@ class Simulation:
             for use in self.resources
         ]
         head = ("resource", "sends", "busy in us", "busy")
-        title = f"simulation of {problem.collective.name} on {problem.topology.name}"
+        title = f"simulation of {problem.title}"
         return card(title, facts(figures), table(head, rows, limit=5))
 
     def __repr__(self) -> str:
@@ -302,10 +303,7 @@ class Simulation:
             details.append(f"jitter {self.jitter:g}, seed {self.seed}")
         algbw = self.algbw_gb_per_s
         rate = "" if algbw is None else f", {algbw:.2f} GB/s"
-        return (
-            f"Simulation({problem.collective.name} on {problem.topology.name}, {', '.join(details)}: "
-            f"finish {self.finish_us:.3f} us{rate})"
-        )
+        return f"Simulation({problem.title}, {', '.join(details)}: finish {self.finish_us:.3f} us{rate})"
 
 
 def describe_wait(
@@ -329,6 +327,7 @@ def describe_wait(
 
 def as_text(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as lines, in columns as wide as their widest cell."""
+    rows = [[shown(cell, 100) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows

@@ -20,6 +20,7 @@ from taccl.analysis.simulation.events import events_of
 from taccl.analysis.simulation.simulation import as_text, describe_wait
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.units import gb_per_s
 
 if TYPE_CHECKING:
@@ -177,12 +178,11 @@ class SteadyState:
         return as_text(rows)
 
     def __repr__(self) -> str:
-        collective, topology = self.schedule.problem.collective, self.schedule.problem.topology
         algbw = self.algbw_gb_per_s
         rate = "" if algbw is None else f", {algbw:.2f} GB/s"
         return (
-            f"SteadyState({collective.name} on {topology.name}: a tile every {self.interval_us:.3f} us{rate}"
-            f"; {self.limits})"
+            f"SteadyState({self.schedule.problem.title}: a tile every {self.interval_us:.3f} us{rate}; "
+            f"{shown(self.limits, 300)})"
         )
 
 

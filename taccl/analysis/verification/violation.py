@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from taccl.errors import VerificationError
+from taccl.names import shown
 from taccl.units import format_count
 
 __all__ = ["KINDS", "Verification", "Violation"]
@@ -62,7 +63,7 @@ class Violation:
     clause: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.message}"
+        return f"{self.kind}: {shown(self.message, 1000)}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,6 +10,7 @@ from taccl.cli.answer import Answer
 from taccl.cli.options import add_verb, positive
 from taccl.cli.things import topology_from_word
 from taccl.errors import InputError, LossyConversionWarning, TacclWarning
+from taccl.names import shown
 
 if TYPE_CHECKING:
     from taccl.formats.table import FileFormat
@@ -82,9 +83,9 @@ def run(options: argparse.Namespace) -> Answer:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     lost = [str(each.message) for each in caught if issubclass(each.category, LossyConversionWarning)]
     paths = [str(path) for path in done.paths]
-    shown = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
+    where = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
     return Answer(
-        f"{done.source.name} -> {done.target.name}: written to {shown}",
+        f"{done.source.name} -> {done.target.name}: written to {shown(where)}",
         {"from": done.source.name, "to": done.target.name, "files": paths, "lost": lost},
     )
 

@@ -11,7 +11,7 @@ from taccl.cli.options import add_verb, at_least_zero, positive, seconds
 from taccl.cli.output import say
 from taccl.cli.things import names_topology, sketch_from_word, topology_from_word
 from taccl.errors import InputError
-from taccl.names import did_you_mean, matching
+from taccl.names import did_you_mean, matching, shown
 
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
@@ -105,10 +105,10 @@ def run(options: argparse.Namespace) -> Answer:
         return Answer(f"{text}\n\nnothing was written; -o DIR writes it", values)
     paths = [str(path) for path in found.save(options.output, overwrite=options.overwrite)]
     register = [path for path in paths if path.endswith((".sh", ".py"))]
-    lines = [text, "", f"written to {options.output}: {len(paths)} files; to register them"]
-    lines.append(f"  with the MSCCL runtime:  source {register[0]}")
+    lines = [text, "", f"written to {shown(options.output)}: {len(paths)} files; to register them"]
+    lines.append(f"  with the MSCCL runtime:  source {shown(register[0])}")
     if len(register) > 1:
-        lines.append(f"  with MSCCL++, in Python: register_plans.register(rank), from {register[1]}")
+        lines.append(f"  with MSCCL++, in Python: register_plans.register(rank), from {shown(register[1])}")
     return Answer("\n".join(lines), {**values, "files": paths})
 
 

@@ -10,6 +10,7 @@ from taccl.cli.options import add_schedule, add_verb, positive, schedule_from_op
 from taccl.cli.output import progress_shown
 from taccl.cli.things import is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
+from taccl.names import shown
 
 if TYPE_CHECKING:
     import argparse
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> Answer:
         if progress is not None:
             progress(f"drawing {options.what}", None, None)
         save(_drawn(options), options.output, overwrite=options.overwrite)
-    return Answer(f"written to {options.output}", {"what": options.what, "file": options.output})
+    return Answer(f"written to {shown(options.output)}", {"what": options.what, "file": options.output})
 
 
 def _check_fit(options: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ import taccl
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_schedule, add_verb, schedule_from_options, seconds
 from taccl.cli.output import progress_shown
+from taccl.names import shown
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -51,5 +52,5 @@ def run(options: argparse.Namespace) -> Answer:
     verification = taccl.verify(schedule)
     values = {"file": options.output, "ok": verification.ok, "finish_us": schedule.finish_us}
     broken = "" if verification.ok else format_count(len(verification.violations), "rule")
-    complaint = f"{options.file}: the schedule breaks {broken}; the page says which" if broken else ""
-    return Answer(f"written to {options.output}", values, 1 if broken else 0, complaint)
+    complaint = f"{shown(options.file)}: the schedule breaks {broken}; the page says which" if broken else ""
+    return Answer(f"written to {shown(options.output)}", values, 1 if broken else 0, complaint)

@@ -10,6 +10,7 @@ from taccl.cli.answer import Answer
 from taccl.cli.options import add_verb, at_least_zero, positive, seconds
 from taccl.cli.output import progress_shown
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> Answer:
         _text(execution),
         _values(execution),
         exit_code=0 if execution.ok else _EXIT_WRONG,
-        complaint="" if execution.ok else f"{options.file}: {execution.failure()}",
+        complaint="" if execution.ok else f"{shown(options.file)}: {execution.failure()}",
     )
 
 

@@ -16,6 +16,7 @@ from taccl.cli.options import (
 )
 from taccl.cli.programs import followed, following_values, holds_program, load_program
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.units import format_gap, format_size, format_us
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _of_program(options: argparse.Namespace) -> Answer:
         )
         for each in figures
     ]  # fmt: skip
-    title = f"program {program.name}: {first.collective.name} on {first.topology.name}, {program.protocol}"
+    title = f"program {shown(program.name)}: {first.title}, {program.protocol}"
     said = [note for each in schedules for note in (*each.problem.topology.notes, *each.problem.notes)]
     notes = list(dict.fromkeys(said))
     values = {

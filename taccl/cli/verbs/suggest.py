@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from taccl.cli.options import add_verb, at_least_zero, collective_name, positive
 from taccl.cli.output import progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
+from taccl.names import shown
 from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def run(options: argparse.Namespace) -> Answer:
         return _checked(options, topology)
     if options.size is None and options.chunk_size is None:
         raise InputError("found neither --size nor --chunk-size; give one, e.g. --size 16MB", where="--size")
-    if options.output is not None and Path(options.output).exists() and not Path(options.output).is_dir():
+    if options.output is not None and os.path.lexists(options.output) and not os.path.isdir(options.output):
         raise InputError("found a file; expected a folder, which is made if it is missing", where="--output")
     with progress_shown(wanted=True) as progress:
         found = taccl.suggest_sketches(
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> Answer:
     text = _text(topology, options.collective, found)
     if options.output is not None:
         files = _write(found, Path(options.output), overwrite=options.overwrite)
-        text += "\n\n" + "\n".join(f"written to {file}" for file in files)
+        text += "\n\n" + "\n".join(f"written to {shown(str(file))}" for file in files)
     return Answer(text, _values(topology, found))
 
 
@@ -130,7 +132,7 @@ def _text(topology: Topology, collective: str, found: Sequence[taccl.SketchPropo
         )
         for each in found
     ]
-    title = f"{collective} on {topology.name}" + (f", {format_size(size)}" if size else "")
+    title = f"{collective} on {shown(topology.name)}" + (f", {format_size(size)}" if size else "")
     facts = [("symmetries", many), ("offsets among them", shifts)]
     return "\n".join([title, table(facts, indent="  "), "", table([head, *rows], indent="  ")])
 
@@ -162,8 +164,11 @@ def _write(found: Sequence[taccl.SketchProposal], folder: Path, *, overwrite: bo
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"the folder cannot be made ({error.strerror})", where=str(folder)) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"the folder cannot be made ({reason}); give another path", where=str(folder)
+        ) from None
     files = [folder / f"{place}-{each.sketch.name}.toml" for place, each in enumerate(found, 1)]
     for file in files:
         check_writable(file, overwrite=overwrite)

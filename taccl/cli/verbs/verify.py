@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import taccl
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_schedule, add_verb, schedule_from_options
+from taccl.names import shown
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace) -> Answer:
     schedule = schedule_from_options(options)
     verification = taccl.verify(schedule)
     count = format_count(len(verification.violations), "rule")
-    complaint = f"{options.file}: the schedule breaks {count}"
+    complaint = f"{shown(options.file)}: the schedule breaks {count}"
     text, values = (
         verification_text(options.file, verification),
         verification_values(options.file, verification),
@@ -61,7 +62,7 @@ def _program(options: argparse.Namespace) -> Answer:
     steps = format_count(program.num_steps, "step")
     ranks = format_count(len(program.ranks), "rank")
     verdict = "ok" if found.ok else format_count(len(found.faults), "fault")
-    lines = [f"{options.file}: {verdict}: a program of {steps} on {ranks}"]
+    lines = [f"{shown(options.file)}: {verdict}: a program of {steps} on {ranks}"]
     lines += [f"  {fault}" for fault in found.faults]
     values = {
         "file": options.file,
@@ -73,5 +74,5 @@ def _program(options: argparse.Namespace) -> Answer:
             for each in found.faults
         ],
     }
-    complaint = "" if found.ok else f"{options.file}: the program has {verdict}"
+    complaint = "" if found.ok else f"{shown(options.file)}: the program has {verdict}"
     return Answer("\n".join(lines), values, 0 if found.ok else 1, complaint)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
+from taccl.html import as_html
 from taccl.plot.report import sections
 from taccl.plot.report.findings import look_into
 from taccl.plot.report.look import SCRIPT, STYLE
-from taccl.plot.style import legible, title_of
+from taccl.plot.style import drawing, title_of
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _CONTENTS = (
 
 
 @checked
+@drawing
 def report(
     found: Result | Schedule | CompactSchedule,
     *,
@@ -66,7 +67,7 @@ def report(
             _head(known),
             sections.summary(known),
             "<nav>"
-            + "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in _CONTENTS)
+            + "".join(f'<a href="#{name}">{as_html(title)}</a>' for name, title in _CONTENTS)
             + "</nav>",
             sections.verification(known),
             sections.bound(known),
@@ -82,12 +83,12 @@ def report(
     # Only this script may run, and nothing may be fetched, whatever a file has in it.
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    return legible(
+    return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{as_html(policy)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escape(title_of(known.schedule.problem))}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{as_html(title_of(known.schedule.problem))}</title>\n<style>{STYLE}</style>\n</head>\n"
         f'<body>\n<main>\n{body}</main>\n<div id="tip" role="tooltip" hidden></div>\n'
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
@@ -126,6 +127,6 @@ def _head(found: Findings) -> str:
         sub += f", found by {found.schedule.producer}"
     mark = "verdict" if checked.ok else "verdict no"
     return (
-        f'<h1>{escape(title_of(it))}</h1><div class="sub">{escape(sub)}</div>'
-        f'<div class="{mark}">{escape(verdict)}</div>'
+        f'<h1>{as_html(title_of(it))}</h1><div class="sub">{as_html(sub)}</div>'
+        f'<div class="{mark}">{as_html(verdict)}</div>'
     )

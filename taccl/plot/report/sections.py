@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.analysis.certificates.certificate import describe_witness
 from taccl.errors import TacclError
+from taccl.html import as_html
 from taccl.plot.bandwidth import bandwidth
 from taccl.plot.bars import bars_of, busy_shares
 from taccl.plot.gantt import COPIES, MOST_SHAPES, REDUCTIONS, draw_bars, rows_height
@@ -49,7 +49,7 @@ def summary(found: Findings) -> str:
         (str(schedule.num_transfers), f"transfers in {format_count(schedule.num_sends, 'send')}"),
     ]
     shown = "".join(
-        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        f'<div class="card"><b>{as_html(value)}</b><span>{as_html(name)}</span></div>'
         for value, name in cards
         if value
     )
@@ -405,7 +405,7 @@ def versions(found: Findings, command: str) -> str:
     )
     for name, text in (("The schedule was made by", made), ("This page was made by", command)):
         if text:
-            parts.append(f"<p>{escape(name)}</p><pre>{escape(text)}</pre>")
+            parts.append(f"<p>{as_html(name)}</p><pre>{as_html(text)}</pre>")
     return section("versions", "Versions and command", *parts)
 
 
