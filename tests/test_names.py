@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl.names import did_you_mean, matching
+from taccl.names import did_you_mean, matching, shown, shown_lines
 
 KNOWN = ("allgather", "reduce-scatter", "broadcast")
 
@@ -28,3 +28,18 @@ def test_the_nearest_is_offered():
 def test_nothing_is_offered_for_something_else():
     """Nothing near, nothing said."""
     assert did_you_mean("zzz", KNOWN) == ""
+
+
+def test_shown_escapes_what_a_terminal_obeys():
+    """Controls, line breaks and marks of direction become Python's escapes; letters of any script stay."""
+    assert shown("a\x1b[1m\n\u202eb \ud800 \u00e9\u4e2d") == "a\\x1b[1m\\n\\u202eb \\ud800 \u00e9\u4e2d"
+
+
+def test_shown_leaves_out_the_middle():
+    """Of a long text both ends stay."""
+    assert shown("ab" + "x" * 100 + "yz", 9) == "abx...xyz"
+
+
+def test_shown_lines_keeps_lines():
+    """Line breaks of a text of several lines are no part of a name."""
+    assert shown_lines("a\tb\nc") == "a\\tb\nc"

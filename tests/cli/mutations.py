@@ -102,7 +102,7 @@ def _values(content: bytes, random: random.Random) -> bytes:
     """A value of a JSON file left out, doubled, renamed, or exchanged."""
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _bytes(content, random)
     places = [place for place in _places(document) if place]
     if not places:
@@ -131,7 +131,7 @@ def _sealed(content: bytes, random: random.Random) -> bytes:
     changed = _values(content, random)
     try:
         document = json.loads(changed)
-    except ValueError:
+    except (ValueError, RecursionError):
         return changed
     for _ in range(5):
         try:
