@@ -12,8 +12,6 @@ from taccl.errors import SketchError
 from taccl.reading import parse, read_text
 
 if TYPE_CHECKING:
-    import os
-
     from taccl.sketch.sketch import Sketch
 
 __all__ = ["load_sketch", "shipped_sketches"]

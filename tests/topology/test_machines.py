@@ -180,7 +180,7 @@ def test_a_wrong_number_of_nodes_is_refused(nodes: object) -> None:
 
 def test_too_many_nodes_are_refused_at_once() -> None:
     """What would not fit into memory is not begun."""
-    with pytest.raises(TopologyError, match="expected at most 2000000"):
+    with pytest.raises(TopologyError, match="expected at most 1000000"):
         dgx_h100(10**6)
 
 

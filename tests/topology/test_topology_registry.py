@@ -76,7 +76,7 @@ def test_keywords_are_passed_on() -> None:
         ("ndv2", {"rails": True}, "ndv2 takes no 'rails'; it takes profile"),
         ("ring:4", {"profile": "nominal"}, "a fabric has no profiles"),
         ("ring:4", {"nodes": 3}, "divides the 4 ranks"),
-        ("torus:100000x100000", {}, "expected at most 2000000"),
+        ("torus:100000x100000", {}, "expected at most 1000000"),
     ],
 )
 def test_what_names_no_topology_is_refused(name: str, options: dict[str, object], message: str) -> None:
