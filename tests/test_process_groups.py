@@ -238,6 +238,18 @@ class TestRelays:
         with pytest.raises(InfeasibleError, match="relays"):
             synthesize(problem(placed, relays=set()), backend="greedy", time_limit_s=1)
 
+    def test_groups_whose_chunks_look_alike_are_told_apart(self) -> None:
+        """Both send from 0 to 2 of a one-way ring; the group of three has a way through rank 1."""
+        builder = TopologyBuilder("one way", [0] * 3)
+        for rank in range(3):
+            builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=1)
+        three = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
+        two = collectives.custom(2, precondition={0: [0]}, postcondition={0: [1]})
+        both = together([three.among((0, 1, 2), num_ranks=3), two.among((0, 2), num_ranks=3)])
+        check_reachable(problem(both, topology=builder.build(), relays={1}))
+        with pytest.raises(SketchError, match="chunk 1 of .* cannot get from rank 0 to rank 2: relays"):
+            check_reachable(problem(both, topology=builder.build(), relays=set()))
+
     def test_ranks_of_no_group_may_be_cut_off(self) -> None:
         """Rank 3 has no links, and takes no part."""
         builder = TopologyBuilder("cut", [0] * 4)

@@ -40,7 +40,7 @@ def check_reachable(problem: Problem) -> None:
         return
     checked = set()
     for index, chunk in enumerate(problem.collective.chunks):
-        kind = chunk.origins, chunk.destinations, chunk.root, search.starts(index)
+        kind = chunk, search.starts(index), search.makers(index), problem.holders(index)
         if kind in checked:
             continue
         checked.add(kind)
@@ -54,14 +54,23 @@ class _Search:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._derived: dict[int, list[int]] = defaultdict(list)
+        self._makers: dict[int, list[int]] = defaultdict(list)
+        sources = {derivation.source for derivation in problem.collective.derivations}
         for derivation in problem.collective.derivations:
             self._derived[derivation.chunk].append(derivation.rank)
+            made = problem.collective.chunks[derivation.chunk]
+            if not made.origins and (made.destinations or derivation.chunk in sources):
+                self._makers[derivation.source].append(derivation.rank)
         self._reached: dict[Hashable, frozenset[int]] = {}
         self._nodes: dict[tuple[int, ...], frozenset[int]] = {}
 
     def starts(self, index: int) -> tuple[int, ...]:
         """Ranks where a chunk starts, or is made from another."""
         return (*self._problem.collective.chunks[index].origins, *self._derived.get(index, ()))
+
+    def makers(self, index: int) -> tuple[int, ...]:
+        """Ranks that must hold a chunk to make another of it, which starts nowhere else."""
+        return tuple(self._makers.get(index, ()))
 
     def joins_everything(self) -> bool:
         """Whether in each process group every rank reaches every rank, whatever the chunk.
@@ -91,7 +100,7 @@ class _Search:
                 if rank not in into_root:
                     yield rank, chunk.root, True
             starts = (chunk.root,)
-        ends = [rank for rank in chunk.destinations if rank not in starts]
+        ends = [rank for rank in (*chunk.destinations, *self.makers(index)) if rank not in starts]
         if ends:
             reached = self._reach(index, starts, reducing=False)
             for rank in ends:
