@@ -147,7 +147,7 @@ class Problem:
             if not holders.issuperset(ends.srcs) or not holders.issuperset(ends.dsts):
                 return False
         data = self.collective.chunks[chunk]
-        origins = data.origins or self._derived_at[chunk]
+        origins = (*data.origins, *self._derived_at.get(chunk, ()))
         if reducing:
             admitted = clauses.carries_to.get(link)
             if admitted is not None and data.root not in admitted:

@@ -5,24 +5,37 @@ The default run takes some hundreds of problems; with TACCL_MANY=1 in the enviro
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from analysis.tampering import made_up
 from hypothesis import given
 from hypothesis import strategies as st
-from synthesis.small_problems import custom, problem_of, random_problem, ring
+from synthesis.brute_force import TooLarge, finishes_by, optimal_ticks
+from synthesis.small_problems import custom, full, problem_of, random_group_problem, random_problem, ring
 
 from taccl import baselines, collectives, topologies
 from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cost_of_sketch import prices
 from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.verification.verify import verify
+from taccl.collective import Chunk, Collective, Derivation
 from taccl.errors import CollectiveError, InputError, TopologyError
-from taccl.problem import Clauses, make_problem
+from taccl.problem import Clauses, Problem, make_problem
+from taccl.schedule.schedule import make_schedule
 from taccl.sketch.library import load_sketch
 from taccl.synthesis.pipeline import synthesize
 from taccl.topology.topology import Topology, TopologyBuilder
-from tests.fuzzing import fuzzed
+from tests.fuzzing import cases, fuzzed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.analysis.certificates.certificate import Certificate
 
 MB = 10**6
 KINDS = {
@@ -36,7 +49,154 @@ KINDS = {
     "multicommodity",
 }
 
+#: How else a bound may be asked for than by default; in capitals, limits above which finders are left out.
+WAYS: tuple[dict[str, Any], ...] = (
+    {"divisible": True},
+    {"in_network": True},
+    {"in_network": False},
+    {"budget_s": 0.0},
+    {"_MAX_TIMED": 0},
+    {"_MAX_TIMED": 0, "divisible": True},
+    {"_MOST_RANKS_TIMED": 0},
+)
+
 seeds = st.integers(0, 2**32 - 1)
+
+
+def every_claim(problem: Problem, **way: Any) -> list[Certificate]:
+    """All that `lower_bound` finds, by every family of bounds, and not the best alone."""
+    claims = []
+
+    class Recorded(bounds._Claim):
+        def __init__(self, *fields: Any) -> None:
+            super().__init__(*fields)
+            claims.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounds, "_Claim", Recorded)
+        for name in [name for name in way if name.isupper()]:
+            patch.setattr(bounds, name, way.pop(name))
+        best = lower_bound(problem, **way)
+    return [
+        replace(best, bound=Fraction(each.ticks) / problem.costs.ticks_per_us, kind=each.kind,
+                limits=each.limits, witness=each.witness)
+        for each in claims
+    ]  # fmt: skip
+
+
+@pytest.mark.fuzz
+def test_no_claim_of_any_family_is_above_the_optimum() -> None:
+    """Groups, relays, scans, sums, sizes, clauses: each claim holds, is proven, and proves no tick too many."""
+    compared = 0
+    for seed in cases("claims of bounds against the optimum", few=100, many=4000):
+        problem = random_group_problem(seed)
+        way = WAYS[seed % len(WAYS)]
+        claims = [*every_claim(problem), *every_claim(problem, **way)]
+        ticks = [each.bound * problem.costs.ticks_per_us for each in claims]
+        assert all(each.check() for each in claims), seed
+        try:
+            highest = -int(-max(ticks) // 1)
+            assert not finishes_by(problem, highest - 1, max_states=600), seed
+            optimum = optimal_ticks(problem, least=highest, max_states=600)
+        except TooLarge:
+            continue
+        compared += 1
+        above = Fraction(optimum + 1, problem.costs.ticks_per_us)
+        assert not any(replace(each, bound=above).check() for each in claims), seed
+        rng = random.Random(seed)
+        others = [replace(claims[-1], bound=above, witness=made_up(problem, rng)) for _ in range(4)]
+        assert not any(each.check() for each in others), seed
+    assert compared > 70
+
+
+def links(*ends: tuple[int, int, int], buses: Sequence[tuple[str, Sequence[int]]] = ()) -> Topology:
+    """Links of (source, destination, us for 1 MB); each bus is held, at the end, by some of them."""
+    builder = TopologyBuilder("links", [0] * (1 + max(max(src, dst) for src, dst, _ in ends)))
+    for src, dst, beta in ends:
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    for name, held in buses:
+        bus = builder.add_resource(name)
+        for link in held:
+            builder.add_hold(link, bus, alpha_us=0, beta_us_per_mb=ends[link][2], side="receive")
+    return builder.build()
+
+
+def sent(problem: Problem, *sends: tuple[int, int, int]) -> Fraction:
+    """The finish of a valid schedule of (chunk, link, start in us)."""
+    ends = [start + int(problem.topology.links[link].beta_us_per_mb) for _, link, start in sends]
+    chunk, link, start = zip(*sends, strict=True)
+    schedule = make_schedule(problem, chunk=chunk, link=link, start=start, end=ends)
+    assert verify(schedule).ok
+    return schedule.finish
+
+
+def test_chunks_that_differ_in_who_may_hold_them() -> None:
+    """Two groups send from 0 to 1; only that of three ranks may go round by 2, in 2 us instead of 10."""
+    pair = collectives.custom(2, precondition={0: [0]}, postcondition={0: [1]}).among((0, 1), num_ranks=3)
+    three = collectives.custom(3, precondition={0: [0]}, postcondition={0: [1]}).among((0, 1, 2), num_ranks=3)
+    problem = problem_of(
+        links((0, 1, 10), (0, 2, 1), (2, 1, 1)), collectives.together([pair, three]), relays=frozenset()
+    )
+    assert sent(problem, (0, 0, 0), (1, 1, 0), (1, 2, 1)) == 10
+    assert all(each.bound <= 10 for each in every_claim(problem))
+    assert lower_bound(problem).bound == 10
+
+
+def test_chunks_that_are_made_of_others_at_different_ranks() -> None:
+    """Two scans, one of which makes at rank 2 what the other must bring there: three chunks, but two sends."""
+    topology = links(
+        (0, 1, 1), (0, 2, 1), (1, 2, 1), (2, 1, 1), (1, 0, 1), (2, 0, 1), buses=[("into 2", (1, 2))]
+    )
+    scans = [collectives.scan(3).among(ranks, num_ranks=3) for ranks in ((0, 1, 2), (0, 2, 1))]
+    problem = problem_of(topology, collectives.together(scans))
+    assert sent(problem, (0, 0, 0), (3, 1, 0), (1, 2, 1), (4, 3, 1)) == 2
+    assert all(each.bound <= 2 for each in every_claim(problem))
+    assert lower_bound(problem).bound == 2
+
+
+def test_chunks_that_only_a_symmetry_without_relays_joins() -> None:
+    """A ring of four with diagonals of 10 us, and rank 3 the only relay: 2 -> 0 has a way round, 0 -> 2 none."""
+    topology = links(
+        (0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 0, 1), (0, 2, 10), (2, 0, 10), buses=[("diagonals", (4, 5))]
+    )
+    problem = problem_of(topology, custom(4, [([0], [2]), ([2], [0])]), relays=frozenset({3}))
+    assert sent(problem, (0, 4, 0), (1, 2, 0), (1, 3, 1)) == 10
+    assert all(each.bound <= 10 and each.check() for each in every_claim(problem))
+    assert lower_bound(problem).bound == 10
+
+
+def test_sums_of_two_sizes_are_counted_with_alpha() -> None:
+    """Three ranks share a sum of 2 MB and one of 1 MB over one bus: 8 sends of 101 us each at least."""
+    builder = TopologyBuilder("bus", [0] * 3)
+    bus = builder.add_resource("bus")
+    for rank in range(3):
+        link = builder.add_link(rank, (rank + 1) % 3, alpha_us=100, beta_us_per_mb=1)
+        builder.add_hold(link, bus, alpha_us=100, beta_us_per_mb=1)
+    shared = Chunk((0, 1, 2), (0, 1, 2), 0)
+    problem = problem_of(
+        builder.build(), Collective("sums", 3, (shared, shared), True), chunk_bytes=(2 * MB, MB)
+    )
+    bound = lower_bound(problem)
+    assert (bound.bound, bound.kind) == (808, "counting")
+    assert bound.check()
+
+
+def test_a_chunk_that_starts_somewhere_and_is_made_elsewhere() -> None:
+    """Chunk 0 starts at rank 0, and rank 1 makes it of chunk 1 at once: nothing has to be sent."""
+    chunks = (Chunk((0,), (1,)), Chunk((1,), (1,)))
+    collective = Collective("made", 2, chunks, True, derivations=(Derivation(1, 1, 0),))
+    problem = problem_of(full(2), collective)
+    assert all(each.bound == 0 for way in ({}, *WAYS) for each in every_claim(problem, **way))
+
+
+def test_what_is_made_of_itself_is_bounded() -> None:
+    """Chunk 1 starts at rank 0, and each is made of the other: 0 at rank 1, 1 at rank 2, for rank 2."""
+    chunks = (Chunk((), (2,)), Chunk((0,), (1,)))
+    ends = (Derivation(1, 1, 0), Derivation(0, 2, 1))
+    problem = problem_of(ring(3), Collective("round", 3, chunks, True, derivations=ends))
+    bound = lower_bound(problem)
+    assert bound.bound == optimal_ticks(problem) == 4
+    assert bound.check()
 
 
 @st.composite

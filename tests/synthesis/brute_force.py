@@ -27,8 +27,8 @@ class TooLarge(Exception):
     """There are more states than a test should visit."""
 
 
-def optimal_ticks(problem: Problem, *, most: int = 200, max_states: int = 60_000) -> int:
-    """The least finish of any schedule that the rules admit, in ticks.
+def optimal_ticks(problem: Problem, *, least: int = 0, most: int = 200, max_states: int = 60_000) -> int:
+    """The least finish of any schedule that the rules admit, in ticks; `least` is known to be no more.
 
     Raises
     ------
@@ -36,12 +36,15 @@ def optimal_ticks(problem: Problem, *, most: int = 200, max_states: int = 60_000
         If the search visits more than `max_states` states at one horizon.
     """
     rules = _Rules(problem)
-    sums = problem.collective.combining and not problem.collective.derivations
-    search = _reaches_with_sums if sums else _reaches
-    for horizon in range(most + 1):
-        if search(rules, horizon, max_states):
+    for horizon in range(least, most + 1):
+        if rules.reaches(horizon, max_states):
             return horizon
     raise AssertionError(f"no schedule within {most} ticks")
+
+
+def finishes_by(problem: Problem, ticks: int, *, max_states: int = 60_000) -> bool:
+    """Whether some schedule that the rules admit takes no more than so many ticks; raises `TooLarge`."""
+    return ticks >= 0 and _Rules(problem).reaches(ticks, max_states)
 
 
 class _Send(NamedTuple):
@@ -63,10 +66,20 @@ class _Rules:
         self.num_ranks, self.num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
         self.links = [(e.srcs, e.dsts) for e in problem.topology.links]
         self.own_first = sorted(self.clauses.own_first)
+        self._durations: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._busy: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
         # Where only roots need sums, a rank sends each chunk once and gets nothing more of it afterwards:
         # its buffer grows, so that a second send would bring the first one's contributions again.
-        self.sends_once = all(data.destinations == (data.root,) for data in self.collective.chunks)
+        # (A link of several sources waits until each holds something, which may be worth a copy.)
+        self.sends_once = all(len(srcs) == len(dsts) == 1 for srcs, dsts in self.links) and all(
+            data.destinations == (data.root,) for data in self.collective.chunks
+        )
         self.gone = 1 << self.num_ranks
+
+    def reaches(self, horizon: int, max_states: int) -> bool:
+        """Whether everything can be where it must be by the horizon."""
+        sums = self.collective.combining and not self.collective.derivations
+        return (_reaches_with_sums if sums else _reaches)(self, horizon, max_states)
 
     def _ticks(self, alpha: Fraction, beta: Fraction, num_bytes: int) -> int:
         ticks = (alpha + beta * Fraction(num_bytes, 10**6)) * self.problem.costs.ticks_per_us
@@ -74,14 +87,19 @@ class _Rules:
         return int(ticks)
 
     def duration(self, link: int, chunks: Iterable[int]) -> int:
-        ends = self.topology.links[link]
-        return self._ticks(
-            ends.alpha_us, ends.beta_us_per_mb, sum(self.problem.chunk_bytes[c] for c in chunks)
-        )
+        key = (link, tuple(chunks))
+        if key not in self._durations:
+            ends, size = self.topology.links[link], sum(self.problem.chunk_bytes[c] for c in key[1])
+            self._durations[key] = self._ticks(ends.alpha_us, ends.beta_us_per_mb, size)
+        return self._durations[key]
 
-    def busy(self, link: int, chunks: Iterable[int]) -> list[tuple[int, int]]:
+    def busy(self, link: int, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
         """(resource, mask of busy ticks from the start of the send on)."""
-        chunks = tuple(chunks)
+        if (link, chunks) not in self._busy:
+            self._busy[link, chunks] = self._masks(link, chunks)
+        return self._busy[link, chunks]
+
+    def _masks(self, link: int, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
         duration, size = self.duration(link, chunks), sum(self.problem.chunk_bytes[c] for c in chunks)
         masks = []
         for hold in self.topology.holds_of_link[link]:
@@ -97,6 +115,19 @@ class _Rules:
             return {data.root}
         return set(data.origins) | {d.rank for d in self.collective.derivations if d.chunk == chunk}
 
+    def members(self, chunk: int) -> Iterable[int]:
+        """The ranks of a chunk's process group; without groups, all that any chunk starts or ends at."""
+        last = 0
+        for group in self.collective.groups:
+            last += group.num_chunks
+            if chunk < last:
+                return group.ranks
+        named = {d.rank for d in self.collective.derivations}
+        for data in self.collective.chunks:
+            named |= {*data.origins, *data.destinations}
+            named |= set() if data.root is None else {data.root}
+        return named
+
     @cached_property
     def admitted(self) -> list[list[list[bool]]]:
         """[reducing][link][chunk]."""
@@ -110,8 +141,14 @@ class _Rules:
 
     def _admits(self, link: int, chunk: int, *, reducing: bool) -> bool:
         clauses, data, node = self.clauses, self.collective.chunks[chunk], self.topology.node_of_rank
+        if reducing and data.root is None:
+            return False
         if clauses.links_allowed is not None and link not in clauses.links_allowed:
             return False
+        if clauses.relays is not None:
+            holders = {*self.members(chunk), *clauses.relays}
+            if not holders.issuperset((*self.links[link][0], *self.links[link][1])):
+                return False
         carries = clauses.carries_to if reducing else clauses.carries_from
         mine = {data.root} if reducing else self.home(chunk)
         if link in carries and not mine & carries[link]:
@@ -375,40 +412,62 @@ def _land(rules: _Rules, state: _Sums) -> _Sums | None:
 
 def _started_sums(rules: _Rules, state: _Sums, full: list[int], first: int = 0) -> Iterator[_Sums]:
     yield state
-    n = rules.num_ranks
     for link, reduce in itertools.product(range(first, len(rules.links)), (True, False)):
-        (src,), (dst,) = rules.links[link]
-        candidates = []
-        for c, data in enumerate(rules.collective.chunks):
-            brings, there = state.content[c * n + src], state.content[c * n + dst]
-            coming = {f for f in state.flights if f.chunk == c and f.dst == dst}
-            if not rules.admitted[reduce][link][c] or not brings:
-                continue
-            if rules.sends_once and (
-                not reduce
-                or src == data.root
-                or rules.gone in (brings, there)
-                or any(f.chunk == c and f.dst == src for f in state.flights)
-            ):
-                continue
-            if reduce and (brings & there or any(f.content & brings for f in coming if f.reduce)):
-                continue
-            if not reduce and (
-                there & ~brings or brings == there or data.destinations == (data.root,) or coming
-            ):
-                continue
-            candidates.append(c)
+        srcs, dsts = rules.links[link]
+        brought = [_brought(rules, state, full, link, c) for c in range(rules.num_chunks)]
+        candidates = [
+            c
+            for c, brings in enumerate(brought)
+            if brings and any(_adds(rules, state, c, dst, brings, reduce) for dst in dsts)
+            and not (rules.sends_once and not reduce)
+            and all(_may_land(state.content[c * rules.num_ranks + dst], brings, reduce) for dst in dsts)
+        ]  # fmt: skip
         for chunks in rules.batches(link, candidates):
             busy = _occupied(rules, state.busy, link, chunks)
             if busy is None:
                 continue
             duration = rules.duration(link, chunks)
-            new = [_Flight(duration, c, dst, state.content[c * n + src], reduce) for c in chunks]
+            new = [_Flight(duration, c, dst, brought[c], reduce) for c in chunks for dst in dsts]
             content = list(state.content)
             for c in chunks if rules.sends_once else ():
-                content[c * n + src] = rules.gone
+                content[c * rules.num_ranks + srcs[0]] = rules.gone
             after = _Sums(tuple(content), (*state.flights, *new), busy)
             yield from _started_sums(rules, after, full, link + 1)
+
+
+def _brought(rules: _Rules, state: _Sums, full: list[int], link: int, c: int) -> int:
+    """The contributions that a send now over a link would carry; 0 where it may not carry the chunk."""
+    n, root, (srcs, _) = rules.num_ranks, rules.collective.chunks[c].root, rules.links[link]
+    parts = [state.content[c * n + src] for src in srcs]
+    if not all(parts) or rules.gone in parts or sum(parts) != sum(1 << r for r in _bits(parts)):
+        return 0
+    if rules.sends_once and (
+        srcs[0] == root or any(f.chunk == c and f.dst == srcs[0] for f in state.flights)
+    ):
+        return 0
+    # While the root, or a source, lacks contributions the chunk is on its way to the root.
+    awaited = rules.sends_once or (root is not None and state.content[c * n + root] != full[c])
+    reducing = awaited or any(part != full[c] for part in parts)
+    return sum(parts) if rules.admitted[reducing][link][c] else 0
+
+
+def _bits(parts: Iterable[int]) -> set[int]:
+    return {r for part in parts for r in range(part.bit_length()) if part >> r & 1}
+
+
+def _may_land(there: int, brings: int, reduce: bool) -> bool:
+    """Whether what a rank holds neither is counted twice, nor lost, when more arrives."""
+    return not there & brings if reduce else not there & ~brings
+
+
+def _adds(rules: _Rules, state: _Sums, c: int, dst: int, brings: int, reduce: bool) -> bool:
+    """Whether a rank that can still use it gains from what arrives."""
+    there = state.content[c * rules.num_ranks + dst]
+    if there == rules.gone or brings & ~there == 0:
+        return False
+    return not any(
+        f.chunk == c and f.dst == dst and f.content & brings for f in state.flights if f.reduce and reduce
+    )
 
 
 def _sums_in_time(rules: _Rules, state: _Sums, full: list[int], left: int) -> bool:

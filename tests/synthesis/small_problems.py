@@ -6,13 +6,15 @@ import random
 from typing import TYPE_CHECKING
 
 from taccl import collectives
+from taccl.collective import Chunk, Collective, ProcessGroup
+from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
+from taccl.sketch.reachability import check_reachable
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
@@ -162,3 +164,123 @@ def random_problem(seed: int, *, combining: bool = False) -> Problem:
         max_merge=rng.choice((1, 2, 3)),
         own_first=own_first,
     )
+
+
+def random_group_problem(seed: int) -> Problem:
+    """A problem of 2 to 4 ranks in which process groups, relays, scans, sums and clauses of all kinds meet.
+
+    Its links are parallel or lead to several ranks now and then, and some topologies turn onto themselves.
+    """
+    rng = random.Random(f"groups {seed}")
+    while True:
+        topology = _random_topology(rng)
+        collective = _random_groups(rng, topology.num_ranks)
+        sizes = [rng.choice((1, 1, 2)) * MB for _ in collective.chunks] if rng.random() < 0.35 else MB
+        problem = problem_of(
+            topology, collective, chunk_bytes=sizes, **_random_clauses(rng, topology, collective)
+        )
+        try:
+            check_reachable(problem)
+        except InputError:
+            continue
+        return problem
+
+
+def _random_topology(rng: random.Random) -> Topology:
+    num_ranks = rng.choice((2, 3, 3, 3, 3, 4))
+    halves = [int(2 * r >= num_ranks) for r in range(num_ranks)]
+    builder = TopologyBuilder(
+        "random",
+        rng.choice(([0] * num_ranks, halves)),
+        alpha_meaning=rng.choice(("occupies", "occupies", "pipelined")),
+    )
+    ends: list[tuple[int, tuple[int, ...], tuple[int, int]]]  # an offset or a number, ranks, costs
+    if rng.random() < 0.4:  # every rank looks the same
+        steps = {1, *rng.sample(range(1, num_ranks), rng.randrange(num_ranks))}
+        costs = {step: (rng.choice((0, 0, 1)), rng.choice((1, 1, 2, 5))) for step in sorted(steps)}
+        ends = [(step, (r, (r + step) % num_ranks), costs[step]) for step in costs for r in range(num_ranks)]
+    else:
+        pairs = [(r, (r + 1) % num_ranks) for r in range(num_ranks)]
+        others = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b]
+        pairs += rng.sample(others, rng.randrange(min(len(others), 4)))
+        ends = [
+            (i, pair, (rng.choice((0, 0, 1, 2)), rng.choice((1, 1, 2, 5)))) for i, pair in enumerate(pairs)
+        ]
+    shared = [
+        (builder.add_resource(f"bus {i}"), rng.choice(("send", "receive")))
+        for i in range(rng.choice((0, 1, 1, 2)))
+    ]
+    sharing = {step: [hold for hold in shared if rng.random() < 0.5] for step, _, _ in ends}
+    ports = [builder.add_resource(f"port {r}") for r in range(num_ranks)] if rng.random() < 0.25 else []
+    for step, (src, dst), (alpha, beta) in ends:
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        held = rng.choice(((alpha, beta), (0, beta), (0, 1)))
+        for resource, side in sharing[step]:
+            builder.add_hold(link, resource, alpha_us=held[0], beta_us_per_mb=held[1], side=side)  # type: ignore[arg-type]
+        if ports:
+            builder.add_hold(link, ports[src], alpha_us=0, beta_us_per_mb=1)
+    if num_ranks > 2 and rng.random() < 0.15:
+        some = rng.sample(range(num_ranks), num_ranks)
+        one, many = tuple(some[:1]), tuple(some[1 : rng.randint(3, num_ranks)])
+        many_to_one = rng.random() < 0.3
+        builder.add_link(
+            many if many_to_one else one, one if many_to_one else many, alpha_us=0, beta_us_per_mb=1
+        )
+    return builder.build()
+
+
+def _random_groups(rng: random.Random, num_ranks: int) -> Collective:
+    """Up to three groups, which copy, sum up, or scan; some have a chunk that looks like another's."""
+    kind = rng.choice(("copies", "copies", "sums", "sums", "scans"))
+    groups: list[Collective] = []
+    known: list[Chunk] = []
+    for _ in range(rng.choice((1, 2, 2) if kind == "sums" else (1, 2, 2, 3))):
+        members = rng.sample(range(num_ranks), rng.randint(min(2 + (kind == "scans"), num_ranks), num_ranks))
+        if kind == "scans":
+            groups.append(collectives.scan(len(members)).among(members, num_ranks=num_ranks))
+            continue
+        chunks: list[Chunk] = []
+        for _ in range(rng.choice((1, 1, 2))):
+            fits = [c for c in known if {*c.origins, *c.destinations}.issubset(members)]
+            if fits and rng.random() < 0.7:
+                chunks.append(rng.choice(fits))
+                continue
+            count = rng.randint(1, len(members)) if kind == "sums" else rng.choice((1, 1, 1, 2))
+            origins = tuple(sorted(rng.sample(members, count)))
+            ends = tuple(sorted(rng.sample(members, rng.randint(1, len(members)))))
+            if kind == "copies":
+                chunks.append(Chunk(origins, ends))
+            elif rng.random() < 0.3:
+                everyone = tuple(sorted(members))
+                chunks.append(Chunk(everyone, everyone, rng.choice(members)))
+            else:
+                ends = ends[:1] if rng.random() < 0.5 else ends
+                chunks.append(Chunk(origins, ends, rng.choice(ends)))
+        known += chunks
+        group = ProcessGroup("group", tuple(members), len(chunks))
+        groups.append(Collective("group", num_ranks, tuple(chunks), kind == "sums", groups=(group,)))
+    return collectives.together(groups)
+
+
+def _random_clauses(rng: random.Random, topology: Topology, collective: Collective) -> dict[str, object]:
+    num_ranks, links = topology.num_ranks, range(len(topology.links))
+
+    def some(share: float) -> frozenset[int]:
+        return frozenset(e for e in links if rng.random() < share)
+
+    def carried() -> dict[int, frozenset[int]]:
+        chosen = some(0.3) if rng.random() < 0.2 else ()
+        return {e: frozenset(rng.sample(range(num_ranks), rng.randint(1, num_ranks))) for e in chosen}
+
+    sums = collective.combining and not collective.derivations
+    relays = frozenset(r for r in range(num_ranks) if rng.random() < 0.25)
+    return {
+        "relays": relays if rng.random() < 0.6 else None,
+        "carries_from": carried(),
+        "carries_to": carried() if sums else {},
+        "direct_crossing": rng.random() < 0.15,
+        "links_allowed": some(0.8) if rng.random() < 0.15 else None,
+        "merging": some(0.5),
+        "max_merge": rng.choice((1, 1, 2, 3)),
+        "own_first": some(0.2) if not sums and rng.random() < 0.2 else frozenset(),
+    }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
@@ -149,7 +149,7 @@ def lower_bound(
 
 def _arrivals(demand: Demand) -> tuple[int, int]:
     """How many crossings of a chunk into, or out of, a rank there are; and how many of them differ."""
-    arrivals = sum(len(data.destinations) + len(data.origins) for data, _ in demand.classes)
+    arrivals = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     same = len(demand.symmetries.ranks) // max(1, len(set(demand.symmetries.ranks.tolist())))
     return arrivals, arrivals // same
 
@@ -208,18 +208,17 @@ def _latency(demand: Demand, *, divisible: bool) -> _Claim:
         return _some_latency(demand, divisible=divisible)
     # Chunks that start alike and go over the same links are everywhere at the same time.
     alike: dict[tuple[tuple[int, ...], int, int], list[float]] = {}
-    derived = {each.chunk for each in demand.problem.collective.derivations}
-    for (data, whole), c in demand.example.items():
+    for (data, whole, _, made), c in demand.example.items():
         units = 0 if divisible else whole
         links = demand.distances.carried(c, reducing=None if demand.sums_for_all else False)
-        heads = alike.get((data.origins, links, units)) if c not in derived else None
+        heads = alike.get((data.origins, links, units)) if made is None else None
         if heads is None:
             if demand.sums_for_all:
                 arrival = demand.distances.times(links, units)[list(data.origins)].max(axis=0)
             else:
                 arrival = demand.distances.heads(c, units=0 if divisible else None)
             heads = np.where(np.isfinite(arrival), arrival, 0).tolist()
-            if c not in derived:
+            if made is None:
                 alike[data.origins, links, units] = heads
         target = max(data.destinations, key=heads.__getitem__, default=None)
         if target is not None and heads[target] > best.ticks:
@@ -240,7 +239,7 @@ def _some_latency(demand: Demand, *, divisible: bool) -> _Claim:
     src, dst = ([getattr(ends[e], end) for e in problem.links_allowed] for end in ("src", "dst"))
     allowed = np.array(problem.links_allowed, dtype=np.int64)
     few = list(demand.example.items())
-    for (data, whole), c in few[:: max(1, len(few) // _FEW_CHUNKS)]:
+    for (data, whole, *_), c in few[:: max(1, len(few) // _FEW_CHUNKS)]:
         units = 0 if divisible else whole
         times = problem.costs.link_alpha[allowed] + units * problem.costs.link_beta[allowed]
         # The cheapest of parallel links; the graph knows no arcs that take no time.
@@ -275,7 +274,7 @@ def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
                 jobs = border.jobs
                 cover = _cover(demand, {e for job in jobs for e in job.links})
                 early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
-                ticks = early + _window(demand, jobs, cover) + late
+                ticks = early + _window(demand, Counter(job.units for job in jobs), cover) + late
                 which = (
                     demand.topology.node_of_rank[min(border.ranks)] if name == "node" else min(border.ranks)
                 )
@@ -302,7 +301,6 @@ def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
     if not (volume.by_chunk and volume.spreads and demand.single_ended):
         return
     size = int(demand.problem.costs.chunk_units[0])
-    job = Job(frozenset(), size, 0, 0, frozenset())
     for name, sets in demand.families:
         for ranks in demand.different(sets):
             needed = volume.needed((ranks,))
@@ -310,7 +308,7 @@ def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
                 cover = _cover(demand, set(crossing_links(demand.problem, (ranks,)).tolist()))
                 number = demand.topology.node_of_rank[min(ranks)] if name == "node" else min(ranks)
                 what = f"{needed} chunks must enter {name} {number} through {_number(cover)}"
-                ticks = _window(demand, [job] * needed, cover)
+                ticks = _window(demand, Counter({size: needed}), cover)
                 yield _Claim(ticks, what, "counting", Border(ranks, True))
 
 
@@ -326,17 +324,16 @@ def _gossip(demand: Demand) -> Iterator[_Claim]:
         ("ranks", tuple(range(topology.num_ranks)), set(demand.problem.links_allowed)),
         ("nodes", topology.node_of_rank, set(demand.problem.links_allowed) & set(topology.internode_links)),
     ):
-        sizes, sends = [], 0
-        for (data, units), count in demand.classes.items():
-            parts = {part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations}
+        sends: Counter[int] = Counter()
+        for kind, count in demand.classes.items():
+            parts = {part_of[r] for r in kind.data.origins} & {part_of[r] for r in kind.data.destinations}
             if len(parts) > 1:
-                sends += 2 * (len(parts) - 1) * count
-                sizes.append(units)
+                sends[kind.units] += 2 * (len(parts) - 1) * count
         if sends and links:
             covers = _cover(demand, links)
-            job = Job(frozenset(), min(sizes), 0, 0, frozenset())
-            what = f"{sends} sends are needed between all {name} together, through {_number(covers)}"
-            ticks = _window(demand, [job] * sends, covers)
+            number = sends.total()
+            what = f"{number} sends are needed between all {name} together, through {_number(covers)}"
+            ticks = _window(demand, sends, covers)
             yield _Claim(ticks, what, "counting", Border(everyone, name == "ranks"))
 
 
@@ -367,26 +364,25 @@ def _cover(demand: Demand, links: set[int]) -> list[tuple[int, int, bool]]:
     return cover
 
 
-def _window(demand: Demand, jobs: Sequence[Job], cover: Sequence[tuple[int, int, bool]]) -> int:
-    """The shortest time in which the resources together can pass all jobs, whole chunks each."""
-    uniform = len({job.units for job in jobs}) == 1
-    size, total = min(job.units for job in jobs), sum(job.units for job in jobs)
+def _window(demand: Demand, sends: Counter[int], cover: Sequence[tuple[int, int, bool]]) -> int:
+    """The shortest time in which the resources together can pass so many whole chunks of each size.
+
+    All their bytes have to pass, and so many sends, each of the smallest chunk at least.
+    """
+    count, size = sends.total(), min(sends)
+    total = sum(units * number for units, number in sends.items())
     max_merge = demand.problem.clauses.max_merge
 
     def passes(time: int) -> bool:
-        done = 0
+        done = passed = 0
         for alpha, beta, merges in cover:
-            if beta == 0 and (alpha == 0 or not uniform):
+            if not alpha + beta:
                 return True
-            if not uniform:
-                done += time // beta
-            elif merges:
-                full, rest = divmod(time, alpha + max_merge * size * beta)
-                part = max(0, rest - alpha) // (size * beta) if beta else 0
-                done += (full * max_merge + min(part, max_merge)) * size
-            else:
-                done += time // (alpha + size * beta) * size
-        return done >= total
+            most = max_merge if merges else 1
+            full, rest = divmod(time, alpha + most * size * beta)
+            done += full * most + (max(0, rest - alpha) // (size * beta) if beta else 0)
+            passed += time // beta if beta else total
+        return done >= count and passed >= total
 
     low, high = 0, 1
     while not passes(high):

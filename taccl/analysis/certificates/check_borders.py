@@ -7,6 +7,7 @@ What must cross a set of ranks is read off the collective once more. Only the dy
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
@@ -49,10 +50,10 @@ def crosses(facts: Facts, border: Border, ticks: Fraction, *, in_network: bool) 
         if not border.entering:
             part_of = facts.topology.node_of_rank
             links = [e for e in links if facts.topology.is_internode(e)]
-        sends: list[int] = []
+        sends: Counter[int] = Counter()
         for data, units in zip(facts.collective.chunks, facts.units, strict=True):
             parts = {part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations}
-            sends += [units] * max(0, 2 * (len(parts) - 1))
+            sends[units] += max(0, 2 * (len(parts) - 1))
         return _fills(facts, sends, links, ticks)
     if facts.multi:
         return False
@@ -61,16 +62,20 @@ def crosses(facts: Facts, border: Border, ticks: Fraction, *, in_network: bool) 
         return ticks <= 0
     around = min(job.release for job in jobs) + min(job.tail for job in jobs)
     links = sorted({e for job in jobs for e in job.links})
-    return _fills(facts, [job.units for job in jobs], links, ticks - around)
+    return _fills(facts, Counter(job.units for job in jobs), links, ticks - around)
 
 
-def _fills(facts: Facts, sends: Sequence[int], links: Sequence[int], ticks: Fraction) -> bool:
-    """Whether the resources that the links hold cannot pass all sends in less than `ticks`."""
-    if not sends or ticks <= 0:
+def _fills(facts: Facts, sends: Counter[int], links: Sequence[int], ticks: Fraction) -> bool:
+    """Whether the resources that the links hold cannot pass so many of each size in less than `ticks`.
+
+    Either their bytes are too many, or they themselves are, even if each were as small as the smallest.
+    """
+    if not sends.total() or ticks <= 0:
         return ticks <= 0
     less = -(-ticks.numerator // ticks.denominator) - 1  # the whole ticks before
-    alike, size = len(set(sends)) == 1, min(sends)
-    left, passed = set(links), 0
+    size, left = min(units for units, number in sends.items() if number), set(links)
+    passed = 0
+    volume: float = 0  # a whole number, or infinite where bytes cost nothing
     while left:
         users: dict[int, list[int]] = defaultdict(list)
         for e in sorted(left):
@@ -82,22 +87,17 @@ def _fills(facts: Facts, sends: Sequence[int], links: Sequence[int], ticks: Frac
         beta = min(facts.holds[e][resource][1] for e in mine)
         merges = facts.clauses.max_merge > 1 and any(e in facts.clauses.merging for e in mine)
         left -= set(mine)
-        if not alike:
-            if not beta:
-                return False
-            passed += less // beta
-        elif not merges:
-            if not alpha + size * beta:
-                return False
-            passed += less // (alpha + size * beta) * size
-        else:
-            if not alpha + beta:
-                return False
+        if not alpha + beta:
+            return False
+        if merges:
             full = alpha + facts.clauses.max_merge * size * beta
             rounds, rest = divmod(less, full)
             part = max(0, rest - alpha) // (size * beta) if beta else 0
-            passed += (rounds * facts.clauses.max_merge + min(part, facts.clauses.max_merge)) * size
-    return passed < sum(sends)
+            passed += rounds * facts.clauses.max_merge + min(part, facts.clauses.max_merge)
+        else:
+            passed += less // (alpha + size * beta)
+        volume = volume + less // beta if beta else math.inf
+    return passed < sends.total() or volume < sum(units * number for units, number in sends.items())
 
 
 def batches(facts: Facts, machine: Machine) -> int:
@@ -118,12 +118,8 @@ def batches(facts: Facts, machine: Machine) -> int:
 
 def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Job]:
     """The sends that every schedule has at the border of a set of ranks."""
-    kinds = Counter(zip(facts.collective.chunks, facts.units, strict=True))
-    example = {
-        key: c for c, key in reversed(list(enumerate(zip(facts.collective.chunks, facts.units, strict=True))))
-    }
-    for (data, units), count in kinds.items():
-        c = example[data, units]
+    for c, count in facts.alike:
+        data, units = facts.collective.chunks[c], facts.units[c]
         known = set(facts.origins(c))
         if facts.sums:
             sources = set(data.origins) - ranks if entering else set(data.origins) & ranks

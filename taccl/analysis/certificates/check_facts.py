@@ -6,7 +6,8 @@ None of what found a bound is called: ways are found here anew, in whole numbers
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Facts:
         self._admitted: dict[tuple[object, ...], list[int]] = {}
         self._out: dict[tuple[int, int, bool], dict[int, list[tuple[int, int]]]] = {}
         self._times: dict[tuple[object, ...], dict[int, int]] = {}
+        self._when: dict[int | None, dict[int, int]] = {}
 
     def admitted(self, c: int, *, reducing: bool | None) -> list[int]:
         """The links that may carry a chunk: spreading, reducing, or (None) in either way."""
@@ -102,12 +104,39 @@ class Facts:
     def origins(self, c: int, units: int | None = None) -> dict[int, int]:
         """Where a chunk is first, and when; of a derived one, where and when it is made."""
         starts = dict.fromkeys(self.collective.chunks[c].origins, 0)
-        made = self.made_at.get(c)
-        if made is not None:
-            size = self.units[made.source] if units is None else units
-            before = self.times(
-                self.admitted(made.source, reducing=False), size, self.origins(made.source, units)
-            )
-            if made.rank in before:
-                starts[made.rank] = before[made.rank]
+        if c in self.made_at:
+            when = self._made(units).get(c)
+            if when is not None:
+                starts[self.made_at[c].rank] = when
         return starts
+
+    def _made(self, units: int | None) -> dict[int, int]:
+        """When derived chunks are made: times are lowered for as long as some source comes sooner."""
+        if units not in self._when:
+            known = self._when[units] = {}
+            chunks_of: dict[int, list[int]] = defaultdict(list)
+            for chunk, each in self.made_at.items():
+                chunks_of[each.source].append(chunk)
+            queue = deque(chunks_of)
+            while queue:
+                source = queue.popleft()
+                size = self.units[source] if units is None else units
+                links = self.admitted(source, reducing=False)
+                there = self._shortest(self._arcs(links, size, False), self.origins(source, units))
+                for chunk in chunks_of[source]:
+                    time = there.get(self.made_at[chunk].rank)
+                    if time is not None and time < known.get(chunk, time + 1):
+                        known[chunk] = time
+                        queue += [chunk] if chunk in chunks_of else []
+        return self._when[units]
+
+    @cached_property
+    def alike(self) -> list[tuple[int, int]]:
+        """(chunk, how many are like it): of the same ends and size, made alike, over the same links."""
+        modes = (None, True) if self.sums else (False,)
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for c, (data, units) in enumerate(zip(self.collective.chunks, self.units, strict=True)):
+            made = tuple(self.origins(c).items()) if c in self.made_at else None
+            links = [id(self.admitted(c, reducing=mode)) for mode in modes]
+            kinds.setdefault((data, units, made, *links), [c, 0])[1] += 1
+        return [(c, count) for c, count in kinds.values()]

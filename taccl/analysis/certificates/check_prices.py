@@ -82,13 +82,14 @@ def _pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
 def _needed(facts: Facts, parts: Sequence[frozenset[int]]) -> int:
     """The least volume of what enters a set, or what the parts of a partition must exchange."""
     volume = 0
-    for data, units in zip(facts.collective.chunks, facts.units, strict=True):
+    for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
         weight = 1 if facts.by_chunk else units
         starts, ends = set(data.origins), set(data.destinations)
+        starts |= {facts.made_at[c].rank} if c in facts.made_at else set()
         if len(parts) > 1:
             sharers = sum(not part.isdisjoint(starts) and not part.isdisjoint(ends) for part in parts)
             volume += weight * max(0, 2 * (sharers - 1))
-        elif ends.isdisjoint(parts[0]) or not starts:
+        elif ends.isdisjoint(parts[0]):
             continue
         elif starts - parts[0] if facts.sums else starts.isdisjoint(parts[0]):
             volume += weight

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,27 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.sketch.group import Symmetries
 
-__all__ = ["Border", "Demand", "Job", "as_spreading"]
+__all__ = ["Border", "Demand", "Job", "Kind", "as_spreading"]
+
+
+class Kind(NamedTuple):
+    """All that bounds ask of a chunk: chunks of one kind have the same sends.
+
+    Parameters
+    ----------
+    data : Chunk
+    units : int
+        Its size.
+    holders : frozenset of int, optional
+        Ranks that may ever hold it; None for all.
+    made : (int, int), optional
+        Of a derived chunk: the rank that makes it, and a number for what it is made of.
+    """
+
+    data: Chunk
+    units: int
+    holders: frozenset[int] | None
+    made: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +113,11 @@ class Demand:
         self.topology = problem.topology
         self.distances = Distances(problem)
         self.sums_for_all = problem.collective.combining and not problem.collective.derivations
-        units = problem.costs.chunk_units.tolist()
-        self.classes: Counter[tuple[Chunk, int]] = Counter(zip(problem.collective.chunks, units, strict=True))
-        self.example: dict[tuple[Chunk, int], int] = {}
-        for c, key in enumerate(zip(problem.collective.chunks, units, strict=True)):
-            self.example.setdefault(key, c)
+        kinds = _kinds(problem)
+        self.classes = Counter(kinds)
+        self.example: dict[Kind, int] = {}
+        for c, kind in enumerate(kinds):
+            self.example.setdefault(kind, c)
         self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
         self._links_of: dict[tuple[int, bool | None], int] = {}
         self._crossings: dict[tuple[int, int, frozenset[int], int], _Crossing | None] = {}
@@ -105,20 +125,20 @@ class Demand:
         self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
 
     @cached_property
-    def _at_rank(self) -> dict[bool, list[list[tuple[Chunk, int]]]]:
-        """By whether a rank is a destination: the classes of chunks that end, or start, at every rank."""
-        classes: dict[bool, list[list[tuple[Chunk, int]]]] = {
+    def _at_rank(self) -> dict[bool, list[list[Kind]]]:
+        """By whether a rank is a destination: the kinds of chunks that end, or start, at every rank."""
+        classes: dict[bool, list[list[Kind]]] = {
             ends: [[] for _ in range(self.topology.num_ranks)] for ends in (False, True)
         }
-        for key, c in self.example.items():
-            for r in key[0].destinations:
-                classes[True][r].append(key)
+        for kind, c in self.example.items():
+            for r in kind.data.destinations:
+                classes[True][r].append(kind)
             for r in self.distances.origins(c):
-                classes[False][r].append(key)
+                classes[False][r].append(kind)
         return classes
 
-    def classes_at(self, rank: int, *, ends: bool) -> list[tuple[Chunk, int]]:
-        """The classes of chunks, with their sizes, that end, or start, at a rank."""
+    def classes_at(self, rank: int, *, ends: bool) -> list[Kind]:
+        """The kinds of chunks that end, or start, at a rank."""
         return self._at_rank[ends][rank]
 
     @cached_property
@@ -167,10 +187,10 @@ class Demand:
     def _find_border(self, ranks: frozenset[int], entering: bool) -> Border | None:
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
         jobs: list[Job] = []
-        keys = {key: None for r in sorted(ranks) for key in self._at_rank[entering][r]}
-        for key in keys:
-            count = self.classes[key]
-            for job in self._jobs_of_chunk(self.example[key], key[1], ranks, at, entering):
+        kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
+        for kind in kinds:
+            count = self.classes[kind]
+            for job in self._jobs_of_chunk(self.example[kind], kind.units, ranks, at, entering):
                 jobs.extend([job] * count)
         return Border(ranks, tuple(jobs)) if jobs else None
 
@@ -295,3 +315,29 @@ class Demand:
                 for r in common or ()
             )
         return self._onward[key]
+
+
+def _kinds(problem: Problem) -> list[Kind]:
+    """The kind of every chunk; of a derived one, after that of its source."""
+    chunks, units = problem.collective.chunks, problem.costs.chunk_units.tolist()
+    made = {d.chunk: d for d in problem.collective.derivations}
+    if not made:
+        holders = map(problem.holders, range(len(chunks)))
+        return [Kind(*each, None) for each in zip(chunks, units, holders, strict=True)]
+    number: dict[Kind, int] = {}
+    kinds: dict[int, Kind] = {}
+    for last in range(len(chunks)):
+        chain = [last]
+        while chain[-1] in made and made[chain[-1]].source not in kinds:
+            chain.append(made[chain[-1]].source)
+            if chain[-1] in chain[:-1]:
+                break  # made of itself, in the end: like nothing else
+        for c in reversed(chain):
+            each = made.get(c)
+            source = None
+            if each is not None:
+                of = number[kinds[each.source]] if each.source in kinds else -1 - each.source
+                source = (each.rank, of)
+            kinds[c] = Kind(chunks[c], units[c], problem.holders(c), source)
+            number.setdefault(kinds[c], len(number))
+    return [kinds[c] for c in range(len(chunks))]

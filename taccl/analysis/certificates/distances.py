@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +46,11 @@ class Distances:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._derived = {d.chunk: (d.source, d.rank) for d in problem.collective.derivations}
+        self._derived_at = {d.chunk: d.rank for d in problem.collective.derivations}
+        self._makes: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of each source: ranks and chunks
+        for each in problem.collective.derivations:
+            self._makes[each.source].append((each.rank, each.chunk))
+        self._made: dict[int | None, dict[int, int]] = {}
         self._numbers: dict[tuple[int, ...], int] = {}
         self._link_sets: list[tuple[int, ...]] = []
         self._every: int | None = None
@@ -56,12 +61,27 @@ class Distances:
     def origins(self, c: int, *, units: int | None = None) -> dict[int, int]:
         """Where the chunk is first, and when."""
         starts = dict.fromkeys(self.problem.collective.chunks[c].origins, 0)
-        if c in self._derived:
-            source, rank = self._derived[c]
-            arrival = self.heads(source, units=units)[rank]
-            if np.isfinite(arrival):
-                starts[rank] = int(arrival)
+        if c in self._derived_at:
+            made = self._when_made(units)
+            if c in made:
+                starts[self._derived_at[c]] = made[c]
         return starts
+
+    def _when_made(self, units: int | None) -> dict[int, int]:
+        """When every derived chunk is made at the earliest, found from the chunks that start somewhere on."""
+        if units not in self._made:
+            made: dict[int, int] = {}
+            self._made[units] = made  # filled below: `heads` of a source asks for what is known by then
+            pending = [c for c in self._makes if self.problem.collective.chunks[c].origins]
+            while pending:
+                source = pending.pop()
+                heads = self.heads(source, units=units)
+                for rank, chunk in self._makes[source]:
+                    if heads[rank] < made.get(chunk, np.inf):
+                        made[chunk] = int(heads[rank])
+                        if chunk in self._makes:
+                            pending.append(chunk)
+        return self._made[units]
 
     def heads(self, c: int, *, units: int | None = None) -> NDArray[np.float64]:
         """(num_ranks,) earliest arrival of the chunk at every rank; inf where it cannot come.
@@ -109,8 +129,8 @@ class Distances:
                 self._every = self._number(problem.links_allowed)
             return self._every
         node = problem.topology.node_of_rank
-        home = data.origins or tuple(self._derived.get(c, ())[1:])
-        key = (home, data.root, frozenset(node[r] for r in data.destinations), holders, reducing)
+        ends = frozenset(node[r] for r in data.destinations)
+        key = (data.origins, self._derived_at.get(c), data.root, ends, holders, reducing)
         if key not in self._carried:
             modes = (False, True) if reducing is None else (reducing,)
             links = tuple(

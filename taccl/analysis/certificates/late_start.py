@@ -42,7 +42,7 @@ def late_start_bounds(demand: Demand, *, in_network: bool) -> Iterator[tuple[int
     Chunks must all have one size, over links from one rank to one rank, and none is made from another. Of a
     sum, what the early ones contribute is such a chunk, unless switches are granted to reduce.
     """
-    alike = len({units for _, units in demand.classes}) == 1
+    alike = len({kind.units for kind in demand.classes}) == 1
     if not alike or not demand.single_ended or demand.problem.collective.derivations:
         return
     if demand.sums_for_all and in_network:
@@ -66,10 +66,10 @@ def _homes(demand: Demand, sets: Sequence[frozenset[int]]) -> list[frozenset[int
     """Sets that hold chunks at first: of all chunks together, and of few kinds each; never all of them."""
     set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
     count: Counter[frozenset[int]] = Counter()
-    for (data, _), number in demand.classes.items():
-        origins = data.origins[:1] if demand.sums_for_all else data.origins
+    for kind, number in demand.classes.items():
+        origins = kind.data.origins[:1] if demand.sums_for_all else kind.data.origins
         if origins:
-            count[frozenset(set_of[r] for r in origins)] += number * len(data.destinations)
+            count[frozenset(set_of[r] for r in origins)] += number * len(kind.data.destinations)
     homes = [frozenset().union(*count)]
     if len(count) <= _MOST_HOMES:
         homes += [home for home, _ in count.most_common()]
@@ -147,11 +147,12 @@ def _wanted(demand: Demand, costs: Costs, label: Ints) -> tuple[Ints, Ints]:
     wanted = np.zeros(len(label), dtype=np.int64)
     release = np.full(len(demand.topology.links), FOREVER)
     known: set[tuple[tuple[int, ...], int]] = set()
-    for (data, units), c in demand.example.items():
+    for kind, c in demand.example.items():
+        data, units = kind.data, kind.units
         early = tuple(r for r in data.origins if label[r] < 0)
         if not early or (len(early) < len(data.origins) and not demand.sums_for_all):
             continue
-        wanted[list(data.destinations)] += demand.classes[data, units]
+        wanted[list(data.destinations)] += demand.classes[kind]
         number = demand.distances.carried(c, reducing=None if demand.sums_for_all else False)
         if (early, number) in known:
             continue

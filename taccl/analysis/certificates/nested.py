@@ -49,7 +49,7 @@ def nested_bounds(demand: Demand) -> Iterator[tuple[int, str, Nested]]:
     Chunks must all have one size, and spread, over links from one rank to one rank.
     """
     problem, topology = demand.problem, demand.topology
-    alike = len({units for _, units in demand.classes}) == 1
+    alike = len({kind.units for kind in demand.classes}) == 1
     if not alike or demand.sums_for_all or problem.collective.derivations:
         return
     if topology.num_nodes == 1 or not demand.single_ended:
@@ -89,13 +89,13 @@ def _crossing_both(demand: Demand, inner: frozenset[int], outer: frozenset[int],
     """Chunks that must cross both borders."""
     total = 0
     (rank,) = inner
-    for data, units in demand.classes_at(rank, ends=entering):
+    for kind in demand.classes_at(rank, ends=entering):
         if entering:
-            crosses = outer.isdisjoint(data.origins)
+            crosses = outer.isdisjoint(kind.data.origins)
         else:
-            crosses = set(data.origins) == inner and not outer.issuperset(data.destinations)
+            crosses = set(kind.data.origins) == inner and not outer.issuperset(kind.data.destinations)
         if crosses:
-            total += demand.classes[data, units]
+            total += demand.classes[kind]
     return total
 
 

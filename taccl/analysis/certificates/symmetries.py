@@ -83,6 +83,8 @@ class _Looks:
         self.hold_kind = np.unique(cost, axis=0, return_inverse=True)[1].ravel()
         self.num_resources = len(problem.topology.resources)
         self.by_holds: dict[bytes, int] = {}
+        #: A number for every set of ranks that may hold some chunk.
+        self.holders: dict[frozenset[int] | None, int] = {}
         self.chunk_ends = self._chunk_ends(problem)
         if self.distinct:
             self.by_holds = {key: r for r, key in enumerate(self._signatures(np.arange(len(self.src))))}
@@ -99,7 +101,7 @@ class _Looks:
         return [code[a:b].tobytes() for a, b in zip(cuts, cuts[1:], strict=False)]
 
     def _chunk_ends(self, problem: Problem) -> NDArray[np.int64] | None:
-        """(4, num_chunks) origin, destination, root and size of every chunk, where each has one of them.
+        """(5, num_chunks) origin, destination, root, size and holders of chunks that have one of the former.
 
         Destinations that are all ranks are left out, as they stay where they are.
         """
@@ -112,6 +114,7 @@ class _Looks:
             [c.origins[0] for c in chunks],
             [c.destinations[0] if lengths == {1} else self.num_ranks for c in chunks],
             [self.num_ranks if c.root is None else c.root for c in chunks],
+            [self.holders.setdefault(problem.holders(c), len(self.holders)) for c in range(len(chunks))],
         ]
         return np.array([*rows, size], dtype=np.int64)
 
@@ -120,8 +123,12 @@ class _Looks:
         if self.chunk_ends is None:
             return chunk_permutation(problem, ranks)
         moved = np.append(np.asarray(ranks, dtype=np.int64), self.num_ranks)
-        origin, destination, root, size = self.chunk_ends
-        images = np.stack((moved[origin], moved[destination], moved[root], size))
+        origin, destination, root, holders, size = self.chunk_ends
+        kept = [
+            self.holders.get(None if some is None else frozenset(ranks[r] for r in some), -1)
+            for some in self.holders
+        ]
+        images = np.stack((moved[origin], moved[destination], moved[root], np.array(kept)[holders], size))
         here, there = np.lexsort(self.chunk_ends), np.lexsort(images)
         if not np.array_equal(self.chunk_ends[:, here], images[:, there]):
             return None

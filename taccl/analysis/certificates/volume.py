@@ -79,8 +79,16 @@ class Volume:
         return np.array([e.src for e in links]), np.array([e.dst for e in links])
 
     @cached_property
+    def _starts_of(self) -> list[tuple[int, ...]]:
+        """Where every chunk starts, or is made of another."""
+        starts = [chunk.origins for chunk in self.collective.chunks]
+        for each in self.collective.derivations:
+            starts[each.chunk] = (*starts[each.chunk], each.rank)
+        return starts
+
+    @cached_property
     def _starts(self) -> _Members:
-        return _Members([chunk.origins for chunk in self.collective.chunks], self.collective.num_ranks)
+        return _Members(self._starts_of, self.collective.num_ranks)
 
     @cached_property
     def _targets(self) -> _Members:
@@ -99,8 +107,7 @@ class Volume:
         ranks = parts[0]
         wants = self._targets.any_in(ranks)
         if self.spreads:
-            known = ~self._starts.none  # what a rank derives on the way starts nowhere
-            return int(self.weight[wants & known & ~self._starts.any_in(ranks)].sum())
+            return int(self.weight[wants & ~self._starts.any_in(ranks)].sum())
         rest = frozenset(range(self.collective.num_ranks)) - ranks
         return int(self.weight[wants & self._starts.any_in(rest)].sum())
 
@@ -109,7 +116,7 @@ class Volume:
         wants = self._targets.any_in(frozenset((rank,))) & ~self._starts.any_in(frozenset((rank,)))
         supply = np.zeros(self.collective.num_ranks, dtype=np.int64)
         for c in np.flatnonzero(wants & self._starts.one).tolist():
-            supply[self.collective.chunks[c].origins[0]] += self.weight[c]
+            supply[self._starts_of[c][0]] += self.weight[c]
         return supply
 
 
@@ -118,7 +125,7 @@ class _Members:
 
     def __init__(self, members: Sequence[tuple[int, ...]], num_ranks: int) -> None:
         counts = np.array([len(each) for each in members], dtype=np.int64)
-        self.none, self.one = counts == 0, counts == 1
+        self.one = counts == 1
         kinds = {each: i for i, each in enumerate(dict.fromkeys(members))}
         self.kind = np.array([kinds[each] for each in members], dtype=np.int64)
         self.rank = np.array([r for each in kinds for r in each], dtype=np.int64)
