@@ -6,7 +6,6 @@ Source: the ordering heuristics of Shah et al., "TACCL", NSDI 2023, section 5.2,
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
@@ -57,13 +56,17 @@ def best_order(orbits: Orbits) -> tuple[ListSchedule, str] | None:
 def _remaining(orbits: Orbits) -> list[float]:
     """Per move, the longest way from its start to the last arrival that follows from it, in ticks."""
 
-    @cache
-    def height(m: int) -> int:
-        move = orbits.moves[m]
-        after = (n for p in move.dsts for n in orbits.places[p].moves_out)
-        return move.duration + max((height(n) for n in after), default=0)
-
-    return [float(height(m)) for m in range(len(orbits.moves))]
+    heights: dict[int, int] = {}
+    pending = list(range(len(orbits.moves)))
+    while pending:
+        m = pending[-1]
+        after = {n for p in orbits.moves[m].dsts for n in orbits.places[p].moves_out}
+        unknown = after - heights.keys() if m not in heights else ()
+        if not unknown:
+            longest = max((heights[n] for n in after), default=0)
+            heights[pending.pop()] = orbits.moves[m].duration + longest
+        pending += unknown
+    return [float(heights[m]) for m in range(len(orbits.moves))]
 
 
 def _longest_path_first(orbits: Orbits) -> list[float]:

@@ -10,9 +10,14 @@ import networkx as nx
 import pytest
 from synthesis.small_problems import custom, problem_of, random_problem, ring
 
+import taccl
 from taccl import collectives
+from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.distances import Distances, shortest_times
+from taccl.analysis.verification.verify import verify
+from taccl.collective import Chunk, Collective, Derivation
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import MANY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -233,3 +238,36 @@ def test_links_of_sums_agree_with_the_clauses(seed: int) -> None:
             assert set(distances.links(distances.carried(c, reducing=mode))) == links
         either = admitted[False] | admitted[True]
         assert set(distances.links(distances.carried(c, reducing=None))) == either
+
+
+def test_a_chain_of_derived_chunks_may_be_long() -> None:
+    """Two ranks make 1,500 chunks by turns, each of the one before: 1,499 sends of 2 us, one after another."""
+    count = 1500
+    chunks = [Chunk((0,), ()), *(Chunk((), ()) for _ in range(count - 2)), Chunk((), (count % 2,))]
+    made = tuple(Derivation(c - 1, c % 2, c) for c in range(1, count))
+    problem = problem_of(ring(2), Collective("by turns", 2, tuple(chunks), True, derivations=made))
+    bound = lower_bound(problem)
+    assert bound.bound == 2 * (count - 1) + 2
+    assert bound.check()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
+@pytest.mark.parametrize("name", collectives.COLLECTIVES)
+def test_two_thousand_ranks_on_a_ring(name: str) -> None:
+    """Every collective has a bound that is proven; those of few sends a schedule that verifies.
+
+    An alltoall of so many would have four million chunks, and is bounded on a quarter of the ranks.
+    """
+    num_ranks = 500 if name == "alltoall" else 2000
+    options = {"roots": (0, 7)} if name.startswith("multi-root") else {}
+    problem = problem_of(
+        taccl.topologies.ring(num_ranks), collectives.make(name, num_ranks, **options), max_merge=1
+    )
+    bound = lower_bound(problem)
+    assert bound.bound > 0
+    assert bound.check()
+    if name in ("broadcast", "reduce", "scan"):
+        result = taccl.synthesize(problem, time_limit_s=30)
+        assert verify(result.schedule).ok
+        assert result.schedule.finish == bound.bound

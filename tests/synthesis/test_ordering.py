@@ -108,3 +108,16 @@ def test_earliest_first_is_first_come_first_served() -> None:
 def test_own_chunk_first_prefers_what_starts_here() -> None:
     """Chunk 1 starts at rank 3: rank 0's own go before it."""
     assert line("own-chunk-first").index(1) == 3
+
+
+def test_a_way_of_many_ranks_is_no_recursion() -> None:
+    """A chunk goes round 1,200 ranks one way: the last of its moves comes last, by any rule."""
+    builder = TopologyBuilder("one way", [0] * 1200)
+    for rank in range(1199):
+        builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(1200, [([0], [1199])]))
+    orbits = fold(problem, symmetry_group(problem))
+    for rule in RULES:
+        found = order(orbits, rule)
+        assert found is not None
+        assert found.finish_ticks == 1199

@@ -238,11 +238,11 @@ def _sends(problem: Problem, trees: Sequence[Tree]) -> Sends:
 
     def held_by(c: int, rank: int, *, reducing: bool) -> list[_PlaceName]:
         """The places that a chunk comes to a rank by; none where it starts."""
-        if not reducing and rank not in spreads[c].origins:
-            return [("there", c, rank)]
-        if (c, rank) in source_of and rank not in problem.collective.chunks[c].origins:
-            return held_by(source_of[c, rank], rank, reducing=False)
-        return [("sum", c, link) for link in inward[c, rank]]
+        while reducing or rank in spreads[c].origins:
+            if (c, rank) not in source_of or rank in problem.collective.chunks[c].origins:
+                return [("sum", c, link) for link in inward[c, rank]]
+            c, reducing = source_of[c, rank], False
+        return [("there", c, rank)]
 
     arcs = set()
     for m, (tree, link) in enumerate(rows):
