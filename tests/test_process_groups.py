@@ -249,6 +249,7 @@ class TestRelays:
         check_reachable(problem(both, topology=builder.build(), relays={1}))
         with pytest.raises(SketchError, match="chunk 1 of .* cannot get from rank 0 to rank 2: relays"):
             check_reachable(problem(both, topology=builder.build(), relays=set()))
+        assert not explain(problem(both, topology=builder.build(), relays=set())).feasible
 
     def test_ranks_of_no_group_may_be_cut_off(self) -> None:
         """Rank 3 has no links, and takes no part."""

@@ -88,10 +88,13 @@ def every_claim(problem: Problem, **way: Any) -> list[Certificate]:
 def test_no_claim_of_any_family_is_above_the_optimum() -> None:
     """Groups, relays, scans, sums, sizes, clauses: each claim holds, is proven, and proves no tick too many."""
     compared = 0
-    for seed in cases("claims of bounds against the optimum", few=100, many=4000):
+    for seed in cases("claims of bounds against the optimum", few=100, many=3000):
         problem = random_group_problem(seed)
         way = WAYS[seed % len(WAYS)]
-        claims = [*every_claim(problem), *every_claim(problem, **way)]
+        claims, others = every_claim(problem), every_claim(problem, **way)
+        if way.get("divisible") or way.get("in_network"):  # granting more only lowers a bound
+            assert max(each.bound for each in others) <= max(each.bound for each in claims), seed
+        claims += others
         ticks = [each.bound * problem.costs.ticks_per_us for each in claims]
         assert all(each.check() for each in claims), seed
         try:
@@ -104,8 +107,8 @@ def test_no_claim_of_any_family_is_above_the_optimum() -> None:
         above = Fraction(optimum + 1, problem.costs.ticks_per_us)
         assert not any(replace(each, bound=above).check() for each in claims), seed
         rng = random.Random(seed)
-        others = [replace(claims[-1], bound=above, witness=made_up(problem, rng)) for _ in range(4)]
-        assert not any(each.check() for each in others), seed
+        made = [replace(claims[-1], bound=above, witness=made_up(problem, rng)) for _ in range(4)]
+        assert not any(each.check() for each in made), seed
     assert compared > 70
 
 

@@ -75,7 +75,7 @@ def demands(half: Half) -> list[Demand]:
         asked = tuple(d.rank for d in collective.derivations if d.source == c)
         starts = (*data.origins, *made)
         ends = tuple(r for r in dict.fromkeys((*data.destinations, *asked)) if r not in starts)
-        kind = (starts, data.origins, data.destinations, data.root, asked)
+        kind = (starts, data.origins, data.destinations, data.root, asked, half.problem.holders(c))
         if ends:
             found.setdefault(kind, Demand(half, c, starts, ends))
     return list(found.values())
