@@ -84,6 +84,14 @@ def every_claim(problem: Problem, **way: Any) -> list[Certificate]:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_sketch_may_leave_no_links_where_nothing_moves(way: dict[str, Any]) -> None:
+    """The bound is 0, however it is asked for."""
+    nothing = custom(2, [((0,), (0,))])
+    claims = every_claim(problem_of(full(2), nothing, links_allowed=frozenset()), **way)
+    assert max((each.bound for each in claims), default=0) == 0
+
+
 @pytest.mark.fuzz
 def test_no_claim_of_any_family_is_above_the_optimum() -> None:
     """Groups, relays, scans, sums, sizes, clauses: each claim holds, is proven, and proves no tick too many."""

@@ -235,6 +235,8 @@ def _some_latency(demand: Demand, *, divisible: bool) -> _Claim:
     best = _Claim(0, "nothing has to be sent", "none", None)
     if not demand.single_ended or demand.sums_for_all or demand.problem.collective.derivations:
         return best
+    if not demand.problem.links_allowed:
+        return best
     problem, ends = demand.problem, demand.topology.links
     src, dst = ([getattr(ends[e], end) for e in problem.links_allowed] for end in ("src", "dst"))
     allowed = np.array(problem.links_allowed, dtype=np.int64)
