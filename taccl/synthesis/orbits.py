@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.certificates.distances import Distances
+from taccl.deadline import NEVER, Deadline
 from taccl.sketch.group import Symmetries
 
 if TYPE_CHECKING:
@@ -186,12 +187,17 @@ class Orbits:
         return _rebuild(self, [m for m in self.moves if (m.chunk, m.link) in wanted])
 
 
-def fold(problem: Problem, group: Symmetries | None = None) -> Orbits:
+def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline = NEVER) -> Orbits:
     """Fold a problem by a group of its symmetries; by none, it is the problem itself.
 
     Moves are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
     destination keeps links on a way at most (1 + slack) times the shortest; one with several keeps links
     whose both ends lie on such ways.
+
+    Raises
+    ------
+    OutOfTime
+        If it is time to give up.
     """
     topology, collective, costs = problem.topology, problem.collective, problem.costs
     group = Symmetries(problem) if group is None else group
@@ -215,6 +221,7 @@ def fold(problem: Problem, group: Symmetries | None = None) -> Orbits:
 
     keyed: list[tuple[Move, list[tuple[int, int]], list[tuple[int, int]]]] = []
     for c in np.flatnonzero(group.chunks == np.arange(collective.num_chunks)).tolist():
+        give_up.check()
         durations = (costs.link_alpha + costs.chunk_units[c] * costs.link_beta).tolist()
         ways = _useful_links(problem, c, distances, durations)
         origins = distances.origins(c)

@@ -64,8 +64,10 @@ logger = logging.getLogger(__name__)
 _WORTH_COMPILING_S = 5.0
 #: Up to so many arrivals of chunks the ring and the pairwise exchange take a moment, and compete.
 _MOST_ARRIVALS = 6_000
-#: The part of the time limit after which a bound is no longer improved.
-_BOUND_SHARE = 0.2
+#: Seconds that they take for each arrival; with less left they are not begun.
+_S_PER_ARRIVAL = 2e-4
+#: The part of the time limit after which a bound is no longer improved, by what takes long and by anything.
+_BOUND_SHARE, _MOST_BOUND_SHARE = 0.2, 0.5
 #: The part of it that the compiled list scheduler has without a sketch before one is suggested.
 _UNGUIDED_SHARE = 0.5
 #: Seconds kept back from the time limit for unfolding and verifying what the last stage found.
@@ -168,12 +170,12 @@ def synthesize(
     elif sketch == "none" or alone or not is_unguided(problem):
         return run(problem, backend=backend, time_limit_s=time_limit_s, began=began)
     first = None
-    if large and proposal is None:
+    if large and proposal is None and time_limit_s >= _WORTH_COMPILING_S:
         with contextlib.suppress(NoSolutionError):  # in all of the time there may be one
             first = run(problem, backend=backend, time_limit_s=_UNGUIDED_SHARE * time_limit_s)
         if first is not None and first.stopped in ("bound met", "interrupted"):
             return first
-    bound = lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s) if first is None else first.bound
+    bound = _bounded(problem, time_limit_s) if first is None else first.bound
     return synthesize_guided(
         bound,
         run,
@@ -208,7 +210,7 @@ def _synthesize(
         return search_large(problem, options, backend=backend, deadline=deadline, choice=choice)
     if backend in ("auto", "cpsat"):
         warm_up("ortools")
-    bound = bound or lower_bound(problem, budget_s=_BOUND_SHARE * time_limit_s)
+    bound = bound or _bounded(problem, time_limit_s)
     proof = Stage("bound", "taccl", "done", time.monotonic() - since, None, bound.bound_us, bound.kind)
     run = partial(_search, backend=backend, options=options, bound=bound, gives_up=gives_up)
     searches: list[Search] = []
@@ -243,7 +245,7 @@ def _synthesize(
             schedule = _combined(problem, parts)
     verify(schedule).raise_if_failed()
     if backend in ("auto", "greedy") and schedule.finish > bound.bound:
-        schedule, beside = _or_baseline(schedule)
+        schedule, beside = _or_baseline(schedule, deadline)
         extra = [*extra, *beside]
     bound, faults = sound_bound(schedule, bound)
     if any(search.interrupted for search in searches):
@@ -268,10 +270,18 @@ def _synthesize(
     )
 
 
-def _or_baseline(schedule: Schedule) -> tuple[Schedule, list[Stage]]:
+def _bounded(problem: Problem, time_limit_s: float) -> Certificate:
+    """A lower bound in the part of the time that is meant for it."""
+    return lower_bound(
+        problem, budget_s=_BOUND_SHARE * time_limit_s, limit_s=_MOST_BOUND_SHARE * time_limit_s
+    )
+
+
+def _or_baseline(schedule: Schedule, deadline: float) -> tuple[Schedule, list[Stage]]:
     """The schedule, or a well-known algorithm that obeys the same sketch and finishes sooner."""
     problem, since = schedule.problem, time.monotonic()
-    if sum(len(chunk.destinations) for chunk in problem.collective.chunks) > _MOST_ARRIVALS:
+    arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
+    if arrivals > _MOST_ARRIVALS or arrivals * _S_PER_ARRIVAL > deadline - since:
         return schedule, []
     better: list[Stage] = []
     for name in ("ring", "pairwise"):
@@ -354,7 +364,7 @@ def _search(
     since = time.monotonic()
     own = bound
     if prefix and not hurry and known is None:
-        own = lower_bound(problem, budget_s=_BOUND_SHARE * max(0.0, deadline - since))
+        own = _bounded(problem, max(0.0, deadline - since))
     took_s = time.monotonic() - since
     ticks = -int(-own.bound * problem.costs.ticks_per_us // 1)
     if hurry:

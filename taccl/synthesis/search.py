@@ -98,7 +98,7 @@ class Search:
     def __post_init__(self) -> None:
         since = time.monotonic()
         group, timing = symmetry_group(self.problem), timing_group(self.problem)
-        self.folded: Orbits = fold(self.problem, timing)
+        self.folded: Orbits = fold(self.problem, timing, give_up=self.give_up)
         self.fold_s = time.monotonic() - since
         times = f"symmetry of {group}, {timing} in time; " if group.generators else ""
         self.record("fold", "taccl", "done", since, message=f"{times}{len(self.folded.moves)} moves")

@@ -10,6 +10,7 @@ All hold for the declared problem: its topology, collective and sketch.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 import time
@@ -33,6 +34,7 @@ from taccl.analysis.certificates.one_machine import machine_ticks
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.arguments import checked
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.sketch.reachability import check_reachable
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ def lower_bound(
     volume = Volume(reads, divisible=divisible)
     latency = _latency(demand, divisible=divisible)
     # In the order in which claims that say the same are preferred; what is quick is looked for first.
-    prices = partial(_throughput, volume, in_network=granted, deadline=deadline)
+    prices = partial(_throughput, volume, in_network=granted, deadline=deadline, limit=limit)
     finders: list[Callable[[], Iterator[_Claim]]] = [prices]
     arrivals, pairs = _arrivals(demand)
     is_small = pairs <= _MAX_BRIEF and arrivals <= _MAX_TIMED
@@ -135,11 +137,14 @@ def lower_bound(
         until = limit if brief else min(deadline, limit)
         if any(found.values()) and time.monotonic() >= until:
             continue
-        for claim in find() if enough is None or best < enough else ():
-            found[find].append(claim)
-            best = max(best, claim.ticks)
-            if time.monotonic() >= until or (enough is not None and best >= enough):
-                break
+        demand.deadline = Deadline(until) if any(found.values()) else NEVER
+        with contextlib.suppress(OutOfTime):
+            for claim in find() if enough is None or best < enough else ():
+                found[find].append(claim)
+                demand.deadline = Deadline(until)
+                best = max(best, claim.ticks)
+                if time.monotonic() >= until or (enough is not None and best >= enough):
+                    break
     strongest = max([latency, *chain.from_iterable(found.values())], key=lambda claim: claim.ticks)
     bound = Fraction(strongest.ticks) / problem.costs.ticks_per_us
     return Certificate(
@@ -154,10 +159,10 @@ def _arrivals(demand: Demand) -> tuple[int, int]:
     return arrivals, arrivals // same
 
 
-def _throughput(volume: Volume, *, in_network: bool, deadline: float) -> Iterator[_Claim]:
+def _throughput(volume: Volume, *, in_network: bool, deadline: float, limit: float) -> Iterator[_Claim]:
     """The best prices, by linear programs; in whole ticks where chunks travel whole."""
     symmetries = find_symmetries(volume.problem)
-    deadline = max(deadline, time.monotonic() + _LEAST_S)
+    deadline = max(deadline, min(limit, time.monotonic() + _LEAST_S))
 
     def ticks(bound: Fraction) -> int | Fraction:
         return -(-bound.numerator // bound.denominator) if volume.by_chunk else bound

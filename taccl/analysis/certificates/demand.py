@@ -16,6 +16,7 @@ import numpy as np
 from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import crossing_links
+from taccl.deadline import NEVER
 from taccl.schedule.combine import reduction_half
 
 if TYPE_CHECKING:
@@ -106,10 +107,16 @@ class Demand:
     ----------
     problem : Problem
         Its chunks spread, or are summed for all (a sum for one rank is bounded as its reverse).
+
+    Attributes
+    ----------
+    deadline : Deadline
+        Once it has passed, asking for a border raises `OutOfTime`.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.deadline = NEVER
         self.topology = problem.topology
         self.distances = Distances(problem)
         self.sums_for_all = problem.collective.combining and not problem.collective.derivations
@@ -189,6 +196,7 @@ class Demand:
         jobs: list[Job] = []
         kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
         for kind in kinds:
+            self.deadline.check()
             count = self.classes[kind]
             for job in self._jobs_of_chunk(self.example[kind], kind.units, ranks, at, entering):
                 jobs.extend([job] * count)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from taccl.analysis.verification.verify import verify
-from taccl.deadline import NEVER, Deadline
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem import Clauses
 from taccl.schedule.compact import CompactSchedule
@@ -36,8 +36,6 @@ __all__ = ["Run", "check_proposal", "is_unguided", "synthesize_guided"]
 _FEW_MOVES = 600
 #: Beyond so many no candidate can be tried in a moment.
 _MOST_MOVES = 3_000_000
-#: Up to so many the list scheduler takes a moment without a sketch, and is asked first.
-_SOME_MOVES = 20_000
 #: Parts of the time: for a first schedule without a sketch, for suggestions, for the sketch of what is left.
 _FIRST_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.25, 0.7
 _MOST_SUGGESTING_S = 20.0
@@ -133,8 +131,8 @@ def synthesize_guided(
         return max(0.1, end.left_s)
 
     parts: list[tuple[float, Result]] = [] if first is None else [(0.0, first)]
-    if first is None and effort(problem) <= _SOME_MOVES:
-        first_s = max(0.1, _FIRST_SHARE * time_limit_s)
+    first_s = max(0.1, _FIRST_SHARE * time_limit_s)
+    if first is None and effort(problem) * _S_PER_MOVE <= first_s:
         parts.append(
             (time.monotonic() - began, run(problem, backend="greedy", time_limit_s=first_s, bound=bound))
         )
@@ -251,7 +249,7 @@ def _best_for(
             progress=progress,
             give_up=give_up,
         )
-    except InputError:  # what a sketch cannot speak of, such as nodes of several sizes
+    except (InputError, OutOfTime):  # what a sketch cannot speak of, such as nodes of several sizes
         return []
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import TopologyError
 from taccl.synthesis.suggesting.symmetry_finding import find_shifts
 
@@ -59,13 +60,15 @@ class Shape:
     beta_us_per_mb: Fraction
 
 
-def find_shape(topology: Topology) -> Shape:
+def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> Shape:
     """What a topology looks like to a person who writes a sketch.
 
     Raises
     ------
     TopologyError
         If nodes differ in their number of ranks, a link has several ends, or there is only one rank.
+    OutOfTime
+        Once the deadline has passed.
     """
     sizes = {len(ranks) for ranks in topology.ranks_of_node}
     if len(sizes) > 1:
@@ -96,7 +99,7 @@ def find_shape(topology: Topology) -> Shape:
         ingress=_sharing(topology, "dst"),
         joined=_joined(topology),
         apart_us_per_mb=_apart(topology) if topology.num_nodes > 1 else (),
-        shifts=find_shifts(topology),
+        shifts=find_shifts(topology, deadline=deadline),
         alpha_us=quickest.alpha_us,
         beta_us_per_mb=quickest.beta_us_per_mb,
     )

@@ -255,7 +255,7 @@ def _suggested(
     deadline = Deadline.after(time_limit_s)
     any_problem = next(iter(problems.values()))
     check_reachable(any_problem)
-    shape = find_shape(any_problem.topology)
+    shape = find_shape(any_problem.topology, deadline=give_up)
     trials = _Trials(problems, shape, deadline, seed, progress, give_up)
     first = _FIRST_PARTITION if _FIRST_PARTITION in problems else min(problems)
     capped = any_problem.clauses.max_merge

@@ -16,6 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from taccl.deadline import NEVER, Deadline
 from taccl.sketch.symmetry import link_permutation, offset_permutation, resource_permutation
 
 if TYPE_CHECKING:
@@ -72,12 +73,19 @@ def find_symmetry(topology: Topology) -> TopologySymmetry:
     return TopologySymmetry(size, orbits, find_shifts(topology))
 
 
-def find_shifts(topology: Topology) -> tuple[Shift, ...]:
-    """Every shift by a divisor of its block that the topology has; whole nodes go to whole nodes."""
+def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shift, ...]:
+    """Every shift by a divisor of its block that the topology has; whole nodes go to whole nodes.
+
+    Raises
+    ------
+    OutOfTime
+        Once the deadline has passed.
+    """
     found: list[Shift] = []
     if len(topology.links) > _MOST_LINKS:
         return ()
     for shift in _shifts(topology.num_ranks):
+        deadline.check()
         # A shift applied several times is another, which need not be checked.
         power = any(known.group == shift.group and shift.offset % known.offset == 0 for known in found)
         if power or _holds(topology, shift):
