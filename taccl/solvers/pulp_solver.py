@@ -70,6 +70,10 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
                 "version": version,
                 "message": f"PuLP finds no {name} on this machine",
             }
+        if name == "HiGHS":  # which solves nothing with other threads than the first time in a process
+            import highspy
+
+            highspy.Highs.resetGlobalScheduler(True)
         try:
             problem.solve(solver)
         except Exception as error:  # each library behind PuLP has exceptions of its own

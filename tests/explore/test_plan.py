@@ -208,7 +208,7 @@ def test_names_end_no_comment(tmp_path):
     plan = replace(ring_plan(), topology=replace(taccl.topologies.ring(4), name=name))
     plan.save(tmp_path / "plan")
     text = (tmp_path / "plan" / "environment.sh").read_text()
-    assert text.startswith("# allgather on ring touch pwned, out of place")
+    assert text.startswith(r"# allgather on ring\ntouch pwned, out of place")
 
 
 @pytest.mark.parametrize("folder", ["a" * 300, "a\0b"])

@@ -166,6 +166,12 @@ def test_unknown_solver_is_refused_with_the_nearest_name():
         solve(knapsack(), "gurobbi")
 
 
+@pytest.mark.parametrize("solver", ["highs", "pulp:HiGHS"])
+def test_the_number_of_threads_may_change(solver):
+    """In one process, from one model to the next."""
+    assert [solve(knapsack(), solver, threads=threads).status for threads in (1, 2, 1)] == ["optimal"] * 3
+
+
 def test_unknown_pulp_solver_is_refused():
     """PuLP's own list is shown."""
     with pytest.raises(InputError, match="pulp:GLPK_CMD"):

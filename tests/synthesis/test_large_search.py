@@ -141,7 +141,7 @@ class TestPhases:
         told = []
         problem = problem_of(topologies.mesh(16, 16), "alltoall")
         watched(lambda: schedule_large(problem, num_runs=1), tell=lambda *what: told.append(what[1:]))
-        phases = [doing.split(",")[0] for doing, done in told if done is not None]
+        phases = [doing.split(",")[0] for doing, done in told if doing and done is not None]
         assert list(dict.fromkeys(phases)) == ["balancing routes", "ordering sends", "queueing sends"]
         assert "balancing routes, pass 2 of 8" in dict(told)
         parts = [done for _, done in told if done is not None]

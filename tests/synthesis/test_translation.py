@@ -324,7 +324,7 @@ def test_other_bad_input():
         synthesize_implicit("ring:4", "broadcast")
     with pytest.raises(InputError, match="chunk_size"):
         synthesize_implicit("ring:4", chunk_size=0)
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="at least 1"):
         synthesize_implicit("ring:4", chunks_per_rank=0)
     with pytest.raises(InputError, match="which need .*; expected at most 4GiB"):
         synthesize_implicit("torus:8192x8192")
