@@ -6,12 +6,16 @@ joblib's own configuration says where: by default the cores of this machine, and
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import warnings
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError, TacclError, TacclWarning
@@ -154,7 +158,7 @@ def _in_parallel(some: Sequence[tuple[int, Run]], num_jobs: int) -> Generator[An
     # A batch of one, so that what is done is known at once.
     parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
     _mend_dask(parallel._backend)
-    parent = os.getpid() if num_jobs > 1 and _starts_processes() else None
+    parent = (os.getpid(), _solver_files()) if num_jobs > 1 and _starts_processes() else None
     answers = parallel(delayed(_numbered)(index, run, parent) for index, run in some)
     try:
         for answer in answers:  # noqa: UP028 (that closes them before warnings are ignored)
@@ -211,9 +215,17 @@ def _starts_processes() -> bool:
     return type(get_active_backend()[0]).__name__ in ("LokyBackend", "MultiprocessingBackend")
 
 
-def _numbered(index: int, run: Run, parent: int | None) -> Answer:
+@cache
+def _solver_files() -> str:
+    """Where joblib's processes keep the files of their solvers: it kills them, and this process tidies up."""
+    folder = tempfile.mkdtemp(prefix="taccl-runs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _numbered(index: int, run: Run, parent: tuple[int, str] | None) -> Answer:
     if parent is not None:
-        end_with(parent)
+        end_with(*parent)
     return index, *perform(run)
 
 

@@ -201,11 +201,13 @@ def this_process() -> str:
 
 
 @cache
-def end_with(parent: int) -> None:
+def end_with(parent: int, folder: str) -> None:
     """End this process, which was started by another one for runs, once that one is gone.
 
-    joblib's own wait minutes for the next run of a process that was killed, and keep its pipes open.
+    joblib's own wait minutes for the next run of a process that was killed, and keep its pipes open. The
+    files of solvers lie in the parent's folder, as joblib may kill this process and all that it started.
     """
+    WORKERS.folder = folder
     threading.Thread(target=_end_without, args=(parent,), name="lifeline", daemon=True).start()
 
 

@@ -55,7 +55,7 @@ class Process:
         self._kill_outcome: tuple[Status, str] | None = None
         self._gone = False
         self._send_lock = threading.Lock()
-        self._folder = tempfile.mkdtemp(prefix=f"taccl-{family}-")  # the worker's TMPDIR
+        self._folder = tempfile.mkdtemp(prefix=f"taccl-{family}-", dir=workers.folder)  # the worker's TMPDIR
         # What native code prints, and Python's last words: read if the process dies.
         self._quiet = open(os.path.join(self._folder, "output"), "a+b", buffering=0)  # noqa: SIM115
         try:
@@ -196,9 +196,16 @@ class Process:
 
 
 class Workers:
-    """Every worker of this process: the idle ones by family, and all, to end them at exit."""
+    """Every worker of this process: the idle ones by family, and all, to end them at exit.
+
+    Attributes
+    ----------
+    folder : str, optional
+        For the folders of their temporary files, where another process removes these in the end.
+    """
 
     def __init__(self) -> None:
+        self.folder: str | None = None
         self._lock = threading.Lock()
         self._idle: dict[str, list[Process]] = {family: [] for family in FAMILIES}
         self._all: set[Process] = set()

@@ -104,7 +104,6 @@ def test_synthesize_cuts_the_data_as_suggested(run_json):
     """A size alone leaves the number of chunks to the suggestion, and the result says so."""
     code, values = run_json(*WITHOUT, "--size", "16MB")
     assert code == 0
-    assert any("--no-sketch" in note for note in values["notes"])
     assert any("--chunks-per-rank" in note for note in values["notes"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -593,7 +594,7 @@ class TestBaselinesCompete:
         )
         slow, ring = taccl.baselines.tree(problem), taccl.baselines.ring(problem)
         assert slow.finish > ring.finish
-        taken, (stage,) = pipeline._or_baseline(slow)
+        taken, (stage,) = pipeline._or_baseline(slow, math.inf)
         assert taken.finish == ring.finish
         assert (stage.name, stage.message, stage.finish_us) == ("baselines", "ring", ring.finish_us)
 
@@ -603,7 +604,7 @@ class TestBaselinesCompete:
         problem = taccl.load_sketch("ndv2/sk1").apply(topology, taccl.collectives.alltoall(16))
         found = taccl.synthesize(problem, backend="greedy", time_limit_s=2).schedule
         late = replace(found, start=found.start + 10**9, end=found.end + 10**9)
-        assert pipeline._or_baseline(late) == (late, [])
+        assert pipeline._or_baseline(late, math.inf) == (late, [])
 
 
 def test_with_little_time_many_moves_are_left_to_the_compiled_scheduler():

@@ -12,16 +12,15 @@ from taccl.topology.topology import TopologyBuilder
 
 @pytest.fixture(scope="module")
 def problem():
-    """An allgather of two chunks a rank on three DGX-A100 nodes, without a sketch."""
-    topology = taccl.topologies.dgx_a100(nodes=3)
-    collective = taccl.collectives.allgather(24, chunks_per_rank=2)
-    return taccl.make_problem(topology, collective, size_bytes=24_000_000)
+    """An allgather on two NDv2 nodes without a sketch, where who crosses between them decides."""
+    topology = taccl.topologies.ndv2(nodes=2)
+    return taccl.make_problem(topology, taccl.collectives.allgather(16), size_bytes=1_000_000)
 
 
 @pytest.fixture(scope="module")
 def result(problem):
     """What synthesis makes of it, with time to spare for suggestions."""
-    return taccl.synthesize(problem, time_limit_s=15)
+    return taccl.synthesize(problem, time_limit_s=4)
 
 
 def test_the_schedule_is_of_the_problem_that_was_given(problem, result):
@@ -118,7 +117,7 @@ def test_ctrl_c_while_sketches_are_tried_keeps_the_first_schedule(problem):
         if doing.startswith("sketch "):
             raise KeyboardInterrupt
 
-    result = taccl.synthesize(problem, time_limit_s=15, progress=interrupted)
+    result = taccl.synthesize(problem, time_limit_s=4, progress=interrupted)
     assert result.interrupted
     assert taccl.verify(result.schedule).ok
 

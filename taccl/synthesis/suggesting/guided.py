@@ -152,7 +152,8 @@ def synthesize_guided(
         sketches = [proposal] if proposal else []
         if not sketches and not _any_settled(parts):
             sketches = _best_for(problem, suggest_s, seed, progress, give_up)
-        suggesting = (_suggested(sketches, time.monotonic() - since),)
+            late = give_up.has_passed
+            suggesting = (_suggested(sketches, time.monotonic() - since, late=late),)
         for sketch in sketches:
             best_us = min((result.finish_us for _, result in parts), default=math.inf)
             if sketch.bound_us >= best_us or _any_settled(parts):
@@ -176,10 +177,11 @@ def synthesize_guided(
     return replace(joined, stopped="interrupted") if interrupted else joined
 
 
-def _suggested(sketches: Sequence[SketchProposal], seconds: float) -> Stage:
+def _suggested(sketches: Sequence[SketchProposal], seconds: float, *, late: bool) -> Stage:
     """What became of the suggestions, as a stage."""
     if not sketches:
-        return Stage("suggest", "taccl", "no-solution", seconds, message="no sketch suits")
+        why = "no time to try a sketch" if late else "no sketch suits"
+        return Stage("suggest", "taccl", "no-solution", seconds, message=why)
     names = ", ".join(sketch.sketch.name for sketch in sketches)
     return Stage("suggest", "taccl", "done", seconds, sketches[0].finish_us, None, names)
 
