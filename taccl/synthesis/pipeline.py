@@ -99,8 +99,9 @@ def synthesize(
         ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
         contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``.
     time_limit_s : float
-        Of the whole synthesis. The list scheduler's first run is always finished, but for that of the
-        compiled one.
+        Of the whole synthesis, without what is compiled at the first use. What is under way then is given
+        up; but where there is no schedule yet, the list scheduler's first run is finished, unless it is that
+        of the compiled one.
     threads : int, optional
         Of each solver; default: the cores that this process may use.
     seed : int
