@@ -85,4 +85,6 @@ def test_without_time_the_first_schedule_is_returned(problem):
     result = taccl.synthesize(problem, time_limit_s=1e-3)
     assert taccl.verify(result.schedule).ok
     assert 0 < result.bound_us <= result.finish_us
-    assert [stage.message for stage in result.stages if stage.name == "suggest"] == ["no time to try a sketch"]
+    assert [stage.message for stage in result.stages if stage.name == "suggest"] == [
+        "no time to try a sketch"
+    ]

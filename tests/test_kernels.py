@@ -116,7 +116,9 @@ def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp
 
 def test_an_ordinary_command_works_where_neither_package_nor_home_can_be_written(read_only, tmp_path):
     """No word of it where nothing is compiled."""
-    shutil.copytree(Path(taccl.__file__).parent, read_only / "taccl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(taccl.__file__).parent, read_only / "taccl", ignore=shutil.ignore_patterns("__pycache__")
+    )
     folders = [read_only, *(path for path in read_only.rglob("*") if path.is_dir())]
     for folder in folders:
         folder.chmod(0o555)

@@ -68,7 +68,9 @@ def test_a_chunk_enters_the_node_that_needs_it() -> None:
 
 def test_a_chunk_leaves_the_node_where_it_starts() -> None:
     """The same link seen from the other side."""
-    assert jobs_at(chain(custom(4, [([0], [3])])), 0, 1, entering=False) == (Job(frozenset({1}), 1, 4, 5, held(2, 5)),)
+    assert jobs_at(chain(custom(4, [([0], [3])])), 0, 1, entering=False) == (
+        Job(frozenset({1}), 1, 4, 5, held(2, 5)),
+    )
 
 
 def test_each_rank_has_its_own_border() -> None:

@@ -231,7 +231,9 @@ def test_tiles_follow_on_every_resource():
 
 def test_more_tiles_than_can_be_replayed_are_refused():
     """Before anything is taken for them, with the most that goes."""
-    with pytest.raises(InputError, match=r"tiles: found 100000000 tiles of 2 sends.*expected at most 50000000:"):
+    with pytest.raises(
+        InputError, match=r"tiles: found 100000000 tiles of 2 sends.*expected at most 50000000:"
+    ):
         simulate(two_sends(), tiles=10**8)
 
 

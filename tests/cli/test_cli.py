@@ -603,11 +603,23 @@ class TestOneRank:
 
     @pytest.mark.parametrize(
         "name",
-        ["broadcast", "scatter", "gather", "allgather", "alltoall", "reduce", "reduce-scatter", "allreduce", "scan"],
+        [
+            "broadcast",
+            "scatter",
+            "gather",
+            "allgather",
+            "alltoall",
+            "reduce",
+            "reduce-scatter",
+            "allreduce",
+            "scan",
+        ],
     )
     def test_synthesize(self, run_json, alone, name):
         """The empty schedule, which is the best."""
-        code, values = run_json("synthesize", alone, "--collective", name, "--size", "1MB", "--time-limit", "2")
+        code, values = run_json(
+            "synthesize", alone, "--collective", name, "--size", "1MB", "--time-limit", "2"
+        )
         assert (code, values["num_transfers"], values["finish_us"], values["gap"]) == (0, 0, 0, 0)
         assert values["algbw_gb_per_s"] is None
 

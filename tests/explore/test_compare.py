@@ -282,7 +282,9 @@ def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False)
     assert [*table.status] == ["proven", "crashed", "proven"]
-    assert table.error[1] == "the process that ran it died, and again when it ran alone (TerminatedWorkerError)"
+    assert (
+        table.error[1] == "the process that ran it died, and again when it ran alone (TerminatedWorkerError)"
+    )
 
 
 TERMINATED = """
@@ -302,7 +304,9 @@ def test_a_signal_to_end_ends_it_without_a_word(tmp_path, number):
     """Nothing that workers shared is left, so that joblib has nothing to warn of."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TERMINATED))
-    done = subprocess.run([sys.executable, str(script), str(int(number))], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(script), str(int(number))], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (128 + number, "")
 
 

@@ -366,7 +366,10 @@ def test_a_cache_without_rights_is_told(read_only):
             print(row.status, *[str(each.message)[len(sys.argv[1]):].partition(":")[2] for each in said])
     """)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(read_only)], capture_output=True, text=True, preexec_fn=without_privileges
+        [sys.executable, "-c", script, str(read_only)],
+        capture_output=True,
+        text=True,
+        preexec_fn=without_privileges,
     )
     assert (done.stdout.splitlines(), done.stderr) == ([
         "proven  results cannot be stored (Permission denied)",

@@ -43,7 +43,9 @@ def test_an_empty_table_has_every_column():
 def test_the_best_bound_holds_for_all_runs_of_a_problem():
     """Of bounds of 2 and 4 us, 4 holds: a finish of 4 is proven, one of 6 has a gap of a half."""
     made = [
-        new_row(problem_digest=digest, finish_us=finish, bound_us=bound, gap=finish / bound - 1, status="found")
+        new_row(
+            problem_digest=digest, finish_us=finish, bound_us=bound, gap=finish / bound - 1, status="found"
+        )
         for digest, finish, bound in (("a", 4.0, 2.0), ("a", 6.0, 4.0), ("b", 6.0, 3.0))
     ]
     rows = with_best_bounds([*made, new_row(problem_digest="a", status="unavailable")])

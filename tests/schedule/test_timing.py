@@ -80,9 +80,7 @@ def test_a_merged_send_waits_for_its_last_chunk() -> None:
     problem = problem_of(
         builder.build(), custom(3, [([0], [1]), ([2], [1])]), merging=frozenset({0}), max_merge=2
     )
-    schedule = exact_times(
-        problem, chunk=[0, 1, 1], link=[0, 0, 1], starts=[9, 9, 0], group=[0, 0, 1]
-    )
+    schedule = exact_times(problem, chunk=[0, 1, 1], link=[0, 0, 1], starts=[9, 9, 0], group=[0, 0, 1])
     assert starts_of(schedule) == {(1, 1): 0, (0, 0): 4, (1, 0): 4}
     assert schedule.finish_ticks == 4 + 2 + 2
 
@@ -150,9 +148,7 @@ def test_what_arrives_later_is_not_read() -> None:
     builder.add_link(2, 0, alpha_us=0, beta_us_per_mb=1)
     builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=3)
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
-    problem = problem_of(
-        builder.build(), custom(3, [([0, 1, 2], [0]), ([1, 2], [2])], combining=True)
-    )
+    problem = problem_of(builder.build(), custom(3, [([0, 1, 2], [0]), ([1, 2], [2])], combining=True))
     schedule = exact_times(
         problem,
         chunk=[0, 1, 0, 0],
@@ -166,9 +162,7 @@ def test_what_arrives_later_is_not_read() -> None:
 def test_two_ranks_may_exchange_one_chunk() -> None:
     """Recursive doubling: both send their contribution at 0, both hold the sum at 2."""
     problem = problem_of(pair().build(), custom(2, [([0, 1], [0, 1])], combining=True))
-    valid = make_schedule(
-        problem, chunk=[0, 0], link=[0, 1], start=[0, 0], end=[2, 2], reduce=[True, True]
-    )
+    valid = make_schedule(problem, chunk=[0, 0], link=[0, 1], start=[0, 0], end=[2, 2], reduce=[True, True])
     assert verify(valid).ok
     assert exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 0], reduce=[True, True]) == valid
 

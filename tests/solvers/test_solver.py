@@ -359,7 +359,10 @@ def test_warnings_as_errors_do_not_take_a_solver_away():
     """What a solver's library warns of is no reason to call the solver missing."""
     script = "from tests.solvers.solver_models import knapsack; from taccl.solvers.solver import solve; print(solve(knapsack(), 'cbc', time_limit_s=60).objective)"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "error"}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONWARNINGS": "error"},
     )
     assert (done.returncode, done.stdout) == (0, "-220.0\n"), done.stderr
 
@@ -382,6 +385,13 @@ def test_a_cbc_that_ran_out_of_time_did_not_crash(script, status, message, tmp_p
     monkeypatch.setattr(cbc, "_executable", lambda: str(fake))
     monkeypatch.setattr(cbc, "_OVERRUN_S", 0.3)
     monkeypatch.setattr(cbc, "_STOP_GRACE_S", 0.2)
-    payload = {"model": knapsack().arrays().to_message(), "relative_gap": 0.0, "seed": 0, "threads": 1, "hint": None, "log": False}
+    payload = {
+        "model": knapsack().arrays().to_message(),
+        "relative_gap": 0.0,
+        "seed": 0,
+        "threads": 1,
+        "hint": None,
+        "log": False,
+    }
     answer = cbc.run(payload, Control(lambda news: None, 0.1))
     assert (answer["status"], answer["message"]) == (status, message)

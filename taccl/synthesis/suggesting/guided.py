@@ -263,9 +263,7 @@ def _proposed(bound: Certificate, proposal: SketchProposal, seed: int) -> Result
     return _found(bound, schedule, stage, seed, choice="a suggested sketch")
 
 
-def _without_sketch(
-    problem: Problem, found: Schedule | CompactSchedule, sketch: SketchProposal
-) -> Schedule:
+def _without_sketch(problem: Problem, found: Schedule | CompactSchedule, sketch: SketchProposal) -> Schedule:
     """What obeys a sketch as a schedule of the problem without, verified."""
     whole = found.expand() if isinstance(found, CompactSchedule) else found
     producer = f"{whole.producer}, sketch {sketch.sketch.name}"
