@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bytes", "Count", "Duration", "Megabytes", "Natural", "Number", "Seconds", "Size", "checked",
-    "checked_as", "kinds_of", "known_index", "known_word", "shown", "whole_number",
+    "checked_as", "described", "kinds_of", "known_index", "known_word", "whole_number",
 ]  # fmt: skip
 
 #: Words for annotations. A whole number of at least 1, and of at least 0.
@@ -174,9 +174,9 @@ def whole_number(number: object, where: str, *, at_least: int | None = None) -> 
     else:
         whole = None if isinstance(number, (bool, np.bool_)) else _whole(number)
     if whole is None or (at_least is not None and whole < at_least):
-        raise InputError(f"found {shown(number)}; expected {_whole_words(at_least)}", where=where)
+        raise InputError(f"found {described(number)}; expected {_whole_words(at_least)}", where=where)
     if at_least is not None and whole > _MAX_WHOLE:
-        raise InputError(f"found {shown(number)}; expected less than 2**63", where=where)
+        raise InputError(f"found {described(number)}; expected less than 2**63", where=where)
     return whole
 
 
@@ -191,7 +191,7 @@ def known_index(index: int, count: int, where: str) -> int:
     if type(index) is not int:
         index = whole_number(index, where)
     if not 0 <= index < count:
-        raise InputError(f"found {shown(index)}; expected a number from 0 to {count - 1}", where=where)
+        raise InputError(f"found {described(index)}; expected a number from 0 to {count - 1}", where=where)
     return index
 
 
@@ -199,10 +199,10 @@ def known_word(word: str, known: Iterable[str], where: str, error: type[InputErr
     """Raise an error that names the nearest word, unless it is one of those that are known."""
     if word not in known:
         near, words = did_you_mean(word, known), ", ".join(known)
-        raise error(f"found {shown(word)}{near}; expected one of {words}", where=where)
+        raise error(f"found {described(word)}{near}; expected one of {words}", where=where)
 
 
-def shown(value: object) -> str:
+def described(value: object) -> str:
     """A value as a message shows it: on one line, and not long."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -233,7 +233,7 @@ def _count(at_least: int) -> Kind:
 
 def _finite(value: Any, where: str) -> float:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise InputError(f"found {shown(value)}; expected a finite number", where=where)
+        raise InputError(f"found {described(value)}; expected a finite number", where=where)
     return float(value)
 
 
@@ -246,7 +246,7 @@ def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
     except (InputError, OverflowError):
         seconds = -1.0
     if seconds < 0 or (seconds == 0 and not zero):
-        raise InputError(f"found {shown(value)}; {expected}", where=where)
+        raise InputError(f"found {described(value)}; {expected}", where=where)
     return seconds
 
 
@@ -266,7 +266,7 @@ def _number(value: Any, where: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (int, float, str, Fraction)):
-        raise InputError(f"found {shown(value)}; expected a finite number", where=where)
+        raise InputError(f"found {described(value)}; expected a finite number", where=where)
     return value
 
 
@@ -276,14 +276,14 @@ def _fraction(value: Any, where: str) -> Fraction:
 
 def _truth(value: Any, where: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        raise InputError(f"found {shown(value)}; expected True or False", where=where)
+        raise InputError(f"found {described(value)}; expected True or False", where=where)
     return bool(value)
 
 
 def _instance(kind: type, expected: str, family: str = "") -> Kind:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, kind):
-            raise InputError(f"found {shown(value)}; expected {expected}", where=where)
+            raise InputError(f"found {described(value)}; expected {expected}", where=where)
         return value
 
     return Kind(expected, read, family, plain=frozenset({kind}))
@@ -291,7 +291,7 @@ def _instance(kind: type, expected: str, family: str = "") -> Kind:
 
 def _callable(value: Any, where: str) -> Any:
     if not callable(value) or isinstance(value, type):
-        raise InputError(f"found {shown(value)}; expected a function", where=where)
+        raise InputError(f"found {described(value)}; expected a function", where=where)
     return value
 
 
@@ -377,7 +377,7 @@ def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Kind | None:
                 return kind.read(value, where)
             except InputError as error:
                 alike = error if _family(value) in kind.family else alike
-        raise alike or InputError(f"found {shown(value)}; expected {expected}", where=where)
+        raise alike or InputError(f"found {described(value)}; expected {expected}", where=where)
 
     plain = frozenset[type]().union(*(kind.plain for kind in found if kind is not None))
     return Kind(expected, read, " ".join(kind.family for kind in kinds), classes, plain)
@@ -403,7 +403,7 @@ def _one_of(words: tuple[Any, ...]) -> Kind:
         if isinstance(value, str) and value in words:
             return value
         near = did_you_mean(value, words) if isinstance(value, str) else ""
-        raise InputError(f"found {shown(value)}{near}; expected {listed}", where=where)
+        raise InputError(f"found {described(value)}{near}; expected {listed}", where=where)
 
     return Kind(listed, read, "text")
 
@@ -427,13 +427,13 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             with_one = _single(item, value, where, expected)
             return make((with_one,))
         if alone or isinstance(value, (Mapping, Set) if ordered else Mapping):
-            raise InputError(f"found {shown(value)}; expected {expected}", where=where)
+            raise InputError(f"found {described(value)}; expected {expected}", where=where)
         sized = isinstance(value, (Sequence, Set)) and not isinstance(value, range)
         values = value if sized else tuple(itertools.islice(value, _MAX_ITEMS + 1))
         if not sized and len(values) > _MAX_ITEMS:
-            raise InputError(f"found more than {_MAX_ITEMS} in {shown(value)}; expected fewer", where=where)
+            raise InputError(f"found more than {_MAX_ITEMS} in {described(value)}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
-            raise InputError(f"found {shown(value)}; expected {expected}", where=where)
+            raise InputError(f"found {described(value)}; expected {expected}", where=where)
         if not fixed and (item is None or _all_plain(item, values)):
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
@@ -456,7 +456,7 @@ def _single(item: Kind, value: Any, where: str, expected: str) -> Any:
     except InputError as error:
         if _family(value) in item.family:
             raise
-        raise InputError(f"found {shown(value)}; expected {expected}", where=error.where) from None
+        raise InputError(f"found {described(value)}; expected {expected}", where=error.where) from None
 
 
 def _all_plain(item: Kind, values: Iterable[Any]) -> bool:
@@ -470,11 +470,11 @@ def _mapping(key: Kind | None, value: Kind | None) -> Kind:
 
     def read(found: Any, where: str) -> Any:
         if not isinstance(found, Mapping):
-            raise InputError(f"found {shown(found)}; expected {expected}", where=where)
+            raise InputError(f"found {described(found)}; expected {expected}", where=where)
         if key is None and value is None:
             return found
         keys = [k if key is None else key.read(k, where) for k in found]
-        values = [v if value is None else value.read(v, f"{where}[{shown(k)}]") for k, v in found.items()]
+        values = [v if value is None else value.read(v, f"{where}[{described(k)}]") for k, v in found.items()]
         return dict(zip(keys, values, strict=True))
 
     return Kind(expected, read, "several")
@@ -493,7 +493,7 @@ def _of_class(names: tuple[str, ...]) -> Kind:
             return meant
         if names == ("Schedule",) and _is_any(type(meant), ("CompactSchedule", "ImplicitSchedule")):
             return meant.expand()
-        raise InputError(f"found {shown(value)}; expected {expected}{hint}", where=where)
+        raise InputError(f"found {described(value)}; expected {expected}{hint}", where=where)
 
     return Kind(expected, read, classes=names)
 
