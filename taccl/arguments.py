@@ -20,6 +20,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bytes", "Count", "Duration", "Megabytes", "Natural", "Number", "Seconds", "Size", "checked",
-    "checked_as", "described", "kinds_of", "known_index", "known_word", "whole_number",
+    "checked_as", "kinds_of", "known_index", "known_word", "quoted", "whole_number",
 ]  # fmt: skip
 
 #: Words for annotations. A whole number of at least 1, and of at least 0.
@@ -174,9 +175,9 @@ def whole_number(number: object, where: str, *, at_least: int | None = None) -> 
     else:
         whole = None if isinstance(number, (bool, np.bool_)) else _whole(number)
     if whole is None or (at_least is not None and whole < at_least):
-        raise InputError(f"found {described(number)}; expected {_whole_words(at_least)}", where=where)
+        raise InputError(f"found {quoted(number)}; expected {_whole_words(at_least)}", where=where)
     if at_least is not None and whole > _MAX_WHOLE:
-        raise InputError(f"found {described(number)}; expected less than 2**63", where=where)
+        raise InputError(f"found {quoted(number)}; expected less than 2**63", where=where)
     return whole
 
 
@@ -191,7 +192,7 @@ def known_index(index: int, count: int, where: str) -> int:
     if type(index) is not int:
         index = whole_number(index, where)
     if not 0 <= index < count:
-        raise InputError(f"found {described(index)}; expected a number from 0 to {count - 1}", where=where)
+        raise InputError(f"found {quoted(index)}; expected a number from 0 to {count - 1}", where=where)
     return index
 
 
@@ -199,17 +200,17 @@ def known_word(word: str, known: Iterable[str], where: str, error: type[InputErr
     """Raise an error that names the nearest word, unless it is one of those that are known."""
     if word not in known:
         near, words = did_you_mean(word, known), ", ".join(known)
-        raise error(f"found {described(word)}{near}; expected one of {words}", where=where)
+        raise error(f"found {quoted(word)}{near}; expected one of {words}", where=where)
 
 
-def described(value: object) -> str:
+def quoted(value: object) -> str:
     """A value as a message shows it: on one line, and not long."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if type(value).__module__.partition(".")[0] == "taccl":
         return _noun(type(value).__name__)
     try:
-        text = " ".join(_repr.repr(value).split())
+        text = str(value) if isinstance(value, Decimal) else " ".join(_repr.repr(value).split())
     except ValueError:  # Python writes no number of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -233,7 +234,7 @@ def _count(at_least: int) -> Kind:
 
 def _finite(value: Any, where: str) -> float:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise InputError(f"found {described(value)}; expected a finite number", where=where)
+        raise InputError(f"found {quoted(value)}; expected a finite number", where=where)
     return float(value)
 
 
@@ -246,7 +247,7 @@ def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
     except (InputError, OverflowError):
         seconds = -1.0
     if seconds < 0 or (seconds == 0 and not zero):
-        raise InputError(f"found {described(value)}; {expected}", where=where)
+        raise InputError(f"found {quoted(value)}; {expected}", where=where)
     return seconds
 
 
@@ -266,7 +267,7 @@ def _number(value: Any, where: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (int, float, str, Fraction)):
-        raise InputError(f"found {described(value)}; expected a finite number", where=where)
+        raise InputError(f"found {quoted(value)}; expected a finite number", where=where)
     return value
 
 
@@ -276,14 +277,14 @@ def _fraction(value: Any, where: str) -> Fraction:
 
 def _truth(value: Any, where: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        raise InputError(f"found {described(value)}; expected True or False", where=where)
+        raise InputError(f"found {quoted(value)}; expected True or False", where=where)
     return bool(value)
 
 
 def _instance(kind: type, expected: str, family: str = "") -> Kind:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, kind):
-            raise InputError(f"found {described(value)}; expected {expected}", where=where)
+            raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
         return value
 
     return Kind(expected, read, family, plain=frozenset({kind}))
@@ -291,7 +292,7 @@ def _instance(kind: type, expected: str, family: str = "") -> Kind:
 
 def _callable(value: Any, where: str) -> Any:
     if not callable(value) or isinstance(value, type):
-        raise InputError(f"found {described(value)}; expected a function", where=where)
+        raise InputError(f"found {quoted(value)}; expected a function", where=where)
     return value
 
 
@@ -377,7 +378,7 @@ def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Kind | None:
                 return kind.read(value, where)
             except InputError as error:
                 alike = error if _family(value) in kind.family else alike
-        raise alike or InputError(f"found {described(value)}; expected {expected}", where=where)
+        raise alike or InputError(f"found {quoted(value)}; expected {expected}", where=where)
 
     plain = frozenset[type]().union(*(kind.plain for kind in found if kind is not None))
     return Kind(expected, read, " ".join(kind.family for kind in kinds), classes, plain)
@@ -403,7 +404,7 @@ def _one_of(words: tuple[Any, ...]) -> Kind:
         if isinstance(value, str) and value in words:
             return value
         near = did_you_mean(value, words) if isinstance(value, str) else ""
-        raise InputError(f"found {described(value)}{near}; expected {listed}", where=where)
+        raise InputError(f"found {quoted(value)}{near}; expected {listed}", where=where)
 
     return Kind(listed, read, "text")
 
@@ -427,13 +428,14 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             with_one = _single(item, value, where, expected)
             return make((with_one,))
         if alone or isinstance(value, (Mapping, Set) if ordered else Mapping):
-            raise InputError(f"found {described(value)}; expected {expected}", where=where)
+            raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
         sized = isinstance(value, (Sequence, Set)) and not isinstance(value, range)
         values = value if sized else tuple(itertools.islice(value, _MAX_ITEMS + 1))
         if not sized and len(values) > _MAX_ITEMS:
-            raise InputError(f"found more than {_MAX_ITEMS} in {described(value)}; expected fewer", where=where)
+            many = f"found more than {_MAX_ITEMS} in {quoted(value)}"
+            raise InputError(f"{many}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
-            raise InputError(f"found {described(value)}; expected {expected}", where=where)
+            raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
         if not fixed and (item is None or _all_plain(item, values)):
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
@@ -456,7 +458,7 @@ def _single(item: Kind, value: Any, where: str, expected: str) -> Any:
     except InputError as error:
         if _family(value) in item.family:
             raise
-        raise InputError(f"found {described(value)}; expected {expected}", where=error.where) from None
+        raise InputError(f"found {quoted(value)}; expected {expected}", where=error.where) from None
 
 
 def _all_plain(item: Kind, values: Iterable[Any]) -> bool:
@@ -470,11 +472,11 @@ def _mapping(key: Kind | None, value: Kind | None) -> Kind:
 
     def read(found: Any, where: str) -> Any:
         if not isinstance(found, Mapping):
-            raise InputError(f"found {described(found)}; expected {expected}", where=where)
+            raise InputError(f"found {quoted(found)}; expected {expected}", where=where)
         if key is None and value is None:
             return found
         keys = [k if key is None else key.read(k, where) for k in found]
-        values = [v if value is None else value.read(v, f"{where}[{described(k)}]") for k, v in found.items()]
+        values = [v if value is None else value.read(v, f"{where}[{quoted(k)}]") for k, v in found.items()]
         return dict(zip(keys, values, strict=True))
 
     return Kind(expected, read, "several")
@@ -493,7 +495,7 @@ def _of_class(names: tuple[str, ...]) -> Kind:
             return meant
         if names == ("Schedule",) and _is_any(type(meant), ("CompactSchedule", "ImplicitSchedule")):
             return meant.expand()
-        raise InputError(f"found {described(value)}; expected {expected}{hint}", where=where)
+        raise InputError(f"found {quoted(value)}; expected {expected}{hint}", where=where)
 
     return Kind(expected, read, classes=names)
 

@@ -16,7 +16,7 @@ import pytest
 from fuzzing import cases
 
 import taccl
-from taccl.arguments import checked, described, kinds_of, whole_number
+from taccl.arguments import checked, kinds_of, quoted, whole_number
 from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
 from taccl.problem import Clauses
@@ -113,10 +113,10 @@ def test_whole_numbers_of_any_kind(number):
 
 def test_what_is_found_stays_short_and_on_one_line():
     """A long value, one of several lines, a class, and a value of taccl's."""
-    assert len(described("x" * 1000)) <= 60
-    assert "\n" not in described(np.zeros((3, 3)))
-    assert described(int) == "the class int"
-    assert described(ring(4)) == "a topology"
+    assert len(quoted("x" * 1000)) <= 60
+    assert "\n" not in quoted(np.zeros((3, 3)))
+    assert quoted(int) == "the class int"
+    assert quoted(ring(4)) == "a topology"
 
 
 def test_a_result_stands_for_its_schedule(small):
@@ -430,7 +430,7 @@ def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
             warnings.simplefilter("ignore")
             fault = misuse(getattr(place, inner), given, part)
         if fault:
-            wrong.append(f"{name}({part}={described(given[part])}): {fault}")
+            wrong.append(f"{name}({part}={quoted(given[part])}): {fault}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -21,9 +21,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from taccl.arguments import quoted
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.reading import read_text
-from taccl.topology.parts import add_crossbar, check_count, check_num_links, short
+from taccl.topology.parts import add_crossbar, check_count, check_num_links
 from taccl.topology.topology import TopologyBuilder
 from taccl.units import exact
 
@@ -163,13 +164,13 @@ def _fields(
     for text, line in lists["topology"]:
         if text not in _BLOCKS:
             raise FormatError(
-                f"found {short(text)}; expected {', '.join(_BLOCKS[:-1])} or {_BLOCKS[-1]}; correct it",
+                f"found {quoted(text)}; expected {', '.join(_BLOCKS[:-1])} or {_BLOCKS[-1]}; correct it",
                 where=f"{where}: line {line}: topology",
             )
     for text, line in lists["npus_count"]:
         if not re.fullmatch(r"\d{1,9}", text) or int(text) < 2:
             raise FormatError(
-                f"found {short(text)}; expected a whole number of at least 2; correct it",
+                f"found {quoted(text)}; expected a whole number of at least 2; correct it",
                 where=f"{where}: line {line}: npus_count",
             )
     return (
@@ -211,7 +212,7 @@ def _lists(text: str, where: str) -> dict[str, list[Item]]:
             raw[key].append((content, number))
         else:
             raise FormatError(
-                f"found {short(content)}; expected a field such as `npus_count: [ 8 ]`; correct the line",
+                f"found {quoted(content)}; expected a field such as `npus_count: [ 8 ]`; correct the line",
                 where=f"{where}: line {number}",
             )
     for key, pieces in raw.items():
@@ -242,7 +243,7 @@ def _items(key: str, pieces: list[Item], where: str) -> Iterator[Item]:
         match = _ITEM.match(text)
         if match is None:
             raise FormatError(
-                f"found {short(text)}; expected a word or a number; correct it",
+                f"found {quoted(text)}; expected a word or a number; correct it",
                 where=f"{where}: line {line}: {key}",
             )
         yield next(group for group in match.groups() if group is not None).strip(), line

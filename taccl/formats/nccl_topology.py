@@ -15,12 +15,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from taccl.arguments import quoted
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl_topology_file import Given, read_system, whole
 from taccl.formats.server import INTERNODE_ALPHA_US, INTRANODE_ALPHA_US, Server, Wiring, build_servers
 from taccl.formats.xml_elements import parse_xml
 from taccl.reading import read_text
-from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost, short
+from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 
 if TYPE_CHECKING:
     from taccl.formats.nccl_topology_file import Gpu
@@ -98,7 +99,7 @@ def load_nccl_topology(
     where = os.fspath(path)
     top = parse_xml(read_text(path, MAX_FILE_BYTES), where=where)
     if top.tag != "system" or top.attributes.get("version", "1") != "1":
-        found = f"<{top.tag[:40]}> of version {short(top.attributes.get('version', ''))}"
+        found = f"<{top.tag[:40]}> of version {quoted(top.attributes.get('version', ''))}"
         raise FormatError(
             f"found {found}; expected <system> of version 1; give a file that NCCL wrote",
             where=f"{where}: line {top.line}",
@@ -141,7 +142,7 @@ def _names(names: Sequence[str] | None, where: str) -> tuple[str, ...] | None:
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) and name.strip() for name in names):
-        raise TopologyError(f"found {short(names)}; expected a list of bus ids", where=where)
+        raise TopologyError(f"found {quoted(names)}; expected a list of bus ids", where=where)
     return tuple(name.strip().lower() for name in names)
 
 
@@ -192,7 +193,7 @@ def _nvlinks(ranked: list[Gpu], where: str, notes: list[str]) -> tuple[Pairs, Sw
                 into_switch[rank] += count
             elif not code.startswith("0x03") and target not in rank_of:
                 raise FormatError(
-                    f"found tclass={short(code)}; expected 0x03... (GPU) or 0x068000 (NVSwitch); correct it",
+                    f"found tclass={quoted(code)}; expected 0x03... (GPU) or 0x068000 (NVSwitch); correct it",
                     where=link.place(where),
                 )
             elif target == gpu.busid:
@@ -228,7 +229,7 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
         good = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(rank, int) for rank in pair)
         if not good or pair[0] == pair[1] or not all(0 <= rank < num_gpus for rank in pair):
             raise TopologyError(
-                f"found {short(pair)}; expected two different local ranks of 0-{num_gpus - 1}",
+                f"found {quoted(pair)}; expected two different local ranks of 0-{num_gpus - 1}",
                 where="nvlinks",
             )
         low, high = sorted(pair)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from taccl.arguments import quoted
 from taccl.errors import FormatError
 from taccl.formats.server import Nic, Part
-from taccl.topology.parts import beta_of_bandwidth, short
+from taccl.topology.parts import beta_of_bandwidth
 
 if TYPE_CHECKING:
     from taccl.formats.xml_elements import Element
@@ -105,7 +106,7 @@ def whole(element: Element, name: str, where: str, default: int | None = None) -
     if not text and default is not None:
         return default
     if not re.fullmatch(r"-?\d{1,9}", text):
-        found = f"{name}={short(text)}" if text else f"no {name}"
+        found = f"{name}={quoted(text)}" if text else f"no {name}"
         raise FormatError(
             f"found {found}; expected a whole number; correct the attribute", where=element.place(where)
         )
@@ -152,7 +153,7 @@ class _Reader:
         busid = pci.attributes.get("busid", "").strip().lower()
         if not busid or len(busid) > 32:
             raise FormatError(
-                f"found busid {short(busid)}; expected one such as 0000:10:1c.0; add it",
+                f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it",
                 where=pci.place(self.where),
             )
         self._once(busid, pci)
@@ -237,7 +238,7 @@ class _Reader:
         text = net.attributes.get("latency", "").strip() or "0"
         if not re.fullmatch(r"\d{1,9}(\.\d{1,12})?", text):
             raise FormatError(
-                f"found latency={short(text)}; expected microseconds; correct it",
+                f"found latency={quoted(text)}; expected microseconds; correct it",
                 where=net.place(self.where),
             )
         return Fraction(text)

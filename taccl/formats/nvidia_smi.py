@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from taccl.arguments import quoted
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.server import (
     INTERNODE_ALPHA_US,
@@ -24,7 +25,7 @@ from taccl.formats.server import (
     build_servers,
 )
 from taccl.reading import read_text
-from taccl.topology.parts import beta_of_bandwidth, exact_cost, short
+from taccl.topology.parts import beta_of_bandwidth, exact_cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -226,7 +227,7 @@ def _check_row(device: str, row: list[str], devices: tuple[str, ...], where: str
         known = cell in {"SYS", *_ONE_CPU} or _NVLINK.match(cell)
         if (cell != "X") if other == device else not known:
             raise FormatError(
-                f"found {short(cell)} from {device[:40]} to {other[:40]}; expected {_CELLS}; save the "
+                f"found {quoted(cell)} from {device[:40]} to {other[:40]}; expected {_CELLS}; save the "
                 "output anew",
                 where=where,
             )
@@ -244,7 +245,7 @@ def _names(nics: Sequence[str] | None, matrix: _Matrix, where: str) -> list[str]
     unknown = next((nic for nic in nics if nic not in by_name), None)
     if isinstance(nics, str) or unknown is not None:
         raise TopologyError(
-            f"found {short(nics if unknown is None else unknown)}; expected a list of names out of "
+            f"found {quoted(nics if unknown is None else unknown)}; expected a list of names out of "
             f"{', '.join(others) or 'none'}",
             where=f"{where}: nics",
         )
@@ -277,7 +278,7 @@ def _nvlinks(
     """NVLinks between pairs of local ranks, and NVSwitches with the ranks that each joins."""
     if joins not in ("auto", "pairs", "switch"):
         raise TopologyError(
-            f"found {short(joins)}; expected 'auto', 'pairs' or 'switch'", where="nvlink_joins"
+            f"found {quoted(joins)}; expected 'auto', 'pairs' or 'switch'", where="nvlink_joins"
         )
     gpus = matrix.gpus
     count: dict[tuple[int, int], int] = {}

@@ -23,8 +23,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from taccl.arguments import quoted
 from taccl.errors import FormatError
-from taccl.topology.parts import short
 
 __all__ = ["AlgorithmFile", "Send", "TopologyFields", "algorithm_file"]
 
@@ -58,7 +58,7 @@ def _cost(value: object) -> Fraction:
         exponent = value.as_tuple().exponent
         if isinstance(exponent, int) and exponent >= -_MOST_DIGITS:
             return Fraction(value)
-    raise ValueError(f"found {short(value)}; expected a number from 0 to 1e15, with at most 30 decimals")
+    raise ValueError(f"found {quoted(value)}; expected a number from 0 to 1e15, with at most 30 decimals")
 
 
 _Index = Annotated[int, Field(ge=0, lt=2**31)]
@@ -149,7 +149,7 @@ def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
     """
     if data.get("sccl_type") != "algorithm":
         raise FormatError(
-            f"found {short(data.get('sccl_type'))}; expected 'algorithm', as in a file that the published "
+            f"found {quoted(data.get('sccl_type'))}; expected 'algorithm', as in a file that the published "
             "TACCL tool writes when it solves; check the path",
             where=f"{where}: sccl_type",
         )
@@ -225,7 +225,7 @@ def _sends(steps: list[_Step], num_ranks: int, where: str) -> list[Send]:
         for i, entry in enumerate(step.sends):
             place = f"{where}: steps[{s}].sends[{i}]"
             if not isinstance(entry, list) or len(entry) not in (5, 6):
-                found = f"{len(entry)} entries" if isinstance(entry, list) else short(entry)
+                found = f"{len(entry)} entries" if isinstance(entry, list) else quoted(entry)
                 raise FormatError(
                     f"found {found}; expected [chunk, source, destination, start, link], or a sixth entry "
                     f"that says whether it reduces; {_REMEDY}",
@@ -234,13 +234,13 @@ def _sends(steps: list[_Step], num_ranks: int, where: str) -> list[Send]:
             wrong = next((v for v in entry[:5] if type(v) is not int or not 0 <= v <= _LARGEST), None)
             if wrong is not None or None in entry[:5]:
                 raise FormatError(
-                    f"found {short(wrong)}; expected whole numbers from 0 to 1e15 (start in tenths of the "
+                    f"found {quoted(wrong)}; expected whole numbers from 0 to 1e15 (start in tenths of the "
                     f"file's unit); {_REMEDY}",
                     where=place,
                 )
             if len(entry) == 6 and entry[5] is not None and entry[5] != "rrc":
                 raise FormatError(
-                    f"found {short(entry[5])} as the sixth entry; expected 'rrc' (it reduces) or null; "
+                    f"found {quoted(entry[5])} as the sixth entry; expected 'rrc' (it reduces) or null; "
                     f"{_REMEDY}",
                     where=place,
                 )
@@ -269,5 +269,5 @@ def _first_error(error: ValidationError, where: str) -> FormatError:
         text = str(cause)
     else:
         expected = first["msg"].removeprefix("Input should be ").removeprefix("Input should ")
-        text = f"found {short(first['input'])}; expected {expected[:1].lower()}{expected[1:]}"
+        text = f"found {quoted(first['input'])}; expected {expected[:1].lower()}{expected[1:]}"
     return FormatError(f"{text}; {_REMEDY}", where=f"{where}: {path}")

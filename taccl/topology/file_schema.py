@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from taccl.arguments import quoted
 from taccl.errors import TopologyError
-from taccl.topology.parts import beta_of_bandwidth, short
+from taccl.topology.parts import beta_of_bandwidth
 
 __all__ = ["LinkEntry", "ResourceEntry", "SwitchEntry", "TopologyFile", "validate"]
 
@@ -37,7 +38,7 @@ def _first_error(error: ValidationError, where: str) -> TopologyError:
     first = error.errors(include_url=False)[0]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     field = field.removeprefix(".")
-    kind, found = first["type"], short(first["input"])
+    kind, found = first["type"], quoted(first["input"])
     if kind == "extra_forbidden":
         message = "unknown field; check its spelling"
     elif kind == "missing":
@@ -58,16 +59,16 @@ def _number(value: object) -> Fraction:
     if isinstance(value, Fraction):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, Decimal, str)):
-        raise ValueError(f"found {short(value)}; expected a number")
+        raise ValueError(f"found {quoted(value)}; expected a number")
     text = str(value).strip()
     if text.startswith("-"):
-        raise ValueError(f"found {short(value)}; expected a number that is not negative")
+        raise ValueError(f"found {quoted(value)}; expected a number that is not negative")
     if not _NUMBER.fullmatch(text):
-        raise ValueError(f"found {short(value)}; expected a finite number of at most 30 digits")
+        raise ValueError(f"found {quoted(value)}; expected a finite number of at most 30 digits")
     try:
         return Fraction(text)
     except ZeroDivisionError:
-        raise ValueError(f"found {short(value)}; expected a denominator that is not 0") from None
+        raise ValueError(f"found {quoted(value)}; expected a denominator that is not 0") from None
 
 
 def _positive(value: object) -> Fraction:
@@ -79,14 +80,14 @@ def _positive(value: object) -> Fraction:
 
 def _pair(value: object) -> object:
     if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"found {short(value)}; expected [source, destination]")
+        raise ValueError(f"found {quoted(value)}; expected [source, destination]")
     return value
 
 
 def _version(value: object) -> object:
     # 1.0 and true equal 1 to Python.
     if type(value) is not int or value != 1:
-        raise ValueError(f"found {short(value)}; expected 1, the version of the schema")
+        raise ValueError(f"found {quoted(value)}; expected 1, the version of the schema")
     return value
 
 

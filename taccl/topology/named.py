@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from taccl.arguments import quoted
 from taccl.errors import TopologyError
 from taccl.topology import fabrics
-from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost, short
+from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 from taccl.topology.registry import dims_of_size, find_kind
 
 if TYPE_CHECKING:
@@ -62,14 +63,14 @@ class NamedFabric:
 
     def __post_init__(self) -> None:
         if self.kind not in (*_GRIDS, "hypercube", "fully-connected", "star"):
-            raise TopologyError(f"found {short(self.kind)}; expected the kind of a fabric", where="fabric")
+            raise TopologyError(f"found {quoted(self.kind)}; expected the kind of a fabric", where="fabric")
         if not self.dims:
             raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{self.kind}: dims")
         for dim in self.dims:
             check_count(dim, where=f"{self.kind}: dims")
         if self.alpha_meaning not in ("occupies", "pipelined"):
             raise TopologyError(
-                f"found {short(self.alpha_meaning)}; expected 'occupies' or 'pipelined'",
+                f"found {quoted(self.alpha_meaning)}; expected 'occupies' or 'pipelined'",
                 where=f"{self.name}: alpha_meaning",
             )
         if len(self.betas) != self.num_axes or min(self.betas) <= 0 or self.alpha_us < 0:
@@ -180,12 +181,12 @@ def parse_named(
         If no fabric has that name, it has no such size, or a cost is wrong.
     """
     if not isinstance(name, str) or not name.strip():
-        raise TopologyError(f"found {short(name)}; expected a fabric, e.g. 'torus:100x100'", where="fabric")
+        raise TopologyError(f"found {quoted(name)}; expected a fabric, e.g. 'torus:100x100'", where="fabric")
     kind, _, size = name.strip().partition(":")
     kind = find_kind(kind, name)
     if kind not in (*_GRIDS, "hypercube", "fully-connected", "star"):
         raise TopologyError(
-            f"found {short(name)}, a machine; expected a fabric, e.g. 'torus:100x100'", where="fabric"
+            f"found {quoted(name)}, a machine; expected a fabric, e.g. 'torus:100x100'", where="fabric"
         )
     dims = dims_of_size(kind, size)
     num_axes = len(dims) if kind in _GRIDS else 1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from fractions import Fraction
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from taccl.arguments import whole_number
+from taccl.arguments import quoted, whole_number
 from taccl.errors import InputError, TopologyError
 from taccl.units import exact
 
@@ -24,7 +23,6 @@ __all__ = [
     "check_count",
     "check_num_links",
     "exact_cost",
-    "short",
 ]
 
 MAX_LINKS = 1_000_000
@@ -79,7 +77,7 @@ def check_num_links(num_links: int, *, where: str) -> None:
     """Raise `TopologyError` if a topology would have too many links to hold in memory."""
     if num_links > MAX_LINKS:
         raise TopologyError(
-            f"found {short(num_links)} links; expected at most {MAX_LINKS}: ask for fewer ranks, or use "
+            f"found {quoted(num_links)} links; expected at most {MAX_LINKS}: ask for fewer ranks, or use "
             "synthesize_implicit on a fabric that it knows, which lists none",
             where=where,
         )
@@ -144,12 +142,3 @@ def add_internode(
             beta_us_per_mb=beta_us_per_mb,
             side="receive",
         )
-
-
-def short(value: object) -> str:
-    """A value as a message shows it: on one line, and not long."""
-    try:
-        text = str(value) if isinstance(value, Decimal) else repr(value)
-    except ValueError:  # an integer too long to print
-        text = "a very long number"
-    return text if len(text) <= 60 else f"{text[:57]}..."

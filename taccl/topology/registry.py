@@ -7,10 +7,9 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked_as
+from taccl.arguments import checked_as, quoted
 from taccl.errors import TopologyError
 from taccl.topology import fabrics, machines
-from taccl.topology.parts import short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,7 +113,7 @@ def dims_of_size(kind: str, size: str) -> tuple[int, ...]:
     example = next(each for each in _EXAMPLES if each.startswith(kind))
     form = r"[0-9]{1,9}(x[0-9]{1,9}){0,63}" if kind in _GRIDS else r"[0-9]{1,9}"
     if not re.fullmatch(form, size.strip().lower()):
-        found = short(size) if size else "no size"
+        found = quoted(size) if size else "no size"
         raise TopologyError(f"found {found}; expected a size as in {example!r}", where=f"{kind}: size")
     return tuple(int(dim) for dim in size.lower().split("x"))
 
