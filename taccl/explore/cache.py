@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import CacheWarning, InputError, TacclError
+from taccl.explore.rows import check_row
 from taccl.formats.files import write_whole
 from taccl.formats.native import FORMAT, dump_schedule, found_by, load_schedule
 from taccl.reading import parse_json, read_text
@@ -35,14 +36,16 @@ from taccl.synthesis.backends import package_versions
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pandas as pd
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["Cache", "CacheInfo", "Entry", "cache_folder", "digest_of", "entry_document", "key_of"]
+__all__ = [
+    "Cache", "CacheInfo", "Entry", "cache_folder", "digest_of", "entry_document", "key_of", "warn_of_damage",
+]  # fmt: skip
 
 _SCHEMA = 1
 _FAILURE = "taccl-failure"
@@ -136,6 +139,14 @@ class Cache:
         problem : Problem, optional
             What the key is of, which then must be that of the entry. Where it is known, reading is faster.
         """
+        found = self.find(key, problem)
+        if isinstance(found, str):
+            warn_of_damage([found], stacklevel=4)
+            return None
+        return found
+
+    def find(self, key: str, problem: Problem | None) -> Entry | str | None:
+        """As `get`, with a sentence about a damaged entry instead of a warning."""
         path = self.path(key)
         if not os.path.isfile(path):
             return None
@@ -145,12 +156,9 @@ class Cache:
             if not os.path.isfile(path):  # cleared meanwhile
                 return None
             reason = str(error).removeprefix(f"{path}: ")
-            warnings.warn(
-                f"{path}: a stored result cannot be used and is made anew ({reason})",
-                CacheWarning,
-                stacklevel=3,
-            )
-            return None
+            if isinstance(error, (LookupError, TypeError)):
+                reason = "it lacks what a result has"
+            return f"{path}: a stored result cannot be used and is made anew ({reason})"
 
     @checked
     def put(self, key: str, row: dict[str, Any], schedule: Schedule | None = None) -> bool:
@@ -168,7 +176,7 @@ class Cache:
         for again in (True, False):  # another process that clears the cache may take the new folder away
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, text, overwrite=True)
+                write_whole(path, text, overwrite=True, keep_mode=False)
             except (OSError, InputError) as error:
                 if again:
                     continue
@@ -265,6 +273,13 @@ class Cache:
         return f"Cache({str(self.folder)!r})"
 
 
+def warn_of_damage(sentences: Sequence[str], *, stacklevel: int) -> None:
+    """One `CacheWarning` for all entries that cannot be used."""
+    if sentences:
+        more = f", and {len(sentences) - 1} more like it" if len(sentences) > 1 else ""
+        warnings.warn(sentences[0] + more, CacheWarning, stacklevel=stacklevel)
+
+
 def cache_folder() -> Path:
     """TACCL_CACHE_DIR, or taccl's folder in the user's cache folder, as the platform has it."""
     named = os.environ.get("TACCL_CACHE_DIR")
@@ -342,8 +357,11 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
     row: dict[str, Any] = found["row"]
     if found["key"] != key:
         raise ValueError("it is the result of another run")
+    check_row(row, schedule)
+    if row["stopped"] == "interrupted":
+        raise ValueError("it is the result of a run that was broken off")
     expected = digest if problem is None else digest_of(problem)
-    if not row["problem_digest"] == digest == expected or row["verified"] != (schedule is not None):
+    if not row["problem_digest"] == digest == expected:
         raise ValueError("its row is that of another problem")
     if schedule is not None and row["schedule_digest"] != document["digest"]:
         raise ValueError("its row is that of another schedule")

@@ -19,8 +19,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError, TacclError, TacclWarning
-from taccl.explore.cache import Cache
-from taccl.explore.rows import LABELS, frame, new_row, with_best_bounds
+from taccl.explore.cache import Cache, Entry, warn_of_damage
+from taccl.explore.rows import LABELS, frame, with_best_bounds
 from taccl.explore.run import end_with, failed_row, known_row, make_run, perform
 
 if TYPE_CHECKING:
@@ -101,17 +101,20 @@ def _rows(
 ) -> Generator[tuple[int, dict[str, Any]]]:
     """The number and the row of each run, as they come: first those that need not run."""
     waiting: list[tuple[int, Run]] = []
+    damage: list[str] = []
     for index, (case, labels) in enumerate(asked):
         try:
             row = known_row(case.problem, labels)
         except TacclError as error:
             yield index, failed_row(labels, error)
             continue
-        entry = None if cache is None else cache.get(row["key"], problem=case.problem)
-        if entry is None:
-            waiting.append((index, make_run(case.problem, row, stores=cache is not None)))
-        else:
-            yield index, new_row() | entry.row | {n: row[n] for n in LABELS} | {"from_cache": True}
+        entry = None if cache is None else cache.find(row["key"], case.problem)
+        if isinstance(entry, Entry):
+            yield index, entry.row | {n: row[n] for n in LABELS} | {"from_cache": True}
+            continue
+        damage += [entry] if entry else []
+        waiting.append((index, make_run(case.problem, row, stores=cache is not None)))
+    warn_of_damage(damage, stacklevel=6)
     if not waiting:
         return
     with contextlib.closing(_answers(waiting, num_workers)) as answers:

@@ -154,6 +154,8 @@ def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = F
         if path.exists():
             os.replace(path, old)
         os.replace(draft, path)
+    except InputError as error:  # of a file in the draft, of which nobody has heard
+        raise InputError(error.message, where=str(folder)) from None
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"cannot be written ({reason}); give another path", where=str(folder)) from None

@@ -5,6 +5,7 @@ A row is a dict of plain values, None where there is nothing to say. `COLUMNS` i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import ModelRun, Result
 
-__all__ = ["COLUMNS", "LABELS", "NO_SKETCH", "Column", "figures", "frame", "new_row", "plain_rows"]
+__all__ = [
+    "COLUMNS", "LABELS", "NO_SKETCH", "OF_SCHEDULES", "Column", "check_row", "figures", "frame", "new_row",
+    "plain_rows",
+]  # fmt: skip
 
 #: What stands in the column ``sketch`` for a run without one, so that grouping keeps it.
 NO_SKETCH = "none"
@@ -100,6 +106,12 @@ LABELS = (
     "time_limit_s", "threads",
 )  # fmt: skip
 
+#: The columns that only a schedule fills.
+OF_SCHEDULES = (
+    "finish_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers", "num_sends", "producer",
+    "first_schedule_s", "proven_s", "schedule_digest",
+)  # fmt: skip
+
 _STAGE_COLUMNS = {
     "bound": "bound_s", "suggest": "suggest_s", "fold": "fold_s", "greedy": "greedy_s",
     "routing": "routing_s", "ordering": "ordering_s", "contiguity": "contiguity_s", "joint": "job_shop_s",
@@ -113,6 +125,43 @@ def new_row(**known: Any) -> dict[str, Any]:
     row |= {"status": "not run", "verified": False, "from_cache": False}
     assert known.keys() <= row.keys(), f"unknown columns {sorted(known.keys() - row.keys())}"
     return row | known
+
+
+def check_row(row: Any, schedule: Schedule | None) -> None:
+    """Raise ValueError for what cannot be the row of a run that found this schedule, or found none."""
+    if not isinstance(row, dict) or row.keys() != new_row().keys():
+        raise ValueError("its row is none: it has other columns")
+    for column in COLUMNS:
+        if not _fits(row[column.name], column.dtype):
+            raise ValueError(f"its row has {row[column.name]!r} in the column {column.name}")
+    true = dict.fromkeys(OF_SCHEDULES) | {"verified": False} if schedule is None else _measures(schedule)
+    for name, value in true.items():
+        if row[name] != value:
+            raise ValueError(f"its row has {row[name]!r} in the column {name}, its schedule {value!r}")
+    if not _agree(row):
+        raise ValueError("its row says one thing by its status, and another by its bound")
+
+
+def _fits(value: Any, dtype: str) -> bool:
+    if value is None or isinstance(value, bool):
+        return isinstance(value, bool) == (dtype == "bool")
+    if isinstance(value, int):
+        return dtype in ("Int64", "float64") and abs(value) < 2**63
+    return isinstance(value, {"string": str, "float64": float}.get(dtype, ()))
+
+
+def _agree(row: dict[str, Any]) -> bool:
+    """Whether status, bound and gap can be true together."""
+    finish: float = row["finish_us"]
+    bound: float | None = row["bound_us"]
+    gap: float | None = row["gap"]
+    if not row["verified"]:
+        return row["status"] not in (None, "found", "proven")
+    if row["status"] != ("proven" if gap == 0 else "found") or bound is None or not 0 <= bound <= finish:
+        return False
+    if not bound:
+        return gap == (None if finish else 0)
+    return gap is not None and math.isclose(gap, finish / bound - 1, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -161,15 +210,9 @@ def figures(result: Result) -> dict[str, Any]:
     return {
         "status": "proven" if proven else "found",
         "stopped": result.stopped,
-        "finish_us": result.finish_us,
         "bound_us": result.bound_us,
         "gap": gap if gap != float("inf") else None,
-        "algbw_gb_per_s": schedule.algbw_gb_per_s,
-        "busbw_gb_per_s": schedule.busbw_gb_per_s,
         "bound_limits": result.bound.limits,
-        "num_transfers": schedule.num_transfers,
-        "num_sends": schedule.num_sends,
-        "producer": schedule.producer,
         "first_schedule_s": _first_schedule_s(result),
         "proven_s": result.seconds if proven else None,
         **_effort(result),
@@ -178,8 +221,21 @@ def figures(result: Result) -> dict[str, Any]:
         "model_nonzeros": run.num_nonzeros if run else None,
         "model_first_feasible_s": run.first_feasible_s if run else None,
         "model_proof_s": run.proof_s if run else None,
-        "verified": True,
         "schedule_digest": schedule.digest(),
+        **_measures(schedule),
+    }
+
+
+def _measures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
+    """What can be read off a schedule at any time."""
+    return {
+        "finish_us": schedule.finish_us,
+        "algbw_gb_per_s": schedule.algbw_gb_per_s,
+        "busbw_gb_per_s": schedule.busbw_gb_per_s,
+        "num_transfers": schedule.num_transfers,
+        "num_sends": schedule.num_sends,
+        "producer": schedule.producer,
+        "verified": True,
     }
 
 

@@ -22,7 +22,7 @@ from taccl.errors import (
     TacclWarning,
 )
 from taccl.explore.cache import digest_of, entry_document, key_of
-from taccl.explore.rows import figures
+from taccl.explore.rows import OF_SCHEDULES, figures
 from taccl.problem import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.process import WORKERS
@@ -38,11 +38,6 @@ __all__ = ["Case", "Run", "end_with", "failed_row", "known_row", "make_run", "pe
 
 #: Statuses that the same question would get again. Other failures hang on the machine and the moment.
 _LASTING = ("proven", "found", "infeasible")
-#: Columns that only a schedule fills.
-_OF_SCHEDULES = (
-    "finish_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers", "num_sends", "producer",
-    "first_schedule_s", "proven_s", "schedule_digest",
-)  # fmt: skip
 #: How long solver processes wait for the next run in a process that was started for runs.
 _LINGER_S = 3.0
 #: How often a process that was started for runs looks whether the one that compares is still there.
@@ -178,7 +173,7 @@ def _fallen_back(run: Run, result: Result) -> dict[str, Any]:
         return {}
     own = [stage.status for stage in result.stages if stage.solver == run.row["backend"]]
     status = "unlicensed" if "unlicensed" in own else "interrupted" if result.interrupted else "no schedule"
-    return dict.fromkeys(_OF_SCHEDULES) | {
+    return dict.fromkeys(OF_SCHEDULES) | {
         "status": status,
         "error": "; ".join(reasons),
         "notes": "; ".join(run.problem.notes) or None,

@@ -17,8 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["check_writable", "write_whole"]
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes, *, overwrite: bool = False) -> None:
+def write_whole(
+    path: str | os.PathLike[str], content: str | bytes, *, overwrite: bool = False, keep_mode: bool = True
+) -> None:
     """Write a file so that it is there whole or not at all, even if the write is cut short.
+
+    Parameters
+    ----------
+    keep_mode : bool
+        Whether a file that replaces another has its permissions; else it has those of a new file.
 
     Raises
     ------
@@ -34,7 +41,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes, *, overwrite
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            if overwrite and target.exists():
+            if keep_mode and overwrite and target.exists():
                 os.chmod(draft, stat.S_IMODE(target.stat().st_mode))
             _put(draft, target, overwrite)
 

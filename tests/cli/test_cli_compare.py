@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import subprocess
+import sys
 
 import pytest
+
+from tests.hardships import without_privileges
 
 RUNS = ("--collective", "allgather", "--backends", "greedy", "--time-limit", "5", "--workers", "1")
 SMALL = ("compare", "ring:4", *RUNS, "--size", "4KB")
@@ -148,3 +153,142 @@ def test_cache_info_and_clear(run, run_json, folder):
     assert (code, out.startswith("removed 3 results")) == (0, True)
     assert json.loads(run("cache", "info", "--json")[1])["num_entries"] == 0
     assert run("cache", "empty")[0] == 2
+
+
+def changed(*keys, **values):
+    """A file of a result in which something was changed, and whose own digest was made to fit."""
+
+    def change(path):
+        document = inner = json.loads(path.read_text())
+        for key in keys:
+            inner = inner[key]
+        inner.update(values)
+        del document["file_digest"]
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        path.write_text(json.dumps(document | {"file_digest": hashlib.sha256(text.encode()).hexdigest()}))
+
+    return change
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def a_later_end(path):
+    document = json.loads(path.read_text())
+    document["transfers"]["end"][-1] += 1
+    path.write_text(json.dumps(document))
+
+
+def a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def holds(text):
+    return lambda path: path.write_bytes(text)
+
+
+#: What may have become of stored results, each as a name and a change of one file.
+DAMAGE = {
+    "cut short": cut_short, "garbage": holds(bytes(range(256))), "empty": holds(b""),
+    **{text.decode(): holds(text) for text in (
+        b"[1]", b"3", b'"a"', b"null", b"{}", b'{"format": []}', b'{"format": "taccl-failure", "result": []}',
+        b'{"format": "taccl-failure", "result": {"row": "x"}}',
+    )},
+    "too deep": holds(b"[" * 5000), "a later version": changed(version=99), "a later end": a_later_end,
+    "a folder": a_folder,
+    **{f"row {row!r}": changed("result", row=row) for row in (3, [], None, {})}, "another key": changed("result", key=3),
+    **{f"{name} {value!r}": changed("result", "row", **{name: value}) for name, value in (
+        ("finish_us", "x"), ("finish_us", 0.5), ("finish_us", None), ("bound_us", 9.0), ("bound_us", "x"),
+        ("bound_us", None), ("gap", []), ("gap", 0.5), ("gap", None), ("status", 3), ("status", "infeasible"),
+        ("status", "found"), ("num_transfers", 1.5), ("num_transfers", 10**30), ("num_sends", 7), ("notes", {}),
+        ("unknown", 1), ("seconds", "x"), ("verified", 1), ("verified", False), ("stopped", "interrupted"),
+        ("algbw_gb_per_s", 9.0), ("problem_digest", 3), ("schedule_digest", "x"),
+    )},
+}  # fmt: skip
+
+
+@pytest.fixture
+def stored(run_json, folder):
+    """The answers of two commands, and the two results that each left in the cache."""
+    found = {}
+    for words in ((*SMALL, "--seeds", "0:2"), (*SWEEP, "--sizes", "4KB,8KB")):
+        rows = run_json(*words)[1]["rows"]
+        found[words] = rows, [folder.joinpath("cache/results/v1", r["key"][:2], f"{r['key']}.json") for r in rows]
+    return found
+
+
+def is_made_anew(run, words, rows):
+    """Whether a command finds the same as before, in runs of its own, and warns once."""
+    code, out, err = run(*words, "--json")
+    measured = ("finish_us", "bound_us", "gap", "status", "num_transfers", "schedule_digest")
+    again = json.loads(out)["rows"]
+    assert [[row[name] for name in measured] for row in again] == [[row[name] for name in measured] for row in rows]
+    assert not any(row["from_cache"] for row in again)
+    assert (code, err.count("taccl: "), err.startswith("taccl: warning: ")) == (0, 1, True), err
+    return True
+
+
+def test_damaged_results_are_made_anew(run, stored):
+    """Whatever is in the files of two results: the right figures, and one warning for both."""
+    for words, (rows, paths) in stored.items():
+        whole = [path.read_bytes() for path in paths]
+        for damage in DAMAGE.values():
+            for path, content in zip(paths, whole, strict=True):
+                path.write_bytes(content)
+                damage(path)
+            assert is_made_anew(run, words, rows)
+            for path in paths:
+                if path.is_dir():
+                    path.rmdir()
+
+
+def test_results_of_each_other_are_made_anew(run, stored):
+    """Two files that changed places are right in themselves, and wrong where they are."""
+    for words, (rows, (first, second)) in stored.items():
+        contents = first.read_bytes(), second.read_bytes()
+        second.write_bytes(contents[0])
+        first.write_bytes(contents[1])
+        assert is_made_anew(run, words, rows)
+
+
+def test_a_file_in_place_of_the_cache(run, folder, stored, monkeypatch):
+    """Nothing can be stored, which is said once."""
+    (folder / "file").touch()
+    monkeypatch.setenv("TACCL_CACHE_DIR", str(folder / "file"))
+    for words, (rows, _) in stored.items():
+        assert is_made_anew(run, words, rows)
+
+
+def test_a_user_without_rights(stored, folder):
+    """Results that may not be read are made anew and read afterwards; where nothing may be stored, one warning."""
+    words, (_, paths) = next(iter(stored.items()))
+    script = (
+        "import os, sys; from taccl.cli import main; paths = sys.argv[1:3]\n"
+        "for path in paths: os.chmod(path, 0)\n"
+        "print(main(sys.argv[3:]), flush=True); main(sys.argv[3:])\n"
+        "for path in paths: os.remove(path); os.chmod(os.path.dirname(path), 0o500)\n"
+        "main(sys.argv[3:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, paths), *words],
+        capture_output=True, text=True, timeout=120, preexec_fn=without_privileges,
+    )  # fmt: skip
+    for path in paths:
+        path.parent.chmod(0o700)
+    assert (done.returncode, done.stdout.count("proven (cached)"), done.stdout.count("proven")) == (0, 2, 6)
+    first, second = done.stderr.splitlines()
+    assert "cannot be used and is made anew (the file cannot be read (Permission denied)" in first
+    assert "results cannot be stored" in second
+    assert "Permission denied" in second
+
+
+@pytest.mark.parametrize("index", [b"", b"[]", b"{}", b"\xff\xfe", b'{"format": 3}'])
+def test_a_plan_whose_index_is_damaged_is_not_replaced(run, folder, index):
+    """`plan` reads no results; a folder that it cannot tell for a plan stays as it is."""
+    (folder / "plan").mkdir()
+    (folder / "plan" / "plan.json").write_bytes(index)
+    code, _, err = run("plan", "ring:4", "--collective", "allgather", "-o", folder / "plan", "--force")
+    assert (code, err.count("taccl: "), "other than a plan" in err) == (2, 1, True)
+    assert (folder / "plan" / "plan.json").read_bytes() == index

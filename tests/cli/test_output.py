@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from words import SMALL
+
+from tests.hardships import no_file_above
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="redirects POSIX descriptors")
 
@@ -128,3 +131,49 @@ def test_environment_is_left_alone():
     before = sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
     main(["show", "ring:4"])
     assert (sorted(os.listdir("/proc/self/fd")) if before else []) == before
+
+
+#: Runs commands one after another, each of which replaces a file, and prints code and file and complaint.
+REPLACES = """
+import contextlib, io, json, sys
+from taccl.cli import main
+for name, words in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = main(words)
+    print(json.dumps([code, open(name).read(), said.getvalue()]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
+def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
+    """One sentence with the path that was given, exit code 2, and the old file as it was."""
+    schedule, plan = tmp_path / "schedule.json", tmp_path / "plan"
+    assert run("baseline", "ring", *SMALL, "-o", schedule)[0] == 0
+    once = ("--collective", "allgather", "--sizes", "1KB:2KB", "--time-limit", "5", "--backend", "greedy")
+    assert run("plan", "ring:4", *once, "-o", plan)[0] == 0
+    index = plan / "plan.json"
+    old = {tmp_path / name: f"old {name}" for name in ("s.json", "a.xml", "page.html")} | {index: index.read_text()}
+    for path, text in old.items():
+        path.write_text(text)
+    first, xml, page, _ = map(str, old)
+    commands = {
+        first: ["synthesize", *SMALL, "--backend", "greedy", "-o", first, "--overwrite"],
+        xml: ["convert", str(schedule), xml, "--overwrite"],
+        page: ["report", str(schedule), "-o", page, "--overwrite", "--budget", "1"],
+        str(index): ["plan", "ring:4", *once, "-o", str(plan), "--force"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", REPLACES, json.dumps(list(commands.items()))],
+        capture_output=True, text=True, timeout=120, preexec_fn=no_file_above(500),
+    )  # fmt: skip
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    for (path, text), (code, left, said) in zip(old.items(), answers, strict=True):
+        given = plan if path == index else path
+        *progress, complaint = said.splitlines()
+        assert (code, left, "error" in "".join(progress)) == (2, text, False)
+        assert complaint.startswith(f"taccl: error: {given}: ")
+        assert "File too large" in complaint
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["plan", "schedule.json", "s.json", "a.xml", "page.html"]
+    )

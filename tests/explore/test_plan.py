@@ -162,6 +162,19 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert (folder / "plan.json").read_bytes() == before
 
 
+def test_a_disk_that_is_full_at_a_schedule_names_the_plan(tmp_path, monkeypatch):
+    """What is told is the folder that was asked for, and not the draft that is filled first."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    plan = ring_plan()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left") as told:
+        plan.save(tmp_path / "plan")
+    assert (told.value.where, list(tmp_path.iterdir())) == (str(tmp_path / "plan"), [])
+
+
 def test_only_plans_are_replaced(tmp_path):
     """A folder with something else in it is never replaced; one with a plan only when that is asked for."""
     (tmp_path / "notes.txt").write_text("mine")
