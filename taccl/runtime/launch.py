@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import find_mpiexec
 from taccl.runtime.job import check_memory
-from taccl.runtime.lifeline import held, processes_naming, remove_segments, segments_of
+from taccl.runtime.lifeline import held, processes_naming, remove_segments, segments
 from taccl.runtime.report import Execution
 from taccl.runtime.watchdog import GRACE_S
 
@@ -70,9 +70,10 @@ def launch(job: Job, note: Callable[[str], None] = lambda _: None) -> Execution:
         request = folder / "job.json"
         request.write_text(json.dumps(job.to_dict()), encoding="utf-8")
         ranks: _Ranks | None = None
+        others = segments()
         try:
             with held(folder):
-                ranks = _Ranks(_start(mpiexec, num_ranks, request), folder)
+                ranks = _Ranks(_start(mpiexec, num_ranks, request), folder, others)
                 return ranks.attend(job, note)
         finally:
             if ranks is not None:
@@ -105,9 +106,8 @@ def _start(mpiexec: Path, num_ranks: int, request: Path) -> subprocess.Popen[byt
 class _Ranks:
     """The launcher's process, what rank 0 says, and what must be gone in the end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self.process, self.folder = process, folder
-        self.segments: set[str] = set()
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, others: set[str]) -> None:
+        self.process, self.folder, self.others = process, folder, others
 
     def attend(self, job: Job, note: Callable[[str], None]) -> Execution:
         """What rank 0 reports in the end."""
@@ -139,7 +139,6 @@ class _Ranks:
     def end(self) -> None:
         """End every process that is left, and wait until all are gone; their lifeline has been let go."""
         if self.process.poll() is None:
-            self._note_segments()
             self.process.terminate()
             try:
                 self.process.wait(_TERMINATE_S)
@@ -152,11 +151,10 @@ class _Ranks:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        remove_segments(self.segments)
+        self._remove_segments()
 
     def _heard(self, message: dict[str, Any], note: Callable[[str], None]) -> Execution | None:
         """Deal with a message of rank 0: the report, if it is that."""
-        self._note_segments()
         if "note" in message:
             note(message["note"])
         if "error" in message:
@@ -167,11 +165,14 @@ class _Ranks:
             self.process.wait(_KILL_S)
         return Execution.from_dict(message["report"])
 
-    def _note_segments(self) -> None:
-        """Remember what the ranks share memory by: none of them can be asked when it is gone."""
-        if not self.segments:
-            for pid in processes_naming(self.folder):
-                self.segments |= segments_of(pid)
+    def _remove_segments(self) -> None:
+        """Remove what ranks shared memory by and left: a rank that is killed early has told nobody of it.
+
+        What another job has just made is for a moment in nobody's memory, so that it takes two looks.
+        """
+        if left := segments(unused=True) - self.others:
+            time.sleep(_POLL_S)
+            remove_segments(left & segments(unused=True))
 
     def _complaints(self) -> str:
         """The last lines that any rank wrote on stderr."""

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["end_with", "held", "processes_naming", "remove_segments", "segments_of"]
+__all__ = ["end_with", "held", "processes_naming", "remove_segments", "segments", "segments_of"]
 
 _NAME = "lifeline"
 _EXIT_CODE = 1
 #: Files that MPICH shares memory by, and leaves behind where its processes are ended.
 _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
+_SHARED = Path("/dev/shm")
 
 
 @contextlib.contextmanager
@@ -73,6 +74,19 @@ def segments_of(pid: int) -> set[str]:
     with contextlib.suppress(OSError):
         return set(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
     return set()
+
+
+def segments(*, unused: bool = False) -> set[str]:
+    """The files of this user by which any MPICH shares memory; if asked, those that no process has open."""
+    found = set()
+    for path in _SHARED.glob("mpich_shm_*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                found.add(str(path))
+    if found and unused:
+        for entry in Path("/proc").glob("[0-9]*"):
+            found -= segments_of(int(entry.name))
+    return found
 
 
 def remove_segments(paths: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.fuzzing import MANY
 from tests.hardships import without_privileges
 
 RUNS = ("--collective", "allgather", "--backends", "greedy", "--time-limit", "5", "--workers", "1")
@@ -234,7 +235,7 @@ def test_damaged_results_are_made_anew(run, stored):
     """Whatever is in the files of two results: the right figures, and one warning for both."""
     for words, (rows, paths) in stored.items():
         whole = [path.read_bytes() for path in paths]
-        for damage in DAMAGE.values():
+        for damage in list(DAMAGE.values())[:: 1 if MANY or words[0] == "compare" else 5]:
             for path, content in zip(paths, whole, strict=True):
                 path.write_bytes(content)
                 damage(path)

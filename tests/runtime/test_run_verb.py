@@ -15,6 +15,7 @@ import taccl
 from taccl.cli import main
 from taccl.errors import ExecutionError
 from tests.foreign import OURS
+from tests.fuzzing import MANY
 
 
 @pytest.fixture
@@ -104,6 +105,43 @@ class TestEnded:
         assert process.returncode == 1
         assert "and no report" in complaint
         assert not marked.alive()
+
+
+#: Read by every Python that is started: one rank kills itself where a function of the runtime is called.
+KILLED_AT = """
+import os, signal, sys
+
+def look(frame, event, _):
+    code = frame.f_code
+    if event == "call" and code.co_qualname == {name!r} and "taccl/runtime/" in code.co_filename:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{rank}":
+    sys.setprofile(look)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "name"),
+    [
+        (0, "import_mpi"),  # the others are in MPI_Init
+        (1, "_agree_on_job"),
+        (0, "Execution.from_dict"),  # every rank has all that it waits for
+        *([(1, "import_mpi"), (1, "Engine.run"), (1, "_gather"), (0, "_report")] if MANY else []),
+    ],
+)
+def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, allgather_file, tmp_path, monkeypatch):
+    """Exit code 1 and one complaint; no process, memory or file is left."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(KILLED_AT.format(rank=rank, name=name))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))
+    process = marked.start("run", allgather_file, "--size", "64KB", "--repetitions", 1, "--timeout-s", 20)
+    out, complaint = process.communicate(timeout=60)
+    assert (process.returncode, out, complaint.count("taccl: error: ")) == (1, "", 1), complaint
+    assert "and no report" in complaint
+    assert not marked.alive()
+    assert not marked.left_in_memory()
+    assert not list((tmp_path / "temporary").glob("taccl-run-*"))
 
 
 class TestJoined:
