@@ -216,7 +216,10 @@ def stored(run_json, folder):
     found = {}
     for words in ((*SMALL, "--seeds", "0:2"), (*SWEEP, "--sizes", "4KB,8KB")):
         rows = run_json(*words)[1]["rows"]
-        found[words] = rows, [folder.joinpath("cache/results/v1", r["key"][:2], f"{r['key']}.json") for r in rows]
+        found[words] = (
+            rows,
+            [folder.joinpath("cache/results/v1", r["key"][:2], f"{r['key']}.json") for r in rows],
+        )
     return found
 
 
@@ -225,7 +228,9 @@ def is_made_anew(run, words, rows):
     code, out, err = run(*words, "--json")
     measured = ("finish_us", "bound_us", "gap", "status", "num_transfers", "schedule_digest")
     again = json.loads(out)["rows"]
-    assert [[row[name] for name in measured] for row in again] == [[row[name] for name in measured] for row in rows]
+    assert [[row[name] for name in measured] for row in again] == [
+        [row[name] for name in measured] for row in rows
+    ]
     assert not any(row["from_cache"] for row in again)
     assert (code, err.count("taccl: "), err.startswith("taccl: warning: ")) == (0, 1, True), err
     return True

@@ -153,7 +153,9 @@ def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
     once = ("--collective", "allgather", "--sizes", "1KB:2KB", "--time-limit", "5", "--backend", "greedy")
     assert run("plan", "ring:4", *once, "-o", plan)[0] == 0
     index = plan / "plan.json"
-    old = {tmp_path / name: f"old {name}" for name in ("s.json", "a.xml", "page.html")} | {index: index.read_text()}
+    old = {tmp_path / name: f"old {name}" for name in ("s.json", "a.xml", "page.html")} | {
+        index: index.read_text()
+    }
     for path, text in old.items():
         path.write_text(text)
     first, xml, page, _ = map(str, old)
