@@ -34,6 +34,13 @@ def check_topology(topology: Topology) -> None:
         _check_link(link, topology.num_ranks, where)
     for hold in topology.holds:
         _check_hold(hold, topology, where)
+    free = set(range(len(topology.links))).difference(hold.link for hold in topology.holds)
+    if free:
+        raise TopologyError(
+            f"link {topology.links[min(free)]} holds no resource, so that any number of sends would pass "
+            "at once; have it hold one of its own",
+            where=where,
+        )
     for switch in topology.switches:
         for kind, indices, count in (
             ("rank", switch.ranks, topology.num_ranks),

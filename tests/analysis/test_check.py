@@ -266,7 +266,7 @@ def _exact(seed: int, *, combining: bool) -> tuple[Problem, int] | None:
         return None
 
 
-@fuzzed(few=60, many=1500)
+@fuzzed(few=60, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans())
 def test_no_witness_proves_more_than_the_least_finish(seed: int, combining: bool) -> None:
     """Whatever it says, made up or changed: one tick above the optimum is never accepted."""

@@ -392,7 +392,7 @@ def assert_agreed(compact: CompactSchedule, *, told: object = "") -> str:
 def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
     """On every schedule with up to three random changes, and on what is wrong with it, read in any blocks."""
     found: Counter[str] = Counter()
-    for seed in cases("mutants of compact schedules", few=600, many=20_000):
+    for seed in cases("mutants of compact schedules", few=600, many=50_000):
         rng = random.Random(seed // 10)
         problem = random_case(rng)
         sends = random_sends(problem, rng)
@@ -454,7 +454,7 @@ def produced() -> tuple[Schedule, ...]:
 def test_verifiers_agree_on_mutants_of_schedules():
     """On all that can be compact, of what producers make and random changes leave; the judge of data on more."""
     compared = Counter()
-    for seed in cases("mutants of schedules", few=200, many=6000):
+    for seed in cases("mutants of schedules", few=200, many=10_000):
         rng = random.Random(seed)
         start = rng.choice(produced())
         rows = valid.rows_of(start)
@@ -663,7 +663,7 @@ def test_implicit_and_full_verifier_agree_on_mutants():
     """On every pattern with up to three random changes."""
     found: Counter[str] = Counter()
     made = {}
-    for seed in cases("mutants of implicit schedules", few=150, many=4000):
+    for seed in cases("mutants of implicit schedules", few=150, many=8_000):
         rng = random.Random(seed)
         key = rng.choice(FABRICS), rng.choice(IMPLICIT_COLLECTIVES), rng.choice((1, 1, 2))
         if key not in made:

@@ -366,7 +366,7 @@ def test_a_relayed_chunk_waits_for_no_merged_send() -> None:
 @pytest.mark.fuzz
 def test_schedules_are_points_of_the_model() -> None:
     """Whatever the list scheduler makes of a random problem, or of the halves of a sum, breaks no row."""
-    for seed in seeds("schedules as points of routing models", few=60, many=3000):
+    for seed in seeds("schedules as points of routing models", few=60, many=1500):
         summed = random_problem(seed, combining=True)
         for problem in (random_problem(seed), reduction_half(summed), spreading_half(summed)):
             orbits = fold(problem)

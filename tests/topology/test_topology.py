@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import pytest
 
+from taccl import topologies
 from taccl.errors import FormatError, TopologyError
 from taccl.topology.topology import Hold, Link, Resource, Switch, Topology, TopologyBuilder
 
@@ -121,6 +122,13 @@ def test_a_topology_with_no_ranks_is_refused() -> None:
     """There must be a rank."""
     with pytest.raises(TopologyError, match="no ranks"):
         TopologyBuilder("t", []).build()
+
+
+def test_every_link_holds_a_resource() -> None:
+    """One that holds none could carry any number of sends at once."""
+    ring = topologies.ring(3)
+    with pytest.raises(TopologyError, match=r"link 0->1 holds no resource, .*; have it hold one of its own"):
+        replace(ring, holds=tuple(hold for hold in ring.holds if hold.link))
 
 
 def test_node_numbers_have_no_gap() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -136,10 +137,10 @@ def test_lost_names_are_said():
     assert text.startswith("# From machine ndv2, profile ")
 
 
-def test_links_without_a_resource_are_refused():
-    """A link that anything may use at once cannot be written: reading would make it a resource."""
+def test_links_without_a_resource_of_their_own_are_refused():
+    """A link that holds only what another holds, too, cannot be written: reading would make it a resource."""
     whole = taccl.topologies.ring(3)
-    holds = tuple(hold for hold in whole.holds if hold.link)
+    holds = tuple(hold if hold.link else replace(hold, resource=1) for hold in whole.holds)
     bare = Topology("bare", whole.node_of_rank, whole.links, whole.resources, holds)
     with pytest.raises(ExportError, match=r"link 0->1 holds none"):
         dump_topology(bare)
