@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
-from fuzzing import cases
 
 import taccl
 from taccl.arguments import checked, kinds_of, quoted, whole_number
@@ -21,6 +20,7 @@ from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
 from taccl.problem import Clauses
 from taccl.topologies import TopologyBuilder, ring
+from tests.fuzzing import cases
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
