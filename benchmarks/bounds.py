@@ -1,13 +1,14 @@
 """Lower bounds: their figures beside those derived by hand, what they cost, and the gaps that they leave.
 
-    python -m benchmarks.bounds                               # figures, speed, growth, gaps
+    python -m benchmarks.bounds                               # figures, speed, growth, gaps, small
     python -m benchmarks.bounds --part figures --part gaps
     python -m benchmarks.bounds --output benchmarks/results/bounds.json --plot docs/images/bounds-growth.svg
 
 Every bound is checked from its witness. Seconds are those of the CPU, over all threads, for the bound alone:
 building the topology and the problem, and the check, are counted apart. ``figures`` are of divisible data on
 the profile ``nominal``: no alpha is paid. ``gaps`` sets the finishes that ``benchmarks.quality`` has recorded
-beside bounds worked out anew. ``--plot`` needs matplotlib.
+beside bounds worked out anew; ``small`` those of small alltoalls, where latency counts.
+``--plot`` needs matplotlib.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import taccl
 from benchmarks.cases import CASES, Case, data_folder
 from benchmarks.machine import machine
 from benchmarks.scale import rail_rings, random_regular
-from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
-PARTS = ("figures", "speed", "growth", "gaps")
+PARTS = ("figures", "speed", "growth", "gaps", "small")
 QUALITY = Path(__file__).resolve().parent / "results" / "quality-upstream.json"
 MB = 10**6
 #: The most that the gaps over all cases may be: their median, and the largest.
@@ -103,6 +103,25 @@ SPEEDS = (
     Speed("NDv2 x8", lambda: taccl.topologies.ndv2(8), "alltoall", 30),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """An alltoall of a size as nccl-tests counts it, a finish that is reached, and the largest gap."""
+
+    name: str
+    topology: Callable[[], Topology]
+    size_bytes: int
+    finish_us: str
+    gap: float
+
+
+SMALL = (
+    Small("dgx2x2.toml", lambda: _te_ccl("dgx2x2"), 64_000, "7.72", 0.001),
+    Small("dgx2x2.toml", lambda: _te_ccl("dgx2x2"), 10**6, "82.6", 0.001),
+    Small("DGX-2 x2", lambda: taccl.topologies.dgx2(2), 64_000, "9.32", 0.001),
+    Small("DGX-2 x4", lambda: taccl.topologies.dgx2(4), 64_000, "13.1", 0.04),
+)
+
 #: Families that grow: (name, collective, topology of so many ranks, numbers of ranks).
 GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] = (
     ("DGX-H100", "allgather", lambda n: taccl.topologies.dgx_h100(n // 8), (16, 32, 64, 128, 256, 512, 1024)),
@@ -124,7 +143,7 @@ def main() -> int:
         parser.error("--plot needs the part growth")
     taccl.lower_bound(_problem(taccl.topologies.ring(3), "alltoall"))  # loads what it needs
     results: dict[str, list[dict[str, Any]]] = {}
-    runs = {"figures": figures, "speed": speeds, "growth": growth, "gaps": gaps}
+    runs = {"figures": figures, "speed": speeds, "growth": growth, "gaps": gaps, "small": small}
     for part in PARTS:
         if part in parts:
             results[part] = runs[part]()
@@ -172,7 +191,7 @@ def figures() -> list[dict[str, Any]]:
 def _flow_gb_per_s(problem: Problem) -> float:
     """What the linear program of flows alone proves."""
     volume = Volume(problem, divisible=True)
-    found = multicommodity(volume, Distances(problem), find_symmetries(problem))
+    found = multicommodity(volume, find_symmetries(problem))
     assert found is not None and found[2]
     assert problem.size_bytes is not None
     return float(problem.size_bytes / (found[0] / problem.costs.ticks_per_us) / 1000)
@@ -272,6 +291,35 @@ def gaps() -> list[dict[str, Any]]:
     )
     rows.append({"case": "all", "median_gap": median, "largest_gap": largest, "met": met})
     return rows
+
+
+def small() -> list[dict[str, Any]]:
+    """Gaps of alltoalls that take little more than a send, beside the most that they may be."""
+    rows = []
+    print(f"{'alltoall':<14} {'bytes':>9} {'finish':>9} {'bound':>9} {'gap':>7} {'<=':>6} {'CPU s':>6}")
+    for case in SMALL:
+        topology = case.topology()
+        made = taccl.collectives.alltoall(topology.num_ranks)
+        problem = taccl.make_problem(topology, made, size_bytes=case.size_bytes)
+        began = time.process_time()
+        bound = taccl.lower_bound(problem)
+        cpu_s = time.process_time() - began
+        finish = Fraction(case.finish_us)
+        gap = bound.gap(finish)
+        met = bound.check() and 0 <= gap <= case.gap
+        row = {"case": case.name, "size_bytes": case.size_bytes, "finish_us": float(finish)}
+        row |= {"bound_us": bound.bound_us, "gap": gap, "gap_at_most": case.gap, "cpu_s": round(cpu_s, 3)}
+        rows.append(row | {"kind": bound.kind, "bound_limits": bound.limits, "met": met})
+        print(
+            f"{case.name:<14} {case.size_bytes:>9} {float(finish):>9.2f} {bound.bound_us:>9.2f} {gap:>7.2%} "
+            f"{case.gap:>6.1%} {cpu_s:>6.2f}  {_verdict(met)}",
+            flush=True,
+        )
+    return rows
+
+
+def _te_ccl(name: str) -> Topology:
+    return taccl.topologies.load(data_folder().parent / "te-ccl" / f"{name}.toml")
 
 
 def _upstream_problem(case: Case) -> Problem:

@@ -9,8 +9,20 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["CASES", "Case", "data_folder"]
+import taccl
+import taccl.problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.problem import Problem
+    from taccl.topology.topology import Topology
+
+__all__ = ["CASES", "PLAIN_CASES", "Case", "PlainCase", "data_folder"]
+
+MB = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,78 @@ CASES = (
     Case("alltoall DGX-2 x2 sk1 1MB", "alltoall", "sk1-dgx2-n2", "topo-dgx2-1MB", 6900, 60, float("nan")),
     Case("allreduce NDv2 x2 sk1 1MB", "allreduce", "sk1-ndv2-n2", "topo-ndv2-1MB", 1880, 30, 1943.8),
     Case("allreduce DGX-2 x2 sk1 1MB", "allreduce", "sk1-dgx2-n2", "topo-dgx2-1MB", 1024, 60, 1132.8),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCase:
+    """A machine, a collective and a size, without a sketch, for the portfolio.
+
+    Parameters
+    ----------
+    machine : function of nothing to a topology, or str
+        A string is a file of the folder ``te-ccl`` beside the published tool's.
+    size_bytes : int
+        As nccl-tests counts it.
+    finish_us, gap : float, optional
+        The finish, and how far it is from the bound relatively, at most.
+    seconds : float
+        The time limit.
+    """
+
+    name: str
+    machine: Callable[[], Topology] | str
+    collective: str
+    size_bytes: int
+    chunks_per_rank: int = 1
+    finish_us: float = float("inf")
+    gap: float = float("inf")
+    seconds: float = 30.0
+
+    def problem(self) -> Problem:
+        """What is to be synthesized."""
+        if isinstance(self.machine, str):
+            file = data_folder().parent / "te-ccl" / f"{self.machine}.toml"
+            topology = taccl.topologies.load(file)
+        else:
+            topology = self.machine()
+        made = taccl.collectives.make(
+            self.collective, topology.num_ranks, chunks_per_rank=self.chunks_per_rank
+        )
+        return taccl.problem.make_problem(topology, made, size_bytes=self.size_bytes)
+
+
+#: The finish to meet by chunks per rank; with links to several ranks on offer, what is met without them.
+_NDV2_US = {1: 68.375, 2: 66.1875, 4: 65.1}
+_DGX2_US = {1: 11.0, 2: 9.8, 4: 9.25}
+_MULTICAST_US = {MB: 68.375, 64 * MB: 4124, 1000 * MB: 64379}
+
+PLAIN_CASES = (
+    *(
+        PlainCase(f"allgather ndv2x4 1MB, {k} a rank", "ndv2x4", "allgather", MB, k, finish)
+        for k, finish in _NDV2_US.items()
+    ),
+    *(
+        PlainCase(
+            f"allgather ndv2x4-multicast {size // MB}MB", "ndv2x4-multicast", "allgather", size, 1, finish
+        )
+        for size, finish in _MULTICAST_US.items()
+    ),
+    *(
+        PlainCase(f"allgather dgx2x2 1MB, {k} a rank", "dgx2x2", "allgather", MB, k, finish, seconds=20)
+        for k, finish in _DGX2_US.items()
+    ),
+    PlainCase("allreduce NDv2 x4 64KB", lambda: taccl.topologies.ndv2(4), "allreduce", 64 * 1024, gap=0.25),
+    PlainCase("allgather DGX-2 x4 64KB", lambda: taccl.topologies.dgx2(4), "allgather", 64 * 1024, gap=0.15),
+    PlainCase("allreduce DGX-2 x4 16MB", lambda: taccl.topologies.dgx2(4), "allreduce", 16 << 20, gap=0.08),
+    PlainCase(
+        "broadcast DGX-H100 x4, 16 chunks",
+        lambda: taccl.topologies.dgx_h100(4),
+        "broadcast",
+        16 * MB,
+        16,
+        gap=0.15,
+    ),
 )
 
 

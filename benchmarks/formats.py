@@ -25,9 +25,9 @@ import taccl
 from benchmarks.cases import CASES, Case, data_folder
 from benchmarks.machine import machine
 from taccl.errors import TacclError
-from taccl.formats.msccl_xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
-from taccl.formats.mscclpp_plan import build_mscclpp_plan
-from taccl.formats.mscclpp_run import run_plan
+from taccl.formats.msccl.xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
+from taccl.formats.mscclpp.executor import run_plan
+from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.sketch.upstream import load_problem
@@ -214,7 +214,7 @@ def seeded_faults() -> Figure:
     """How many faults put into valid files are caught; the faults are those of the tests."""
     tests = Path(__file__).parent.parent / "tests"
     command = [sys.executable, "-m", "pytest", "-q", "-k", "test_faults_are_caught",
-               str(tests / "formats" / "test_msccl_faults.py")]  # fmt: skip
+               str(tests / "formats" / "msccl" / "test_msccl_faults.py")]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tests.parent)
     found = re.search(r"(\d+) passed", done.stdout)
     caught = int(found[1]) if found else 0

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.backends import backends as backends
     from taccl.synthesis.explaining.explain import Explanation as Explanation
     from taccl.synthesis.explaining.explain import explain as explain
-    from taccl.synthesis.pipeline import synthesize as synthesize
+    from taccl.synthesis.parameters import SearchParameters as SearchParameters
     from taccl.synthesis.replan import Replan as Replan
     from taccl.synthesis.replan import replan as replan
     from taccl.synthesis.result import Result as Result
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.suggesting.suggest import suggest_sketches as suggest_sketches
     from taccl.synthesis.symmetric.implicit import ImplicitResult as ImplicitResult
     from taccl.synthesis.symmetric.implicit import synthesize_implicit as synthesize_implicit
+    from taccl.synthesis.synthesize import synthesize as synthesize
     from taccl.topology.topology import Topology as Topology
 
     __version__: str
@@ -139,7 +140,8 @@ _NAMES_OF_MODULE = {
     "taccl.synthesis.suggesting.proposals": ("SketchProposal",),
     "taccl.synthesis.suggesting.suggest": ("suggest_sketches",),
     "taccl.synthesis.symmetric.implicit": ("ImplicitResult", "synthesize_implicit"),
-    "taccl.synthesis.pipeline": ("synthesize",),
+    "taccl.synthesis.parameters": ("SearchParameters",),
+    "taccl.synthesis.synthesize": ("synthesize",),
     "taccl.synthesis.replan": ("Replan", "replan"),
     "taccl.synthesis.result": ("Result",),
     "taccl.topology.topology": ("Topology",),

@@ -1,19 +1,37 @@
-"""Clauses: what a sketch allows and asks for, in terms of links and ranks."""
+"""Clauses: what a sketch allows and asks for, in terms of links and ranks.
+
+A clause is declared once, beside its field of `Clauses`: what it speaks of, how its values look, where a
+sketch says it, how it reads, and which chunks it admits on which links. What writes, renames, loosens, masks
+and reports clauses goes over `CLAUSES`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from taccl.arguments import checked
+from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from taccl.arguments import Count
+    from taccl.collective import Chunk, Collective
+    from taccl.topology.topology import Topology
 
-__all__ = ["Clauses", "SwitchPolicy"]
+__all__ = ["BINDING", "CLAUSES", "Clause", "Clauses", "Passage", "SwitchPolicy"]
+
+#: What a clause speaks of: links as such, chunks on links, chunks of process groups on links, the links that
+#: a chunk passes one after another, the order of sends over a link, merged sends; or the search alone.
+Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]
+#: Clauses of these bind a schedule; the search is only guided.
+BINDING: tuple[Scope, ...] = ("link", "chunk", "group", "path", "order", "merge")
+#: Values that clauses have: sets of links or ranks, ranks per link, policies of switches, rank permutations,
+#: fractions, and plain ones.
+Shape: TypeAlias = Literal["links", "ranks", "ranks-of-link", "policies", "permutations", "fraction", "plain"]
 
 
 @checked
@@ -27,6 +45,165 @@ class SwitchPolicy:
     name: str
     policy: Literal["min-connections", "max-connections", "free"]
     links: tuple[int, ...]
+
+
+class Passage(NamedTuple):
+    """A chunk on a link, while it spreads or (`reducing`) on its way to its root."""
+
+    topology: Topology
+    collective: Collective
+    link: int
+    chunk: int
+    starts: tuple[int, ...]
+    reducing: bool
+
+    @property
+    def data(self) -> Chunk:
+        """The chunk's origins, destinations and root."""
+        return self.collective.chunks[self.chunk]
+
+    @property
+    def is_rooted(self) -> bool:
+        """Whether the chunk is reduced to a root first."""
+        return self.collective.combining and self.data.root is not None
+
+
+class Clause(NamedTuple):
+    """The declaration of one clause.
+
+    Parameters
+    ----------
+    field : str
+        Its name in `Clauses`.
+    scope : str
+        What it speaks of; all but ``"search"`` bind a schedule.
+    shape : str
+        What its values are.
+    said : tuple of str
+        The fields of a sketch that say it. A single one with `is_copied` is its value.
+    reads : callable
+        A value as (label, text) for a person; None where the report words it by itself.
+    meaning, remedy : str
+        What it says (of its ``{value}``), and how to give it up, for explanations.
+    violation : str
+        The kind of violation of a schedule that breaks it.
+    admits : callable
+        Of clauses on chunks: whether a value admits a passage.
+    in_reverse : str
+        The field that it becomes where time is turned round; empty for its own.
+    is_new : bool
+        Whether files are written without it where it asks for nothing, as they were before it was there.
+    """
+
+    field: str
+    scope: Scope
+    shape: Shape
+    said: tuple[str, ...]
+    reads: Callable[[Any], tuple[str, str]] | None = None
+    meaning: str = ""
+    remedy: str = ""
+    violation: str = ""
+    admits: Callable[[Any, Passage], bool] | None = None
+    in_reverse: str = ""
+    is_copied: bool = False
+    is_new: bool = False
+
+    @property
+    def binds(self) -> bool:
+        """Whether a schedule must obey it."""
+        return self.scope != "search"
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether its values name no links and no ranks."""
+        return self.shape in ("plain", "fraction")
+
+    def plain(self, value: Any) -> Any:
+        """A value as JSON has it."""
+        return None if value is None else _PLAIN[self.shape](value)
+
+    def read(self, plain: Any) -> Any:
+        """The value that `plain` wrote."""
+        return None if plain is None else _READ[self.shape](plain)
+
+    def image(self, value: Any, ranks: Sequence[int], links: Mapping[int, int] | Sequence[int]) -> Any:
+        """What a value becomes where ranks and links get other names."""
+        if value is None or self.shape not in ("links", "ranks", "ranks-of-link"):
+            return value
+        if self.shape == "ranks-of-link":
+            return {links[e]: frozenset(ranks[r] for r in of) for e, of in value.items()}
+        return frozenset((links if self.shape == "links" else ranks)[each] for each in value)
+
+    def at_link(self, value: Any, link: int, ranks: Sequence[int]) -> Hashable:
+        """What a value says of one link, where ranks get other names."""
+        if self.shape == "links":
+            return value is None or link in value
+        if self.shape == "ranks-of-link":
+            return tuple(sorted({ranks[r] for r in value[link]})) if link in value else None
+        if self.shape == "policies":
+            return tuple(sorted(each.policy for each in value if link in each.links))
+        return None
+
+
+_PLAIN: dict[Shape, Callable[[Any], Any]] = {
+    "links": sorted,
+    "ranks": sorted,
+    "ranks-of-link": lambda value: {str(e): sorted(ranks) for e, ranks in sorted(value.items())},
+    "policies": lambda value: [[each.name, each.policy, list(each.links)] for each in value],
+    "permutations": lambda value: [list(each) for each in value],
+    "fraction": str,
+    "plain": lambda value: value,
+}
+_READ: dict[Shape, Callable[[Any], Any]] = {
+    "links": frozenset,
+    "ranks": frozenset,
+    "ranks-of-link": lambda plain: {int(e): frozenset(ranks) for e, ranks in plain.items()},
+    "policies": lambda plain: tuple(SwitchPolicy(n, policy, tuple(links)) for n, policy, links in plain),
+    "permutations": lambda plain: tuple(map(tuple, plain)),
+    "fraction": Fraction,
+    "plain": lambda plain: plain,
+}
+
+
+def _is_allowed(links: Collection[int], passage: Passage) -> bool:
+    return passage.link in links
+
+
+def _is_carried_from(carried: Mapping[int, frozenset[int]], passage: Passage) -> bool:
+    if passage.reducing or passage.link not in carried:
+        return True
+    return not carried[passage.link].isdisjoint((passage.data.root,) if passage.is_rooted else passage.starts)
+
+
+def _is_carried_to(carried: Mapping[int, frozenset[int]], passage: Passage) -> bool:
+    return not passage.reducing or passage.link not in carried or passage.data.root in carried[passage.link]
+
+
+def _crosses_straight(asked: bool, passage: Passage) -> bool:
+    if not asked or not passage.topology.is_internode(passage.link):
+        return True
+    if passage.collective.derivations and not passage.is_rooted:
+        return True
+    node, ends, data = passage.topology.node_of_rank, passage.topology.links[passage.link], passage.data
+    starts, needs = passage.starts, data.destinations
+    if passage.is_rooted:
+        root = (data.root,) if data.root is not None else ()
+        starts, needs = (starts, root) if passage.reducing else (root, needs)
+    return {node[r] for r in ends.srcs} <= {node[r] for r in starts} and (
+        {node[r] for r in ends.dsts} <= {node[r] for r in needs}
+    )
+
+
+def _is_among_holders(relays: Collection[int], passage: Passage) -> bool:
+    ends, collective = passage.topology.links[passage.link], passage.collective
+    members = collective.process_groups[collective.group_of_chunk[passage.chunk]].ranks
+    return all(rank in relays or rank in members for rank in (*ends.srcs, *ends.dsts))
+
+
+def _clause(default: Any, scope: Scope, shape: Shape, said: Sequence[str], /, **declared: Any) -> Any:
+    """A field of `Clauses` with its declaration."""
+    made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    return field(**made, metadata={"clause": Clause("", scope, shape, tuple(said), **declared)})
 
 
 @checked
@@ -45,9 +222,6 @@ class Clauses:
     direct_crossing : bool
         A chunk crosses between nodes only straight from a node where it starts to a node that needs it
         (while it is reduced: straight to its root's node).
-    relays : frozenset of int, optional
-        Ranks that may pass on chunks of process groups that they are not in; None for all. Members of a
-        chunk's own group always may.
     own_first : frozenset of int
         On these links, chunks that start at the sender go before those it relays, at least one latency
         apart. (While chunks are reduced, time runs backwards: chunks whose root is the receiver go last.)
@@ -66,66 +240,156 @@ class Clauses:
         How much longer than its shortest path a chunk's path may be, relatively.
     where : mapping of clause to text
         ``"file: field"`` of every clause that came from a file.
+    relays : frozenset of int, optional
+        Ranks that may pass on chunks of process groups that they are not in; None for all. Members of a
+        chunk's own group always may.
+    max_hops : int, optional
+        How many links a chunk may pass at most from where it starts; while it is reduced, how many each
+        contribution may pass on its way to the root. None for any number.
     """
 
     name: str = ""
-    links_allowed: frozenset[int] | None = None
-    carries_from: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    carries_to: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    direct_crossing: bool = False
-    own_first: frozenset[int] = frozenset()
-    max_merge: Count = 1
-    merging: frozenset[int] = frozenset()
-    symmetry: tuple[tuple[int, ...], ...] = ()
-    switch_policies: tuple[SwitchPolicy, ...] = ()
-    link_use: Literal["free", "min-max", "max-min"] = "free"
-    objective_weight: Fraction = Fraction(1, 100)
-    routing_slack: Fraction = Fraction(1, 10)
+    links_allowed: frozenset[int] | None = _clause(
+        None, "link", "links", ("internode.connections", "intranode.links", "switch"),
+        violation="link-not-allowed",
+        admits=_is_allowed,
+    )  # fmt: skip
+    carries_from: Mapping[int, frozenset[int]] = _clause(
+        {}, "chunk", "ranks-of-link", ("internode.relays",),
+        reads=lambda value: ("limited links", f"{format_count(len(value), 'link')}, by where chunks start"),
+        meaning="links carry only what starts at some ranks",
+        violation="carries-from",
+        admits=_is_carried_from,
+    )  # fmt: skip
+    carries_to: Mapping[int, frozenset[int]] = _clause(
+        {}, "chunk", "ranks-of-link", ("internode.relays",),
+        reads=lambda value: ("limited for sums", f"{format_count(len(value), 'link')}, by the sums' roots"),
+        meaning="links carry only what starts at some ranks",
+        violation="carries-to",
+        admits=_is_carried_to,
+        in_reverse="carries_from",
+    )  # fmt: skip
+    direct_crossing: bool = _clause(
+        False, "chunk", "plain", ("internode.crossing",),
+        reads=lambda value: ("crossing", "straight from origin to destination nodes"),
+        meaning="a chunk crosses only straight from a node where it starts to one that needs it",
+        remedy='set it to "any"',
+        violation="direct-crossing",
+        admits=_crosses_straight,
+    )  # fmt: skip
+    own_first: frozenset[int] = _clause(
+        frozenset(), "order", "links", ("internode.own_before_relayed",),
+        reads=lambda value: ("own first", format_count(len(value), "link")),
+        meaning="a sender's own chunks go before those it relays",
+        remedy="set it to false",
+        violation="own-first",
+    )  # fmt: skip
+    max_merge: Count = _clause(1, "merge", "plain", ("merging.max",), violation="merge")
+    merging: frozenset[int] = _clause(frozenset(), "merge", "links", ("merging.links",), violation="merge")
+    symmetry: tuple[tuple[int, ...], ...] = _clause(
+        (), "search", "permutations", ("symmetry",),
+        reads=lambda value: ("symmetry", format_count(len(value), "generator")),
+    )  # fmt: skip
+    switch_policies: tuple[SwitchPolicy, ...] = _clause(
+        (), "search", "policies", ("switch",),
+        reads=lambda value: ("switch policies", ", ".join(f"{each.name}: {each.policy}" for each in value)),
+    )  # fmt: skip
+    link_use: Literal["free", "min-max", "max-min"] = _clause(
+        "free", "search", "plain", ("objective.link_use",), is_copied=True
+    )
+    objective_weight: Fraction = _clause(
+        Fraction(1, 100), "search", "fraction", ("objective.weight",), is_copied=True
+    )
+    routing_slack: Fraction = _clause(
+        Fraction(1, 10), "search", "fraction", ("routing.slack",), is_copied=True
+    )
     where: Mapping[str, str] = field(default_factory=dict)
-    relays: frozenset[int] | None = None
+    relays: frozenset[int] | None = _clause(
+        None, "group", "ranks", ("relays",),
+        reads=lambda value: ("relays", f"ranks {', '.join(map(str, sorted(value)))} for other groups"),
+        meaning="only some ranks pass on chunks of process groups that they are not in",
+        remedy="remove it, so that any rank may relay",
+        violation="link-not-allowed",
+        admits=_is_among_holders,
+        is_new=True,
+    )  # fmt: skip
+    max_hops: Count | None = _clause(
+        None, "path", "plain", ("routing.max_hops",),
+        reads=lambda value: ("paths", f"of at most {format_count(value, 'link')}"),
+        meaning="from where a chunk starts, or to its root, it passes no more links than {value}",
+        violation="too-many-hops",
+        is_copied=True,
+        is_new=True,
+    )  # fmt: skip
+
+    @property
+    def path_limit(self) -> int | None:
+        """How many links a chunk, or a contribution to its sum, may pass at most; None for any number."""
+        return min((getattr(self, each.field) for each in self.said("path")), default=None)
+
+    def said(self, *scopes: Scope) -> tuple[Clause, ...]:
+        """The clauses of some scopes (default: of all) that ask for anything."""
+        return tuple(
+            each
+            for each in CLAUSES.values()
+            if (not scopes or each.scope in scopes) and getattr(self, each.field) != _NOTHING[each.field]
+        )
+
+    def without(self, *fields: str) -> Clauses:
+        """The clauses but for some, which ask for nothing then."""
+        return replace(self, **{each: _NOTHING[each] for each in fields})
+
+    def only(self, *scopes: Scope) -> Clauses:
+        """The clauses of some scopes alone, without a name."""
+        return Clauses(**{each.field: getattr(self, each.field) for each in self.said(*scopes)})
+
+    def same(self, other: Clauses, *scopes: Scope) -> bool:
+        """Whether others say the same of some scopes."""
+        return self.values(*scopes) == other.values(*scopes)
+
+    def values(self, *scopes: Scope) -> dict[str, Any]:
+        """Every clause of some scopes by field."""
+        return {each.field: getattr(self, each.field) for each in CLAUSES.values() if each.scope in scopes}
+
+    def reversed(self) -> Clauses:
+        """The clauses where time is turned round: what is said of reductions is said of what spreads."""
+        turned = {each.in_reverse: getattr(self, each.field) for each in CLAUSES.values() if each.in_reverse}
+        return replace(self.without(*(each.field for each in CLAUSES.values() if each.in_reverse)), **turned)
+
+    def indices(self) -> Iterable[tuple[str, Literal["link", "rank"], Collection[int]]]:
+        """(field, what is named, their indices) of clauses that name links or ranks."""
+        for each in self.said():
+            value = getattr(self, each.field)
+            if each.shape in ("links", "ranks", "ranks-of-link"):
+                yield each.field, "rank" if each.shape == "ranks" else "link", value
 
     def to_dict(self) -> dict[str, Any]:
-        """The clauses as plain values; `relays` only where they are limited."""
-        relays = {} if self.relays is None else {"relays": sorted(self.relays)}
-        return {
-            "name": self.name,
-            "links_allowed": None if self.links_allowed is None else sorted(self.links_allowed),
-            "carries_from": {str(e): sorted(r) for e, r in sorted(self.carries_from.items())},
-            "carries_to": {str(e): sorted(r) for e, r in sorted(self.carries_to.items())},
-            "direct_crossing": self.direct_crossing,
-            "own_first": sorted(self.own_first),
-            "max_merge": self.max_merge,
-            "merging": sorted(self.merging),
-            "symmetry": [list(p) for p in self.symmetry],
-            "switch_policies": [[s.name, s.policy, list(s.links)] for s in self.switch_policies],
-            "link_use": self.link_use,
-            "objective_weight": str(self.objective_weight),
-            "routing_slack": str(self.routing_slack),
-            "where": dict(sorted(self.where.items())),
-            **relays,
+        """The clauses as plain values; those that came later only where they ask for something."""
+        told = {each.field for each in self.said()}
+        content = {
+            each.field: each.plain(getattr(self, each.field))
+            for each in CLAUSES.values()
+            if not each.is_new or each.field in told
         }
+        return {"name": self.name, **content, "where": dict(sorted(self.where.items()))}
 
     @classmethod
     @checked
     def from_dict(cls, data: dict[str, Any]) -> Clauses:
         """The clauses that `to_dict` wrote."""
-        allowed = data["links_allowed"]
-        return cls(
-            name=data["name"],
-            links_allowed=None if allowed is None else frozenset(allowed),
-            carries_from={int(e): frozenset(r) for e, r in data["carries_from"].items()},
-            carries_to={int(e): frozenset(r) for e, r in data["carries_to"].items()},
-            direct_crossing=data["direct_crossing"],
-            own_first=frozenset(data["own_first"]),
-            max_merge=data["max_merge"],
-            merging=frozenset(data["merging"]),
-            symmetry=tuple(tuple(p) for p in data["symmetry"]),
-            switch_policies=tuple(
-                SwitchPolicy(n, p, tuple(links)) for n, p, links in data["switch_policies"]
-            ),
-            link_use=data["link_use"],
-            objective_weight=Fraction(data["objective_weight"]),
-            routing_slack=Fraction(data["routing_slack"]),
-            where=data["where"],
-            relays=frozenset(data["relays"]) if data.get("relays") is not None else None,
-        )
+        said = {
+            each.field: each.read(data[each.field])
+            for each in CLAUSES.values()
+            if not each.is_new or each.field in data
+        }
+        return cls(name=data["name"], where=data["where"], **said)
+
+
+#: Every clause by its field, in order.
+CLAUSES: dict[str, Clause] = {
+    each.name: each.metadata["clause"]._replace(field=each.name)
+    for each in dataclasses.fields(Clauses)
+    if "clause" in each.metadata
+}
+#: What asks for nothing.
+_NOTHING: dict[str, Any] = {name: getattr(Clauses(), name) for name in CLAUSES}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Chunk", "Collective", "Derivation", "ProcessGroup", "RankSets"]
+__all__ = ["Chunk", "Collective", "Derivation", "ProcessGroup", "RankSets", "busbw_factor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,13 @@ class Collective:
 
     @property
     def num_chunks(self) -> int:
+        """How many chunks there are."""
         return len(self.chunks)
+
+    @property
+    def sums_up(self) -> bool:
+        """Whether contributions are added up on their way, rather than whole chunks copied."""
+        return self.combining and not self.derivations
 
     @cached_property
     def is_met(self) -> bool:
@@ -265,7 +271,7 @@ class Collective:
     def busbw_factor(self) -> float:
         """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
         kinds = {(group.name, len(group.ranks)) for group in self.groups} or {(self.name, self.num_ranks)}
-        factors = {_busbw_factor(name, num_ranks) for name, num_ranks in kinds}
+        factors = {busbw_factor(name, num_ranks) for name, num_ranks in kinds}
         return factors.pop() if len(factors) == 1 else 1.0
 
     @checked_as(CollectiveError)
@@ -372,7 +378,8 @@ def _chunk(origins: tuple[int, ...], destinations: tuple[int, ...], root: int | 
     return Chunk(origins, destinations, root)
 
 
-def _busbw_factor(name: str, num_ranks: int) -> float:
+def busbw_factor(name: str, num_ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth of a collective by name, as nccl-tests defines it."""
     if name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
         return (num_ranks - 1) / num_ranks
     return 2 * (num_ranks - 1) / num_ranks if name == "allreduce" else 1.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "COLLECTIVES", "allgather", "allreduce", "alltoall", "broadcast", "custom", "gather", "make",
+    "COLLECTIVES", "ROOTED", "allgather", "allreduce", "alltoall", "broadcast", "custom", "gather", "make",
     "multi_root_broadcast", "multi_root_gather", "multi_root_scatter", "reduce", "reduce_scatter", "scan",
     "scatter", "together",
 ]  # fmt: skip
@@ -28,33 +28,58 @@ _MOST_CHUNKS = 5_000_000
 
 @checked_as(CollectiveError)
 def broadcast(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
-    """Every rank ends with the root's chunks."""
-    everyone = _all_ranks("broadcast", num_ranks, chunks_per_rank)
+    """Every rank ends with the root's chunks.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Ranks that take part.
+    root : int
+        The rank that has the data.
+    chunks_per_rank : int
+        Pieces of the root's data.
+
+    Raises
+    ------
+    CollectiveError
+        If a root is no rank, or there are too many chunks.
+    """
     _known_root("broadcast", root, num_ranks)
-    return Collective(
-        "broadcast",
-        num_ranks,
-        tuple(Chunk((root,), everyone) for _ in range(chunks_per_rank)),
-        chunks_per_rank=chunks_per_rank,
-    )
+    return _from_roots("broadcast", num_ranks, (root,), chunks_per_rank)
 
 
 @checked_as(CollectiveError)
 def scatter(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
-    """Rank r ends with the r-th part of the root's data."""
-    everyone = _all_ranks("scatter", num_ranks, chunks_per_rank)
+    """Rank r ends with the r-th part of the root's data.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Ranks that take part.
+    root : int
+        The rank that has the data.
+    chunks_per_rank : int
+        Pieces of each rank's part.
+    """
     _known_root("scatter", root, num_ranks)
-    chunks = tuple(Chunk((root,), (rank,)) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("scatter", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
+    return _from_roots("scatter", num_ranks, (root,), chunks_per_rank)
 
 
 @checked_as(CollectiveError)
 def gather(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
-    """The root ends with every rank's chunks."""
-    everyone = _all_ranks("gather", num_ranks, chunks_per_rank)
+    """The root ends with every rank's chunks.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Ranks that take part.
+    root : int
+        The rank that ends with everything.
+    chunks_per_rank : int
+        Pieces of each rank's data.
+    """
     _known_root("gather", root, num_ranks)
-    chunks = tuple(Chunk((rank,), (root,)) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("gather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
+    return _from_roots("gather", num_ranks, (root,), chunks_per_rank)
 
 
 @checked_as(CollectiveError)
@@ -79,7 +104,17 @@ def alltoall(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
 
 @checked_as(CollectiveError)
 def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
-    """The root ends with the sum of every rank's data."""
+    """The root ends with the sum of every rank's data.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Ranks that take part.
+    root : int
+        The rank that ends with the sum.
+    chunks_per_rank : int
+        Pieces of the sum.
+    """
     everyone = _all_ranks("reduce", num_ranks, chunks_per_rank)
     _known_root("reduce", root, num_ranks)
     chunks = tuple(Chunk(everyone, (root,), root) for _ in range(chunks_per_rank))
@@ -127,33 +162,53 @@ def scan(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
 
 @checked_as(CollectiveError)
 def multi_root_broadcast(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
-    """Every rank ends with the chunks of all roots; chunk c starts at ``roots[c % len(roots)]``."""
-    everyone = _all_ranks("multi-root-broadcast", num_ranks, chunks_per_rank)
+    """Every rank ends with the chunks of all roots; chunk c starts at ``roots[c % len(roots)]``.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Ranks that take part.
+    roots : sequence of int
+        At least one rank, each once.
+    chunks_per_rank : int
+        Pieces of each root's data.
+    """
     _known_roots("multi-root-broadcast", roots, num_ranks)
-    chunks = tuple(Chunk((roots[c % len(roots)],), everyone) for c in range(len(roots) * chunks_per_rank))
-    return Collective("multi-root-broadcast", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
+    return _from_roots("multi-root-broadcast", num_ranks, roots, chunks_per_rank)
 
 
 @checked_as(CollectiveError)
 def multi_root_scatter(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
-    """Every root scatters its data; chunk c starts at ``roots[c % len(roots)]``."""
-    everyone = _all_ranks("multi-root-scatter", num_ranks, chunks_per_rank)
+    """Every root scatters its data; chunk c starts at ``roots[c % len(roots)]``.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Ranks that take part.
+    roots : sequence of int
+        At least one rank, each once.
+    chunks_per_rank : int
+        Pieces of each rank's part of a root's data.
+    """
     _known_roots("multi-root-scatter", roots, num_ranks)
-    chunks = tuple(
-        Chunk((root,), (rank,)) for rank in everyone for _ in range(chunks_per_rank) for root in roots
-    )
-    return Collective("multi-root-scatter", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
+    return _from_roots("multi-root-scatter", num_ranks, roots, chunks_per_rank)
 
 
 @checked_as(CollectiveError)
 def multi_root_gather(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
-    """Every root gathers its part of every rank's data; chunk c ends at ``roots[c % len(roots)]``."""
-    everyone = _all_ranks("multi-root-gather", num_ranks, chunks_per_rank)
+    """Every root gathers its part of every rank's data; chunk c ends at ``roots[c % len(roots)]``.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Ranks that take part.
+    roots : sequence of int
+        At least one rank, each once.
+    chunks_per_rank : int
+        Pieces of each root's part of a rank's data.
+    """
     _known_roots("multi-root-gather", roots, num_ranks)
-    chunks = tuple(
-        Chunk((rank,), (root,)) for rank in everyone for _ in range(chunks_per_rank) for root in roots
-    )
-    return Collective("multi-root-gather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
+    return _from_roots("multi-root-gather", num_ranks, roots, chunks_per_rank)
 
 
 @checked_as(CollectiveError)
@@ -169,9 +224,13 @@ def custom(
 
     Parameters
     ----------
+    num_ranks : int
+        Ranks that take part.
     precondition, postcondition : mapping of chunk to ranks
         Chunks are numbered from 0 without a gap. Of a combining collective the precondition names the
         ranks that contribute, and the first destination becomes the chunk's root.
+    name : str
+        As results and messages show it.
 
     Raises
     ------
@@ -253,6 +312,9 @@ COLLECTIVES = {
     "multi-root-gather": multi_root_gather,
 }  # fmt: skip
 
+#: Those with one root.
+ROOTED = ("broadcast", "scatter", "gather", "reduce")
+
 
 @checked_as(CollectiveError)
 def make(
@@ -265,6 +327,19 @@ def make(
 ) -> Collective:
     """The collective of that name, e.g. ``make("allgather", 16)``.
 
+    Parameters
+    ----------
+    name : str
+        One of `COLLECTIVES`; case does not matter, and dashes and underscores are alike.
+    num_ranks : int
+        Ranks that take part.
+    root : int, optional
+        Of a collective with one root; by default 0.
+    roots : sequence of int, optional
+        Of a collective with several, which needs them.
+    chunks_per_rank : int
+        As in the collective's own function.
+
     Raises
     ------
     CollectiveError
@@ -273,7 +348,7 @@ def make(
     key = matching(name, COLLECTIVES) or name
     known_word(key, COLLECTIVES, "collective", CollectiveError)
     options: dict[str, Any] = {"chunks_per_rank": chunks_per_rank}
-    if key in ("broadcast", "scatter", "gather", "reduce"):
+    if key in ROOTED:
         options["root"] = 0 if root is None else root
     elif root is not None:
         raise CollectiveError(f"{key} has no root, but root {root} was given; leave it out", where="root")
@@ -285,6 +360,19 @@ def make(
         raise CollectiveError(f"{key} takes no list of roots; leave it out", where="roots")
     collective: Collective = COLLECTIVES[key](num_ranks, **options)  # type: ignore[operator]
     return collective
+
+
+def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank: int) -> Collective:
+    """A collective from or to one root or several; of each piece there is a chunk for every root in turn."""
+    everyone = _all_ranks(name, num_ranks, chunks_per_rank)
+    pieces = [(root,) for _ in range(chunks_per_rank) for root in roots]
+    if name.endswith("broadcast"):
+        chunks = [Chunk(root, everyone) for root in pieces]
+    elif name.endswith("scatter"):
+        chunks = [Chunk(root, (rank,)) for rank in everyone for root in pieces]
+    else:
+        chunks = [Chunk((rank,), root) for rank in everyone for root in pieces]
+    return Collective(name, num_ranks, tuple(chunks), chunks_per_rank=chunks_per_rank)
 
 
 def _all_ranks(name: str, num_ranks: int, chunks_per_rank: int) -> tuple[int, ...]:

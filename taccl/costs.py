@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = ["Costs", "exact_costs"]
+__all__ = ["Costs", "HoldColumns", "exact_costs", "hold_columns"]
 
 #: How finely time may be cut: beyond a picosecond, costs are rounded to it, with a word.
 _MAX_TICKS_PER_US = 10**6
@@ -56,6 +56,50 @@ class Costs:
     def us(self, ticks: int) -> Fraction:
         """Ticks as exact microseconds."""
         return Fraction(int(ticks), self.ticks_per_us)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldColumns:
+    """The holds of a topology as columns, and those of every link.
+
+    Parameters
+    ----------
+    link, resource : (num_holds,) int64
+    receives : (num_holds,) bool
+        Whether the resource is taken until the send ends, rather than from when it starts.
+    """
+
+    link: NDArray[np.int64]
+    resource: NDArray[np.int64]
+    receives: NDArray[np.bool_]
+    _by_link: NDArray[np.int64]
+    _first: NDArray[np.int64]
+
+    def of_sends(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(send, hold) of every hold of sends over the links given, send by send."""
+        each = self._first[link + 1] - self._first[link]
+        send = np.repeat(np.arange(len(link)), each)
+        place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
+        return send, self._by_link[self._first[link][send] + place]
+
+
+def hold_columns(topology: Topology) -> HoldColumns:
+    """The holds of a topology as columns; made once for each."""
+    if "hold columns" not in topology.memo:
+        holds = topology.holds
+        link = _read_only([hold.link for hold in holds])
+        receives = np.fromiter((hold.side == "receive" for hold in holds), bool, len(holds))
+        receives.setflags(write=False)
+        count = np.bincount(link, minlength=len(topology.links))
+        topology.memo["hold columns"] = HoldColumns(
+            link,
+            _read_only([hold.resource for hold in holds]),
+            receives,
+            np.argsort(link, kind="stable"),
+            np.concatenate(([0], np.cumsum(count))),
+        )
+    columns: HoldColumns = topology.memo["hold columns"]
+    return columns
 
 
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:

@@ -1,54 +1,261 @@
-"""When to stop: a time on the clock, handed down to whatever takes long and looked at as it goes on."""
+"""When to stop, and how far things are: one object, handed down to whatever takes long.
+
+A `Deadline` is a time on the clock and a `Cancellation`, which all deadlines of one task share. Python code
+asks it as it goes on; compiled kernels look at a signal that it sets; and `Deadline.run` keeps the caller's
+thread free for Ctrl-C while they work. What is under way is told in scopes, from the whole task down.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from taccl.errors import NoSolutionError
 
-__all__ = ["NEVER", "Deadline", "OutOfTime"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["NEVER", "Cancellation", "Deadline", "OutOfTime"]
+
+T = TypeVar("T")
+
+#: Seconds between two looks at a thread that works.
+_TICK_S = 0.1
+#: Seconds that are waited for what has been found, once time is up or Ctrl-C came.
+_PATIENCE_S = 0.75
 
 
 class OutOfTime(NoSolutionError):
     """Something was given up as its time was up. Whoever has an earlier answer returns that."""
 
 
+@dataclass(slots=True)
+class _Scope:
+    """A part of a task: what is done, what it takes, what follows it takes, and what of it has ended.
+
+    All that lies in one scope is counted in the same steps, whatever these are.
+    """
+
+    doing: str
+    steps: float
+    ahead: float
+    ended: float = 0.0
+
+
+class Cancellation:
+    """Whether a task is to end, and what of it is under way.
+
+    Attributes
+    ----------
+    why : str
+        Why it is to end, such as ``"interrupted"``; empty while it goes on.
+    """
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._signals: list[NDArray[np.int64]] = []
+        #: Scopes from the task down, and the part of the last that is done; replaced, never changed, as
+        #: another thread reads it.
+        self._under_way: tuple[tuple[_Scope, ...], Callable[[], float] | None] = (
+            (_Scope("", 1.0, 0.0),),
+            None,
+        )
+        self._known: float | None = None
+        self._doing = ""
+
+    def cancel(self, why: str) -> None:
+        """End the kernels under way, and every later one; the first reason stands."""
+        self.why = self.why or why
+        for signal in self._signals:
+            signal[0] = 1
+
+    @property
+    def doing(self) -> str:
+        """The scopes under way, the outermost first."""
+        self._doing = ", ".join(scope.doing for scope in self._under_way[0] if scope.doing) or self._doing
+        return self._doing
+
+    @property
+    def done(self) -> float | None:
+        """The part of the task that is done, by its steps; None where that is not known."""
+        scopes, done = self._under_way
+        if done is not None:
+            known = done()
+            for i in range(len(scopes) - 1, 0, -1):
+                outer, inner = scopes[i - 1], scopes[i]
+                all_steps = outer.ended + inner.steps + inner.ahead
+                known = min(1.0, (outer.ended + inner.steps * known) / max(all_steps, 1e-9))
+            self._known = known
+        return self._known
+
+    @contextmanager
+    def _over(self, signal: NDArray[np.int64]) -> Iterator[None]:
+        self._signals.append(signal)
+        if self.why:
+            signal[0] = 1
+        try:
+            yield
+        finally:
+            self._signals = [each for each in self._signals if each is not signal]
+
+    @contextmanager
+    def _within(self, scope: _Scope, done: Callable[[], float] | None) -> Iterator[None]:
+        outside = self._under_way
+        self._under_way = (*outside[0], scope), done
+        try:
+            yield
+        finally:
+            self.done  # noqa: B018  what is known is kept until the next scope begins
+            self._under_way = outside
+            outside[0][-1].ended += scope.steps
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The time after which work is given up.
+    """The time after which work is given up, or the cancellation that ends it before.
 
     Parameters
     ----------
     at_s : float
         On the clock of `time.monotonic`.
+    cancellation : Cancellation
+        Shared by all deadlines that are made of this one.
     """
 
     at_s: float = math.inf
+    cancellation: Cancellation = field(default_factory=Cancellation, compare=False, repr=False)
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """So many seconds from now."""
+        """So many seconds from now, of a task of its own."""
         return cls(time.monotonic() + seconds)
 
     def sooner(self, seconds: float) -> Deadline:
-        """This one, or so many seconds from now, whichever comes first."""
-        return Deadline(min(self.at_s, time.monotonic() + seconds))
+        """The same, or so many seconds from now, whichever comes first."""
+        return replace(self, at_s=min(self.at_s, time.monotonic() + seconds))
+
+    def at_least(self, seconds: float) -> Deadline:
+        """The same, or so many seconds from now, whichever comes last."""
+        return replace(self, at_s=max(self.at_s, time.monotonic() + seconds))
+
+    def later(self, seconds: float) -> Deadline:
+        """The same, put off by so many seconds."""
+        return replace(self, at_s=self.at_s + seconds)
 
     @property
     def left_s(self) -> float:
-        """Seconds until then; at least 0."""
-        return max(0.0, self.at_s - time.monotonic())
+        """Seconds until then; at least 0, and 0 once it is cancelled."""
+        return 0.0 if self.cancellation.why else max(0.0, self.at_s - time.monotonic())
 
     @property
     def has_passed(self) -> bool:
-        return time.monotonic() >= self.at_s
+        """Whether work is to end."""
+        return bool(self.cancellation.why) or time.monotonic() >= self.at_s
 
     def check(self) -> None:
         """Raise `OutOfTime` once it has passed. To be called where work can be given up."""
-        if time.monotonic() >= self.at_s:
+        if self.has_passed:
             raise OutOfTime("the time limit came first; give more time")
+
+    @contextmanager
+    def stopping(self, signal: NDArray[np.int64]) -> Iterator[None]:
+        """Let compiled kernels be stopped: they end once the first number of `signal` is 1."""
+
+        def stop() -> None:
+            signal[0] = 1
+
+        timer = None if self.at_s == math.inf else threading.Timer(self.left_s, stop)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            with self.cancellation._over(signal):
+                yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    @contextmanager
+    def scope(
+        self, doing: str, *, done: Callable[[], float] | None = None, steps: float = 1.0, ahead: float = 0.0
+    ) -> Iterator[None]:
+        """Say which part of the task is under way, and how far it is.
+
+        Parameters
+        ----------
+        doing : str
+            What is done; may be empty, where scopes within it say.
+        done : callable, optional
+            The part of it that is done; without, scopes within it say.
+        steps, ahead : float
+            What it takes, and what follows it in the scope around it, in any unit that these share.
+        """
+        with self.cancellation._within(_Scope(doing, steps, ahead), done):
+            yield
+
+    def run(
+        self,
+        work: Callable[[], T],
+        *,
+        tell: Callable[[float, str, float | None], None] | None = None,
+        patience_s: float = _PATIENCE_S,
+    ) -> T:
+        """What `work` returns, which runs in a thread of its own.
+
+        Python sees no Ctrl-C while compiled code runs in its first thread. Where `work` does not end soon
+        once time is up or Ctrl-C came, it is left behind: it ends at the next of its own looks at the
+        deadline.
+
+        Parameters
+        ----------
+        tell : callable, optional
+            Called now and then with the seconds since the start, what is being done, and the part that is
+            done.
+        patience_s : float
+            How long to wait at the end for what has been found.
+
+        Raises
+        ------
+        OutOfTime
+            If time was up before it had anything.
+        KeyboardInterrupt
+            If Ctrl-C came before it had anything.
+        """
+        began, given_up = time.monotonic(), self.at_s + patience_s
+        found: list[T] = []
+        errors: list[BaseException] = []
+        ended = threading.Event()  # a join that Ctrl-C breaks off may take the thread for dead
+
+        def working() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:  # it is raised again in the thread that waits
+                errors.append(error)
+            finally:
+                ended.set()
+
+        threading.Thread(target=working, name="taccl-work", daemon=True).start()
+        while not ended.is_set() and time.monotonic() < given_up:
+            try:
+                if not ended.wait(_TICK_S) and tell is not None and not self.has_passed:
+                    tell(time.monotonic() - began, self.cancellation.doing, self.cancellation.done)
+            except KeyboardInterrupt:
+                self.cancellation.cancel("interrupted")
+                given_up = min(given_up, time.monotonic() + patience_s)
+        if found:
+            return found[0]
+        if self.cancellation.why == "interrupted":
+            raise KeyboardInterrupt
+        if self.has_passed:
+            raise OutOfTime("the time limit came first; give more time")
+        raise errors[0]
 
 
 #: Work is finished, however long it takes.

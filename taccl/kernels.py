@@ -23,7 +23,7 @@ from taccl.errors import CacheWarning
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "inner"]
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
@@ -41,12 +41,28 @@ def compiled(function: _Function | None = None, *, allocates: bool = False) -> A
         Whether it makes arrays or lists. If not, references to arrays are not counted, which halves the time.
     """
     if function is None:
-        return partial(_compiled, allocates=allocates)
-    return _compiled(function, allocates=allocates)
+        return partial(compiled, allocates=allocates)
+    return _compiled(function, {} if allocates else {"_nrt": False})
 
 
-def _compiled(function: _Function, *, allocates: bool) -> _Function:
-    options: dict[str, Any] = {"nogil": True} if allocates else {"nogil": True, "_nrt": False}
+@overload
+def inner(function: _Function) -> _Function: ...
+@overload
+def inner(*, allocates: bool) -> Callable[[_Function], _Function]: ...
+def inner(function: _Function | None = None, *, allocates: bool = False) -> Any:
+    """The function compiled, for kernels to call: Python cannot.
+
+    What Python needs to call a function that is given many arrays takes as long to compile as the function.
+    """
+    if function is None:
+        return partial(inner, allocates=allocates)
+    options = {"no_cpython_wrapper": True}
+    return _compiled(function, options if allocates else options | {"_nrt": False})
+
+
+def _compiled(function: _Function, options: dict[str, Any]) -> _Function:
+    # What is compiled is never handed to C, which calls it in a way of its own.
+    options |= {"nogil": True, "no_cfunc_wrapper": True}
     kernel: Any = numba.njit(**options)(function)
     if kernel is not function:  # NUMBA_DISABLE_JIT=1
         kernel._cache = _Cache(function)

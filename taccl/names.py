@@ -6,9 +6,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["did_you_mean", "matching", "shown", "shown_lines"]
+__all__ = ["did_you_mean", "in_runs", "listed", "matching", "shown", "shown_lines"]
 
 
 def matching(word: str, known: Iterable[str]) -> str | None:
@@ -42,6 +42,32 @@ def shown(text: str, most: int | None = None) -> str:
 def shown_lines(text: str) -> str:
     """A text of several lines, each as `shown`."""
     return "\n".join(map(shown, text.split("\n")))
+
+
+def listed(things: Sequence[object], *, total: int | None = None, most: int = 10) -> list[str]:
+    """A line for each of the first few things, and one that says how many more there are.
+
+    Parameters
+    ----------
+    total : int, optional
+        How many there are in all, if `things` are not all of them.
+    most : int
+        So many get a line.
+    """
+    lines = [f"  {each}" for each in things[:most]]
+    left_out = (len(things) if total is None else total) - len(lines)
+    return [*lines, f"  ... and {left_out} more"] if left_out > 0 else lines
+
+
+def in_runs(numbers: Iterable[int]) -> str:
+    """Whole numbers in few words: ``0-3, 7``; ``none`` of none."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs) or "none"
 
 
 def _plain(word: str) -> str:

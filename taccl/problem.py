@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.arguments import checked_as, known_index
-from taccl.clauses import Clauses, SwitchPolicy
+from taccl.clauses import Clauses, Passage, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.costs import Costs, exact_costs
 from taccl.errors import CollectiveError, SketchError
@@ -24,7 +24,7 @@ from taccl.topology.topology import Topology
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import ArrayLike
 
@@ -74,16 +74,9 @@ class Problem:
                 f"expected {self.collective.num_chunks}, all positive",
                 where="chunk_bytes",
             )
-        ranks, links = self.topology.num_ranks, len(self.topology.links)
-        clauses = self.clauses
-        for name, noun, named, count in (
-            ("links_allowed", "link", clauses.links_allowed or (), links),
-            ("carries_from", "link", clauses.carries_from, links),
-            ("carries_to", "link", clauses.carries_to, links),
-            ("own_first", "link", clauses.own_first, links),
-            ("merging", "link", clauses.merging, links),
-            ("relays", "rank", clauses.relays or (), ranks),
-        ):
+        clauses, ranks = self.clauses, self.topology.num_ranks
+        for name, noun, named in clauses.indices():
+            count = ranks if noun == "rank" else len(self.topology.links)
             if named and (min(named) < 0 or max(named) >= count):
                 unknown = sorted(each for each in named if not 0 <= each < count)
                 raise SketchError(
@@ -135,42 +128,33 @@ class Problem:
         return self._ranks_of_group[self.collective.group_of_chunk[chunk]]
 
     def may_carry(self, link: int, chunk: int, *, reducing: bool = False) -> bool:
-        """Whether the clauses admit a chunk on a link, while it spreads or while it is reduced."""
-        clauses, topology = self.clauses, self.topology
-        link = known_index(link, len(topology.links), "link")
+        """Whether the clauses admit a chunk on a link, while it spreads or while it is reduced.
+
+        Parameters
+        ----------
+        link, chunk : int
+            By index.
+        reducing : bool
+            Whether the chunk is on its way into a sum.
+
+        Raises
+        ------
+        InputError
+            If there is no such link or chunk.
+        """
+        link = known_index(link, len(self.topology.links), "link")
         chunk = known_index(chunk, self.collective.num_chunks, "chunk")
-        if clauses.links_allowed is not None and link not in clauses.links_allowed:
-            return False
-        if clauses.relays is not None:
-            holders = self._ranks_of_group[self.collective.group_of_chunk[chunk]]
-            ends = topology.links[link]
-            if not holders.issuperset(ends.srcs) or not holders.issuperset(ends.dsts):
-                return False
-        data = self.collective.chunks[chunk]
-        origins = (*data.origins, *self._derived_at.get(chunk, ()))
-        if reducing:
-            admitted = clauses.carries_to.get(link)
-            if admitted is not None and data.root not in admitted:
-                return False
-        else:
-            admitted = clauses.carries_from.get(link)
-            starts = origins if not self.collective.combining or data.root is None else (data.root,)
-            if admitted is not None and not admitted.intersection(starts):
-                return False
-        if clauses.direct_crossing and topology.is_internode(link):
-            node = topology.node_of_rank
-            ends = topology.links[link]
-            src_nodes, dst_nodes = {node[r] for r in ends.srcs}, {node[r] for r in ends.dsts}
-            if self.collective.combining and data.root is not None:
-                if reducing:
-                    return dst_nodes == {node[data.root]} and src_nodes <= {node[r] for r in origins}
-                return src_nodes == {node[data.root]} and dst_nodes <= {node[r] for r in data.destinations}
-            if self.collective.derivations:
-                return True
-            return src_nodes <= {node[r] for r in origins} and dst_nodes <= {
-                node[r] for r in data.destinations
-            }
-        return True
+        if not self._masks:
+            return True
+        starts = (*self.collective.chunks[chunk].origins, *self._derived_at.get(chunk, ()))
+        passage = Passage(self.topology, self.collective, link, chunk, starts, reducing)
+        return all(admits(value, passage) for admits, value in self._masks)
+
+    @cached_property
+    def _masks(self) -> list[tuple[Callable[[Any, Passage], bool], Any]]:
+        """Of every clause that keeps chunks off links, whether it admits a passage, and its value."""
+        said = self.clauses.said()
+        return [(each.admits, getattr(self.clauses, each.field)) for each in said if each.admits is not None]
 
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""
@@ -196,6 +180,10 @@ class Problem:
     def with_clauses(self, **changes: Any) -> Problem:
         """The problem with some clauses replaced."""
         return replace(self, clauses=replace(self.clauses, **changes))
+
+    def without_clauses(self, *fields: str) -> Problem:
+        """The problem but for some clauses, which ask for nothing then."""
+        return replace(self, clauses=self.clauses.without(*fields))
 
     def to_dict(self) -> dict[str, Any]:
         """The problem as plain values."""
@@ -272,6 +260,8 @@ def make_problem(
 
     Parameters
     ----------
+    topology : Topology
+        What the data goes over.
     chunk_bytes : int or sequence of int, optional
         Size of every chunk, or of each.
     size_bytes : int, optional
@@ -315,9 +305,13 @@ def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses 
 
     Parameters
     ----------
+    topology : Topology
+        What the data goes over.
     sizes : (num_ranks, num_ranks) array_like of int
         Bytes from the row's rank to the column's. What a rank keeps, and pairs of 0 bytes, are no chunks:
         there may be none at all.
+    clauses : Clauses, optional
+        What a sketch asks for; by default nothing.
 
     Raises
     ------

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
+from taccl.topology.graphs import from_networkx
 from taccl.topology.machines import dgx1, dgx2, dgx_a100, dgx_h100, ndv2
 from taccl.topology.registry import fabric_names, machine_names, parse
 from taccl.topology.topology import Topology, TopologyBuilder
-from taccl.topology.transform import from_networkx
 
 if TYPE_CHECKING:
     from os import PathLike

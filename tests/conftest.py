@@ -24,6 +24,11 @@ def pytest_configure() -> None:
 
 
 _LEFT_OUT = pytest.StashKey[int]()
+_BEGAN = pytest.StashKey[float]()
+#: More CPU than this makes a test slow, with what it sets up.
+_SLOW_S = 0.5
+#: So many tests use all kernels.
+_WHOLE_RUN = 2000
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,19 +75,51 @@ def read_only(tmp_path: Path):
     folder.chmod(0o755)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kernels(request: pytest.FixtureRequest) -> None:
+    """Have two workers of a whole run compile half of the kernels each, rather than both compile all."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None or request.session.testscollected < _WHOLE_RUN:
+        return
+    from taccl import collectives, topologies
+    from taccl.problem import make_problem
+    from taccl.synthesis.heuristic.improvement import compile_improvement
+    from taccl.synthesis.large import compile_kernels
+
+    if int(worker.removeprefix("gw")) % 2:
+        compile_improvement()
+    else:
+        for name in ("allgather", "alltoall", "reduce-scatter"):
+            compile_kernels(make_problem(topologies.ring(2), collectives.make(name, 2), chunk_bytes=1))
+
+
+def _cpu_s() -> float:
+    """Seconds of CPU of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
+    """Note when a test began, with what it sets up."""
+    item.stash[_BEGAN] = _cpu_s()
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Note with each test how many random cases it tried."""
+    """Note with each test how many random cases it tried, and the CPU that it took."""
     before = TRIED.copy()
     try:
         return (yield)
     finally:
         item.user_properties += [("fuzz", [name, tried]) for name, tried in (TRIED - before).items()]
+        item.user_properties.append(("cpu_s", _cpu_s() - item.stash[_BEGAN]))
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """With TACCL_MANY=1: a table of what was tried, and how many tests of it failed."""
+    """What takes long and is not marked so; with TACCL_MANY=1, a table of what was tried, and what failed of it."""
     if not MANY:
+        _tell_unmarked(terminalreporter)
         return
     tried, failed = Counter(), Counter()
     for report in [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]:
@@ -93,3 +130,17 @@ def pytest_terminal_summary(terminalreporter) -> None:
     for name, count in sorted(tried.items()):
         terminalreporter.line(f"| {name} | {count:,} | {failed[name] or 'none'} |")
     terminalreporter.line(f"| all | {sum(tried.values()):,} | {sum(failed.values()) or 'none'} |")
+
+
+def _tell_unmarked(terminalreporter) -> None:
+    """Name the tests to mark as slow, by four times the threshold, as machines and their load differ."""
+    taken = {
+        report.nodeid: value
+        for report in terminalreporter.stats.get("passed", [])
+        for key, value in report.user_properties
+        if key == "cpu_s" and value > 4 * _SLOW_S and "slow" not in report.keywords
+    }
+    if taken:
+        terminalreporter.section(f"not marked slow, and more than {4 * _SLOW_S:g} s of CPU")
+    for name, seconds in sorted(taken.items(), key=lambda item: -item[1]):
+        terminalreporter.line(f"{seconds:6.1f} s  {name}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import taccl
@@ -17,8 +19,8 @@ LINES = (
     ("errors",),
     ("deadline", "html", "kernels", "units"),
     ("arguments", "reading"),
-    ("topology", "clauses", "collective", "solvers"),
-    ("collectives", "costs"),
+    ("topology", "collective", "solvers"),
+    ("clauses", "collectives", "costs"),
     ("problem",),
     ("sketch", "schedule"),
     ("analysis", "baselines"),
@@ -39,10 +41,16 @@ def part_of(module: str) -> str:
     return pieces[1] if len(pieces) > 1 else "__init__"
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """What a file says, parsed once for all tests."""
+    return ast.parse(path.read_text(), str(path))
+
+
 def imported_parts(path: Path) -> set[str]:
     """The parts of taccl that a file imports: also inside functions, and for type checkers only."""
     parts = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -69,13 +77,46 @@ def test_imports_point_down(path):
         assert LINE_OF_PART[part] < line or facade or together, f"{relative} imports taccl.{part}"
 
 
+@pytest.mark.slow
+def test_no_imports_go_round():
+    """No module imports itself by way of others, not even inside functions; types alone may."""
+    modules = {".".join(("taccl", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
+    imports = nx.DiGraph()
+    for module, path in modules.items():
+        tree = tree_of(path)
+        for_types = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and id(node) not in for_types:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    imports.add_edge(module, inner if inner in modules else node.module)
+    witnesses = {"taccl.analysis.certificates.certificate", "taccl.analysis.certificates.check"}
+    rounds = [each for each in nx.strongly_connected_components(imports) if len(each) > 1]
+    assert not [sorted(each) for each in rounds if each != witnesses]
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
+def test_kernels_take_few_arguments(path):
+    """Eight at most: named tuples of arrays carry the rest, which say what each array is."""
+    for node in tree_of(path).body:
+        if isinstance(node, ast.FunctionDef):
+            marks = {ast.unparse(mark).partition("(")[0] for mark in node.decorator_list}
+            if marks & {"compiled", "inner"}:
+                assert len(node.args.args) <= 8, f"{node.name} takes {len(node.args.args)}"
+
+
 def test_only_the_command_line_prints():
     """No module but the command line's calls print."""
     printing = [
         str(path.relative_to(PACKAGE))
         for path in FILES
         if path.relative_to(PACKAGE).parts[0] != "cli"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not printing

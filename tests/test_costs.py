@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
-from synthesis.small_problems import custom
 
-from taccl.costs import exact_costs
+from taccl.costs import exact_costs, hold_columns
 from taccl.errors import NumericsWarning, TopologyError
 from taccl.problem import Problem, make_problem
 from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import custom
 
 MB = 10**6
 
@@ -58,3 +59,20 @@ def test_times_of_more_than_64_bits_are_refused() -> None:
     """2^63 microseconds fit in no column."""
     with pytest.raises(TopologyError, match="64 bits"):
         costs_of(2**63, 1, MB).costs  # noqa: B018
+
+
+def test_holds_of_sends_are_listed_send_by_send() -> None:
+    """Of two links the first shares a port: it holds itself and the port, the second itself alone."""
+    builder = TopologyBuilder("three", [0] * 3)
+    port = builder.add_resource("port")
+    for dst in (1, 2):
+        link = builder.add_link(0, dst, alpha_us=0, beta_us_per_mb=1)
+        if dst == 1:
+            builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=1, side="receive")
+    topology = builder.build()
+    columns = hold_columns(topology)
+    send, hold = columns.of_sends(np.array([1, 0, 1]))
+    assert send.tolist() == [0, 1, 1, 2]
+    assert columns.link[hold].tolist() == [1, 0, 0, 1]
+    assert columns.receives[hold].sum() == 1
+    assert hold_columns(topology) is columns

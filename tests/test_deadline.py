@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 import time
 
+import numpy as np
 import pytest
 
 import taccl
@@ -14,7 +18,7 @@ from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import NoSolutionError
 from taccl.problem import make_problem
 from taccl.synthesis.greedy import critical_priorities, list_schedule
-from taccl.synthesis.orbits import fold
+from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.shape import find_shape
 from taccl.synthesis.suggesting.suggest import suggest_for
@@ -56,7 +60,7 @@ def test_the_sooner_of_two():
     [
         lambda problem: fold(problem, give_up=PAST),
         lambda problem: list_schedule(*_folded(problem), deadline=PAST),
-        lambda problem: Search(problem, Options(1, 0, None, False, None), math.inf, 0, give_up=PAST),
+        lambda problem: Search(problem, Options(), PAST, gives_up=True).folded,
         lambda problem: find_shape(problem.topology, deadline=PAST),
         lambda problem: suggest_for(problem, give_up=PAST),
     ],
@@ -88,3 +92,101 @@ def test_without_time_the_first_schedule_is_returned(problem):
     assert [stage.message for stage in result.stages if stage.name == "suggest"] == [
         "no time to try a sketch"
     ]
+
+
+def kernel_that_waits(limit):
+    """Runs until it is stopped, as a kernel does."""
+    signal = np.zeros(1, np.int64)
+    with limit.scope("waiting", done=lambda: 0.25), limit.stopping(signal):
+        while not signal[0]:
+            time.sleep(0.01)
+    return "stopped"
+
+
+class TestRun:
+    """`Deadline.run` looks after compiled code in a thread of its own."""
+
+    def test_result_of_what_ends_by_itself(self):
+        """It is returned, and nothing was cancelled."""
+        limit = Deadline()
+        assert (limit.run(lambda: 7), limit.cancellation.why) == (7, "")
+
+    def test_error_of_what_fails(self):
+        """It is raised where the result is waited for."""
+        with pytest.raises(ZeroDivisionError):
+            Deadline().run(lambda: 1 / 0)
+
+    def test_time_limit_stops_a_kernel(self):
+        """After a tenth of a second it is told to stop, and what it has is returned."""
+        limit = Deadline.after(0.1)
+        assert limit.run(lambda: kernel_that_waits(limit)) == "stopped"
+
+    def test_time_limit_without_a_result(self):
+        """A kernel that finds nothing in time is `OutOfTime`."""
+        limit = Deadline.after(0.1)
+
+        def fails():
+            kernel_that_waits(limit)
+            raise NoSolutionError("nothing")
+
+        with pytest.raises(OutOfTime):
+            limit.run(fails)
+
+    def test_what_does_not_end_is_left_behind(self):
+        """Work that never looks at the deadline is not waited for; nothing is thrown into its thread."""
+        ended, limit = threading.Event(), Deadline.after(0.1)
+        with pytest.raises(OutOfTime):
+            limit.run(lambda: ended.wait(30), patience_s=0.1)
+        names = [thread.name for thread in threading.enumerate()]
+        ended.set()
+        assert "taccl-work" in names
+
+    def test_ctrl_c_stops_a_kernel(self):
+        """It reaches the thread that waits, and what the kernel has is returned."""
+        limit = Deadline()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert limit.run(lambda: kernel_that_waits(limit)) == "stopped"
+        assert limit.cancellation.why == "interrupted"
+
+    def test_later_kernels_are_stopped_too(self):
+        """One that begins after the limit ends at once."""
+        limit = Deadline.after(0.1)
+
+        def two():
+            kernel_that_waits(limit)
+            return kernel_that_waits(limit), limit.has_passed
+
+        assert limit.run(two) == ("stopped", True)
+
+    def test_deadlines_of_one_task_are_cancelled_together(self):
+        """One that is made of another knows that Ctrl-C came; one of another task does not."""
+        limit = Deadline.after(60)
+        sooner, other = limit.sooner(30), Deadline.after(60)
+        sooner.cancellation.cancel("interrupted")
+        assert limit.has_passed
+        assert limit.left_s == 0
+        assert not other.has_passed
+
+    def test_news_of_how_far_it_is(self):
+        """Seconds so far, what the kernel is doing, and the part that it says is done."""
+        told, limit = [], Deadline.after(0.6)
+        limit.run(lambda: kernel_that_waits(limit), tell=lambda *what: told.append(what))
+        assert told
+        assert all(past > 0 and known == ["waiting", 0.25] for past, *known in told)
+
+
+class TestScopes:
+    """How far a task is, by the parts that it has."""
+
+    def test_steps_of_scopes_add_up(self):
+        """Half of the first step of four is 1/8; the third of what follows, 1/4 and a third of 3/4."""
+        limit = Deadline()
+        told = limit.cancellation
+        with limit.scope("first", done=lambda: 0.5, steps=1, ahead=3):
+            assert (told.doing, told.done) == ("first", 1 / 8)
+        with limit.scope("second", steps=3), limit.scope("pass 1 of 3", done=lambda: 1.0, steps=1, ahead=2):
+            assert (told.doing, told.done) == ("second, pass 1 of 3", 1 / 4 + 3 / 4 / 3)
+
+    def test_nothing_is_known_before_the_first_scope(self):
+        """Neither what is done, nor how much of it."""
+        assert (Deadline().cancellation.doing, Deadline().cancellation.done) == ("", None)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
-from test_architecture import LINES
 
 from taccl import collectives
 from taccl.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group
-from taccl.synthesis import contiguity, routing
 from taccl.synthesis.greedy import critical_priorities, list_schedule
-from taccl.synthesis.orbits import fold
+from taccl.synthesis.paper import contiguity, routing
+from taccl.synthesis.paper.orbits import fold
+from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
+from tests.test_architecture import LINES
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -39,6 +39,7 @@ def problems() -> dict[str, Problem]:
         "a switch with few connections": problem_of(
             full(4), collectives.allgather(4), switch_policies=(policy,)
         ),
+        "short paths": problem_of(ring(6), collectives.broadcast(6), max_hops=3),
         "light links": problem_of(full(4), collectives.broadcast(4), link_use="min-max"),
     }
 
@@ -50,7 +51,9 @@ def rows(name: str) -> dict[str, int]:
     orbits = fold(problem, symmetry_group(problem))
     schedule = list_schedule(orbits, critical_priorities(orbits))
     assert schedule is not None
-    model = routing.build_routing(orbits, upper_ticks=schedule.finish_ticks).model
+    model = routing.build_routing(
+        orbits, upper_ticks=schedule.finish_ticks, sequenced=range(orbits.num_resources)
+    ).model
     return model.tags | contiguity.build_contiguity(orbits, schedule).model.tags
 
 
@@ -93,3 +96,21 @@ def test_layers_are_those_of_the_test() -> None:
     table = section.split("```")[1].removeprefix("text\n")
     lines = [tuple(sorted(line.split())) for line in table.splitlines() if line.strip()]
     assert lines[::-1] == [tuple(sorted(line)) for line in LINES]
+
+
+def test_files_of_how_to_add_exist() -> None:
+    """Whatever file a recipe in the architecture names is there, by its whole path or by the end of it."""
+    page = (FORMULATION.parent / "architecture.md").read_text(encoding="utf-8")
+    _, _, recipes = page.partition("## How to add")
+    root = FORMULATION.parents[1]
+    there = [
+        path.relative_to(root).as_posix()
+        for top in ("taccl", "tests", "docs")
+        for path in (root / top).rglob("*")
+    ]
+    named = re.findall(r"`([\w/]+(?:\.py|\.md|/))`", recipes)
+    missing = [
+        name for name in named if not any(f"/{path}".endswith(f"/{name.rstrip('/')}") for path in there)
+    ]
+    assert len(named) > 40
+    assert not missing

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-READER = Path(__file__).parent / "formats" / "test_astra_network.py"
+READER = Path(__file__).parent / "formats" / "astra" / "test_astra_network.py"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_without_real_files(ci, code, summary, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", READER, "-k", "real"],
         env=environment | ci | {"TACCL_TEST_DATA": str(tmp_path / "none")}, capture_output=True, text=True,
-        cwd=READER.parents[2],
+        cwd=READER.parents[3],
     )  # fmt: skip
     assert done.returncode == code, done.stdout
     assert re.search(summary, done.stdout), done.stdout

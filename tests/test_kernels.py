@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from numba.core import caching
 
 import taccl
 from taccl import kernels
@@ -83,6 +84,7 @@ def run_small(folder, **environment):
     return answer, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["read-only", "unset"])
 def test_kernels_are_kept_in_a_private_folder_where_neither_package_nor_home_can_be_written(
     read_only, tmp_path, home
@@ -103,6 +105,7 @@ def test_kernels_are_kept_in_a_private_folder_where_neither_package_nor_home_can
         assert said.startswith(f"CacheWarning compiled functions are kept in {folder}, as neither")
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp_path):
     """Others could put code into a folder that they may write: nothing is kept there, with one warning."""
     (read_only / "small.py").write_text(SOURCE)
@@ -114,6 +117,7 @@ def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp
     assert said.startswith("CacheWarning compiled functions are kept nowhere")
 
 
+@pytest.mark.slow
 def test_an_ordinary_command_works_where_neither_package_nor_home_can_be_written(read_only, tmp_path):
     """No word of it where nothing is compiled."""
     shutil.copytree(
@@ -150,6 +154,25 @@ def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_p
         warnings.simplefilter("error")
         assert small().scaled(20) == 40
     assert len(list((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))) == 1
+
+
+def test_an_inner_function_has_nothing_that_python_could_call(monkeypatch):
+    """Which is half of what compiling it would take; kernels call it all the same."""
+    monkeypatch.setattr(
+        kernels, "_Cache", lambda _: caching.NullCache()
+    )  # of what is read nothing can be seen
+
+    @kernels.inner
+    def twice(x):
+        return 2 * x
+
+    @kernels.compiled
+    def once_more(x):
+        return twice(x) + 1
+
+    assert once_more(20) == 41
+    (code,) = twice.overloads.values()
+    assert "cpython" not in code.library.get_llvm_str()
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])

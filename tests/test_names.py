@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl.names import did_you_mean, matching, shown, shown_lines
+from taccl.names import did_you_mean, in_runs, matching, shown, shown_lines
 
 KNOWN = ("allgather", "reduce-scatter", "broadcast")
 
@@ -43,3 +43,9 @@ def test_shown_leaves_out_the_middle():
 def test_shown_lines_keeps_lines():
     """Line breaks of a text of several lines are no part of a name."""
     assert shown_lines("a\tb\nc") == "a\\tb\nc"
+
+
+def test_numbers_in_a_row_are_named_by_their_ends():
+    """Runs of two or more by the first and the last, whatever order they come in."""
+    assert in_runs([7, 1, 0, 2, 4]) == "0-2, 4, 7"
+    assert in_runs(()) == "none"

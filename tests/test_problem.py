@@ -7,12 +7,12 @@ import json
 from fractions import Fraction
 
 import pytest
-from synthesis.small_problems import custom, full, problem_of, ring, two_nodes
 
 from taccl import collectives
 from taccl.collective import Chunk, Collective, Derivation
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, Problem, SwitchPolicy, alltoallv_problem, make_problem
+from tests.synthesis.small_problems import custom, full, problem_of, ring, two_nodes
 
 MB = 10**6
 

@@ -21,11 +21,11 @@ from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import chunk_permutation
-from taccl.synthesis.compiled.fabric import problem_arrays
-from taccl.synthesis.compiled.relays import with_relays
-from taccl.synthesis.compiled.scale import spread
 from taccl.synthesis.explaining.explain import explain
-from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.heuristic.fabric import problem_arrays
+from taccl.synthesis.heuristic.relays import with_relays
+from taccl.synthesis.heuristic.spreading import spread
+from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import fully_connected, mesh, ring
 from taccl.topology.machines import dgx_h100
 from taccl.topology.topology import TopologyBuilder

@@ -16,13 +16,13 @@ import numpy as np
 
 from taccl.baselines.routes import Routes
 from taccl.errors import CollectiveError
-from taccl.problem import Clauses, Problem
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
@@ -195,8 +195,7 @@ def fastest(schedules: Iterable[Schedule]) -> Schedule:
 
 def without_sketch(problem: Problem) -> Problem:
     """The problem with nothing left of its sketch but which links merge, and how much."""
-    clauses = problem.clauses
-    return replace(problem, clauses=Clauses(max_merge=clauses.max_merge, merging=clauses.merging))
+    return replace(problem, clauses=problem.clauses.only("merge"))
 
 
 def chunks_of_starts(problem: Problem) -> list[list[int]]:

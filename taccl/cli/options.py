@@ -68,7 +68,7 @@ def schedule_from_options(options: argparse.Namespace) -> Schedule:
 
     given = {name: getattr(options, name) for name in ("topology", "chunk_size", "time_unit_us")}
     if recognise(options.file) == UPSTREAM_ALGORITHM:
-        from taccl.formats.upstream_algorithm import load_upstream_algorithm
+        from taccl.formats.published.algorithm import load_upstream_algorithm
 
         if options.topology is not None:
             given["topology"] = topology_from_word(options.topology)

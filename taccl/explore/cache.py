@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 import warnings
@@ -165,6 +164,15 @@ class Cache:
         """Store a row, and its schedule if it has one, under a key; whether that went well.
 
         What cannot be stored is told by a `CacheWarning`.
+
+        Parameters
+        ----------
+        key : str
+            As the row's run has it.
+        row : dict
+            The columns of a comparison.
+        schedule : Schedule, optional
+            What the run found.
         """
         return self.store(entry_document(key, row, schedule))
 
@@ -285,16 +293,14 @@ def cache_folder() -> Path:
     named = os.environ.get("TACCL_CACHE_DIR")
     if named:
         return Path(os.path.expanduser(named))  # a user who is not known stays as written
-    home = Path(os.path.expanduser("~"))
-    if not home.is_absolute():  # this user has none: what is read is verified, so that any folder will do
-        home = Path(tempfile.gettempdir()) / f"taccl-home-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "taccl" / "Cache"
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "taccl"
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path is to be ignored, by the XDG base directory specification.
-    return (Path(named) if os.path.isabs(named) else home / ".cache") / "taccl"
+    from platformdirs import user_cache_path
+
+    with contextlib.suppress(RuntimeError):  # a user without a home; older releases return a relative path
+        folder = user_cache_path("taccl", appauthor=False)
+        if folder.is_absolute():
+            return folder
+    # What is read is verified, so that any folder will do.
+    return Path(tempfile.gettempdir()) / f"taccl-cache-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
 
 
 def digest_of(problem: Problem) -> str:

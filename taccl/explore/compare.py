@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from taccl.arguments import Count, Natural, Seconds
     from taccl.explore.cache import Cache
     from taccl.problem import Problem
+    from taccl.synthesis.parameters import SearchParameters
 
 __all__ = ["BACKENDS", "check_num_runs", "compare", "option_rows"]
 
@@ -41,6 +43,7 @@ def compare(
     threads: Count = 1,
     cache: bool | Cache | str | os.PathLike[str] = True,
     progress: bool | Callable[[int, int], None] | None = None,
+    parameters: Iterable[SearchParameters] | None = None,
 ) -> pd.DataFrame:
     """A table of what backends find for a problem, one row for each backend and seed.
 
@@ -65,6 +68,9 @@ def compare(
     progress : bool or callable, optional
         Whether a bar on stderr counts runs (default: on a terminal or in a notebook), or what to call with
         the number of runs done and of all.
+    parameters : iterable of SearchParameters, optional
+        Constants of the search, one row for each; the column ``parameters`` says how they differ from the
+        defaults.
 
     Returns
     -------
@@ -79,7 +85,7 @@ def compare(
         If Ctrl-C came before the first run was done.
     """
     case = Case(lambda: problem)
-    rows = option_rows(backends, seeds, time_limit_s, threads)
+    rows = option_rows(backends, seeds, time_limit_s, threads, parameters)
     sketch = problem.clauses.name or NO_SKETCH
     asked = [(case, row | {"sketch": sketch}) for row in rows]
     return table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
@@ -87,9 +93,13 @@ def compare(
 
 @checked
 def option_rows(
-    backends: Iterable[str], seeds: Iterable[Natural], time_limit_s: Seconds, threads: Count
+    backends: Iterable[str],
+    seeds: Iterable[Natural],
+    time_limit_s: Seconds,
+    threads: Count,
+    parameters: Iterable[SearchParameters] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each backend and seed, with the options of its run.
+    """A row for each set of parameters, backend and seed, with the options of its run.
 
     Raises
     ------
@@ -97,15 +107,21 @@ def option_rows(
         If a backend is unknown, or an option makes no sense.
     """
     names, numbers = dict.fromkeys(backends), dict.fromkeys(seeds)
-    for where, several in (("backends", names), ("seeds", numbers)):
+    several_parameters: dict[str | None, None] = dict.fromkeys([None])
+    if parameters is not None:
+        changes = (each.to_dict() for each in parameters)
+        several_parameters = dict.fromkeys(json.dumps(each) if each else None for each in changes)
+    chosen = (("backends", names), ("seeds", numbers), ("parameters", several_parameters))
+    for where, several in chosen:
         if not several:
             raise InputError("found none; expected at least one", where=where)
     for name in names:
         if name not in ("auto", "greedy"):
             require_known(name, others=("auto", "greedy"), where="backends")
-    check_num_runs(len(names) * len(numbers), time_limit_s)
+    check_num_runs(len(names) * len(numbers) * len(several_parameters), time_limit_s)
     return [
-        new_row(backend=backend, seed=seed, time_limit_s=time_limit_s, threads=threads)
+        new_row(backend=backend, seed=seed, time_limit_s=time_limit_s, threads=threads, parameters=changed)
+        for changed in several_parameters
         for backend in names
         for seed in numbers
     ]

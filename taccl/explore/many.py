@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from taccl.explore.run import Case, Run
+    from taccl.explore.run import Case, RunRequest
 
     Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 
@@ -100,7 +100,7 @@ def _rows(
     asked: Sequence[tuple[Case, dict[str, Any]]], num_workers: int | None, cache: Cache | None
 ) -> Generator[tuple[int, dict[str, Any]]]:
     """The number and the row of each run, as they come: first those that need not run."""
-    waiting: list[tuple[int, Run]] = []
+    waiting: list[tuple[int, RunRequest]] = []
     damage: list[str] = []
     for index, (case, labels) in enumerate(asked):
         try:
@@ -124,7 +124,7 @@ def _rows(
             yield index, row
 
 
-def _answers(waiting: Sequence[tuple[int, Run]], num_workers: int | None) -> Generator[Answer]:
+def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None) -> Generator[Answer]:
     """What became of each run, as they end.
 
     Where a worker dies, which of the runs under way ended it is found by running each of them alone.
@@ -154,7 +154,7 @@ def _answers(waiting: Sequence[tuple[int, Run]], num_workers: int | None) -> Gen
         alone = max(0, alone - 1)
 
 
-def _in_parallel(some: Sequence[tuple[int, Run]], num_jobs: int) -> Generator[Answer]:
+def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Generator[Answer]:
     """What became of each run, as they end, until a worker dies."""
     from joblib import Parallel, delayed
 
@@ -226,7 +226,7 @@ def _solver_files() -> str:
     return folder
 
 
-def _numbered(index: int, run: Run, parent: tuple[int, str] | None) -> Answer:
+def _numbered(index: int, run: RunRequest, parent: tuple[int, str] | None) -> Answer:
     if parent is not None:
         end_with(*parent)
     return index, *perform(run)

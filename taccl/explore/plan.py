@@ -12,7 +12,7 @@ from taccl.arguments import checked
 from taccl.errors import InputError, NoSolutionError
 from taccl.explore.plan_files import check_lowering
 from taccl.explore.plan_ranges import Plan, PlanRange
-from taccl.explore.plan_search import Search
+from taccl.explore.plan_search import PlanSearch
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
@@ -97,7 +97,7 @@ def plan(
     loaded = _loaded(sketches)
     check_lowering(lowering or {})
     cases = [(_name(sketch), _problems(fabric, collective, root, sketch, grid)) for sketch in loaded]
-    search = Search(grid, progress or (lambda _: None))
+    search = PlanSearch(grid, progress or (lambda _: None))
     try:
         if baselines:
             search.add_baselines(cases)

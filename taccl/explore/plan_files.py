@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from taccl.baselines.ring import ring
 from taccl.collectives import allgather
 from taccl.errors import ExportError, FormatError, InputError
-from taccl.formats.msccl_xml import dump_msccl_xml
-from taccl.formats.mscclpp_plan import build_mscclpp_plan, plan_text
-from taccl.formats.mscclpp_registration import registration_snippet
+from taccl.formats.msccl.xml import dump_msccl_xml
+from taccl.formats.mscclpp.plan import build_mscclpp_plan, plan_text
+from taccl.formats.mscclpp.registration import registration_snippet
 from taccl.formats.native import save
 from taccl.names import shown
 from taccl.problem import make_problem

@@ -20,9 +20,9 @@ from taccl.baselines import BASELINES
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
 from taccl.explore.plan_files import runnable
 from taccl.explore.plan_ranges import PlanRange
-from taccl.problem import Clauses, make_problem
+from taccl.problem import make_problem
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.synthesize import synthesize
 from taccl.units import format_gap, format_size, format_us
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.program.program import Program
 
-__all__ = ["Search"]
+__all__ = ["PlanSearch"]
 
 #: Each bound of a range gets about so long.
 _BOUND_S = 1.0
@@ -113,7 +113,7 @@ def _winner(candidates: Sequence[_Candidate], size: int) -> _Candidate:
     return best
 
 
-class Search:
+class PlanSearch:
     """The candidates as they are found."""
 
     def __init__(self, grid: Sequence[int], progress: Callable[[str], None]) -> None:
@@ -125,6 +125,7 @@ class Search:
         self.failure: Exception | None = None
 
     def add(self, schedule: Schedule, source: str) -> None:
+        """Add a schedule as a candidate, unless it is one already."""
         candidate = _Candidate(schedule, source)
         if candidate.shape not in self.shapes:
             self.shapes.add(candidate.shape)
@@ -284,8 +285,7 @@ def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_Candidate]
 
 def _free(problem: Problem) -> Problem:
     """The problem with no clause of a sketch but what merges: schedules of all sketches compete."""
-    clauses = problem.clauses
-    return replace(problem, clauses=Clauses(max_merge=clauses.max_merge, merging=clauses.merging))
+    return replace(problem, clauses=problem.clauses.only("merge"))
 
 
 def _range(first: int, last: int, winner: _Candidate, program: Program) -> PlanRange:

@@ -55,6 +55,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("seed", "Int64", "of the run"),
     Column("time_limit_s", "float64", "of the run"),
     Column("threads", "Int64", "of each solver"),
+    Column("parameters", "string", "what of `SearchParameters` differs from the defaults, as JSON"),
     Column("status", "string", _STATUS),
     Column("error", "string", "the reason, where there is no schedule"),
     Column("stopped", "string", "why the search ended, as in `Result.stopped`"),
@@ -103,7 +104,7 @@ COLUMNS: tuple[Column, ...] = (
 #: The columns that say which run a row is of.
 LABELS = (
     "topology", "collective", "num_ranks", "sketch", "size_bytes", "chunks_per_rank", "backend", "seed",
-    "time_limit_s", "threads",
+    "time_limit_s", "threads", "parameters",
 )  # fmt: skip
 
 #: The columns that only a schedule fills.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import threading
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.collectives import allgather
 from taccl.errors import (
+    FallbackWarning,
     InfeasibleError,
     InputError,
     NoSolutionError,
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.result import Result
 
-__all__ = ["Case", "Run", "end_with", "failed_row", "known_row", "make_run", "perform"]
+__all__ = ["Case", "RunRequest", "end_with", "failed_row", "known_row", "make_run", "perform"]
 
 #: Statuses that the same question would get again. Other failures hang on the machine and the moment.
 _LASTING = ("proven", "found", "infeasible")
+#: The columns of a row that tell how it is run.
+_OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
 #: How long solver processes wait for the next run in a process that was started for runs.
 _LINGER_S = 3.0
 #: How often a process that was started for runs looks whether the one that compares is still there.
@@ -81,7 +85,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunRequest:
     """What is to be run: a problem with options, and the row as far as it is known.
 
     Parameters
@@ -114,31 +118,34 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
         "size_bytes": problem.size_bytes,
         "chunks_per_rank": problem.collective.chunks_per_rank,
         "problem_digest": digest,
-        "key": key_of(digest, **{name: row[name] for name in ("backend", "seed", "time_limit_s", "threads")}),
+        "key": key_of(digest, **{name: row[name] for name in _OPTIONS if row[name] is not None}),
     }
 
 
-def make_run(problem: Problem, row: dict[str, Any], *, stores: bool) -> Run:
+def make_run(problem: Problem, row: dict[str, Any], *, stores: bool) -> RunRequest:
     """A run of a problem, to be performed elsewhere."""
     # What was worked out about the problem so far is not worth sending.
-    return Run(dataclasses.replace(problem), row, this_process(), stores)
+    return RunRequest(dataclasses.replace(problem), row, this_process(), stores)
 
 
-def perform(run: Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Run it: its row, and what to store of it, if anything; failures are rows with their reason."""
-    from taccl.synthesis import pipeline  # not needed for what the cache has
+    # Not needed for what the cache has.
+    from taccl.synthesis.parameters import SearchParameters
+    from taccl.synthesis.synthesize import synthesize
 
     _load_libraries()
     since = time.monotonic()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)
         try:
-            result = pipeline.synthesize(
+            result = synthesize(
                 run.problem,
                 backend=run.row["backend"],
                 time_limit_s=run.row["time_limit_s"],
                 threads=run.row["threads"],
                 seed=run.row["seed"],
+                parameters=SearchParameters.from_dict(json.loads(run.row["parameters"] or "{}")),
             )
         except (Exception, KeyboardInterrupt) as error:
             row = failed_row(run.row, error) | {"seconds": time.monotonic() - since}
@@ -148,13 +155,14 @@ def perform(run: Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
     row = run.row | figures(result)
     said = (str(w.message) for w in caught if issubclass(w.category, TacclWarning))
     row["notes"] = "; ".join(dict.fromkeys((*result.notes, *said))) or None
-    row |= _fallen_back(run, result)
+    if any(issubclass(w.category, FallbackWarning) for w in caught):
+        row |= _fallen_back(run, result)
     if not _worth_storing(row, run) or not isinstance(result.schedule, Schedule):
         return row, None
     return row, entry_document(run.key, row, result.schedule, found=result.to_dict())
 
 
-def _worth_storing(row: dict[str, Any], run: Run) -> bool:
+def _worth_storing(row: dict[str, Any], run: RunRequest) -> bool:
     """Whether the same run would have the same result again: not if Ctrl-C, memory or a licence ended it."""
     return run.stores and row["status"] in _LASTING and row["stopped"] != "interrupted"
 
@@ -166,11 +174,9 @@ def failed_row(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
     return row | {"status": status, "error": text}
 
 
-def _fallen_back(run: Run, result: Result) -> dict[str, Any]:
-    """What to change in the row where the schedule is not the backend's own, but what it fell back on."""
+def _fallen_back(run: RunRequest, result: Result) -> dict[str, Any]:
+    """What to change in the row where the backend found nothing, and another's schedule was returned."""
     reasons = [note for note in result.notes if note not in run.problem.notes]
-    if run.row["backend"] in ("auto", "greedy") or not reasons:
-        return {}
     own = [stage.status for stage in result.stages if stage.solver == run.row["backend"]]
     status = "unlicensed" if "unlicensed" in own else "interrupted" if result.interrupted else "no schedule"
     return dict.fromkeys(OF_SCHEDULES) | {
@@ -184,7 +190,7 @@ def _fallen_back(run: Run, result: Result) -> dict[str, Any]:
 @cache
 def _load_libraries() -> None:
     """Have what `synthesize` loads when it first runs, about a second's worth, counted to no run."""
-    from taccl.synthesis.pipeline import synthesize
+    from taccl.synthesis.synthesize import synthesize
 
     ring = parse("ring:2")
     synthesize(make_problem(ring, allgather(2), chunk_bytes=1), backend="greedy", time_limit_s=1.0)
@@ -203,7 +209,7 @@ def end_with(parent: int, folder: str) -> None:
     files of solvers lie in the parent's folder, as joblib may kill this process and all that it started.
     """
     WORKERS.folder = folder
-    threading.Thread(target=_end_without, args=(parent,), name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_without, args=(parent,), name="parent-death guard", daemon=True).start()
 
 
 def _end_without(parent: int) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from taccl.explore.cache import Cache
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
+    from taccl.synthesis.parameters import SearchParameters
 
 __all__ = ["sweep"]
 
@@ -51,6 +52,7 @@ def sweep(
     threads: Count = 1,
     cache: bool | Cache | str | PathLike[str] = True,
     progress: bool | Callable[[int, int], None] | None = None,
+    parameters: Iterable[SearchParameters] | None = None,
 ) -> pd.DataFrame:
     """A table of what is found for every combination, one row for each.
 
@@ -70,7 +72,7 @@ def sweep(
         Default: that of the collective, or of each sketch where the collective is named.
     root : int, optional
         Of a named broadcast, scatter, gather or reduce.
-    backends, seeds, time_limit_s, num_workers, threads, cache, progress
+    backends, seeds, time_limit_s, num_workers, threads, cache, progress, parameters
         As for `compare`.
 
     Returns
@@ -92,7 +94,7 @@ def sweep(
         collective = collectives.make(collective, topology.num_ranks, root=root).name
     elif not isinstance(collective, Collective):
         raise InputError(f"found {collective!r}; expected a collective or its name", where="collective")
-    options = option_rows(backends, seeds, time_limit_s, threads)
+    options = option_rows(backends, seeds, time_limit_s, threads, parameters)
     asked: list[tuple[Case, dict[str, Any]]] = []
     for each, size, cut in itertools.product(
         _loaded(sketches), _sizes(sizes), _cuts(chunks_per_rank, collective)

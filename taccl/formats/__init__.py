@@ -1,1 +1,1 @@
-"""Files: one format per module, each with load, dump or both."""
+"""Files: a folder for every family of formats, and a module for every format, with load, dump or both."""

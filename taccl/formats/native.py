@@ -26,10 +26,11 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
+from taccl.clauses import CLAUSES, Clauses
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
 from taccl.problem import Problem
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     import os
 
     from pydantic_core import ErrorDetails
+
+    from taccl.clauses import Clause
 
 __all__ = ["FORMAT", "VERSION", "dump_schedule", "found_by", "load", "load_schedule", "read_document", "save"]
 
@@ -144,6 +147,10 @@ def save(
 
     Parameters
     ----------
+    schedule : Schedule
+        Compact and implicit ones are listed first.
+    path : path
+        Of the file.
     extra : dict, optional
         How it was found, such as ``result.to_dict()``; by default its bound and gap are found anew.
 
@@ -331,22 +338,35 @@ class _Collective(_Strict):
     groups: list[Annotated[_Group, Field(strict=False)]] = Field(default_factory=list)
 
 
-class _Clauses(_Strict):
-    name: str
-    links_allowed: list[_Index] | None
-    carries_from: dict[_LinkText, list[_Index]]
-    carries_to: dict[_LinkText, list[_Index]]
-    direct_crossing: bool
-    own_first: list[_Index]
-    max_merge: _Index
-    merging: list[_Index]
-    symmetry: list[list[_Index]]
-    switch_policies: list[Annotated[_SwitchPolicy, Field(strict=False)]]
-    link_use: str
-    objective_weight: _Cost
-    routing_slack: _Cost
-    relays: list[_Index] | None = None
-    where: dict[str, str]
+#: How the values of clauses of each shape are written.
+_SHAPES: dict[str, Any] = {
+    "links": list[_Index],
+    "ranks": list[_Index],
+    "ranks-of-link": dict[_LinkText, list[_Index]],
+    "policies": list[Annotated[_SwitchPolicy, Field(strict=False)]],
+    "permutations": list[list[_Index]],
+    "fraction": _Cost,
+}
+
+
+def _written(clause: Clause) -> tuple[Any, Any]:
+    """The type of a clause's values in a file, and the default where it may be left out."""
+    nothing = getattr(Clauses(), clause.field)
+    plain = next((kind for kind in (bool, str) if isinstance(nothing, kind)), _Index)
+    shape = _SHAPES.get(clause.shape, plain)
+    return (shape | None if nothing is None else shape), (None if clause.is_new else ...)
+
+
+if TYPE_CHECKING:
+    _Clauses = _Strict
+else:
+    _Clauses = create_model(
+        "_Clauses",
+        __base__=_Strict,
+        name=(str, ...),
+        where=(dict[str, str], ...),
+        **{field: _written(clause) for field, clause in CLAUSES.items()},
+    )
 
 
 class _Problem(_Strict):

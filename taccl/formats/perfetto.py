@@ -20,35 +20,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from taccl.analysis.simulation.events import events_of
 from taccl.analysis.simulation.simulation import Simulation
 from taccl.analysis.simulation.usage import JITTER_BITS
-from taccl.formats.files import check_writable, write_whole
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from taccl.analysis.simulation.events import Events
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["save_perfetto", "trace"]
+__all__ = ["trace", "trace_text"]
 
 
-def save_perfetto(
-    timeline: Schedule | Simulation, path: str | os.PathLike[str], *, overwrite: bool = False
-) -> None:
-    """Write the trace of a schedule or a simulation.
+def trace_text(timeline: Schedule | Simulation) -> str:
+    """The trace as JSON, with a line per event.
 
     Raises
     ------
     InputError
-        If the file exists and `overwrite` is False, it cannot be written, or the schedule is none of its
-        problem.
+        If the schedule is none of its problem.
     """
-    check_writable(path, overwrite=overwrite)
     document = trace(timeline)
     lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in document.pop("traceEvents"))
-    rest = json.dumps(document)[1:]
-    write_whole(path, f'{{"traceEvents": [\n{lines}\n], {rest}\n', overwrite=overwrite)
+    return f'{{"traceEvents": [\n{lines}\n], {json.dumps(document)[1:]}\n'
 
 
 def trace(timeline: Schedule | Simulation) -> dict[str, Any]:

@@ -118,6 +118,8 @@ def convert(
     from_, to : str, optional
         Names in `taccl.formats.table.FORMATS`; by default what the content of `source` and the extension of
         `target` say.
+    overwrite : bool
+        Whether files may be replaced.
     load_options : mapping, optional
         Options of the reader.
     options
@@ -323,6 +325,7 @@ def _write(
         thing = step(thing, **_taken(step, options))
     taken = _taken(dump, options)
     if "path" not in inspect.signature(dump).parameters:
+        check_writable(path, overwrite=overwrite)
         write_whole(path, dump(thing, **taken), overwrite=overwrite)
         return (Path(path),)
     written = dump(thing, path, overwrite=overwrite, **taken)

@@ -67,37 +67,37 @@ FORMATS = (
     ),
     FileFormat(
         "upstream-algorithm", "schedule", "an algorithm of the published TACCL tool",
-        load="taccl.formats.upstream_algorithm:load_upstream_algorithm",
-        dump="taccl.formats.upstream_algorithm_dump:save_upstream_algorithm",
+        load="taccl.formats.published.algorithm:load_upstream_algorithm",
+        dump="taccl.formats.published.dump:algorithm_text",
         fields={"sccl_type": "algorithm"},
     ),
     FileFormat(
         "perfetto", "schedule", "a timeline for Perfetto or Chrome's tracing page",
         (".perfetto.json", ".trace.json", ".trace"),
-        dump="taccl.formats.perfetto:save_perfetto",
+        dump="taccl.formats.perfetto:trace_text",
         fields={"traceEvents": None},
         also=("simulation",),
         loses=_VIEW,
     ),
     FileFormat(
         "csv", "schedule", "a table of transfers", (".csv",),
-        dump="taccl.formats.transfers_table:save_csv",
+        dump="taccl.formats.transfers_table:csv_text",
         begins=r"\Atransfer,chunk,",
         loses=_VIEW,
     ),
     FileFormat(
         "parquet", "schedule", "a table of transfers; needs pyarrow", (".parquet",),
-        dump="taccl.formats.transfers_table:save_parquet",
+        dump="taccl.formats.transfers_table:parquet_bytes",
         loses=_VIEW,
     ),
     FileFormat(
         "chakra", "schedule", "execution traces for ASTRA-sim, one per rank", (".et",),
-        dump="taccl.formats.chakra:save_chakra",
+        dump="taccl.formats.astra.chakra:save_chakra",
     ),
     FileFormat(
         "msccl-xml", "program", "an algorithm for MSCCL, or for TACCL's runtime", (".xml",),
-        load="taccl.formats.msccl_xml:load_msccl_xml",
-        dump="taccl.formats.msccl_xml:dump_msccl_xml",
+        load="taccl.formats.msccl.xml:load_msccl_xml",
+        dump="taccl.formats.msccl.xml:dump_msccl_xml",
         begins=rf"\A{_XML_COMMENTS}<algo\b",
     ),
     FileFormat(
@@ -108,23 +108,23 @@ FORMATS = (
     ),
     FileFormat(
         "mscclpp", "program", "an execution plan for MSCCL++", (".plan.json",),
-        dump="taccl.formats.mscclpp_plan:save_mscclpp_plan",
+        dump="taccl.formats.mscclpp.plan:save_mscclpp_plan",
         fields={"gpus": None, "inplace": None, "protocol": None},
         loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
     ),
     FileFormat(
         "nccl-topology", "topology", "a server, as NCCL dumps it",
-        load="taccl.formats.nccl_topology:load_nccl_topology",
+        load="taccl.formats.nccl.topology:load_nccl_topology",
         begins=rf"\A(<\?xml[^>]*>\s*)?{_XML_COMMENTS}<(system|cpu|pci)\b",
     ),
     FileFormat(
         "nvidia-smi", "topology", "a server, as nvidia-smi topo -m prints it",
-        load="taccl.formats.nvidia_smi:load_nvidia_smi",
+        load="taccl.formats.nccl.nvidia_smi:load_nvidia_smi",
         begins=r"^(\x1b\[[0-9;]*m|[^\S\n])*GPU\d+\b[^\n]*\bCPU Affinity",
     ),
     FileFormat(
         "astra-sim-network", "topology", "a network file of ASTRA-sim",
-        load="taccl.formats.astra_network:load_astra_network",
+        load="taccl.formats.astra.network:load_astra_network",
         begins=r"^npus_count\s*:",
     ),
 )  # fmt: skip

@@ -27,16 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.errors import ExportError
-from taccl.formats.files import check_writable, write_whole
 
 if TYPE_CHECKING:
-    import os
-
     from numpy.typing import NDArray
 
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["save_csv", "save_parquet", "transfers_table"]
+__all__ = ["csv_text", "parquet_bytes", "transfers_table"]
 
 
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
@@ -85,32 +82,23 @@ def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
     }
 
 
-def save_csv(schedule: Schedule, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write the table as comma-separated values: a line of names, then a line per row.
-
-    Raises
-    ------
-    InputError
-        If the file exists and `overwrite` is False, or it cannot be written.
-    """
-    check_writable(path, overwrite=overwrite)
+def csv_text(schedule: Schedule) -> str:
+    """The table as comma-separated values: a line of names, then a line per row."""
     table = transfers_table(schedule)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table)
     writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
-    write_whole(path, text.getvalue(), overwrite=overwrite)
+    return text.getvalue()
 
 
-def save_parquet(schedule: Schedule, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write the table as Parquet.
+def parquet_bytes(schedule: Schedule) -> bytes:
+    """The table as Parquet.
 
     Raises
     ------
     ExportError
         If pyarrow is not installed.
-    InputError
-        If the file exists and `overwrite` is False, or it cannot be written.
     """
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -119,7 +107,6 @@ def save_parquet(schedule: Schedule, path: str | os.PathLike[str], *, overwrite:
             f"Parquet needs pyarrow, which cannot be imported ({error}); install it with "
             "pip install 'taccl[parquet]', or write CSV"
         ) from None
-    check_writable(path, overwrite=overwrite)
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table(transfers_table(schedule)), buffer)
-    write_whole(path, buffer.getvalue(), overwrite=overwrite)
+    return buffer.getvalue()

@@ -17,6 +17,7 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.arguments import checked
 from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
+from taccl.clauses import BINDING
 from taccl.errors import CollectiveError, InputError
 from taccl.plot.style import schedule_of
 from taccl.units import parse_size
@@ -167,8 +168,8 @@ def _lesser(under: tuple[float | None, ...], free: tuple[float | None, ...]) -> 
 
 def _as_free(problem: Problem, free: Problem) -> bool:
     """Whether a problem's sketch forbids nothing: what guides a search binds no schedule."""
-    names = ("links_allowed", "carries_from", "carries_to", "direct_crossing", "own_first", "relays")
-    return all(getattr(problem.clauses, name) == getattr(free.clauses, name) for name in names)
+    scopes = (scope for scope in BINDING if scope != "merge")
+    return problem.clauses.same(free.clauses, *scopes)
 
 
 def usual_sizes(own_bytes: int) -> tuple[int, ...]:

@@ -147,6 +147,15 @@ def in_key(name: str) -> str:
 def save(picture: Axes | Figure, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a picture to a file, whole or not at all; the end of its name says in which format.
 
+    Parameters
+    ----------
+    picture : Axes or Figure
+        As a function of `taccl.plot` returned it.
+    path : path
+        Ends in ``.svg``, ``.png`` or ``.pdf``.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+
     Raises
     ------
     InputError

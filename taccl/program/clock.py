@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.program.checks import Queue
     from taccl.program.program import Program
-    from taccl.program.trace import Sent
+    from taccl.program.trace import TracedMessage
 
 __all__ = ["Clock"]
 
@@ -32,14 +32,14 @@ class Clock:
 
     Parameters
     ----------
-    sent : sequence of Sent
+    sent : sequence of TracedMessage
         What the program sends, by `trace`.
     links : sequence of int
         The link that each goes over.
     """
 
     def __init__(
-        self, problem: Problem, program: Program, sent: Sequence[Sent], links: Sequence[int]
+        self, problem: Problem, program: Program, sent: Sequence[TracedMessage], links: Sequence[int]
     ) -> None:
         self.program, self.sent = program, sent
         self.room = PROTOCOLS[program.protocol]

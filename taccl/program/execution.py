@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program, Step
 
-__all__ = ["Execution", "Memory", "allocate_memory", "execute"]
+__all__ = ["ExecutionState", "Memory", "allocate_memory", "execute"]
 
 #: (rank, threadblock).
 Block = tuple[int, int]
@@ -48,7 +48,7 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Execution:
+class ExecutionState:
     """A run in progress, and then what is left of it.
 
     Parameters
@@ -87,7 +87,7 @@ def allocate_memory(
     return memory
 
 
-def execute(program: Program, memory: list[Memory], *, capacity: int | None = None) -> Execution:
+def execute(program: Program, memory: list[Memory], *, capacity: int | None = None) -> ExecutionState:
     """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
 
     Parameters
@@ -103,7 +103,7 @@ class _Machine:
 
     def __init__(self, program: Program, memory: list[Memory], capacity: int) -> None:
         self.program, self.capacity = program, capacity
-        self.execution = Execution(memory)
+        self.execution = ExecutionState(memory)
         self.blocks: list[Block] = [
             (r, t) for r, rank in enumerate(program.ranks) for t in range(len(rank.threadblocks))
         ]
@@ -117,7 +117,7 @@ class _Machine:
         self.ready: deque[Block] = deque(self.blocks)
         self.is_ready = set(self.blocks)
 
-    def run(self) -> Execution:
+    def run(self) -> ExecutionState:
         while self.ready:
             block = self.ready.popleft()
             self.is_ready.discard(block)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.errors import VerificationError
-from taccl.names import shown
+from taccl.names import listed, shown
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ FAULT_KINDS = (
     "output",  # an output slot without what the collective asks for
     "input",  # a slot of the user's input that the program overwrote, though it is not its output
 )
-
-_NUM_IN_MESSAGE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +85,8 @@ class Interpretation:
     def _text(self) -> str:
         kinds = Counter(each.kind for each in self.faults)
         tally = ", ".join(f"{kind} {kinds[kind]}" for kind in FAULT_KINDS if kinds[kind])
-        lines = [f"the program has {format_count(len(self.faults), 'fault')} ({tally}):"]
-        lines += [f"  {each}" for each in self.faults[:_NUM_IN_MESSAGE]]
-        if len(self.faults) > _NUM_IN_MESSAGE:
-            lines.append(f"  ... and {len(self.faults) - _NUM_IN_MESSAGE} more")
-        return "\n".join(lines)
+        head = f"the program has {format_count(len(self.faults), 'fault')} ({tally}):"
+        return "\n".join([head, *listed(self.faults)])
 
     def __repr__(self) -> str:
         unchecked = "" if self.outputs_checked else ", outputs not checked"

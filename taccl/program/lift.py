@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taccl.arguments import Size
     from taccl.collective import Collective
     from taccl.program.program import Program
-    from taccl.program.trace import Contributions, Sent
+    from taccl.program.trace import Contributions, TracedMessage
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
@@ -116,7 +116,7 @@ def lift(
     return schedule
 
 
-def _links(topology: Topology, sent: Sequence[Sent]) -> list[int]:
+def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
     """The link that each message goes over."""
     channels: dict[tuple[int, int], set[int]] = defaultdict(set)
     for each in sent:
@@ -140,7 +140,7 @@ def _links(topology: Topology, sent: Sequence[Sent]) -> list[int]:
     return [link_of[each.queue] for each in sent]
 
 
-def _adds(collective: Collective, sent: Sent) -> list[bool]:
+def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
     """Of each content that arrives at a rank, whether it is added to what the rank has.
 
     It is if it lacks the rank's own contribution, or that of others. A whole sum that the rank adds nothing
@@ -157,7 +157,7 @@ def _adds(collective: Collective, sent: Sent) -> list[bool]:
     return [added or (free and any(adds)) for added, free in zip(adds, either, strict=True)]
 
 
-def _start(clock: Clock, sent: Sequence[Sent]) -> list[int]:
+def _start(clock: Clock, sent: Sequence[TracedMessage]) -> list[int]:
     """Starts with which no sum includes what the program adds to it later.
 
     A program may leave what arrived in its queue, or in scratch. A schedule adds it up at its arrival, so

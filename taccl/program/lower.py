@@ -66,6 +66,8 @@ def lower(
 
     Parameters
     ----------
+    schedule : Schedule
+        A valid one.
     in_place : bool
         Whether input and output are one buffer. The rest of the input is left as it was in either case.
     protocol : str

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUFFERS", "OPERATIONS", "PROTOCOLS", "Program", "RankProgram", "Slot", "Step", "StepAddress",
-    "Threadblock", "operation_parts",
+    "Threadblock",
 ]  # fmt: skip
 
 BUFFERS = ("input", "output", "scratch")
@@ -53,19 +53,6 @@ OPERATIONS: Mapping[str, OperationParts] = {
     "reduce": OperationParts(False, True, True, False),  # dst = dst + src
     "nop": OperationParts(False, False, False, False),
 }
-
-
-def operation_parts(operation: str) -> OperationParts:
-    """What an operation does.
-
-    Raises
-    ------
-    InputError
-        If there is no such operation.
-    """
-    if operation not in OPERATIONS:
-        raise InputError(f"found {operation!r}; expected one of {', '.join(OPERATIONS)}", where="operation")
-    return OPERATIONS[operation]
 
 
 class Slot(NamedTuple):
@@ -175,10 +162,12 @@ class Program:
 
     @property
     def num_ranks(self) -> int:
+        """How many ranks it runs on."""
         return len(self.ranks)
 
     @cached_property
     def num_steps(self) -> int:
+        """How many steps all threadblocks have together."""
         return sum(1 for _ in self.steps())
 
     @cached_property

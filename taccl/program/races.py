@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.program.execution import Execution, Memory
+    from taccl.program.execution import ExecutionState, Memory
     from taccl.program.program import Program, Step
 
 __all__ = ["find_races"]
 
 
-def find_races(program: Program, execution: Execution) -> Iterator[Fault]:
+def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
     """Races among the steps that ran.
 
     Every access must come after the last write before it, and every write after the reads since then: if
@@ -98,7 +98,7 @@ def _conflicts(
 
 def _comes_before(
     program: Program,
-    execution: Execution,
+    execution: ExecutionState,
     when: dict[StepAddress, int],
     earlier: StepAddress,
     later: StepAddress,

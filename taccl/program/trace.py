@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from taccl.collective import Collective
     from taccl.program.program import Program, StepAddress
 
-__all__ = ["Contributions", "Sent", "trace"]
+__all__ = ["Contributions", "TracedMessage", "trace"]
 
 #: What a slot holds: whose contribution to which chunk; of what is not added up, -1 for whoever had it.
 Contributions = frozenset[tuple[int, int]]
 
 
 @dataclass(eq=False, slots=True)
-class Sent:
+class TracedMessage:
     """What one step sends: its chunks, what is in each, and the steps that receive them, one by one.
 
     `place` counts what went through the queue before it.
@@ -41,7 +41,7 @@ class Sent:
     receivers: list[StepAddress] = field(default_factory=list)
 
 
-def trace(program: Program) -> list[Sent]:
+def trace(program: Program) -> list[TracedMessage]:
     """What every sending step of a correct program (`taccl.interpret`) sends, in an order that it allows.
 
     Raises
@@ -67,9 +67,9 @@ def trace(program: Program) -> list[Sent]:
         for index, chunk in enumerate(where.inputs):
             mine = frozenset(((rank if collective.combining else -1, chunk),))
             held[rank][execution.memory[rank].place(Slot("input", index))] = mine
-    queues: dict[Queue, deque[tuple[Contributions, Sent]]] = defaultdict(deque)
+    queues: dict[Queue, deque[tuple[Contributions, TracedMessage]]] = defaultdict(deque)
     places: dict[Queue, int] = defaultdict(int)
-    sent: list[Sent] = []
+    sent: list[TracedMessage] = []
     for address in execution.done:
         rank, t, s = address
         threadblock = program.ranks[rank].threadblocks[t]
@@ -81,7 +81,7 @@ def trace(program: Program) -> list[Sent]:
         incoming = Queue(source, rank, threadblock.channel)
         outgoing = Queue(rank, target, threadblock.channel)
         if parts.sends:
-            sent.append(Sent(address, outgoing, places[outgoing]))
+            sent.append(TracedMessage(address, outgoing, places[outgoing]))
             places[outgoing] += 1
         for i in range(step.count if step.operation != "nop" else 0):
             value: Contributions = frozenset()

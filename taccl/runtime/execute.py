@@ -98,7 +98,7 @@ def execute_job(make: Callable[[], Job], note: Callable[[str], None] = lambda _:
 
 
 def _join(launch: Launch, make: Callable[[], Job], note: Callable[[str], None]) -> Execution:
-    from taccl.runtime.together import execute_together
+    from taccl.runtime.rank_execution import execute_on_rank
     from taccl.runtime.watchdog import Watchdog
 
     mpi = import_mpi()
@@ -111,4 +111,4 @@ def _join(launch: Launch, make: Callable[[], Job], note: Callable[[str], None]) 
             f"{INSTALL}, which brings its own)"
         )
     with Watchdog() as watchdog:
-        return execute_together(communicator, make, watchdog, note)
+        return execute_on_rank(communicator, make, watchdog, note)

@@ -9,6 +9,7 @@ import numpy as np
 
 from taccl.arguments import checked, known_word
 from taccl.errors import InputError, VerificationError
+from taccl.names import listed
 from taccl.program.checks import check_queues, check_steps
 from taccl.program.layout import layout
 from taccl.program.program import PROTOCOLS, Program
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "Job", "check_memory", "make_job", "memory_needed_bytes"]
 
 DTYPES = ("int32", "int64", "float32", "float64")
-_NUM_IN_MESSAGE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Job:
 
     @property
     def chunk_bytes(self) -> int:
+        """Bytes of one chunk."""
         return self.elements * np.dtype(self.dtype).itemsize
 
     @property
@@ -151,9 +152,7 @@ def _check(program: Program) -> None:
         raise InputError("found no ranks; expected at least one", where="program")
     faults = [*check_steps(program), *(fault for fault in check_queues(program) if fault.steps)]
     if faults:
-        more = len(faults) - _NUM_IN_MESSAGE
-        lines = ["the program cannot be executed:", *(f"  {fault}" for fault in faults[:_NUM_IN_MESSAGE])]
-        lines += [f"  ... and {more} more"] if more > 0 else []
+        lines = ["the program cannot be executed:", *listed(faults, most=5)]
         raise VerificationError("\n".join(lines), violations=faults)
 
 

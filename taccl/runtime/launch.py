@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import find_mpiexec
 from taccl.runtime.job import check_memory
-from taccl.runtime.lifeline import held, processes_naming, remove_segments, segments
+from taccl.runtime.parent_death_guard import held, processes_naming, remove_segments, segments
 from taccl.runtime.report import Execution
 from taccl.runtime.watchdog import GRACE_S
 
@@ -137,7 +137,7 @@ class _Ranks:
                 time.sleep(_POLL_S)
 
     def end(self) -> None:
-        """End every process that is left, and wait until all are gone; their lifeline has been let go."""
+        """End every process that is left, and wait until all are gone; their guard has been let go."""
         if self.process.poll() is None:
             self.process.terminate()
             try:

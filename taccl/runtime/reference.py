@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.collectives import make
+from taccl.collectives import ROOTED, make
 from taccl.runtime.buffers import Data, unwritten
 from taccl.runtime.report import WrongChunk
 
@@ -38,9 +38,8 @@ def counterpart(collective: Collective) -> Counterpart | None:
     """MPI's own collective for this one; None where there is none with chunks in these places."""
     if collective.name not in _COUNTERPARTS:
         return None
-    rooted = collective.name in ("broadcast", "scatter", "gather", "reduce")
     root = None
-    if rooted:
+    if collective.name in ROOTED:
         first = collective.chunks[0]
         ends = first.origins if collective.name in ("broadcast", "scatter") else first.destinations
         root = ends[0] if ends else 0

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from taccl.errors import ExecutionError, VerificationError
+from taccl.names import in_runs, listed
 from taccl.program.program import StepAddress
 from taccl.units import format_count, format_size, format_us
 
 __all__ = ["Execution", "Times", "Wait", "WrongChunk", "was_moving"]
-
-_NUM_IN_MESSAGE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +82,12 @@ class Times:
 
     @property
     def median_us(self) -> float:
+        """The median of the times, in microseconds."""
         return statistics.median(self.each_us)
 
     @property
     def min_us(self) -> float:
+        """The least of the times, in microseconds."""
         return min(self.each_us)
 
 
@@ -181,10 +182,7 @@ class Execution:
             f"{format_count(self.num_wrong, 'chunk')} wrong, at {format_count(len(ranks), 'rank')} of "
             f"{self.num_ranks}:"
         ]
-        lines += [f"  {each}" for each in self.wrong[:_NUM_IN_MESSAGE]]
-        if self.num_wrong > len(lines) - 1:
-            lines.append(f"  ... and {self.num_wrong - len(lines) + 1} more")
-        return "\n".join(lines)
+        return "\n".join([*lines, *listed(self.wrong, total=self.num_wrong)])
 
     def _waiting(self) -> str:
         ranks = sorted({each.address.rank for each in self.waits})
@@ -194,15 +192,12 @@ class Execution:
             state = f"nothing had moved for {self.idle_s:.1f} s"
         word = "rank" if len(ranks) == 1 else "ranks"
         lines = [
-            f"not done after {self.timeout_s:g} s, and {state}; waiting: {word} {_ranges(ranks)} of "
+            f"not done after {self.timeout_s:g} s, and {state}; waiting: {word} {in_runs(ranks)} of "
             f"{self.num_ranks}:"
         ]
-        lines += [f"  {each}" for each in self.waits[:_NUM_IN_MESSAGE]]
         if self.num_in_cycle:
-            lines.insert(1, f"  the first {self.num_in_cycle} wait for each other:")
-        if len(self.waits) > _NUM_IN_MESSAGE:
-            lines.append(f"  ... and {len(self.waits) - _NUM_IN_MESSAGE} more")
-        return "\n".join(lines)
+            lines.append(f"  the first {self.num_in_cycle} wait for each other:")
+        return "\n".join([*lines, *listed(self.waits)])
 
     def to_dict(self) -> dict[str, Any]:
         """The execution as plain values."""
@@ -239,14 +234,3 @@ class Execution:
 def was_moving(idle_s: float, timeout_s: float) -> bool:
     """Whether steps were still being done when the time was up: who waited for whom says nothing then."""
     return idle_s < min(1.0, timeout_s / 4)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Sorted numbers in few words: ``0-3, 7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,6 +1,6 @@
 """One rank that ``taccl run`` started: ``python -m taccl.runtime.worker JOB.json`` under mpiexec.
 
-Rank 0 says what there is to say on stdout, in lines of JSON. The lifeline is in the folder of the job.
+Rank 0 says what there is to say on stdout, in lines of JSON. The pipe that guards it is in the job's folder.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import import_mpi
 from taccl.runtime.job import Job
-from taccl.runtime.lifeline import end_with
-from taccl.runtime.together import execute_together
+from taccl.runtime.parent_death_guard import end_with
+from taccl.runtime.rank_execution import execute_on_rank
 from taccl.runtime.watchdog import Watchdog
 
 __all__ = ["main"]
@@ -31,7 +31,7 @@ def main(path: str) -> int:
             return 1
         communicator = mpi.COMM_WORLD
         is_first = communicator.rank == 0
-        report = execute_together(
+        report = execute_on_rank(
             communicator,
             lambda: Job.from_dict(json.loads(Path(path).read_text(encoding="utf-8"))),
             watchdog,

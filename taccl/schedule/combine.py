@@ -34,7 +34,7 @@ def reduction_half(problem: Problem) -> Problem:
         problem,
         topology=problem.topology.reversed(),
         collective=_from_roots(problem.collective, to="origins"),
-        clauses=replace(problem.clauses, carries_from=problem.clauses.carries_to, carries_to={}),
+        clauses=problem.clauses.reversed(),
     )
 
 
@@ -78,7 +78,17 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
-    """One schedule after another on each resource, re-timed together so that they overlap where they can."""
+    """One schedule after another on each resource, re-timed together so that they overlap where they can.
+
+    Parameters
+    ----------
+    schedules : sequence of Schedule
+        In order; their chunks and links are those of `problem`.
+    problem : Problem
+        What the whole is a schedule of.
+    producer : str
+        By default those of the schedules.
+    """
     starts, groups = [], []
     time = num_groups = 0
     for each in schedules:

@@ -15,12 +15,12 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.schedule.figures import Figures
 from taccl.schedule.schedule import Schedule, Transfer, make_schedule
-from taccl.units import format_size, gb_per_s
+from taccl.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from fractions import Fraction
 
     from numpy.typing import NDArray
 
@@ -37,7 +37,7 @@ _EXPANDED_BYTES = 150
 
 
 @dataclass(frozen=True, eq=False)
-class CompactSchedule:
+class CompactSchedule(Figures):
     """Sends in order of start; the first `num_reducing` add to what the destination holds, the rest copy.
 
     Parameters
@@ -69,6 +69,7 @@ class CompactSchedule:
 
     @property
     def num_transfers(self) -> int:
+        """How many transfers there are."""
         return len(self.chunk)
 
     @property
@@ -80,27 +81,6 @@ class CompactSchedule:
     def finish_ticks(self) -> int:
         """The last arrival, in ticks; 0 of an empty schedule."""
         return max((int(end.max()) for _, _, _, end in self.blocks()), default=0)
-
-    @property
-    def finish(self) -> Fraction:
-        """The last arrival, in exact microseconds."""
-        return self.problem.costs.us(self.finish_ticks)
-
-    @property
-    def finish_us(self) -> float:
-        """The last arrival, in microseconds."""
-        return float(self.finish)
-
-    @property
-    def algbw_gb_per_s(self) -> float | None:
-        """Size over finish in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
-        return gb_per_s(self.problem.size_bytes, self.finish)
-
-    @property
-    def busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
-        algbw = self.algbw_gb_per_s
-        return None if algbw is None else algbw * self.problem.collective.busbw_factor
 
     @property
     def num_bytes(self) -> int:

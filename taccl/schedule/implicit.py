@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from taccl.arguments import checked
+from taccl.collective import busbw_factor
 from taccl.collectives import make
 from taccl.errors import InputError
 from taccl.problem import make_problem
+from taccl.schedule.figures import Figures
 from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.named import NamedFabric
-from taccl.units import format_count, format_size, gb_per_s
+from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +70,7 @@ class TransferBlock(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ImplicitSchedule:
+class ImplicitSchedule(Figures):
     """A pattern, and the translations that repeat it for every rank.
 
     Transfer ``n`` is row ``n // num_ranks`` under translation ``n % num_ranks``; in this order transfers
@@ -119,6 +121,7 @@ class ImplicitSchedule:
 
     @property
     def num_ranks(self) -> int:
+        """How many ranks the fabric has."""
         return self.translations.num_ranks
 
     @property
@@ -128,6 +131,7 @@ class ImplicitSchedule:
 
     @property
     def num_transfers(self) -> int:
+        """How many transfers all ranks make together."""
         return self.num_rows * self.num_ranks
 
     @property
@@ -158,25 +162,14 @@ class ImplicitSchedule:
         return Fraction(self.finish_ticks, self.ticks.ticks_per_us)
 
     @property
-    def finish_us(self) -> float:
-        """The last arrival, in microseconds."""
-        return float(self.finish)
-
-    @property
     def size_bytes(self) -> int:
         """The larger of one rank's input and output buffer, as nccl-tests counts it."""
         return self.num_ranks * self.chunks_per_rank * self.chunk_bytes
 
     @property
-    def algbw_gb_per_s(self) -> float | None:
-        """Size over finish in GB/s, as nccl-tests defines it; None of an empty schedule."""
-        return gb_per_s(self.size_bytes, self.finish)
-
-    @property
-    def busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s, as nccl-tests defines it; None of an empty schedule."""
-        algbw, share = self.algbw_gb_per_s, (self.num_ranks - 1) / self.num_ranks
-        return None if algbw is None else algbw * share * (2 if self.collective == "allreduce" else 1)
+    def busbw_factor(self) -> float:
+        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
+        return busbw_factor(self.collective, self.num_ranks)
 
     # ---- transfers, when asked for
 

@@ -98,24 +98,10 @@ class Pattern(NamedTuple):
     reduce: NDArray[np.bool_]
 
     @classmethod
-    def sorted(
-        cls,
-        item: ArrayLike,
-        src: ArrayLike,
-        dst: ArrayLike,
-        link_class: ArrayLike,
-        start: ArrayLike,
-        reduce: ArrayLike,
-    ) -> Pattern:
-        """A pattern from rows in any order."""
-        columns = [
-            np.asarray(column, dtype=dtype)
-            for column, dtype in zip(
-                (item, src, dst, link_class, start, reduce),
-                (np.int32, np.int32, np.int32, np.int32, np.int64, bool),
-                strict=True,
-            )
-        ]
+    def sorted(cls, *rows: ArrayLike) -> Pattern:
+        """A pattern from its columns, with rows in any order."""
+        kinds = (*[np.int32] * 4, np.int64, bool)
+        columns = [np.asarray(column, dtype=kind) for column, kind in zip(rows, kinds, strict=True)]
         if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1:
             raise InputError(
                 f"found columns of shapes {[column.shape for column in columns]}; expected one value per row",

@@ -12,11 +12,11 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown
-from taccl.units import format_count, format_us, gb_per_s
+from taccl.schedule.figures import Figures
+from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from fractions import Fraction
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -45,7 +45,7 @@ class Transfer(NamedTuple):
 
 @checked
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class Schedule(Figures):
     """All transfers of a problem, ordered by start, link and chunk; see `make_schedule`.
 
     Parameters
@@ -88,6 +88,7 @@ class Schedule:
 
     @property
     def num_transfers(self) -> int:
+        """How many transfers there are; merged ones count one by one."""
         return len(self.chunk)
 
     @cached_property
@@ -99,27 +100,6 @@ class Schedule:
     def finish_ticks(self) -> int:
         """The last arrival, in ticks; 0 of an empty schedule."""
         return int(self.end.max()) if len(self.end) else 0
-
-    @property
-    def finish(self) -> Fraction:
-        """The last arrival, in exact microseconds."""
-        return self.problem.costs.us(self.finish_ticks)
-
-    @property
-    def finish_us(self) -> float:
-        """The last arrival, in microseconds."""
-        return float(self.finish)
-
-    @property
-    def algbw_gb_per_s(self) -> float | None:
-        """Size over finish in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
-        return gb_per_s(self.problem.size_bytes, self.finish)
-
-    @property
-    def busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
-        algbw = self.algbw_gb_per_s
-        return None if algbw is None else algbw * self.problem.collective.busbw_factor
 
     def __len__(self) -> int:
         return self.num_transfers

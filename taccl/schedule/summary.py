@@ -36,10 +36,12 @@ class ScheduleSummary(CompactSchedule):
 
     @property
     def num_transfers(self) -> int:
+        """How many transfers there were."""
         return self.num_dropped
 
     @property
     def num_sends(self) -> int:
+        """How many sends there were."""
         return self.num_dropped
 
     @property

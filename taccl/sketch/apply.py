@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from taccl.clauses import CLAUSES
+from taccl.collectives import ROOTED
 from taccl.errors import SketchError
 from taccl.problem import Clauses, Problem, SwitchPolicy, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
-from taccl.units import parse_size
+from taccl.units import exact, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -123,6 +125,10 @@ def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
     carries_from, carries_to = resolver.relays(internode)
     merging = {"internode": internode, "all": sorted(kept), "none": []}[sketch.merging.links]
     crossing = sketch.internode
+    said = {name: sketch.value_of(each.said[0]) for name, each in CLAUSES.items() if each.is_copied}
+    copied: dict[str, Any] = {
+        name: exact(value) if CLAUSES[name].shape == "fraction" else value for name, value in said.items()
+    }
     return Clauses(
         name=sketch.name,
         links_allowed=None if len(kept) == len(topology.links) else frozenset(kept),
@@ -133,10 +139,8 @@ def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
         max_merge=sketch.merging.max if merging else 1,
         merging=frozenset(merging),
         switch_policies=resolver.switch_policies(kept),
-        link_use=sketch.objective.link_use,
-        objective_weight=sketch.objective_weight,
-        routing_slack=sketch.routing_slack,
         where=_where(sketch),
+        **copied,
     )
 
 
@@ -342,7 +346,7 @@ def _with_symmetry(problem: Problem, sketch: Sketch) -> Problem:
 def _why_narrow(problem: Problem) -> str:
     """What keeps a collective from having a rank symmetry."""
     name = problem.collective.name
-    if name in ("broadcast", "scatter", "gather", "reduce"):
+    if name in ROOTED:
         return "a root"
     if name.startswith("multi-root"):
         return "roots that do not map to each other"

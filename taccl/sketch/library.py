@@ -40,7 +40,7 @@ def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
 
     path, source = _find(name_or_path)
     data = parse(read_text(path), source=source)
-    if "nnodes" in data:
+    if "nnodes" in data or "gpus_per_node" in data:  # the latter is a topology, and told as such
         from taccl.sketch.upstream_files import sketch_from_file
 
         return sketch_from_file(data, source=str(path), name=path.stem)

@@ -7,19 +7,33 @@ nodes takes 64 searches.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from taccl.errors import SketchError, TopologyError
 from taccl.problem import Clauses
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from taccl.errors import InputError
     from taccl.problem import Problem
+    from taccl.topology.topology import Topology
 
-__all__ = ["check_reachable"]
+__all__ = ["Demand", "check_reachable", "demands", "hops_from", "kind_of", "reached", "unmet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A chunk that must get from any of `starts` to all of `ends`, and others that are no different.
+
+    Where it is `reducing`, contributions must get from each of `ends` to the root, which is `starts`.
+    """
+
+    chunk: int
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    reducing: bool = False
 
 
 def check_reachable(problem: Problem) -> None:
@@ -35,130 +49,137 @@ def check_reachable(problem: Problem) -> None:
     TopologyError
         If the topology has no such path even without the sketch.
     """
-    search = _Search(problem)
-    if search.joins_everything():
-        return
-    checked = set()
-    for index, chunk in enumerate(problem.collective.chunks):
-        kind = chunk, search.starts(index), search.makers(index), problem.holders(index)
-        if kind in checked:
-            continue
-        checked.add(kind)
-        for src, dst, reducing in search.missing(index):
-            raise _explained(problem, index, src, dst, reducing)
+    if not _joins_everything(problem):
+        for demand in unmet(problem):
+            raise _explained(problem, demand)
 
 
-class _Search:
-    """Breadth-first searches over the links that may carry a chunk, each done once."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._derived: dict[int, list[int]] = defaultdict(list)
-        self._makers: dict[int, list[int]] = defaultdict(list)
-        sources = {derivation.source for derivation in problem.collective.derivations}
-        for derivation in problem.collective.derivations:
-            self._derived[derivation.chunk].append(derivation.rank)
-            made = problem.collective.chunks[derivation.chunk]
-            if not made.origins and (made.destinations or derivation.chunk in sources):
-                self._makers[derivation.source].append(derivation.rank)
-        self._reached: dict[Hashable, frozenset[int]] = {}
-        self._nodes: dict[tuple[int, ...], frozenset[int]] = {}
-
-    def starts(self, index: int) -> tuple[int, ...]:
-        """Ranks where a chunk starts, or is made from another."""
-        return (*self._problem.collective.chunks[index].origins, *self._derived.get(index, ()))
-
-    def makers(self, index: int) -> tuple[int, ...]:
-        """Ranks that must hold a chunk to make another of it, which starts nowhere else."""
-        return tuple(self._makers.get(index, ()))
-
-    def joins_everything(self) -> bool:
-        """Whether in each process group every rank reaches every rank, whatever the chunk.
-
-        False where a link has several sources.
-        """
-        clauses, links = self._problem.clauses, self._problem.topology.links
-        collective = self._problem.collective
-        if any(len(links[e].srcs) > 1 for e in self._problem.links_allowed):
-            return False
-        if clauses.carries_from or clauses.carries_to or clauses.direct_crossing:
-            return False
-        for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True):
-            for reducing in (False, True) if chunks else ():
-                if not self._search(chunks[0], group.ranks[:1], reducing).issuperset(group.ranks):
-                    return False
-        return True
-
-    def missing(self, index: int) -> Iterator[tuple[int, int, bool]]:
-        """Pairs of ranks that a chunk must get between but cannot, and whether it is being reduced."""
-        collective = self._problem.collective
-        chunk = collective.chunks[index]
-        starts = self.starts(index)
-        if collective.combining and chunk.root is not None:
-            into_root = self._reach(index, (chunk.root,), reducing=True)
-            for rank in chunk.origins:
-                if rank not in into_root:
-                    yield rank, chunk.root, True
-            starts = (chunk.root,)
-        ends = [rank for rank in (*chunk.destinations, *self.makers(index)) if rank not in starts]
+def unmet(problem: Problem) -> Iterator[Demand]:
+    """The demands that are not met, each with the ends that are not reached."""
+    known: dict[Hashable, Iterable[int]] = {}
+    for demand in demands(problem):
+        kind = kind_of(problem, demand)
+        if kind not in known:
+            known[kind] = reached(problem, demand).keys()
+        ends = tuple(rank for rank in demand.ends if rank not in known[kind])
         if ends:
-            reached = self._reach(index, starts, reducing=False)
-            for rank in ends:
-                if rank not in reached:
-                    yield starts[0], rank, False
+            yield replace(demand, ends=ends)
 
-    def _reach(self, index: int, starts: tuple[int, ...], *, reducing: bool) -> frozenset[int]:
-        """Ranks that a chunk gets to from `starts`; while it is reduced, ranks that it gets to them from."""
-        chunk = self._problem.collective.chunks[index]
-        # What `Problem.may_carry` looks at.
-        kind = (
-            starts, chunk.origins if not reducing and chunk.root is None else None, reducing,
-            self._nodes_of(chunk.origins), self._nodes_of(chunk.destinations),
-            self._problem.holders(index),
-        )  # fmt: skip
-        if kind not in self._reached:
-            self._reached[kind] = self._search(index, starts, reducing)
-        return self._reached[kind]
 
-    def _nodes_of(self, ranks: tuple[int, ...]) -> frozenset[int]:
-        """The nodes that some ranks are in."""
-        if ranks not in self._nodes:
-            node = self._problem.topology.node_of_rank
-            self._nodes[ranks] = frozenset(node[r] for r in ranks)
-        return self._nodes[ranks]
+def demands(problem: Problem) -> Iterator[Demand]:
+    """What has to arrive where, once for all chunks that clauses treat alike."""
+    collective = problem.collective
+    derived: dict[int, list[int]] = defaultdict(list)
+    makers: dict[int, list[int]] = defaultdict(list)
+    sources = {derivation.source for derivation in collective.derivations}
+    for derivation in collective.derivations:
+        derived[derivation.chunk].append(derivation.rank)
+        made = collective.chunks[derivation.chunk]
+        # What starts nowhere else must be made from a chunk that is there.
+        if not made.origins and (made.destinations or derivation.chunk in sources):
+            makers[derivation.source].append(derivation.rank)
+    seen = set()
+    for c, data in enumerate(collective.chunks):
+        starts, asked = (*data.origins, *derived.get(c, ())), tuple(makers.get(c, ()))
+        kind = data, starts, asked, problem.holders(c)
+        if kind in seen or (collective.sums_up and data.is_met(is_sum=True)):
+            continue
+        seen.add(kind)
+        if collective.combining and data.root is not None:
+            starts = (data.root,)
+            contributors = tuple(rank for rank in data.origins if rank != data.root)
+            if contributors:
+                yield Demand(c, starts, contributors, reducing=True)
+        ends = tuple(r for r in dict.fromkeys((*data.destinations, *asked)) if r not in starts)
+        if ends:
+            yield Demand(c, starts, ends)
 
-    def _search(self, index: int, starts: Iterable[int], reducing: bool) -> frozenset[int]:
-        """What `_reach` returns.
 
-        A copy goes over a link once all the link's sources have it; a contribution from any of them.
-        """
-        problem, topology = self._problem, self._problem.topology
-        incident = topology.links_to if reducing else topology.links_from
-        seen = set(starts)
-        queue = list(seen)
-        for rank in queue:
-            for link in incident[rank]:
-                srcs, dsts = topology.links[link].srcs, topology.links[link].dsts
-                ends = srcs if reducing else dsts
-                if seen.issuperset(ends) or not (reducing or seen.issuperset(srcs)):
-                    continue
-                if not problem.may_carry(link, index, reducing=reducing):
-                    continue
+def kind_of(problem: Problem, demand: Demand) -> Hashable:
+    """What `Problem.may_carry` looks at: demands of one kind are let on the same links."""
+    data, node = problem.collective.chunks[demand.chunk], problem.topology.node_of_rank
+    crossing = problem.clauses.direct_crossing
+    nodes = [frozenset(node[r] for r in ranks) for ranks in (data.origins, data.destinations) if crossing]
+    origins = data.origins if data.root is None else None
+    return demand.reducing, demand.starts, origins, *nodes, problem.holders(demand.chunk)
+
+
+def reached(problem: Problem, demand: Demand) -> dict[int, int]:
+    """Ranks that a demand's chunk gets to as the clauses have it, and over how many links."""
+    return hops_from(
+        problem.topology,
+        demand.starts,
+        lambda link: problem.may_carry(link, demand.chunk, reducing=demand.reducing),
+        reducing=demand.reducing,
+        limit=problem.clauses.path_limit,
+    )
+
+
+def _joins_everything(problem: Problem) -> bool:
+    """Whether in each process group every rank reaches every rank, whatever the chunk.
+
+    False where a link has several sources.
+    """
+    links, collective = problem.topology.links, problem.collective
+    if any(len(links[e].srcs) > 1 for e in problem.links_allowed):
+        return False
+    if problem.clauses.said("chunk", "path"):
+        return False
+    return all(
+        reached(problem, Demand(chunks[0], group.ranks[:1], (), reducing)).keys() >= set(group.ranks)
+        for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True)
+        for reducing in ((False, True) if chunks else ())
+    )
+
+
+def hops_from(
+    topology: Topology,
+    starts: Iterable[int],
+    is_open: Callable[[int], bool],
+    *,
+    reducing: bool = False,
+    limit: int | None = None,
+) -> dict[int, int]:
+    """Ranks that a chunk gets to over links that are open, and the fewest links that it passes.
+
+    A copy goes over a link once all the link's sources have it. With `reducing`: ranks that a contribution
+    gets to the starts from, be it over a link that adds up what several sources have.
+
+    Parameters
+    ----------
+    limit : int, optional
+        How many links it may pass at most.
+    """
+    incident = topology.links_to if reducing else topology.links_from
+    hops = dict.fromkeys(starts, 0)
+    queue, seen = list(hops), set(hops)
+    for rank in queue:
+        here = hops[rank]
+        for link in incident[rank] if limit is None or here < limit else ():
+            srcs, dsts = topology.links[link].srcs, topology.links[link].dsts
+            ends = srcs if reducing else dsts
+            if seen.issuperset(ends):
+                continue
+            # Of several sources the last to have the chunk leads it on.
+            if not reducing and len(srcs) > 1 and any(hops.get(src, here + 1) > here for src in srcs):
+                continue
+            if is_open(link):
                 fresh = set(ends) - seen
                 seen |= fresh
                 queue.extend(fresh)
-        return frozenset(seen)
+                hops.update(dict.fromkeys(fresh, here + 1))
+    return hops
 
 
-def _explained(problem: Problem, index: int, src: int, dst: int, reducing: bool) -> InputError:
-    """The error for a chunk that cannot get from `src` to `dst`, with the clause that forbids it."""
-    name = problem.collective.name
-    what = f"{'contribution of rank ' + str(src) + ' to ' if reducing else ''}chunk {index} of {name}"
+def _explained(problem: Problem, demand: Demand) -> InputError:
+    """The error for a demand that is not met, with the clause that forbids it."""
+    name, index, end = problem.collective.name, demand.chunk, demand.ends[0]
+    src, dst = (end, demand.starts[0]) if demand.reducing else (demand.starts[0], end)
+    what = f"{'contribution of rank ' + str(src) + ' to ' if demand.reducing else ''}chunk {index} of {name}"
     path = f"{what} cannot get from rank {src} to rank {dst}"
 
     def open_without(clauses: Clauses) -> bool:
-        candidate = replace(problem, clauses=clauses)
-        return (src, dst, reducing) not in set(_Search(candidate).missing(index))
+        return end in reached(replace(problem, clauses=clauses), demand)
 
     if not open_without(Clauses()):
         return TopologyError(
@@ -180,8 +201,11 @@ def _explained(problem: Problem, index: int, src: int, dst: int, reducing: bool)
 def _loosened(problem: Problem) -> Iterator[tuple[str, Clauses]]:
     """Every clause that forbids anything, by its field in a sketch, and the clauses without it."""
     clauses, topology = problem.clauses, problem.topology
-    if clauses.carries_from or clauses.carries_to:
-        yield "internode.relays", replace(clauses, carries_from={}, carries_to={})
+    said: dict[str, list[str]] = defaultdict(list)
+    for clause in clauses.said("chunk", "group", "path"):
+        said[clause.said[0]].append(clause.field)
+    for field, together in said.items():
+        yield field, clauses.without(*together)
     if clauses.links_allowed is not None:
         every = set(range(len(topology.links)))
         internode = set(topology.internode_links)
@@ -190,7 +214,3 @@ def _loosened(problem: Problem) -> Iterator[tuple[str, Clauses]]:
         ):  # fmt: skip
             if not links <= clauses.links_allowed:
                 yield field, replace(clauses, links_allowed=clauses.links_allowed | links)
-    if clauses.relays is not None:
-        yield "relays", replace(clauses, relays=None)
-    if clauses.direct_crossing:
-        yield "internode.crossing", replace(clauses, direct_crossing=False)

@@ -211,6 +211,13 @@ class Routing(_Table):
     slack: Number = Field(
         default=0.1, description="How much longer than its shortest path a chunk's path may be, relatively."
     )
+    max_hops: int | None = Field(
+        default=None,
+        strict=True,
+        ge=1,
+        description="How many links a chunk may pass at most from where it starts, and a contribution to "
+        "a sum on its way to the root.",
+    )
 
 
 class Merging(_Table):
@@ -255,11 +262,18 @@ class Sketch(_Table):
 
     @property
     def objective_weight(self) -> Fraction:
+        """The weight of the second objective, exact."""
         return exact(self.objective.weight)
 
     @property
     def routing_slack(self) -> Fraction:
+        """The slack of routes, exact."""
         return exact(self.routing.slack)
+
+    def value_of(self, field: str) -> Any:
+        """What a field such as ``"routing.slack"`` says."""
+        table, _, name = field.partition(".")
+        return getattr(getattr(self, table), name)
 
     @checked
     def where(self, field: str) -> str:
@@ -302,6 +316,8 @@ class Sketch(_Table):
 
         Parameters
         ----------
+        data : mapping
+            The fields, as in a file.
         source : str
             The file, for messages.
         fields : mapping, optional
@@ -444,6 +460,25 @@ class Sketch(_Table):
         """The problem of this sketch on a topology; see `taccl.sketch.apply.apply`.
 
         With ``reachable=False`` a problem that no schedule solves is made all the same, for `taccl.explain`.
+
+        Parameters
+        ----------
+        topology : Topology
+            The machine that the sketch is for, or one that it fits.
+        collective : Collective
+            Over all ranks of the topology.
+        chunk_size, size : int, str or sequence, optional
+            Bytes of each chunk, or of the whole collective as nccl-tests counts it; without either the
+            sketch's own.
+        reachable : bool
+            False makes a problem that no schedule solves all the same, for `taccl.explain`.
+
+        Raises
+        ------
+        SketchError
+            If the sketch does not fit the topology or the collective.
+        InfeasibleError
+            If a chunk cannot get where it must.
         """
         from taccl.sketch.apply import apply
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from taccl.errors import SketchError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from taccl.problem import Clauses, Problem
     from taccl.topology.topology import Hold, Topology
 
 __all__ = [
-    "check_clauses", "check_topology", "chunk_permutation", "compose", "link_permutation",
+    "block_shifts", "check_clauses", "check_topology", "chunk_permutation", "compose", "link_permutation",
     "narrow", "offset_permutation", "order", "power", "resource_permutation",
 ]  # fmt: skip
 
@@ -39,6 +39,13 @@ def offset_permutation(num_ranks: int, offset: int, group: int) -> Permutation:
             "rescale the sketch to the number of nodes, or correct the group"
         )
     return tuple(rank - rank % group + (rank % group + offset) % group for rank in range(num_ranks))
+
+
+def block_shifts(num_ranks: int) -> Iterator[tuple[int, int]]:
+    """(offset, group) of all shifts inside blocks by a divisor of the block, the smallest blocks first."""
+    sizes = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+    for group in sizes:
+        yield from ((offset, group) for offset in sizes if offset < group and group % offset == 0)
 
 
 def compose(first: Sequence[int], second: Sequence[int]) -> Permutation:
@@ -205,27 +212,18 @@ def check_clauses(
     where: str,
 ) -> None:
     """Raise `SketchError` if a symmetry does not map the sketch's own clauses to themselves."""
-    allowed = clauses.links_allowed
-    for field, chosen in (
-        ("internode.connections or intranode.links", allowed),
-        ("internode.own_before_relayed", clauses.own_first),
-        ("merging", clauses.merging),
-    ):
-        for link in sorted(chosen or ()):
-            if links[link] not in (chosen or ()):
-                raise SketchError(
-                    f"{label} maps link {topology.links[link]}, which {field} names, to "
-                    f"{topology.links[links[link]]}, which it does not; make the two agree",
-                    where=where,
-                )
-    for carried in (clauses.carries_from, clauses.carries_to):
-        fault = _relay_fault(carried, ranks, links)
-        if fault is not None:
-            raise SketchError(
-                f"{label} maps link {topology.links[fault]} to {topology.links[links[fault]]}, whose "
-                "internode.relays differ; make the two agree",
-                where=where,
-            )
+    same = range(topology.num_ranks)
+    for clause in clauses.said():
+        value = getattr(clauses, clause.field)
+        for e in sorted(value) if clause.shape in ("links", "ranks-of-link") else ():
+            image = links[e]
+            if clause.at_link(value, e, ranks) == clause.at_link(value, image, same):
+                continue
+            field, one, other = " or ".join(clause.said), topology.links[e], topology.links[image]
+            told = f"whose {field} differ"
+            if clause.shape == "links":
+                one, told = f"{one}, which {field} names,", "which it does not"
+            raise SketchError(f"{label} maps link {one} to {other}, {told}; make the two agree", where=where)
 
 
 def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | None]:
@@ -345,13 +343,3 @@ def _resource_witness(topology: Topology, ranks: Sequence[int]) -> str:
                 f"around {after} that share no resource alike"
             )
     return "maps links that share a resource to links that do not share one at the same costs"
-
-
-def _relay_fault(
-    carried: Mapping[int, frozenset[int]], ranks: Sequence[int], links: Sequence[int]
-) -> int | None:
-    """A link whose relays do not map to those of its image."""
-    for link, admitted in carried.items():
-        if carried.get(links[link]) != frozenset(ranks[r] for r in admitted):
-            return link
-    return None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taccl.sketch.upstream_files import TopologyFile
     from taccl.topology.topology import Topology
 
-__all__ = ["is_upstream_topology", "load_problem", "load_upstream_sketch", "load_upstream_topology"]
+__all__ = ["load_problem", "load_upstream_topology"]
 
 CostModel = Literal["upstream", "physical"]
 
@@ -124,20 +124,6 @@ def load_problem(
     return problem if known else replace(problem, size_bytes=None)
 
 
-def load_upstream_sketch(path: Path | str) -> Sketch:
-    """The sketch in an upstream sketch file, in our terms.
-
-    Raises
-    ------
-    FormatError, SketchError
-        If the file cannot be read, or a field does not fit.
-    """
-    from taccl.sketch.upstream_files import sketch_from_file
-
-    path = Path(path)
-    return sketch_from_file(parse_json(read_text(path), source=str(path)), source=str(path), name=path.stem)
-
-
 def load_upstream_topology(
     path: Path | str,
     *,
@@ -172,12 +158,6 @@ def load_upstream_topology(
     return UpstreamModel(
         _read_topology(Path(path)), guide, nodes or guide.nodes or 1, chunk_bytes, _time_unit(time_unit_us)
     ).build()
-
-
-def is_upstream_topology(path: Path | str) -> bool:
-    """Whether a file is an upstream topology file, by its content."""
-    text = read_text(Path(path))
-    return text.lstrip().startswith("{") and "gpus_per_node" in parse_json(text, source=str(path))
 
 
 def _read_topology(path: Path) -> TopologyFile:

@@ -81,6 +81,7 @@ class TopologyFile(_File):
 
     @property
     def source(self) -> str:
+        """The file that it was read from."""
         return self._source
 
     def where(self, field: str) -> str:

@@ -93,7 +93,7 @@ class UpstreamModel:
         check_num_links(num_links, where=self.file.where("gpus_per_node"))
 
     def _per_mb(self, cost_of_chunk: int, field: str) -> Fraction:
-        """us per MB of a link over which a chunk costs so many of the file's units."""
+        """Microseconds per MB of a link over which a chunk costs so many of the file's units."""
         if cost_of_chunk <= 0:
             raise TopologyError(
                 "the published tool truncates costs to whole units, which leaves 0 for a chunk; expected at "

@@ -75,7 +75,8 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             command += ["-threads", str(payload["threads"])]
         if payload["hint"] is not None:
             (folder / "start.txt").write_text(_start(payload["hint"]))
-            command += ["-mips", "start.txt"]
+            # CBC 2.10.3 with a start dies of SIGSEGV where time is up at the root of a preprocessed model.
+            command += ["-preprocess", "off", "-mips", "start.txt"]
         command += [
             "-solve",
             "-printingOptions",
@@ -87,6 +88,9 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         ]
         log, ended = _run_command(command, folder, control, echo=payload["log"])
         result = _read(folder, log, model)
+        if result["status"] == "infeasible-or-unbounded" and control.time_left_s() <= 0:
+            # CBC 2.10.3 calls any model that when time is up while it is preprocessed.
+            result = {"status": "no-solution", "message": "CBC: stopped on time, while preprocessing"}
     if ended and result["status"] == "crashed":
         result = {"status": "no-solution", "message": f"CBC: stopped on time, without a solution ({ended})"}
     if control.stop_requested() and result["status"] in ("feasible", "no-solution"):
@@ -213,6 +217,8 @@ def _run_command(command: list[str], folder: Path, control: Control, *, echo: bo
         process.wait()
         reader.join()
     log = "".join(reader.lines)
+    if process.returncode < 0 and interrupted_s is None:
+        log += f"\nCBC died of {signal.Signals(-process.returncode).name}"
     if killed:
         return log, "killed, as it did not answer an interrupt"
     if interrupted_s is not None and process.returncode in (0, -signal.SIGINT):

@@ -54,14 +54,17 @@ class LinearModel:
 
     @property
     def num_variables(self) -> int:
+        """How many variables there are."""
         return len(self.cost)
 
     @property
     def num_rows(self) -> int:
+        """How many rows there are."""
         return len(self.row_lower)
 
     @property
     def num_nonzeros(self) -> int:
+        """How many coefficients are not zero."""
         return len(self.column)
 
     def objective(self, values: np.ndarray) -> float:
@@ -205,29 +208,24 @@ class MilpModel:
         self._row_tag.append(self._tags.setdefault(tag, len(self._tags)))
         return len(self._row_lower) - 1
 
-    def set_cost(self, variable: int, cost: float) -> None:
-        """Replace a variable's objective coefficient."""
-        self._cost[variable] = cost
-
     def name(self, variable: int) -> str:
         """The name a variable was given, or ``x<number>``."""
         return self._names.get(variable, f"x{variable}")
 
     @property
     def num_variables(self) -> int:
+        """How many variables there are so far."""
         return len(self._cost)
 
     @property
     def num_rows(self) -> int:
+        """How many rows there are so far."""
         return len(self._row_lower)
 
     @property
     def num_nonzeros(self) -> int:
+        """How many coefficients there are so far."""
         return len(self._column)
-
-    @property
-    def num_integers(self) -> int:
-        return sum(self._integer)
 
     @property
     def tags(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.orbits import Orbits
+    from taccl.synthesis.paper.orbits import Orbits
 
 __all__ = ["ListSchedule", "Send", "critical_priorities", "list_schedule", "unfold"]
 
@@ -97,10 +97,15 @@ def list_schedule(
     machine = _Machine(orbits, priorities, patience, enter_once, limit_ticks)
     found = machine.run(deadline)
     # A chunk with one destination may wander off to where it cannot go on: shortest ways never do. And where
-    # own chunks go first, one that was thought to come by another way may be too late for its own link.
-    for again, detours in ((enter_once, False), (False, True), (False, False)):
+    # own chunks go first, one that was thought to come by another way may be too late for its own link. Where
+    # paths are limited, a chunk may come to a rank by too many links to be sent on: by the fewest it cannot.
+    tries = [(enter_once, False, False), (False, True, False), (False, False, False)]
+    for again, detours, fewest in [*tries, (False, True, True)] if orbits.hops is not None else tries:
         if found is None and machine.missing and limit_ticks is None:
-            found = _Machine(orbits, priorities, patience, again, None, detours=detours).run(deadline)
+            again_machine = _Machine(
+                orbits, priorities, patience, again, None, detours=detours, fewest=fewest
+            )
+            found = again_machine.run(deadline)
     return found
 
 
@@ -116,6 +121,7 @@ class _Machine:
         limit_ticks: int | None,
         *,
         detours: bool = True,
+        fewest: bool = False,
     ) -> None:
         self.orbits, self.priorities, self.patience, self.limit = orbits, priorities, patience, limit_ticks
         self.enter_once, self.detours = enter_once, detours
@@ -130,6 +136,15 @@ class _Machine:
         self.here = list(self.claimed)
         self.stays = [_stays(orbits, m) for m in range(len(orbits.moves))]
         self.left = [False] * count
+        #: Where it counts: links that the copy at each place has passed, and moves on shortest paths.
+        self.passed = [0] * count
+        self.hops = orbits.hops
+        self.is_short = [
+            not fewest
+            or self.hops is None
+            or self.hops.is_shortest(m, move, alone=orbits.single_path[move.chunk])
+            for m, move in enumerate(orbits.moves)
+        ]
         self.sources_missing = [len(move.srcs) for move in orbits.moves]
         self.missing = sum(p.is_destination and not p.is_origin for p in orbits.places)
         self.free_at = [0] * orbits.num_resources
@@ -198,7 +213,12 @@ class _Machine:
             or (move.tail_ticks < 0 and not self.detours)
         ):
             return False
-        return not all(self.claimed[p] for p in move.dsts)
+        if self.hops is None:
+            return not all(self.claimed[p] for p in move.dsts)
+        after = self.hops.after(m, move, self.passed)
+        return self.is_short[m] and any(
+            not self.claimed[p] and self.hops.leads_on(after, p) for p in move.dsts
+        )
 
     def _elsewhere(self, m: int) -> bool:
         """Whether the chunk has come, or is coming, to the node by another way."""
@@ -317,6 +337,8 @@ class _Machine:
             for p in move.dsts:
                 if not self.claimed[p]:
                     self.claimed[p] = True
+                    if self.hops is not None:
+                        self.passed[p] = self.hops.after(m, move, self.passed)
                     heapq.heappush(self.events, (end, 0, p))
                     if orbits.places[p].is_destination:
                         self.missing -= 1

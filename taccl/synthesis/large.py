@@ -6,35 +6,43 @@ links, and the copies follow once it has ended. Nothing is merged, and no object
 
 from __future__ import annotations
 
+import itertools
 import time
-from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.collectives import make
-from taccl.problem import make_problem
-from taccl.schedule.combine import reduction_half, spreading_half
+from taccl.deadline import NEVER, Deadline
+from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
-from taccl.schedule.spill import room_for
-from taccl.synthesis.compiled.events import part
-from taccl.synthesis.compiled.fabric import problem_arrays
-from taccl.synthesis.compiled.guided import is_guided, spread_guided
-from taccl.synthesis.compiled.queues import send_along_trees
-from taccl.synthesis.compiled.relays import with_relays
-from taccl.synthesis.compiled.scale import spread
-from taccl.synthesis.crossing.two_levels import compile_two_levels, spread_two_levels, suits_two_levels
+from taccl.synthesis.halves import Half, join, split
+from taccl.synthesis.heuristic.events import is_stopped, under
+from taccl.synthesis.heuristic.fabric import problem_arrays
+from taccl.synthesis.heuristic.guided import is_guided, spread_guided
+from taccl.synthesis.heuristic.improvement import (
+    compile_improvement,
+    few_turns,
+    improve_schedule,
+    suits_improvement,
+)
+from taccl.synthesis.heuristic.queues import send_along_trees
+from taccl.synthesis.heuristic.relays import with_relays
+from taccl.synthesis.heuristic.spreading import spread
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
     import os
 
-    from numpy.typing import NDArray
-
     from taccl.problem import Problem
 
 __all__ = ["compile_kernels", "effort", "schedule_large", "suits", "why_not"]
+
+#: What each half is called while it is under way.
+_DOING = {"": "", "reduce": "reduction", "spread": "copies"}
 
 
 def suits(problem: Problem) -> bool:
@@ -57,13 +65,13 @@ def why_not(problem: Problem) -> str:
 
 def _own_first_holds(problem: Problem) -> bool:
     """Whether links on which own chunks go first are taken until a send ends, so that relayed ones wait."""
-    topology = problem.topology
+    topology, own_first = problem.topology, problem.clauses.own_first
     taken = set()
-    for hold in topology.holds:
+    for hold in topology.holds if own_first else ():
         link = topology.links[hold.link]
         if (hold.alpha_us, hold.beta_us_per_mb) == (link.alpha_us, link.beta_us_per_mb):
             taken.add(hold.link)
-    return problem.clauses.own_first <= taken
+    return own_first <= taken
 
 
 def effort(problem: Problem) -> int:
@@ -81,15 +89,22 @@ def compile_kernels(problem: Problem) -> float:
     """
     began = time.monotonic()
     to_one = all(len(chunk.destinations) == 1 for chunk in problem.collective.chunks)
-    name = "reduce-scatter" if problem.collective.combining else "alltoall" if to_one else "allgather"
-    pair = make_problem(ring(2), make(name, 2), chunk_bytes=1)
+    paths = tuple(problem.clauses.only("path").values("path").items())
+    _compile_for(combining=problem.collective.combining, to_one=to_one, paths=paths)
+    if suits_improvement(problem):
+        compile_improvement()
+    return time.monotonic() - began
+
+
+@cache
+def _compile_for(*, combining: bool, to_one: bool, paths: tuple[tuple[str, Any], ...]) -> None:
+    """Run every kernel that such collectives need once, on two ranks."""
+    name = "reduce-scatter" if combining else "alltoall" if to_one else "allgather"
+    pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
     to_all = make_problem(ring(2), make("allgather", 2), chunk_bytes=1)
     verify_compact(schedule_large(pair, num_runs=1))
     # Chunks that go to one rank each go along trees, too, where a sketch guides them, be it a suggested one.
     send_along_trees(*problem_arrays(to_all), limit_ticks=2**62, num_runs=1)
-    if not to_one and suits_two_levels(problem):
-        compile_two_levels()
-    return time.monotonic() - began
 
 
 def schedule_large(
@@ -97,10 +112,12 @@ def schedule_large(
     *,
     target_ticks: int = 0,
     time_limit_s: float | None = None,
+    deadline: Deadline = NEVER,
     memory_limit_mb: int | None = None,
     seed: int = 0,
     num_runs: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
+    parameters: SearchParameters = DEFAULTS,
 ) -> CompactSchedule:
     """A schedule by the kernel.
 
@@ -112,6 +129,8 @@ def schedule_large(
         A finish that is good enough, such as a lower bound.
     time_limit_s : float, optional
         After which no run but the first is begun.
+    deadline : Deadline
+        After which, first or not, it is stopped; it is told how far the search is.
     memory_limit_mb : int, optional
         Refuse, before any work, what needs more.
     num_runs : int, optional
@@ -123,91 +142,71 @@ def schedule_large(
     ------
     InputError
         If it needs more memory than it may.
+    NoSolutionError
+        If it was stopped before there was a schedule.
     """
+    halves = split(problem)
+    share = parameters.halves.large_share if len(halves) > 1 else 1.0
+    soft_s = None if time_limit_s is None else share * time_limit_s
 
-    def spreads(half: Problem, target: int, share: float) -> CompactSchedule:
-        if half.collective.is_met:
-            nothing = np.zeros(0, np.int32)
-            return CompactSchedule(half, nothing, nothing, nothing, "greedy")
-        began = time.monotonic()
-        fabric, demand = problem_arrays(half)
-        limit_s = None if time_limit_s is None else share * time_limit_s
-        if is_guided(half):
-            columns = spread_guided(
-                half, fabric, demand, seed=seed, num_runs=num_runs, target_ticks=target, time_limit_s=limit_s,
+    def searched(place: int, half: Half) -> CompactSchedule:
+        with deadline.scope(_DOING[half.name], ahead=float(len(halves) - 1 - place)):
+            return _spread(
+                half.problem,
+                target_ticks=target_ticks // len(halves),
+                time_limit_s=soft_s,
+                memory_limit_mb=memory_limit_mb,
+                seed=seed,
+                num_runs=num_runs,
                 spill_dir=spill_dir,
-            )  # fmt: skip
-            return CompactSchedule(half, *columns, "greedy")
-        found = spread(
-            fabric,
-            with_relays(fabric, demand),
-            seed=seed,
-            num_runs=num_runs,
-            target_ticks=target,
-            time_limit_s=limit_s,
-            memory_limit_bytes=None if memory_limit_mb is None else memory_limit_mb * 10**6,
-            spill_dir=spill_dir,
-        )
-        is_open = num_runs is None and found.finish_ticks > target and demand.target is None
-        if is_open and suits_two_levels(half):
-            left = None if limit_s is None else limit_s - (time.monotonic() - began)
-            limit = found.finish_ticks - 1
-            better = spread_two_levels(half, limit_ticks=limit, seconds=left, seed=seed)
-            if better is not None:
-                return CompactSchedule(half, *better, "greedy")
-        return CompactSchedule(half, found.chunk, found.link, found.start, "greedy")
+            )
 
-    if not problem.collective.combining:
-        return spreads(problem, target_ticks, 1.0)
-    copies = any(set(c.destinations) != {c.root} for c in problem.collective.chunks)
-    share, target = (0.5, target_ticks // 2) if copies else (1.0, target_ticks)
-    with part("reduction", ahead=1.0 if copies else 0.0):
-        backwards = spreads(reduction_half(problem), target, share)
-    reduction = _turned(backwards, problem, spill_dir)
-    del backwards
-    if not copies:
-        return reduction
-    with part("copies"):
-        forwards = spreads(spreading_half(problem), target, share)
-    after = reduction.finish_ticks
-    last = after + int(forwards.start[-1:].max(initial=0))
-    parts = (
-        ((reduction.chunk, forwards.chunk), reduction.chunk.dtype, 0),
-        ((reduction.link, forwards.link), np.int32, 0),
-        ((reduction.start, forwards.start), np.int32 if last < 2**31 else np.int64, after),
-    )
-    columns = []
-    for (first, second), dtype, later in parts:
-        column = room_for(len(first) + len(second), dtype, spill_dir)
-        column[: len(first)] = first
-        np.add(second, later, out=column[len(first) :], casting="unsafe")
-        columns.append(column)
-    chunk, link, start = columns
-    return replace(reduction, chunk=chunk, link=link, start=start)
+    with under(deadline):
+        return join(problem, itertools.starmap(searched, enumerate(halves)), spill_dir=spill_dir)
 
 
-def _turned(
-    schedule: CompactSchedule, problem: Problem, spill_dir: str | os.PathLike[str] | None
+def _spread(
+    problem: Problem,
+    *,
+    target_ticks: int,
+    time_limit_s: float | None,
+    memory_limit_mb: int | None,
+    seed: int,
+    num_runs: int | None,
+    spill_dir: str | os.PathLike[str] | None,
 ) -> CompactSchedule:
-    """The reduction that a spread is when it is read backwards in time."""
-    finish, count = schedule.finish_ticks, len(schedule)
-    start = room_for(count, schedule.start.dtype, spill_dir)
-    at = count  # the last to start comes first
-    for _, _, _, end in schedule.blocks():
-        start[at - len(end) : at] = finish - end[::-1]
-        at -= len(end)
-    columns: tuple[NDArray[Any], ...] = (schedule.chunk[::-1], schedule.link[::-1], start)
-    order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else None
-    turned = []
-    for column in columns:
-        if order is None and column is start:
-            turned.append(start)
-            continue
-        room = room_for(count, column.dtype, spill_dir)
-        if order is None:
-            room[:] = column
-        else:
-            np.take(column, order, out=room, mode="clip")
-        turned.append(room)
-    chunk, link, start = turned
-    return CompactSchedule(problem, chunk, link, start, "greedy", count)
+    """The same for a problem whose chunks spread."""
+    if problem.collective.is_met:
+        nothing = np.zeros(0, np.int32)
+        return CompactSchedule(problem, nothing, nothing, nothing, "greedy")
+    began = time.monotonic()
+    fabric, demand = problem_arrays(problem)
+    if is_guided(problem):
+        columns = spread_guided(
+            problem, fabric, demand, seed=seed, num_runs=num_runs, target_ticks=target_ticks,
+            time_limit_s=time_limit_s, spill_dir=spill_dir,
+        )  # fmt: skip
+        return CompactSchedule(problem, *columns, "greedy")
+    found = spread(
+        fabric,
+        with_relays(fabric, demand),
+        seed=seed,
+        num_runs=num_runs,
+        target_ticks=target_ticks,
+        time_limit_s=time_limit_s,
+        memory_limit_bytes=None if memory_limit_mb is None else memory_limit_mb * 10**6,
+        spill_dir=spill_dir,
+    )
+    is_open = num_runs is None and found.finish_ticks > target_ticks and demand.target is None
+    schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy")
+    if is_open and suits_improvement(problem) and not is_stopped():
+        left = None if time_limit_s is None else max(0.0, time_limit_s - (time.monotonic() - began))
+        turns = few_turns(len(schedule))
+        better, _ = improve_schedule(
+            schedule.expand(), target_ticks=target_ticks, seconds=left, turns=turns, seed=seed, merges=False
+        )
+        if better.finish_ticks < schedule.finish_ticks:
+            order = np.argsort(better.start, kind="stable")
+            chunk, link, start = better.chunk[order], better.link[order], better.start[order]
+            return CompactSchedule(problem, chunk, link.astype(np.int32), start, "greedy")
+    return schedule

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import InputError
-from taccl.synthesis.compiled.guided import is_guided
+from taccl.synthesis.heuristic.guided import is_guided
+from taccl.synthesis.heuristic.router import ROUTER
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.units import format_size
 
 if TYPE_CHECKING:
@@ -25,11 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryNeed", "check_columns", "check_memory", "free_memory_bytes", "memory_need"]
 
-#: The part of the memory that is free which a synthesis may take where no limit is given.
-FREE_SHARE = 0.8
-#: Schedules with more transfers than this stay compact.
-MOST_EXPANDED = 300_000
-
 #: Per transfer of a whole schedule, and while it is written to a file.
 _EXPANDED_BYTES, _FILE_BYTES = 150, 400
 #: Per transfer of a schedule that is mended, and for every hold that it has: objects, and arrays beside them.
@@ -38,6 +35,8 @@ _MENDED_BYTES, _MENDED_HOLD_BYTES = 350, 1200
 _HOP_BYTES, _SENT_BYTES = 37, 12
 #: Trees of ways that are kept for every set of origins.
 _NUM_TREES = 8
+#: Per rank and chunk that goes to some: the best trees so far, those that grow, and who wants the chunk.
+_TREE_BYTES = 12
 #: Per row of a block that the verifier reads, and for every resource that is held until its end; and rows.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
 #: Of the proof: its library, and the linear program of a topology.
@@ -118,7 +117,7 @@ def memory_need(
         Whether the schedule is written to a file of taccl's own format.
     """
     keeps_best = num_runs != 1
-    halves = [_Half(problem, *half) for half in _halves(problem)]
+    halves = _read_halves(problem)
     kept = [0 if spilled else half.columns for half in halves]
     searches = [half.search(keeps_best=keeps_best, spilled=spilled) for half in halves]
     combining = problem.collective.combining
@@ -131,7 +130,7 @@ def memory_need(
     verification = columns + halves[0].verification(num_transfers if combining else 0)
     file = 0
     if not summary and not spilled:
-        file = _EXPANDED_BYTES * num_transfers if num_transfers <= MOST_EXPANDED else 0
+        file = _EXPANDED_BYTES * num_transfers if num_transfers <= DEFAULTS.large.most_expanded else 0
         file = max(file, _FILE_BYTES * num_transfers if to_file else 0)
     num_links = len(problem.topology.links)
     proof = _PROOF_BYTES + _PROOF_LINK_BYTES * min(num_links, _MOST_PROOF_LINKS)
@@ -142,6 +141,7 @@ def check_memory(
     problem: Problem,
     *,
     memory_limit_mb: int | None = None,
+    share: float = DEFAULTS.large.memory_share,
     spilled: bool = False,
     summary: bool = False,
     to_file: bool = False,
@@ -152,7 +152,9 @@ def check_memory(
     Parameters
     ----------
     memory_limit_mb : int, optional
-        By default 80 % of what is free.
+        By default a share of what is free.
+    share : float
+        Of the memory that is free.
     spilled, summary, to_file
         As of `memory_need`.
     mended : bool
@@ -164,8 +166,8 @@ def check_memory(
         If it is not enough for one; it says how much is needed, the limit, and what would fit.
     """
     if memory_limit_mb is None:
-        limit = int(FREE_SHARE * free_memory_bytes())
-        allowed = f"{_about(limit)} allowed, {FREE_SHARE:.0%} of what is free on this machine"
+        limit = int(share * free_memory_bytes())
+        allowed = f"{_about(limit)} allowed, {share:.0%} of what is free on this machine"
     else:
         limit = memory_limit_mb * 10**6
         allowed = f"{_about(limit)} allowed"
@@ -206,13 +208,19 @@ def _too_much(problem: Problem, need: MemoryNeed, allowed: str, fitting: Sequenc
 def _mending_need(problem: Problem) -> MemoryNeed:
     """What `taccl.replan` needs: every transfer is a Python object, in an old schedule and in a new one."""
     topology = problem.topology
-    num_transfers = sum(_Half(problem, *half).num_sends for half in _halves(problem))
+    num_transfers = sum(half.num_sends for half in _read_halves(problem))
     holds = len(topology.holds) / max(1, len(topology.links))
     mending = round((_MENDED_BYTES + _MENDED_HOLD_BYTES * holds) * num_transfers)
     return MemoryNeed(num_transfers, 0, 0, 0, 0, 0, mending)
 
 
-def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None = None) -> None:
+def check_columns(
+    name: str,
+    num_ranks: int,
+    *,
+    memory_limit_mb: int | None = None,
+    share: float = DEFAULTS.large.memory_share,
+) -> None:
     """Refuse what every rank receives from every rank where the bare columns have no room.
 
     To be called before topology and collective are built, which takes long for very many ranks.
@@ -227,7 +235,7 @@ def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None = No
     InputError
         If a row of ten bytes for every pair of ranks is more than the limit.
     """
-    free = FREE_SHARE * free_memory_bytes()
+    free = share * free_memory_bytes()
     limit = int(free) if memory_limit_mb is None else memory_limit_mb * 10**6
     needed = 10 * num_ranks * (num_ranks - 1)
     if needed > limit:
@@ -269,6 +277,14 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+def _read_halves(problem: Problem) -> list[_Half]:
+    """What is searched, read once."""
+    if "memory of halves" not in problem.memo:
+        problem.memo["memory of halves"] = [_Half(problem, *half) for half in _halves(problem)]
+    halves: list[_Half] = problem.memo["memory of halves"]
+    return halves
+
+
 def _halves(problem: Problem) -> list[tuple[list[Sequence[int]], list[Sequence[int]]]]:
     """Origins and destinations of every chunk, in each of the halves that are searched."""
     chunks = problem.collective.chunks
@@ -301,12 +317,16 @@ class _Half:
         elif all(len(to) == self.num_ranks for to in destinations):
             self.num_sends = max(0, arrivals - sum(map(len, origins)))
         self.partial = not self.to_one and arrivals < self.num_ranks * self.num_chunks
+        self.num_nets = self.num_chunks
+        if self.partial:  # of very many chunks those that start and end alike can share a tree
+            ends = {(tuple(each), tuple(to)) for each, to in zip(origins, destinations, strict=True)}
+            self.num_nets = min(self.num_chunks, len(ends) + ROUTER.most_searches)
         self.guided = is_guided(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
-        links = topology.links
         self._num_held = _num_held_to_the_end(topology)
-        costs = {(e.alpha_us, e.beta_us_per_mb) for e in links}
-        self._even = len(costs) < 2 and len(set(problem.chunk_bytes)) < 2
+        costs = problem.costs
+        alike = all(len(np.unique(each)) < 2 for each in (costs.link_alpha, costs.link_beta))
+        self._even = alike and len(set(problem.chunk_bytes)) < 2
 
     @property
     def columns(self) -> int:
@@ -330,7 +350,8 @@ class _Half:
         bits = self.num_chunks * self.num_ranks // 8
         log = self._small * (self.num_sends + self.num_chunks)
         columns = 0 if spilled else self.columns * (2 if keeps_best else 1)
-        return fabric + bits * (5 if self.partial else 2) + log + columns
+        trees = _TREE_BYTES * self.num_ranks * self.num_nets if self.partial else 0
+        return fabric + max(trees, bits * (5 if self.partial else 2) + log + columns)
 
     def verification(self, num_summed: int) -> int:
         """Bytes at the peak of the verifier, without the columns that it reads; of so many sends of sums."""

@@ -2,14 +2,13 @@
 
 The way of every chunk is read from the old schedule as a tree. Where links or ranks are lost, only what is
 cut off is reached again, by the cheapest way on the links that are left; where a link has become slower than
-what it carries, chunks are led round it while that helps. Then all sends are timed anew, and verified. Where
-that finishes later than before, what crosses between nodes is also planned from nothing, and the better kept.
+what it carries, chunks are led round it while that helps. Then all sends are timed anew, and the routes that
+changed are improved by ruin and recreate; all routes, where it finishes later than before.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -24,10 +23,12 @@ from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.compiled.fixed import Planner, schedule_trees
-from taccl.synthesis.compiled.routes import Roads, Tree, bare_trees, lighten, mend, read_trees
-from taccl.synthesis.crossing.two_levels import compile_two_levels, find_two_levels, suits_two_levels
+from taccl.synthesis.heuristic.fixed import Planner, schedule_trees
+from taccl.synthesis.heuristic.improvement import compile_improvement, improve_schedule, suits_improvement
+from taccl.synthesis.heuristic.routes import Roads, Tree, bare_trees, lighten, mend, read_trees
 from taccl.synthesis.memory import check_memory
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.synthesize import synthesize
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
@@ -35,14 +36,9 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Megabytes, Natural, Seconds
     from taccl.problem import Problem
-    from taccl.synthesis.compiled.fixed import Order, Sends
+    from taccl.synthesis.heuristic.fixed import Order, Sends
 
 __all__ = ["Replan", "replan"]
-
-#: After so many ways that were no better, no more are tried.
-_PATIENCE = 200
-#: How much of the time limit is kept for the schedule itself, and for verifying it.
-_RESERVE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +98,7 @@ def replan(
     time_limit_s: Seconds = 1.0,
     seed: Natural = 0,
     memory_limit_mb: Megabytes | None = None,
+    parameters: SearchParameters = DEFAULTS,
 ) -> Replan:
     """A verified schedule of a problem that keeps what it can of the schedule of another.
 
@@ -117,8 +114,12 @@ def replan(
         ``without(topology, ranks=...)`` it is the ranks that are left, in order.
     time_limit_s : float
         When to stop trying to finish earlier; the first schedule is always finished.
+    seed : int
+        Of the search.
     memory_limit_mb : int, optional
         By default 80 % of what is free. What would need more is refused before it begins.
+    parameters : SearchParameters
+        Constants of the search.
 
     Raises
     ------
@@ -149,29 +150,24 @@ def replan(
         slower = _slower(old.problem, problem, new_link)
         free = [tree for tree in trees if tree.is_mended or not slower.isdisjoint(tree.link_to.values())]
         lighten(roads, free, ceiling=_busiest_ticks(old.problem, old_trees, problem), deadline=deadline)
-        until = deadline - _RESERVE * time_limit_s
-        planner = Planner(problem)
-        order = _first_order(planner, roads, trees, starts)
-        anew = None
-        if problem.costs.us(order.finish_ticks) > old.finish and suits_two_levels(problem):
-            asked = time.monotonic()
-            compile_two_levels()  # which no time limit counts
-            compiled_s = time.monotonic() - asked
-            until, left = until + compiled_s, max(0.0, until - asked)
-            anew = find_two_levels(problem, limit_ticks=order.finish_ticks - 1, seconds=left, seed=seed)
-        if anew is None:
-            order = _better_order(planner, roads, trees, free, starts, order, deadline=until, seed=seed)
-        else:
-            trees, order = anew
+        order = _first_order(Planner(problem), roads, trees, starts)
         schedule = schedule_trees(problem, trees, order)
+        if schedule is not None and suits_improvement(problem):
+            asked = time.monotonic()
+            compile_improvement()  # which no time limit counts
+            left = deadline - parameters.replan.reserve_share * time_limit_s - asked
+            # What finishes no later than before leaves alone what did not fail.
+            chunks = {tree.chunk for tree in free} if schedule.finish <= old.finish else None
+            if chunks != set():
+                schedule, _ = improve_schedule(schedule, seconds=max(0.0, left), seed=seed, chunks=chunks)
     same = _unchanged(old, problem, new_chunk, new_link)
     candidates = [each for each in (same, schedule) if each is not None and verify(each).ok]
     schedule = min(candidates, key=lambda each: each.finish_ticks, default=None)
     from_scratch = schedule is None
     if schedule is None:
-        from taccl.synthesis.pipeline import synthesize
-
-        found = synthesize(problem, backend="greedy", time_limit_s=time_limit_s, seed=seed).schedule
+        found = synthesize(
+            problem, backend="greedy", time_limit_s=time_limit_s, seed=seed, parameters=parameters
+        ).schedule
         schedule = found if isinstance(found, Schedule) else found.expand()
     before, after = set(starts), {(t.chunk, t.link, t.reduce) for t in schedule}
     return Replan(
@@ -264,10 +260,9 @@ def _carried_over(
 ) -> list[Tree]:
     """The old trees on what is left, without the links that are lost or may not carry the chunk."""
     known = {(new_chunk.get(tree.chunk), tree.reducing): tree for tree in old_trees}
-    clauses = problem.clauses
     roots: dict[int, int] = {}
     # Clauses speak of a chunk's root: with such, its sum is complete there and nowhere else.
-    if not (clauses.carries_from or clauses.carries_to or clauses.direct_crossing or clauses.own_first):
+    if not problem.clauses.said("chunk", "path", "order"):
         for (c, reducing), tree in known.items():
             home = next(iter(tree.origins), None)
             if reducing and c is not None and home in new_rank:
@@ -313,44 +308,6 @@ def _first_order(
     sends = planner.sends(trees)
     as_before = planner.find(trees, urgency=-np.array(_expected(roads, sends, starts), np.int64))
     return min(planner.find(trees), as_before, key=lambda order: order.finish_ticks)
-
-
-def _better_order(
-    planner: Planner,
-    roads: Roads,
-    trees: Sequence[Tree],
-    free: Sequence[Tree],
-    starts: Mapping[tuple[int, int, bool], int],
-    best: Order,
-    *,
-    deadline: float,
-    seed: int,
-) -> Order:
-    """The best order found of the sends of all trees; some are free to try other ways for it."""
-    rng = random.Random(seed)
-    tried = 0
-    while free and tried < _PATIENCE and time.monotonic() < deadline:
-        tried += 1
-        tree = rng.choice(free)
-        links, was_mended = tree.link_to, tree.is_mended
-        for rank in rng.sample(sorted(links), min(len(links), rng.randint(1, 3))):
-            roads.cut(tree, rank)
-        found = planner.find(trees, turns=4) if mend(roads, [tree], noise=rng) else None
-        # Of two ways that finish alike, that which has more of the old one is better.
-        worse = _num_kept(tree, links, starts) > _num_kept(tree, tree.link_to, starts)
-        if found is None or found.finish_ticks > best.finish_ticks - worse:
-            roads.restore(tree, links)
-            tree.is_mended = was_mended
-            continue
-        if found.finish_ticks < best.finish_ticks:
-            tried = 0
-        best = found
-    return best
-
-
-def _num_kept(tree: Tree, links: Mapping[int, int], starts: Mapping[tuple[int, int, bool], int]) -> int:
-    """How many of the sends over a tree's links were there before."""
-    return sum((tree.chunk, link, tree.reducing) in starts for link in set(links.values()))
 
 
 def _expected(roads: Roads, sends: Sends, starts: Mapping[tuple[int, int, bool], int]) -> list[int]:

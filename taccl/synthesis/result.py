@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["STAGE_COLUMNS", "ModelRun", "Moment", "Result", "Stage", "schedule_figures"]
 
 #: The heads of a table with a row per stage.
-STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "")
+STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,9 @@ class Stage:
     finish_us : float, optional
         Finish of the schedule that the stage led to.
     bound_us : float, optional
-        What the solver proved of its own model, which a sketch's pruning or symmetry may narrow: not a
-        bound of the problem.
+        What the solver proved of the stage's own model: no point of it costs less. That is no bound of the
+        problem, of which the model has some ways and symmetric routes only; of a job shop, and of routing in
+        order, it is also what was proven before. Of ``"bound"`` it is the problem's.
     message : str
         For a person: why it was skipped or failed.
     model : ModelRun, optional
@@ -81,8 +82,8 @@ class Stage:
     @property
     def cells(self) -> tuple[str, ...]:
         """The stage as a row of a table with `STAGE_COLUMNS`."""
-        finish = "" if self.finish_us is None else format_us(self.finish_us)
-        return self.name, self.solver, self.status, f"{self.seconds:.2f}", finish, self.message
+        finish, bound = ("" if us is None else format_us(us) for us in (self.finish_us, self.bound_us))
+        return self.name, self.solver, self.status, f"{self.seconds:.2f}", finish, bound, self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,10 @@ class Result:
             lines.append(f"  {shown(self.choice)}")
         for s in self.stages:
             finish = f"finish {format_us(s.finish_us)}" if s.finish_us is not None else ""
-            line = f"  {s.name:<12} {s.solver:<8} {s.status:<12} {s.seconds:7.2f} s  {finish}"
+            proven = f"its bound {format_us(s.bound_us)}" if s.bound_us is not None else ""
+            line = (
+                f"  {s.name:<12} {s.solver:<8} {s.status:<12} {s.seconds:7.2f} s  {finish}  {proven}".rstrip()
+            )
             lines.append(f"{line}  {shown(s.message)}".rstrip())
         return "\n".join(lines + [f"  note: {shown(note, 1000)}" for note in self.notes])
 

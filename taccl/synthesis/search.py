@@ -1,108 +1,158 @@
-"""What every stage of a synthesis shares: the clock, the bound, the best verified schedule, the log."""
+"""A search: its problem, its deadline, its bound, the best schedule so far, and what was done and found when.
+
+A search may be made of others: of the halves of a reduction, and of the problem under suggested sketches.
+They share the log, and the cancellation that ends all of them.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+import warnings
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
+from taccl.errors import FallbackWarning
+from taccl.schedule.compact import CompactSchedule
 from taccl.sketch.group import symmetry_group
+from taccl.synthesis.backends import package_versions
 from taccl.synthesis.greedy import unfold
-from taccl.synthesis.orbits import fold
-from taccl.synthesis.result import ModelRun, Moment, Stage
-from taccl.synthesis.timing_group import timing_group
+from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.paper.timing_group import timing_group
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.result import ModelRun, Moment, Result, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
+    from taccl.schedule.summary import ScheduleSummary
     from taccl.synthesis.greedy import ListSchedule
-    from taccl.synthesis.orbits import Orbits
+    from taccl.synthesis.paper.orbits import Orbits
 
-__all__ = ["Options", "Search", "sound_bound"]
+__all__ = ["Options", "Search"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search: limits, threads, seed, where news goes, and what is kept of the schedule."""
+    """How to search: limits, seed, where news goes, what is kept of the schedule, and all constants."""
 
-    threads: int
-    seed: int
-    memory_limit_mb: int | None
-    log: bool
-    progress: Callable[[str, float | None, float | None], None] | None
+    threads: int = 1
+    seed: int = 0
+    memory_limit_mb: int | None = None
+    log: bool = False
+    progress: Callable[[str, float | None, float | None], None] | None = None
     keep: str = "schedule"
     spill_dir: Path | None = None
     to_file: bool = False
+    parameters: SearchParameters = DEFAULTS
 
 
 @dataclass
 class Search:
-    """A search for a schedule of a problem whose chunks spread (a reduction is searched reversed).
+    """A search for a schedule of a problem.
 
     Parameters
     ----------
-    deadline : float
-        On the clock of `time.monotonic`.
-    bound_ticks : int
+    deadline : Deadline
+        When to stop, and whether Ctrl-C came; it is told how far things are.
+    bound : Certificate, optional
         A proven lower bound: reaching it ends the search.
-    best : Schedule, optional
-        The best schedule that the verifier accepts.
+    gives_up : bool
+        Whether `OutOfTime` ends it where time is up before there is a schedule; by default the list
+        scheduler's first run is finished.
+    prefix : str
+        Before the names of its stages.
+    above : Search, optional
+        That this is a part of.
+    serves_above : bool
+        Whether its schedules are schedules of the problem above, too.
+    best : Schedule or CompactSchedule, optional
+        The incumbent.
     best_fold : ListSchedule, optional
         The same on the timing fold.
-    first : Schedule, optional
-        The list scheduler's, kept aside while a named solver works alone.
+    first : (Schedule, ListSchedule), optional
+        The list scheduler's, and the same on the timing fold, kept aside while a named solver works alone.
+    is_verified : bool
+        Whether the verifier accepted the incumbent; whatever is returned is verified at last.
+    trace : list of Moment
+        What was known when, from the beginning of the whole search on.
+    fallbacks : list of str
+        What ran in the place of what was asked for, and why.
     ran_out : bool
         Whether time was up before the search was.
-    fallback : str
-        Why `first` was used after all.
-    found : list of Moment
-        When each best schedule was found, on the clock of `time.monotonic`.
-    allowed_s : float
-        Seconds that the deadline was put off by.
-    give_up : Deadline
-        When to stop without a schedule, with `OutOfTime`; by default its first run is always finished.
     unfolded : str
         Why routes are not folded by all symmetries.
     """
 
     problem: Problem
     options: Options
-    deadline: float
-    bound_ticks: int
+    deadline: Deadline
+    bound: Certificate | None = None
+    gives_up: bool = False
     prefix: str = ""
-    stages: list[Stage] = field(default_factory=list)
-    best: Schedule | None = None
+    above: Search | None = None
+    serves_above: bool = False
+    best: Schedule | CompactSchedule | None = None
     best_fold: ListSchedule | None = None
-    first: Schedule | None = None
-    interrupted: bool = False
-    fallback: str = ""
-    last_improved: float = 0.0
+    first: tuple[Schedule | CompactSchedule, ListSchedule] | None = None
+    is_verified: bool = False
+    began_s: float = field(default_factory=time.monotonic)
+    stages: list[Stage] = field(default_factory=list)
+    trace: list[Moment] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    last_improved: float = field(default_factory=time.monotonic)
     ran_out: bool = False
-    found: list[Moment] = field(default_factory=list)
-    allowed_s: float = 0.0
-    give_up: Deadline = NEVER
+    fold_s: float = 0.0
     unfolded: str = ""
 
-    def __post_init__(self) -> None:
+    def part(
+        self,
+        problem: Problem,
+        prefix: str,
+        deadline: Deadline,
+        *,
+        bound: Certificate | None = None,
+        gives_up: bool = False,
+        serves_above: bool = False,
+    ) -> Search:
+        """A search that is a part of this one, of a problem of its own."""
+        return Search(
+            problem,
+            self.options,
+            deadline,
+            bound,
+            gives_up or self.gives_up,
+            self.prefix + prefix,
+            self,
+            serves_above,
+            began_s=self.began_s,
+            stages=self.stages,
+            trace=self.trace,
+            notes=self.notes,
+            fallbacks=self.fallbacks,
+        )
+
+    @cached_property
+    def folded(self) -> Orbits:
+        """The problem folded by the symmetries that times may have."""
         since = time.monotonic()
         group, timing = symmetry_group(self.problem), timing_group(self.problem)
-        self.folded: Orbits = fold(self.problem, timing, give_up=self.give_up)
+        folded = fold(self.problem, timing, give_up=self.deadline if self.gives_up else NEVER)
         self.fold_s = time.monotonic() - since
         times = f"symmetry of {group}, {timing} in time; " if group.generators else ""
-        self.record("fold", "taccl", "done", since, message=f"{times}{len(self.folded.moves)} moves")
-        self.last_improved = time.monotonic()
+        self.record("fold", "taccl", "done", since, message=f"{times}{len(folded.moves)} moves")
+        return folded
 
     @cached_property
     def routing_fold(self) -> Orbits:
@@ -110,61 +160,158 @@ class Search:
         whole, timing = symmetry_group(self.problem), self.folded.group
         if whole.made_by((g.ranks for g in timing.generators), timing.order):
             return self.folded
-        if self.time_left_s() < self.fold_s:
+        if self.deadline.left_s < self.fold_s:
             self.unfolded = f"folded by {timing} of the symmetries, as time is short"
             return self.folded
         return fold(self.problem, whole)
 
-    def time_left_s(self) -> float:
-        """Seconds to the deadline; at least 0."""
-        return max(0.0, self.deadline - time.monotonic())
+    @property
+    def parameters(self) -> SearchParameters:
+        """Every constant."""
+        return self.options.parameters
+
+    @property
+    def bound_ticks(self) -> int:
+        """The bound in whole ticks; 0 without one."""
+        return 0 if self.bound is None else _whole_ticks(self.bound)
+
+    @property
+    def bound_us(self) -> float | None:
+        """The bound in microseconds."""
+        return None if self.bound is None else self.bound.bound_us
+
+    @property
+    def best_us(self) -> float | None:
+        """The incumbent's finish in microseconds."""
+        return None if self.best is None else self.best.finish_us
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the incumbent meets the bound."""
+        return self.bound is not None and self.is_met_by(self.bound)
+
+    def is_met_by(self, bound: Certificate) -> bool:
+        """Whether the incumbent meets a bound."""
+        return self.best is not None and self.best.finish_ticks <= _whole_ticks(bound)
+
+    @property
+    def top(self) -> Search:
+        """The search that this is a part of, if only of itself."""
+        return self if self.above is None else self.above.top
+
+    @property
+    def half(self) -> str:
+        """Which half of a reduction it searches: ``"reduce"`` or ``"spread"``; empty for a whole."""
+        return next((name for name in ("reduce", "spread") if self.prefix.endswith(f"{name}: ")), "")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C came."""
+        return self.deadline.cancellation.why == "interrupted"
+
+    def interrupt(self) -> None:
+        """End the search, and all that it is a part of."""
+        self.deadline.cancellation.cancel("interrupted")
 
     @property
     def done(self) -> bool:
         """Whether there is nothing left to do: the bound is met, time is up, or Ctrl-C came."""
-        met = self.best is not None and self.best.finish_ticks <= self.bound_ticks
-        return met or self.interrupted or self.time_left_s() <= 0
+        return self.is_met or self.deadline.has_passed
 
     def upper_ticks(self) -> int:
-        """The finish of the best schedule so far."""
-        known = self.best or self.first
-        assert known is not None, "the list scheduler runs first"
-        return known.finish_ticks
+        """The finish of the best schedule so far, also if it is kept aside."""
+        first = None if self.first is None else self.first[0]
+        known = [each.finish_ticks for each in (self.best, first) if each is not None]
+        assert known, "the list scheduler runs first"
+        return min(known)
 
-    def offer(self, schedule: ListSchedule, *, producer: str) -> float | None:
-        """Unfold, verify and keep a schedule if it is the best; its finish in us, None if it was refused."""
+    @property
+    def known_fold(self) -> ListSchedule | None:
+        """A schedule on the timing fold that finishes by `upper_ticks`, where there is one."""
+        if self.first is not None and self.first[0].finish_ticks <= self.upper_ticks():
+            return self.first[1]
+        return self.best_fold
+
+    def keep_aside(self) -> None:
+        """Begin anew, with the best so far to be better than."""
+        assert self.best is not None, "there is a schedule"
+        assert self.best_fold is not None, "the list scheduler works on the fold"
+        self.first, self.best, self.best_fold = (self.best, self.best_fold), None, None
+        self.trace[:] = [each for each in self.trace if each.finish_us is None or each.half != self.half]
+
+    def settle(self) -> bool:
+        """Whether what was kept aside is better than the best since; it is the best then."""
+        if self.first is None:
+            return False
+        if self.best is not None and self.best.finish_ticks <= self.first[0].finish_ticks:
+            return False
+        self.best, self.best_fold = self.first
+        self.is_verified = False
+        return True
+
+    def offer(self, schedule: ListSchedule, *, producer: str, proposed: bool = False) -> float | None:
+        """Unfold a schedule, and keep it if it is the best; its finish in us, None if it was refused."""
         whole = unfold(self.folded, schedule.sends, producer=producer)
         better = self.best is None or whole.finish_ticks < self.best.finish_ticks
-        finish_us = self.offer_whole(whole, producer=producer)
+        finish_us = self.offer_whole(whole, producer=producer, proposed=proposed)
         if better and finish_us is not None:
             self.best_fold = schedule
         return finish_us
 
-    def offer_whole(self, whole: Schedule, *, producer: str) -> float | None:
-        """Verify and keep a schedule if it is the best; its finish in us, None if it was refused."""
+    def offer_whole(
+        self,
+        whole: Schedule | CompactSchedule,
+        *,
+        producer: str,
+        proposed: bool = False,
+        verified: bool = False,
+    ) -> float | None:
+        """Keep a schedule if it is the best; its finish in us, None if it was refused.
+
+        Parameters
+        ----------
+        proposed : bool
+            Whether it is what a solver proposes, which the verifier may refuse.
+        verified : bool
+            Whether the verifier has accepted it already.
+        """
         if self.best is None or whole.finish_ticks < self.best.finish_ticks:
-            verification = verify(whole)
-            if not verification.ok:
-                logger.error("%s made a schedule that the verifier refuses: %s", producer, verification)
-                return None
-            self.best = whole
+            if proposed and not verified:
+                verification = verify(whole)
+                if not verification.ok:
+                    logger.error("%s made a schedule that the verifier refuses: %s", producer, verification)
+                    return None
+            self.best, self.is_verified = whole, proposed or verified
             self.last_improved = time.monotonic()
-            bound_us, half = self.ticks_to_us(self.bound_ticks), self.prefix.removesuffix(": ")
-            self.found.append(Moment(self.last_improved, whole.finish_us, bound_us, half))
+            if self.serves_above:
+                self._hand_up(whole)
+            else:
+                self.trace.append(self._moment(whole.finish_us))
             self.report(producer)
         return whole.finish_us
 
+    def _hand_up(self, whole: Schedule | CompactSchedule) -> None:
+        """Offer the search above what was found; under a sketch it is a schedule without it, too."""
+        assert self.above is not None, "there is a search above"
+        if self.problem is self.above.problem:
+            self.above.offer_whole(whole, producer=whole.producer, verified=self.is_verified)
+            return
+        schedule = whole.expand() if isinstance(whole, CompactSchedule) else whole
+        producer = f"{schedule.producer}, sketch {self.problem.clauses.name}"
+        self.above.offer_whole(
+            replace(schedule, problem=self.above.problem, producer=producer), producer=producer
+        )
+
     def allow(self, seconds: float) -> None:
         """Put the deadline off by what no time limit should count."""
-        self.deadline += seconds
-        self.allowed_s += seconds
+        self.deadline = self.deadline.later(seconds)
+        if self.above is not None:
+            self.above.allow(seconds)
 
     def report(self, doing: str) -> None:
         """Tell the caller what is going on."""
         if self.options.progress is not None:
-            best = self.best.finish_us if self.best is not None else None
-            bound = float(self.problem.costs.us(self.bound_ticks))
-            self.options.progress(self.prefix + doing, best, bound)
+            self.options.progress(self.prefix + doing, self.best_us, self.bound_us)
 
     def record(
         self,
@@ -184,19 +331,89 @@ class Search:
             Stage(self.prefix + name, solver, status, seconds, finish_us, bound_us, message, model)
         )
 
+    def prove(self, bound: Certificate, since: float) -> None:
+        """Keep a bound that was found since then, and log it."""
+        self.bound = bound
+        self.record("bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
+        if not self.serves_above:
+            self.trace.append(self._moment(None if self.best is None else self.best.finish_us))
+
     def ticks_to_us(self, ticks: int | None) -> float | None:
         """Ticks in microseconds."""
         return None if ticks is None else float(self.problem.costs.us(ticks))
 
+    def result(self, *, backend: str, choice: str) -> Result:
+        """The incumbent, verified if it is not yet, with its bound and the log."""
+        assert self.best is not None, "there is a schedule"
+        if not self.is_verified:
+            verify(self.best).raise_if_failed()
+        bound, faults = self._sound_bound()
+        stopped = "nothing better found"
+        if self.interrupted:
+            stopped = "interrupted"
+        elif self.best.finish <= bound.bound:
+            stopped = "bound met"
+        elif self.ran_out or self.deadline.has_passed:
+            stopped = "time limit"
+        schedule, kept = self._kept()
+        for message in dict.fromkeys(self.fallbacks):
+            warnings.warn(message, FallbackWarning, stacklevel=4)
+        seconds = time.monotonic() - self.began_s
+        return Result(
+            schedule=schedule,
+            bound=bound,
+            backend=backend,
+            stages=tuple(self.stages),
+            seconds=seconds,
+            seed=self.options.seed,
+            versions=package_versions(),
+            stopped=stopped,
+            notes=tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept))),
+            progress=(*self.trace, Moment(seconds, schedule.finish_us, bound.bound_us)),
+            choice=choice,
+        )
 
-def sound_bound(
-    schedule: Schedule | CompactSchedule, bound: Certificate
-) -> tuple[Certificate, tuple[str, ...]]:
-    """The bound; or, where a verified schedule is faster, none and a note, for then the bound is wrong."""
-    if schedule.finish >= bound.bound:
-        return bound, ()
-    logger.error("%r: the bound %r is above a verified schedule", schedule.problem, bound)
-    nothing = replace(bound, bound=Fraction(0), kind="none", limits="nothing that is proven", witness=None)
-    return nothing, (
-        "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it",
-    )
+    def _moment(self, finish_us: float | None) -> Moment:
+        """What is known now; of a half, its own times."""
+        return Moment(time.monotonic() - self.began_s, finish_us, self.bound_us, self.half)
+
+    def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
+        """The bound; or, where a verified schedule is faster, none and a note: then the bound is wrong."""
+        assert self.best is not None, "there is a schedule"
+        if self.bound is not None and self.best.finish >= self.bound.bound:
+            return self.bound, ()
+        nothing = Certificate(self.problem, Fraction(0), "none", "nothing that is proven", None)
+        if self.bound is None:
+            early = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"
+            return nothing, (early,)
+        logger.error("%r: the bound %r is above a verified schedule", self.problem, self.bound)
+        fault = "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it"
+        return nothing, (fault,)
+
+    def _kept(self) -> tuple[Schedule | CompactSchedule | ScheduleSummary, list[str]]:
+        """The incumbent as the caller wants it kept, and what to say of that."""
+        best, options = self.best, self.options
+        assert best is not None, "there is a schedule"
+        if not isinstance(best, CompactSchedule):
+            return best, []
+        if options.keep == "summary":
+            from taccl.schedule.summary import summarize
+
+            return summarize(best), [
+                f"the {best.num_transfers} transfers were verified and then dropped, as asked"
+            ]
+        if options.spill_dir is not None:
+            from taccl.schedule.spill import spill
+            from taccl.units import format_size
+
+            size = format_size(best.num_bytes)
+            return spill(best, options.spill_dir), [
+                f"the columns ({size}) are in {options.spill_dir}, and stay there"
+            ]
+        few = best.num_transfers <= self.parameters.large.most_expanded
+        return best.expand() if few else best, []
+
+
+def _whole_ticks(bound: Certificate) -> int:
+    """The first whole tick that a schedule may finish at."""
+    return -int(-bound.bound * bound.problem.costs.ticks_per_us // 1)

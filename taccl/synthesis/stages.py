@@ -1,59 +1,186 @@
-"""The stages of the pipeline, each a function that takes a `Search` and leaves it better or as it was."""
+"""The stages of the portfolio: each a function that takes a `Search` and leaves it better or as it was.
+
+`run` goes through those of a backend in the order of `STAGES`, until the bound is met or time is up. Each
+stage knows its share of the time limit, and has nothing to do where it does not apply.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from taccl.deadline import Deadline, OutOfTime
+from taccl.deadline import NEVER, Deadline, OutOfTime
+from taccl.errors import SketchError, SolverUnavailableError, TopologyError
+from taccl.schedule.schedule import Schedule
+from taccl.sketch.reachability import check_reachable
 from taccl.solvers.solver import solve
-from taccl.synthesis import contiguity as contiguity_stage
-from taccl.synthesis import jobshop, ordering, routing
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule
+from taccl.synthesis.heuristic.improvement import improve_schedule
 from taccl.synthesis.large import compile_kernels, schedule_large, suits
+from taccl.synthesis.paper import contiguity as contiguity_stage
+from taccl.synthesis.paper import jobshop, ordering, routing
+from taccl.synthesis.paper.sequencing import Windows, critical_resources, num_pairs
 from taccl.synthesis.result import ModelRun
+from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from typing import Any
 
+    from taccl.problem import Problem
     from taccl.solvers.model import MilpModel
     from taccl.solvers.solver import Progress, Solution
-    from taccl.synthesis.orbits import Orbits
+    from taccl.synthesis.paper.orbits import Orbits
     from taccl.synthesis.search import Search
 
-__all__ = ["compiled", "greedy", "improve", "job_shop", "route", "route_and_order", "schedule_routing"]
+__all__ = [
+    "alone", "compiled", "greedy", "have_compiled", "improve", "job_shop", "route", "run", "schedule_routing",
+]  # fmt: skip
 
-#: Noise, detour penalty and patience of the list scheduler's restarts, in turn.
-_NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
-_DETOURS = (1.0, 0.0, 3.0)
-_PATIENCES = (0.0, 1.0, 0.5)
+
+def run(search: Search, backend: str, limit_s: float) -> None:
+    """The stages of a backend, in order, until there is nothing left to do.
+
+    Raises
+    ------
+    SolverUnavailableError
+        If the solver that was named cannot run here.
+    OutOfTime
+        If the search gives up, and time was up before there was a schedule.
+    """
+    for stage in STAGES.get(backend, (partial(_one_solver, solver=backend),)):
+        if search.best is None or not search.done:
+            stage(search, limit_s)
+        if search.best is None:
+            return
+
+
+def _first(search: Search, limit_s: float) -> None:
+    scheduling = search.parameters.list
+    greedy(search, budget_s=min(scheduling.most_s, scheduling.share * limit_s))
+
+
+def _alone(search: Search, limit_s: float) -> None:
+    scheduling = search.parameters.list
+    greedy(search, budget_s=min(limit_s, max(scheduling.least_alone_s, scheduling.alone_share * limit_s)))
+
+
+def _compiled(search: Search, limit_s: float) -> None:
+    if limit_s >= search.parameters.choice.compiling_s:
+        compiled(search, budget_s=search.parameters.portfolio.compiled_share * limit_s)
+
+
+def _compiled_alone(search: Search, limit_s: float) -> None:
+    if limit_s >= search.parameters.choice.compiling_s:
+        compiled(search, budget_s=search.deadline.left_s)
+
+
+def _joint(search: Search, limit_s: float) -> None:
+    """One job shop with every move optional, where there are few."""
+    portfolio, num_moves = search.parameters.portfolio, len(search.folded.moves)
+    if num_moves > portfolio.joint_moves or search.best_fold is None:
+        return
+    budget_s = min(portfolio.most_joint_s, portfolio.joint_share * limit_s)
+    job_shop(
+        search, "joint", required=(), optional=range(num_moves), hint=search.best_fold, budget_s=budget_s
+    )
+
+
+def _routed(search: Search, limit_s: float) -> None:
+    """Routing, then ordering and contiguity as one job shop."""
+    portfolio = search.parameters.portfolio
+    budget_s = min(portfolio.routing_share * limit_s, search.deadline.left_s)
+    routed = route(search, "highs", budget_s=budget_s)
+    if routed is not None and not search.done:
+        budget_s = min(portfolio.most_job_shop_s, portfolio.job_shop_share * limit_s)
+        schedule_routing(search, routed, budget_s=budget_s)
+
+
+def _improved(search: Search, limit_s: float) -> None:
+    portfolio = search.parameters.portfolio
+    share = portfolio.half_improve_share if search.half else portfolio.improve_share
+    improve(search, patience_s=max(portfolio.least_improve_s, share * limit_s))
+
+
+def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
+    """Routing, ordering and contiguity on one solver; the list scheduler only gives it a first finish."""
+    greedy(search, budget_s=0.0, max_runs=1)
+    if search.best is None:
+        return
+    search.keep_aside()
+    try:
+        alone(search, solver, budget_s=limit_s)
+        last = search.stages[-1]
+        if search.best is None and last.status == "unavailable":
+            raise SolverUnavailableError(f"{solver} cannot run here: {last.message}; see taccl backends")
+        unlicensed = search.best is None and last.status == "unlicensed" and solver != "highs"
+        if unlicensed:
+            search.fallbacks.append(
+                f"{solver} has no licence for this model ({last.message}); highs was used instead"
+            )
+            solver = "highs"
+            alone(search, solver, budget_s=search.deadline.left_s)
+    finally:
+        own = search.best
+        is_first = search.settle()
+    if is_first and own is not None:
+        search.notes.append(
+            f"{solver} alone came to {format_us(own.finish_us)}; "
+            "the list scheduler's schedule, from which it started, is better and is returned"
+        )
+    elif is_first and not unlicensed:
+        last = search.stages[-1]
+        why = f"{last.status}, {last.message}" if last.message else last.status
+        search.fallbacks.append(
+            f"{solver} found no schedule ({last.name}: {why}); the list scheduler's is returned"
+        )
+
+
+#: Part of a tick by which a solver's bound may lie above a whole one and be that one.
+_TICK_SLACK = 1e-3
+
+#: The stages of every backend; any other is a solver that works alone.
+STAGES: dict[str, tuple[Callable[[Search, float], None], ...]] = {
+    "auto": (_first, _compiled, _joint, _routed, _improved),
+    "greedy": (_alone, _compiled_alone),
+}
 
 
 def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
-    """The list scheduler, with seeded restarts until the bound is met or the budget is spent."""
+    """The list scheduler, with seeded restarts until the bound is met or the budget is spent.
+
+    Raises
+    ------
+    OutOfTime
+        If the search gives up, and time was up before there was a schedule.
+    """
+    folded, scheduling = search.folded, search.parameters.list
     since = time.monotonic()
     search.report("greedy")
-    patiences = _PATIENCES if any(search.folded.merging) else (0.0,)
+    noises = scheduling.noises
+    patiences = scheduling.patiences if any(folded.merging) else (0.0,)
     best: ListSchedule | None = None
     runs = 0
     while runs < max_runs and (best is None or (time.monotonic() - since < budget_s and not search.done)):
         priorities = critical_priorities(
-            search.folded,
-            noise=_NOISES[runs % len(_NOISES)],
-            detour=_DETOURS[runs % len(_DETOURS)],
+            folded,
+            noise=noises[runs % len(noises)],
+            detour=scheduling.detours[runs % len(scheduling.detours)],
             seed=search.options.seed * 1_000_003 + runs,
         )
-        patience = patiences[runs // len(_NOISES) % len(patiences)]
+        patience = patiences[runs // len(noises) % len(patiences)]
         try:
             found = list_schedule(
-                search.folded,
+                folded,
                 priorities,
                 patience=patience,
                 enter_once=runs % 4 < 3,
                 limit_ticks=None if best is None else best.finish_ticks,
-                deadline=search.give_up if search.best is None else Deadline(search.deadline),
+                deadline=search.deadline if search.best is not None or search.gives_up else NEVER,
             )
         except OutOfTime:
             if search.best is None:
@@ -63,45 +190,172 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found
             search.offer(found, producer="greedy")
-        if best is None and runs >= 2 * len(_NOISES):
+        if best is None and runs >= 2 * len(noises):
             break
-    finish = search.best.finish_us if search.best is not None else None
     status = "done" if best is not None else "no-solution"
     message = f"{runs} run{'s' if runs != 1 else ''}"
-    search.record("greedy", "taccl", status, since, finish_us=finish, message=message)
+    search.record("greedy", "taccl", status, since, finish_us=search.best_us, message=message)
 
 
-def compiled(search: Search, *, budget_s: float) -> None:
-    """The compiled list scheduler, which knows tiers of links but no sketch; where it obeys all clauses."""
-    if search.done or not suits(search.problem):
+def have_compiled(search: Search, tell: Callable[[float, str, float | None], None] | None = None) -> None:
+    """Have the kernels compiled, if they are not, and put the deadline off by what that takes."""
+    compiling = Deadline(cancellation=search.deadline.cancellation)  # in this thread Ctrl-C would be lost
+    search.allow(compiling.run(partial(compile_kernels, search.problem), tell=tell))
+
+
+def compiled(search: Search, *, budget_s: float, num_runs: int | None = None) -> None:
+    """The compiled list scheduler, which folds nothing; where it obeys all clauses.
+
+    Where links of several ends are on offer, it does without, so that these make nothing worse.
+    """
+    problem = search.problem
+    is_first = search.best is None and not search.gives_up
+    if (search.done and not is_first) or not (suits(problem) or suits(problem := _single_ended(problem))):
         return
     search.report("greedy (compiled)")
-    search.allow(compile_kernels(search.problem))
+    have_compiled(search)
     since = time.monotonic()
-    found = schedule_large(
-        search.problem, target_ticks=search.bound_ticks, time_limit_s=budget_s, seed=search.options.seed
+    grace_s = search.parameters.large.grace_s if is_first else 0.0
+    deadline = search.deadline.at_least(0.0).later(grace_s)
+    schedule = partial(
+        schedule_large,
+        problem,
+        target_ticks=search.bound_ticks,
+        time_limit_s=budget_s,
+        deadline=deadline,
+        seed=search.options.seed,
+        num_runs=num_runs,
     )
-    number = {(move.chunk, move.link): m for m, move in enumerate(search.folded.moves)}
-    if not search.folded.group.generators and all((t.chunk, t.link) in number for t in found):
-        sends = tuple(
-            Send(search.folded.link_orbit[t.link], (number[t.chunk, t.link],), t.start_ticks, t.end_ticks)
-            for t in found
-        )
-        finish = search.offer(ListSchedule(sends, found.finish_ticks), producer="greedy (compiled)")
-    else:
-        finish = search.offer_whole(found.expand(), producer="greedy (compiled)")
+    try:
+        found = deadline.run(schedule)
+    except OutOfTime:
+        search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
+        return
+    whole = found.expand() if problem is search.problem else replace(found.expand(), problem=search.problem)
+    finish = search.offer_whole(whole, producer="greedy (compiled)")
     search.record("greedy", "compiled", "done", since, finish_us=finish)
 
 
-def route(search: Search, solver: str, *, budget_s: float) -> list[tuple[int, int]] | None:
-    """The routing MILP on a solver: (chunk, link) pairs, or None where it found nothing."""
+def _single_ended(problem: Problem) -> Problem:
+    """The problem without links of several ends; itself if something could not get where it must."""
+    links = problem.topology.links
+    fit = frozenset(e for e in problem.links_allowed if len(links[e].srcs) + len(links[e].dsts) == 2)
+    alone = problem.with_clauses(links_allowed=fit)
+    try:
+        check_reachable(alone)
+    except (SketchError, TopologyError):
+        return problem
+    return alone
+
+
+def ruin_and_recreate(search: Search) -> None:
+    """Ruin and recreate over the incumbent's routes and order, until time is up or it finds no more."""
+    if search.done or search.best is None:
+        return
+    search.report("improving")
+    since = time.monotonic()
+    first = search.best if isinstance(search.best, Schedule) else search.best.expand()
+    improving = partial(
+        improve_schedule, first, target_ticks=search.bound_ticks, seconds=search.deadline.left_s,
+        seed=search.options.seed,
+    )  # fmt: skip
+    try:
+        better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
+    except OutOfTime:
+        return
+    finish = search.offer_whole(better, producer="ruin and recreate")
+    search.record("ruin and recreate", "compiled", "done", since, finish_us=finish, message=done)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What routing found.
+
+    Parameters
+    ----------
+    starts : dict of (chunk, link) to ticks
+        The sends, and when the model starts them.
+    in_order : bool
+        Whether the model decided who goes first, on some resource or on all.
+    bound_ticks : int
+        No schedule over the model's moves finishes sooner; 0 where the model wants more than to finish soon.
+    """
+
+    starts: dict[tuple[int, int], int]
+    in_order: bool
+    bound_ticks: int
+
+
+def alone(search: Search, solver: str, *, budget_s: float) -> None:
+    """Routing, ordering and contiguity on one solver; again with order in the routing, where it falls short.
+
+    It does where the best order takes longer than the model says. The model then also decides the order on
+    resources: all of them if that makes no more than `most_pairs` pairs of moves, otherwise those that some
+    send waits for on a longest path of the schedule.
+    """
+    until, shares = time.monotonic() + budget_s, search.parameters.solver
+    finish = schedule_routing if solver == "cpsat" else order_routing
+    sequenced: frozenset[int] = frozenset()
+    routed, share = None, shares.cpsat_routing_share if solver == "cpsat" else shares.routing_share
+    while routed is None or sequenced:
+        left_s = until - time.monotonic()
+        lower = 0 if routed is None else routed.bound_ticks
+        routed = route(search, solver, budget_s=share * left_s, sequenced=sequenced, lower_ticks=lower)
+        if routed is None or search.interrupted:
+            return
+        found = finish(search, routed, solver=solver, budget_s=shares.contiguity_share * budget_s)
+        if found is None or search.interrupted or until - time.monotonic() < shares.least_round_s:
+            return
+        sequenced = _to_sequence(search, routed, found, sequenced)
+
+
+def _to_sequence(
+    search: Search, routed: Routed, found: ListSchedule, sequenced: frozenset[int]
+) -> frozenset[int]:
+    """The resources to put in order when routing is done again; none where that would not help."""
+    upper, orbits = search.upper_ticks(), search.folded
+    most_pairs = search.parameters.solver.most_pairs
+    # Where sends merge their order is not that of moves by themselves: NDv2 x2 and x4 got no better by it.
+    merges = any(orbits.merging[move.link_orbit] for move in orbits.moves)
+    if merges or upper <= max(search.bound_ticks, routed.bound_ticks):
+        return frozenset()
+    windows = Windows(orbits, upper)
+    pairs = {resource: num_pairs(orbits, windows, resource) for resource in range(orbits.num_resources)}
+    wanted = frozenset(resource for resource, count in pairs.items() if count)
+    if sum(pairs.values()) > most_pairs:
+        wanted = sequenced | (wanted & critical_resources(orbits, found))
+    too_large = sum(pairs[resource] for resource in wanted) > most_pairs
+    return frozenset() if too_large or wanted == sequenced else wanted
+
+
+def route(
+    search: Search,
+    solver: str,
+    *,
+    budget_s: float,
+    sequenced: Collection[int] = (),
+    lower_ticks: int = 0,
+) -> Routed | None:
+    """The routing MILP on a solver, or None where it found nothing.
+
+    Parameters
+    ----------
+    sequenced : collection of int
+        Resources on which the model also decides who goes first; routes are then folded only as times are.
+    lower_ticks : int
+        Proven of the same fold without orders.
+    """
     since = time.monotonic()
     search.report(f"routing on {solver}")
-    orbits = search.routing_fold
-    model = routing.build_routing(orbits, upper_ticks=search.upper_ticks())
+    orbits = search.folded if sequenced else search.routing_fold
+    lower = max(lower_ticks, search.bound_ticks) if sequenced else 0
+    upper = search.upper_ticks()
+    model = routing.build_routing(
+        orbits, upper_ticks=upper, lower_ticks=min(lower, upper), sequenced=sequenced
+    )
     hint = None
-    if orbits is search.folded and search.best_fold is not None:
-        hint = routing.routing_hint(orbits, model, search.best_fold)
+    if orbits is search.folded and (known := search.known_fold) is not None:
+        hint = routing.routing_hint(orbits, model, known)
     options = search.options
 
     def news(progress: Progress) -> None:
@@ -118,9 +372,10 @@ def route(search: Search, solver: str, *, budget_s: float) -> list[tuple[int, in
         log=options.log,
         on_progress=news,
     )
-    search.interrupted |= answer.status == "interrupted"
+    _note_interrupt(search, answer.status)
     size = f"{model.model.num_variables} variables, {model.model.num_rows} rows"
-    message = "; ".join(part for part in (answer.message, size, search.unfolded) if part)
+    order = f"order on {len(sequenced)} of {orbits.num_resources} resources" if sequenced else ""
+    message = "; ".join(part for part in (answer.message, size, order, search.unfolded) if part)
     if answer.status == "unlicensed":  # which says the size
         message = answer.message
     search.record(
@@ -132,23 +387,20 @@ def route(search: Search, solver: str, *, budget_s: float) -> list[tuple[int, in
         message=message,
         model=_model_run(model.model, answer),
     )
-    return None if answer.values is None else routing.routing_of(orbits, model, answer.values)
+    if answer.values is None:
+        return None
+    bound = 0
+    if answer.bound is not None and orbits is search.folded and not routing.wants_more(orbits.problem):
+        bound = math.ceil(answer.bound * orbits.problem.costs.ticks_per_us - _TICK_SLACK)
+    return Routed(routing.routing_of(orbits, model, answer.values), bool(sequenced), bound)
 
 
-def route_and_order(search: Search, solver: str, *, budget_s: float) -> None:
-    """Stages 1 to 3 on one solver: routing, the best ordering rule, contiguity."""
-    pairs = route(search, solver, budget_s=0.6 * budget_s)
-    if pairs is None or search.interrupted:
-        return
-    since = time.monotonic()
-    orbits = search.folded.restrict(pairs)
-    ordered = ordering.best_order(orbits)
+def order_routing(search: Search, routed: Routed, *, solver: str, budget_s: float) -> ListSchedule | None:
+    """Stages 2 and 3: the best order of a routing, then contiguity on a solver; the better of the two."""
+    ordered = _ordered(search, routed, solver)
     if ordered is None:
-        search.record("ordering", "taccl", "no-solution", since, message="the routing cannot be scheduled")
-        return
-    schedule, rule = ordered
-    finish = search.offer(_on_fold(search.folded, orbits, schedule), producer=f"{solver} routing, {rule}")
-    search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
+        return None
+    orbits, schedule, rule = ordered
     since = time.monotonic()
     search.report(f"contiguity on {solver}")
     model = contiguity_stage.build_contiguity(orbits, schedule)
@@ -156,18 +408,19 @@ def route_and_order(search: Search, solver: str, *, budget_s: float) -> None:
     answer = solve(
         model.model,
         solver,
-        time_limit_s=max(1.0, min(0.4 * budget_s, search.time_left_s())),
+        time_limit_s=max(search.parameters.solver.least_contiguity_s, min(budget_s, search.deadline.left_s)),
         threads=options.threads,
         seed=options.seed,
         memory_limit_mb=options.memory_limit_mb,
         log=options.log,
     )
-    search.interrupted |= answer.status == "interrupted"
-    finish = None
+    _note_interrupt(search, answer.status)
+    finish, found = None, _on_fold(search.folded, orbits, schedule)
     if answer.values is not None:
-        merged = contiguity_stage.merged(orbits, model, answer.values)
-        producer = f"{solver} routing, {rule}, contiguity"
-        finish = search.offer(_on_fold(search.folded, orbits, merged), producer=producer)
+        merged = _on_fold(search.folded, orbits, contiguity_stage.merged(orbits, model, answer.values))
+        finish = search.offer(merged, producer=f"{solver} routing, {rule}, contiguity", proposed=True)
+        if finish is not None and merged.finish_ticks <= found.finish_ticks:
+            found = merged
     search.record(
         "contiguity",
         solver,
@@ -178,18 +431,38 @@ def route_and_order(search: Search, solver: str, *, budget_s: float) -> None:
         message=answer.message,
         model=_model_run(model.model, answer),
     )
+    return found
 
 
-def schedule_routing(search: Search, pairs: Collection[tuple[int, int]], *, budget_s: float) -> None:
-    """The job shop on the moves of one routing, from the best ordering rule's schedule."""
-    orbits = search.folded.restrict(pairs)
-    ordered = ordering.best_order(orbits)
+def _ordered(search: Search, routed: Routed, solver: str) -> tuple[Orbits, ListSchedule, str] | None:
+    """The fold of a routing's moves, and the best of all orders that rules and the routing itself give."""
+    since = time.monotonic()
+    orbits = search.folded.restrict(routed.starts)
+    ordered = ordering.best_order(orbits, routed.starts if routed.in_order else None)
     if ordered is None:
-        return
+        search.record("ordering", "taccl", "no-solution", since, message="the routing cannot be scheduled")
+        return None
+    schedule, rule = ordered
+    finish = search.offer(
+        _on_fold(search.folded, orbits, schedule), producer=f"{solver} routing, {rule}", proposed=True
+    )
+    search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
+    return orbits, schedule, rule
+
+
+def schedule_routing(
+    search: Search, routed: Routed, *, budget_s: float, solver: str = ""
+) -> ListSchedule | None:
+    """The job shop on the moves of one routing, from the best order's schedule; the better of the two."""
+    orbits = search.folded.restrict(routed.starts)
+    ordered = ordering.best_order(orbits, routed.starts if routed.in_order else None)
+    if ordered is None:
+        return None
     hint = _on_fold(search.folded, orbits, ordered[0])
-    search.offer(hint, producer=f"routing, {ordered[1]}")
+    search.offer(hint, producer=f"routing, {ordered[1]}", proposed=True)
     required = routing.needed_moves(search.folded, hint)  # others may enter where the chunk already is
-    job_shop(search, "job shop", required=required, optional=(), hint=hint, budget_s=budget_s)
+    found = job_shop(search, "job shop", required=required, optional=(), hint=hint, budget_s=budget_s)
+    return found or hint
 
 
 def job_shop(
@@ -219,17 +492,17 @@ def job_shop(
         upper_ticks=hint.finish_ticks if upper_ticks is None else upper_ticks,
         lower_ticks=search.bound_ticks,
         hint=hint,
-        time_limit_s=max(0.2, min(budget_s, search.time_left_s())),
+        time_limit_s=max(search.parameters.solver.least_s, min(budget_s, search.deadline.left_s)),
         threads=options.threads,
         seed=options.seed if seed is None else seed,
         memory_limit_mb=options.memory_limit_mb,
         log=options.log,
         on_progress=news,
     )
-    search.interrupted |= answer.status == "interrupted"
+    _note_interrupt(search, answer.status)
     finish = None
     if answer.schedule is not None:
-        finish = search.offer(answer.schedule, producer=name)
+        finish = search.offer(answer.schedule, producer=name, proposed=True)
     if record:
         bound = search.ticks_to_us(answer.bound_ticks)
         search.record(
@@ -247,24 +520,24 @@ def improve(search: Search, *, patience_s: float) -> None:
     since = time.monotonic()
     if search.best_fold is None or search.done:
         return
+    freeing = search.parameters.neighbourhood
     rng = random.Random(search.options.seed)
     orbits, current = search.folded, search.best_fold
-    start_us = search.best.finish_us if search.best is not None else None
-    rounds, share, better = 0, 0.2, 0
+    start_us = search.best_us
+    rounds, share, better = 0, freeing.first_share, 0
     search.last_improved = time.monotonic()
     while not search.done and time.monotonic() - search.last_improved < patience_s:
         entered = _entered(orbits, current)
-        free = _freed(orbits, current, share, rng)
+        free = _freed(orbits, current, share, rng, at_random=freeing.random_share)
         required = {m for p, m in entered.items() if p not in free}
         optional = {m for p in free for m in orbits.places[p].moves_in} - required
-        budget = min(1.0 + len(optional) / 1000, 4.0)
         found = job_shop(
             search,
             "improve",
             required=required,
             optional=optional,
             hint=current,
-            budget_s=budget,
+            budget_s=min(freeing.round_s + len(optional) * freeing.s_per_move, freeing.most_round_s),
             seed=rng.randrange(2**31),
             record=False,
         )
@@ -272,10 +545,9 @@ def improve(search: Search, *, patience_s: float) -> None:
         if found is not None and found.finish_ticks <= current.finish_ticks:
             better += found.finish_ticks < current.finish_ticks
             current = found
-        share = min(0.6, max(0.1, share * rng.choice((0.8, 1.0, 1.3))))
-    finish = search.best.finish_us if search.best is not None else None
+        share = min(freeing.most_share, max(freeing.least_share, share * rng.choice(freeing.steps)))
     message = f"{rounds} rounds, {better} better, from {start_us:.4g} us" if start_us is not None else ""
-    search.record("improve", "cpsat", "done", since, finish_us=finish, message=message)
+    search.record("improve", "cpsat", "done", since, finish_us=search.best_us, message=message)
 
 
 def _entered(orbits: Orbits, current: ListSchedule) -> dict[int, int]:
@@ -290,9 +562,11 @@ def _entered(orbits: Orbits, current: ListSchedule) -> dict[int, int]:
     }
 
 
-def _freed(orbits: Orbits, current: ListSchedule, share: float, rng: random.Random) -> set[int]:
+def _freed(
+    orbits: Orbits, current: ListSchedule, share: float, rng: random.Random, *, at_random: float
+) -> set[int]:
     """Places whose routes are freed: a random share, or those that arrive about one time."""
-    if rng.random() < 0.5:
+    if rng.random() < at_random:
         return {p for p in range(len(orbits.places)) if rng.random() < share}
     needed = routing.needed_moves(orbits, current)
     arrival = {
@@ -305,6 +579,12 @@ def _freed(orbits: Orbits, current: ListSchedule, share: float, rng: random.Rand
     middle = rng.random() * current.finish_ticks
     nearest = sorted(arrival, key=lambda p: (abs(arrival[p] - middle), p))
     return set(nearest[: max(1, int(share * len(nearest)))])
+
+
+def _note_interrupt(search: Search, status: str) -> None:
+    """End the search where a solver was ended by Ctrl-C."""
+    if status == "interrupted":
+        search.interrupt()
 
 
 def _model_run(model: MilpModel, answer: Solution) -> ModelRun:

@@ -1,19 +1,7 @@
 """Fabrics: ring, mesh, torus, hypercube, fully connected and star, with one cost for every link.
 
-What the keywords of every function mean:
-
-bandwidth_gb_per_s : number
-    Rate of every link in each direction, in 10**9 bytes a second. `mesh` and `torus` also take a sequence,
-    one for every axis.
-alpha_us : number
-    Latency of every link in microseconds.
-alpha_meaning : {"occupies", "pipelined"}
-    Whether a link stays busy during its alpha.
-ranks_per_node : int, optional
-    Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node.
-
 The default costs, 50 GB/s and 0.5 us, stand for no machine: they are the round numbers in common use for
-comparing synthesizers. `TopologyError` is raised for arguments that make no fabric.
+comparing synthesizers.
 """
 
 from __future__ import annotations
@@ -53,7 +41,25 @@ def ring(
 ) -> Topology:
     """A ring: rank r is linked to rank r + 1, and the last to the first.
 
-    `bidirectional` adds the links the other way round; without it ranks send upwards only.
+    Parameters
+    ----------
+    num_ranks : int
+        At least 2.
+    bidirectional : bool
+        Adds the links the other way round; without it ranks send upwards only.
+    bandwidth_gb_per_s : number
+        Rate of every link in each direction, in 10**9 bytes a second.
+    alpha_us : number
+        Latency of every link in microseconds.
+    alpha_meaning : {"occupies", "pipelined"}
+        Whether a link stays busy during its alpha.
+    ranks_per_node : int, optional
+        Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node.
+
+    Raises
+    ------
+    TopologyError
+        If the arguments make no fabric.
     """
     check_count(num_ranks, where="ring: num_ranks", least=2)
     builder = _start("ring", (num_ranks,), num_ranks, 2 * num_ranks, alpha_meaning, ranks_per_node)
@@ -74,6 +80,15 @@ def mesh(
     """A grid of ``dims`` ranks: two are linked, each way, where they are neighbours along one axis.
 
     Ranks are numbered row by row: the last axis varies fastest.
+
+    Parameters
+    ----------
+    *dims : int
+        Ranks along every axis.
+    bandwidth_gb_per_s : number or sequence of number
+        Rate of every link in each direction, in 10**9 bytes a second; or one for every axis.
+    alpha_us, alpha_meaning, ranks_per_node
+        As in `ring`; errors are its, too.
     """
     return _grid("mesh", dims, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node)
 
@@ -86,7 +101,13 @@ def torus(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """A mesh whose axes close into rings; on an axis of 2 the two ranks are linked once, each way."""
+    """A mesh whose axes close into rings; on an axis of 2 the two ranks are linked once, each way.
+
+    Parameters
+    ----------
+    *dims, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
+        As in `mesh`.
+    """
     return _grid("torus", dims, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node)
 
 
@@ -99,7 +120,15 @@ def hypercube(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """2**dimension ranks; two are linked, each way, where their numbers differ in one bit."""
+    """2**dimension ranks; two are linked, each way, where their numbers differ in one bit.
+
+    Parameters
+    ----------
+    dimension : int
+        The number of bits of a rank's number.
+    bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
+        As in `ring`; errors are its, too.
+    """
     num_ranks = 2 ** min(dimension, 64)
     builder = _start(
         "hypercube", (dimension,), num_ranks, num_ranks * dimension, alpha_meaning, ranks_per_node
@@ -118,7 +147,15 @@ def fully_connected(
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
-    """A link for every ordered pair of ranks, each by itself: a rank can send to all others at once."""
+    """A link for every ordered pair of ranks, each by itself: a rank can send to all others at once.
+
+    Parameters
+    ----------
+    num_ranks : int
+        At least 2.
+    bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
+        As in `ring`; errors are its, too.
+    """
     check_count(num_ranks, where="fully-connected: num_ranks", least=2)
     builder = _start(
         "fully-connected", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
@@ -139,6 +176,13 @@ def star(
     """A switch in the middle: a rank sends to any other, to one at a time, and receives from one at a time.
 
     Every rank has one port out and one port in at the switch, which its sends and its receives hold.
+
+    Parameters
+    ----------
+    num_ranks : int
+        At least 2.
+    bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
+        As in `ring`; errors are its, too.
     """
     check_count(num_ranks, where="star: num_ranks", least=2)
     builder = _start(

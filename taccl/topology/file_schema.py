@@ -130,6 +130,8 @@ class _Costed(BaseModel):
 
 
 class LinkEntry(_Costed):
+    """A link, or one each way."""
+
     src: _Ranks
     dst: _Ranks
     alpha_us: _Cost = Fraction(0)
@@ -171,6 +173,8 @@ class SwitchEntry(_Costed):
 
 
 class TopologyFile(BaseModel):
+    """A topology file: a machine, a fabric, or links, switches and resources."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_: Annotated[int, BeforeValidator(_version), Field(alias="schema")]

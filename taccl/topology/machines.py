@@ -90,7 +90,10 @@ def dgx1(
 ) -> Topology:
     """DGX-1: 8 V100 a node in a hybrid cube mesh, and four NICs, one for each pair of ranks.
 
-    Parameters and errors are those of `ndv2`.
+    Parameters
+    ----------
+    nodes, profile, alpha_meaning, constants
+        As in `ndv2`; errors are its, too.
     """
     return _hybrid_mesh(
         "dgx1", nodes, profile, alpha_meaning, constants,
@@ -108,7 +111,10 @@ def dgx2(
 ) -> Topology:
     """DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.
 
-    Parameters and errors are those of `ndv2`.
+    Parameters
+    ----------
+    nodes, profile, alpha_meaning, constants
+        As in `ndv2`; errors are its, too.
     """
     return _switched(
         "dgx2", nodes, profile, alpha_meaning, constants, ranks_per_node=16, ranks_per_nic=2, rails=False
@@ -126,10 +132,10 @@ def dgx_a100(
 ) -> Topology:
     """DGX-A100: 8 A100 a node behind NVSwitch, and eight NICs, one for each rank.
 
-    Parameters and errors are those of `ndv2`, but for these; the one profile is ``"nominal"``.
-
     Parameters
     ----------
+    nodes, profile, alpha_meaning, constants
+        As in `ndv2`, with the one profile ``"nominal"``; errors are its, too.
     rails : bool
         With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
         cabled; without, to every rank of every other node.
@@ -150,7 +156,10 @@ def dgx_h100(
 ) -> Topology:
     """DGX-H100: 8 H100 a node behind NVSwitch, and eight NICs, one for each rank.
 
-    Parameters and errors are those of `dgx_a100`.
+    Parameters
+    ----------
+    nodes, profile, rails, alpha_meaning, constants
+        As in `dgx_a100`; errors are those of `ndv2`.
     """
     return _switched(
         "dgx-h100", nodes, profile, alpha_meaning, constants, ranks_per_node=8, ranks_per_nic=1, rails=rails

@@ -93,6 +93,7 @@ class NamedFabric:
 
     @property
     def num_ranks(self) -> int:
+        """How many ranks there are."""
         return 2 ** self.dims[0] if self.kind == "hypercube" else math.prod(self.dims)
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taccl.arguments import Count
     from taccl.topology.topology import Topology
 
-__all__ = ["dims_of_size", "fabric_names", "find_kind", "machine_names", "parse"]
+__all__ = ["dims_of_size", "fabric_names", "find_kind", "machine_names", "machine_options", "parse"]
 
 _MACHINES: Mapping[str, Callable[..., Topology]] = {
     "ndv2": machines.ndv2,
@@ -41,6 +41,11 @@ _GRIDS = ("mesh", "torus")
 def machine_names() -> tuple[str, ...]:
     """Names of the machine models."""
     return tuple(_MACHINES)
+
+
+def machine_options(machine: str) -> Mapping[str, Any]:
+    """What the function of a machine model takes by keyword, and its defaults."""
+    return _options(_MACHINES[machine])
 
 
 def fabric_names() -> tuple[str, ...]:
@@ -135,8 +140,12 @@ def _ranks_per_node(kind: str, dims: tuple[int, ...], nodes: int) -> int:
 def _call(
     make: Callable[..., Topology], kind: str, sizes: tuple[int, ...], options: Mapping[str, Any]
 ) -> Topology:
-    known = inspect.unwrap(make).__kwdefaults__ or {}
+    known = _options(make)
     unknown = next((option for option in options if option not in known), None)
     if unknown is not None:
         raise TopologyError(f"{kind} takes no {unknown!r}; it takes {', '.join(known)}", where="topology")
     return make(*sizes, **options)
+
+
+def _options(make: Callable[..., Topology]) -> Mapping[str, Any]:
+    return inspect.unwrap(make).__kwdefaults__ or {}

@@ -31,6 +31,7 @@ class CyclicProduct:
 
     @property
     def order(self) -> int:
+        """How many translations there are."""
         return math.prod(self.moduli)
 
     def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
@@ -56,6 +57,7 @@ class CyclicProduct:
         return total
 
     def to_dict(self) -> dict[str, Any]:
+        """The group as plain values."""
         return {"kind": "cyclic product", "moduli": list(self.moduli)}
 
 
@@ -98,6 +100,7 @@ class PermutationGroup:
 
     @property
     def order(self) -> int:
+        """How many translations there are."""
         return len(self.generators[0])
 
     @cached_property
@@ -143,4 +146,5 @@ class PermutationGroup:
         return np.asarray(self._taking[src, dst])
 
     def to_dict(self) -> dict[str, Any]:
+        """The group as plain values."""
         return {"kind": "permutations", "generators": [list(each) for each in self.generators]}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from taccl.arguments import checked_as, known_index
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.names import shown
+from taccl.topology import transform
 from taccl.topology.checks import check_topology
 from taccl.units import exact, format_count
 
@@ -124,10 +125,12 @@ class Topology:
 
     @property
     def num_ranks(self) -> int:
+        """How many ranks there are."""
         return len(self.node_of_rank)
 
     @property
     def num_nodes(self) -> int:
+        """How many nodes there are."""
         return max(self.node_of_rank) + 1
 
     @cached_property
@@ -219,16 +222,27 @@ class Topology:
         ranks: Collection[int] = (),
         resources: Iterable[str] = (),
     ) -> Topology:
-        """What is left when links, ranks or resources have failed; see `taccl.topology.transform.without`."""
-        from taccl.topology.transform import without
+        """What is left when links, ranks or resources have failed; see `taccl.topology.transform.without`.
 
-        return without(self, links=links, ranks=ranks, resources=resources)
+        Parameters
+        ----------
+        links : iterable of int or (int, int)
+            Links by index, or as (source, destination), which means every link between the two.
+        ranks : collection of int
+            The others are renumbered from 0 without gaps.
+        resources : iterable of str
+            Names of resources: links that hold them are lost.
+
+        Raises
+        ------
+        TopologyError
+            If a link, a rank or a resource does not exist, or no rank is left.
+        """
+        return transform.without(self, links=links, ranks=ranks, resources=resources)
 
     def degraded(self, links: Mapping[int | tuple[int, int] | str, Number]) -> Topology:
         """With some links slower than they were; see `taccl.topology.transform.degraded`."""
-        from taccl.topology.transform import degraded
-
-        return degraded(self, links)
+        return transform.degraded(self, links)
 
     def to_dict(self) -> dict[str, Any]:
         """The topology as plain values; fractions as text."""
@@ -315,7 +329,7 @@ class Topology:
 
 @checked_as(TopologyError)
 class TopologyBuilder:
-    """Collects links, resources and holds, then `build`\\ s a `Topology`.
+    """Collects links, resources and holds; `build` makes a `Topology` of them.
 
     Every link added gets a resource of its own, which it holds for alpha + bytes * beta where alpha
     occupies, and for bytes * beta where it pipelines.
@@ -364,6 +378,17 @@ class TopologyBuilder:
     ) -> int:
         """Add a link with its own resource; returns the link's index.
 
+        Parameters
+        ----------
+        src, dst : int or iterable of int
+            A rank, or several: of a multicast the destinations, of a reduction inside a switch the sources.
+        alpha_us : number
+            Latency in microseconds.
+        beta_us_per_mb : number
+            Microseconds for 10**6 bytes.
+        name : str
+            Tells links of the same ends apart.
+
         Raises
         ------
         TopologyError
@@ -407,6 +432,15 @@ class TopologyBuilder:
     ) -> None:
         """Let every send over `link` hold `resource`.
 
+        Parameters
+        ----------
+        link, resource : int
+            As `add_link` and `add_resource` returned them.
+        alpha_us, beta_us_per_mb : number
+            A send of b bytes holds the resource for ``alpha_us + b * beta_us_per_mb / 10**6`` microseconds.
+        side : {"send", "receive"}
+            Whether from the send's start, or until its end.
+
         Raises
         ------
         TopologyError
@@ -428,7 +462,17 @@ class TopologyBuilder:
 
     @checked_as(TopologyError)
     def add_switch(self, name: str, ranks: Sequence[int], links: Iterable[int]) -> None:
-        """Declare that `links` run through one crossbar that joins `ranks`."""
+        """Declare that `links` run through one crossbar that joins `ranks`.
+
+        Parameters
+        ----------
+        name : str
+            As messages and reports show it.
+        ranks : sequence of int
+            At least two ranks.
+        links : iterable of int
+            As `add_link` returned them.
+        """
         self._switches.append(Switch(name, tuple(ranks), tuple(links)))
 
     def build(self, *, notes: Sequence[str] = ()) -> Topology:

@@ -78,12 +78,8 @@ class Translations:
 
     @property
     def num_ranks(self) -> int:
+        """How many ranks there are."""
         return self.host.num_ranks
-
-    @property
-    def num_resources(self) -> int:
-        """Classes of resources."""
-        return max((hold.resource for each in self.classes for hold in each.holds), default=-1) + 1
 
     def rank_at(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ranks at places."""

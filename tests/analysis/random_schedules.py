@@ -6,10 +6,9 @@ import random
 from functools import cache
 from typing import TYPE_CHECKING
 
-from synthesis.small_problems import random_problem
-
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.synthesize import synthesize
+from tests.synthesis.small_problems import random_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
 
 @cache
 def random_schedules() -> tuple[Schedule, ...]:
-    """Schedules of 80 random problems, of 80 that reduce, and of the former's routes in shuffled orders."""
-    return tuple(_schedules(range(80), shuffles=25))
+    """Schedules of 40 random problems, of 40 that reduce, and of the former's routes in shuffled orders."""
+    return tuple(_schedules(range(40), shuffles=25))
 
 
 def few_schedules() -> tuple[Schedule, ...]:
     """Some of them, of every kind."""
-    return random_schedules()[::16]
+    return random_schedules()[::8]
 
 
 def _schedules(seeds: range, *, shuffles: int) -> Iterator[Schedule]:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.certificate import (
     Border,
-    LateStart,
-    Machine,
-    Nested,
+    CutDual,
+    DelayedSource,
+    FlowDual,
+    NestedCuts,
     Path,
-    PathPrices,
     SetCharge,
-    SetPrices,
+    SingleMachine,
+    SpreadTail,
 )
 
 if TYPE_CHECKING:
@@ -27,28 +28,30 @@ if TYPE_CHECKING:
 def made_up(problem: Problem, rng: random.Random) -> Witness:
     """A witness of any kind that names only what the problem has."""
     num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
-    kind = rng.choice(("path", "border", "nested", "late", "machine", "sets", "paths"))
+    kind = rng.choice(("path", "border", "nested cuts", "late", "spread", "single machine", "sets", "paths"))
     if kind == "path":
         return Path(rng.randrange(problem.collective.num_chunks), rng.randrange(num_ranks))
     if kind == "border":
         return Border(_some(rng, num_ranks), rng.random() < 0.5)
-    if kind == "nested":
+    if kind == "nested cuts":
         outer = _some(rng, num_ranks) | {rng.randrange(num_ranks)}
-        return Nested(frozenset((rng.choice(sorted(outer)),)), outer, rng.random() < 0.5)
+        return NestedCuts(frozenset((rng.choice(sorted(outer)),)), outer, rng.random() < 0.5)
     if kind == "late":
         number = [rng.randrange(-1, 3) for _ in range(num_ranks)]
         sets = [frozenset(r for r in range(num_ranks) if number[r] == i) for i in range(3)]
         sets = [ranks for ranks in sets if ranks]
         moments = rng.randrange(-1, 20), rng.randrange(-1, 20)
-        return LateStart(tuple(sets), tuple(rng.choice(sorted(ranks)) for ranks in sets), *moments)
-    if kind == "machine":
+        return DelayedSource(tuple(sets), tuple(rng.choice(sorted(ranks)) for ranks in sets), *moments)
+    if kind == "spread":
+        return SpreadTail(_some(rng, num_ranks), rng.randrange(-1, 4), rng.randrange(-1, 6))
+    if kind == "single machine":
         family = rng.choice(("rank", "node"))
-        return Machine(rng.randrange(num_resources), family, rng.random() < 0.5)
+        return SingleMachine(rng.randrange(num_resources), family, rng.random() < 0.5)
     prices = tuple(rng.choice((0, 1, 1, 2, 5)) for _ in range(num_resources))
     if kind == "paths":
-        return PathPrices(prices)
+        return FlowDual(prices)
     charges = [SetCharge(_parts(rng, num_ranks), _charge(rng)) for _ in range(rng.randint(1, 3))]
-    return SetPrices(prices, tuple(charges))
+    return CutDual(prices, tuple(charges))
 
 
 def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
@@ -62,17 +65,22 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         if rng.random() < 0.3:
             return replace(witness, entering=not witness.entering)
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
-    if isinstance(witness, Machine):
+    if isinstance(witness, SingleMachine):
         if rng.random() < 0.3:
             return replace(witness, entering=not witness.entering)
         return replace(witness, resource=rng.randrange(len(problem.topology.resources)))
-    if isinstance(witness, Nested):
+    if isinstance(witness, NestedCuts):
         if rng.random() < 0.3:
             return replace(witness, entering=not witness.entering)
         return replace(witness, outer=witness.outer ^ {rng.randrange(num_ranks)})
-    if isinstance(witness, LateStart):
-        return _changed_late(witness, num_ranks, rng)
-    if isinstance(witness, PathPrices) or rng.random() < 0.4:
+    if isinstance(witness, SpreadTail):
+        how = rng.choice(("ranks", "least", "last"))
+        if how == "ranks":
+            return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
+        return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1))})
+    if isinstance(witness, DelayedSource):
+        return _changed_delayed(witness, num_ranks, rng)
+    if isinstance(witness, FlowDual) or rng.random() < 0.4:
         prices = list(witness.prices)
         r = rng.randrange(len(prices))
         prices[r] = rng.choice((0, prices[r] + 1, 2 * prices[r], -1))
@@ -91,7 +99,7 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     return replace(witness, charges=tuple(charges))
 
 
-def _changed_late(witness: LateStart, num_ranks: int, rng: random.Random) -> LateStart:
+def _changed_delayed(witness: DelayedSource, num_ranks: int, rng: random.Random) -> DelayedSource:
     how = rng.choice(("fed", "since", "drop", "target", "rank"))
     if how == "fed":
         return replace(witness, fed=witness.fed + rng.randrange(-3, 4))

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthesis.brute_force import TooLarge, optimal_ticks
-from synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
 
 from taccl import collectives
 from taccl.analysis.certificates import cuts
@@ -19,10 +17,12 @@ from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.verification.verify import verify
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.upstream import load_problem
-from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import mesh
 from taccl.topology.topology import TopologyBuilder
 from tests.foreign import OURS
+from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def test_counting_passes_whole_chunks() -> None:
     Divisible data would take 4 / (1/3 + 1/5) = 7.5 us.
     """
     bound = lower_bound(problem_of(pair((0, 3), (0, 5)), collectives.broadcast(2, chunks_per_rank=4)))
-    assert (bound.bound, bound.kind) == (9, "counting")
+    assert (bound.bound, bound.kind) == (9, "cut counting")
 
 
 def test_chunks_of_unequal_size_count_by_size() -> None:
@@ -104,7 +104,7 @@ def test_one_machine_weighs_batches_releases_and_tails() -> None:
     collective = custom(4, [([1], [3]), ([0], [3]), ([0], [3])])
     problem = problem_of(builder.build(), collective, merging=frozenset({1}), max_merge=2)
     bound = lower_bound(problem)
-    assert (bound.bound, bound.kind) == (32, "one machine")
+    assert (bound.bound, bound.kind) == (32, "single machine")
 
 
 def test_a_shared_nic_serialises_two_links() -> None:
@@ -181,8 +181,8 @@ def test_the_bound_is_exact() -> None:
             "hub-n3",
             "hub-64KB",
             "allgather",
-            "199.5",
-        ),  # four chunks through each port into a node: 7.5 + 4 * 48
+            "204.5",
+        ),  # four chunks through each port into a node: 7.5 + 4 * 48; then 5 to the other rank
         ("hub-n3", "hub-64KB", "alltoall", "399"),  # eight, of which six go together: 2 * 7.5 + 8 * 48
         ("three-n1", "three-by-hand", "allgather", "14"),  # four chunks into rank 1 over two links of 7
         # Seven chunks into rank 0 over links of 12, 12, 22 and 22: 3 + 3 + 1 + 1 in 36, 2 + 2 + 1 + 1 before.
@@ -224,11 +224,12 @@ def test_published_cases(
     assert lower_bound(problem).bound == Fraction(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
 def test_no_schedule_beats_the_bound(combining: bool) -> None:
     """On random tiny problems the bound is at most what exhaustive search finds, and often equal."""
     solved = tight = 0
-    for seed in range(150 if combining else 200):
+    for seed in range(75 if combining else 100):
         problem = random_problem(seed, combining=combining)
         try:
             best = optimal_ticks(problem, max_states=1500)
@@ -238,13 +239,14 @@ def test_no_schedule_beats_the_bound(combining: bool) -> None:
         assert bound <= best, f"seed {seed}"
         solved += 1
         tight += bound == best
-    assert solved > 50
+    assert solved > 25
     assert tight > 0.7 * solved
 
 
 NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("multi-root"))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(
     name=st.sampled_from(NAMES),
@@ -303,4 +305,4 @@ def test_a_bound_that_a_finish_meets_is_enough(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cuts._Program, "solve", lambda *_: pytest.fail("a program was solved"))
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     bound = lower_bound(problem, finish=8 * Fraction("20.5"))
-    assert (bound.bound, bound.kind) == (164, "counting")
+    assert (bound.bound, bound.kind) == (164, "cut counting")

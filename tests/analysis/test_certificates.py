@@ -11,11 +11,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from analysis.tampering import made_up
 from hypothesis import given
 from hypothesis import strategies as st
-from synthesis.brute_force import TooLarge, finishes_by, optimal_ticks
-from synthesis.small_problems import custom, full, problem_of, random_group_problem, random_problem, ring
 
 from taccl import baselines, collectives, topologies
 from taccl.analysis.certificates import bounds
@@ -28,9 +25,19 @@ from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.sketch.library import load_sketch
-from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import Topology, TopologyBuilder
+from tests.analysis.tampering import made_up
 from tests.fuzzing import cases, fuzzed
+from tests.synthesis.brute_force import TooLarge, finishes_by, optimal_ticks
+from tests.synthesis.small_problems import (
+    custom,
+    full,
+    problem_of,
+    random_group_problem,
+    random_problem,
+    ring,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,10 +48,11 @@ MB = 10**6
 KINDS = {
     "none",
     "latency",
-    "counting",
-    "two borders",
-    "late start",
-    "one machine",
+    "cut counting",
+    "nested cuts",
+    "delayed source",
+    "spread tail",
+    "single machine",
     "throughput",
     "multicommodity",
 }
@@ -92,6 +100,7 @@ def test_a_sketch_may_leave_no_links_where_nothing_moves(way: dict[str, Any]) ->
     assert max((each.bound for each in claims), default=0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_claim_of_any_family_is_above_the_optimum() -> None:
     """Groups, relays, scans, sums, sizes, clauses: each claim holds, is proven, and proves no tick too many."""
@@ -188,7 +197,7 @@ def test_sums_of_two_sizes_are_counted_with_alpha() -> None:
         builder.build(), Collective("sums", 3, (shared, shared), True), chunk_bytes=(2 * MB, MB)
     )
     bound = lower_bound(problem)
-    assert (bound.bound, bound.kind) == (808, "counting")
+    assert (bound.bound, bound.kind) == (808, "cut counting")
     assert bound.check()
 
 
@@ -236,7 +245,8 @@ def fabrics(draw: st.DrawFn, max_ranks: int = 6) -> Topology:
 NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("multi-root"))
 
 
-@fuzzed(few=100, many=1500)
+@pytest.mark.slow
+@fuzzed(few=40, many=1500)
 @given(seed=seeds, combining=st.booleans())
 def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining: bool) -> None:
     """Whatever the problem: the bound is at most the finish, and the gap says so."""
@@ -248,7 +258,7 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining:
     assert simulate(schedule).finish == schedule.finish
 
 
-@fuzzed(few=120, many=4000)
+@fuzzed(few=40, many=4000)
 @given(
     seed=seeds,
     combining=st.booleans(),
@@ -265,7 +275,8 @@ def test_every_witness_proves_its_bound(
     assert bound.check()
 
 
-@fuzzed(few=60, many=800)
+@pytest.mark.slow
+@fuzzed(few=40, many=800)
 @given(topology=fabrics(), name=st.sampled_from(NAMES), chunks=st.integers(1, 2), max_merge=st.integers(1, 3))
 def test_named_collectives_have_valid_certificates(
     topology: Topology, name: str, chunks: int, max_merge: int
@@ -279,7 +290,8 @@ def test_named_collectives_have_valid_certificates(
     assert bound.bound <= synthesize(problem, backend="greedy", time_limit_s=0.01).schedule.finish
 
 
-@fuzzed(few=60, many=1500)
+@pytest.mark.slow
+@fuzzed(few=40, many=1500)
 @given(topology=fabrics(), name=st.sampled_from(NAMES))
 def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
     """Of all baselines that can do the collective on the topology."""
@@ -293,6 +305,7 @@ def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
         assert bound.bound <= schedule.finish
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [topologies.ndv2, topologies.dgx1, topologies.dgx2])
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
 def test_no_baseline_beats_the_bound_on_a_machine(machine: object, name: str) -> None:
@@ -304,7 +317,8 @@ def test_no_baseline_beats_the_bound_on_a_machine(machine: object, name: str) ->
     assert bound.bound <= baselines.best(problem).finish
 
 
-@fuzzed(few=60, many=1500)
+@pytest.mark.slow
+@fuzzed(few=40, many=1500)
 @given(seed=seeds, combining=st.booleans())
 def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
     """Whole chunks only raise a bound."""
@@ -312,7 +326,8 @@ def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
     assert lower_bound(problem, divisible=True).bound <= lower_bound(problem).bound
 
 
-@fuzzed(few=60, many=1500)
+@pytest.mark.slow
+@fuzzed(few=40, many=1500)
 @given(seed=seeds)
 def test_switches_that_reduce_are_no_slower(seed: int) -> None:
     """To grant reduction inside switches only lowers a bound."""
@@ -320,7 +335,8 @@ def test_switches_that_reduce_are_no_slower(seed: int) -> None:
     assert lower_bound(problem, in_network=True).bound <= lower_bound(problem, in_network=False).bound
 
 
-@fuzzed(few=60, many=1500)
+@pytest.mark.slow
+@fuzzed(few=40, many=1500)
 @given(seed=seeds, combining=st.booleans())
 def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
     """With no budget there is a bound all the same, which holds and is no better than with one."""
@@ -336,7 +352,7 @@ def test_what_is_quick_is_never_left_out() -> None:
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
     hurried = lower_bound(problem, budget_s=0)
-    assert (hurried.kind, hurried.bound) == ("one machine", lower_bound(problem).bound)
+    assert (hurried.kind, hurried.bound) == ("single machine", lower_bound(problem).bound)
 
 
 def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,11 +366,12 @@ def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.Monke
     for beta in (3, 5):
         builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=beta)
     bound = lower_bound(problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=4)))
-    assert (bound.bound, bound.kind) == (9, "counting")
+    assert (bound.bound, bound.kind) == (9, "cut counting")
     assert bound.check()
 
 
-@fuzzed(few=60, many=1500)
+@pytest.mark.slow
+@fuzzed(few=40, many=1500)
 @given(seed=seeds, combining=st.booleans())
 def test_bounds_without_times_hold(seed: int, combining: bool) -> None:
     """They prove what they say, and say no more than those with times."""
@@ -522,5 +539,5 @@ def test_a_limit_leaves_out_what_is_quick_too() -> None:
     problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
     hurried = lower_bound(problem, budget_s=0, limit_s=0)
     assert hurried.check()
-    assert (hurried.kind, hurried.bound > 0) == ("counting", True)
+    assert (hurried.kind, hurried.bound > 0) == ("cut counting", True)
     assert hurried.bound < lower_bound(problem, budget_s=0).bound

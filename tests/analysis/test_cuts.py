@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
-from synthesis.small_problems import custom, full, problem_of, ring
 
 from taccl import collectives
 from taccl.analysis.certificates import cuts
@@ -16,9 +15,10 @@ from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
 from taccl.sketch.group import Symmetries
 from taccl.topology.topology import Topology, TopologyBuilder
+from tests.synthesis.small_problems import custom, full, problem_of, ring
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import SetPrices
+    from taccl.analysis.certificates.certificate import CutDual
     from taccl.problem import Problem
 
 MB = 10**6
@@ -45,7 +45,7 @@ def priced(
     in_network: bool = False,
     budget_s: float = 20,
     fold: bool = True,
-) -> tuple[Fraction, SetPrices]:
+) -> tuple[Fraction, CutDual]:
     """The throughput bound in microseconds, and its witness."""
     symmetries = find_symmetries(problem) if fold else Symmetries(problem, ())
     volume = Volume(problem, divisible=divisible)

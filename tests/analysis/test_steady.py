@@ -6,8 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from random_schedules import few_schedules, random_schedules
-from valid_schedules import MB, Row, allreduce, build, ingress_nic, relay, shared_nic
 
 from taccl import baselines, collectives, topologies
 from taccl.analysis.simulation.simulate import simulate
@@ -15,6 +13,8 @@ from taccl.analysis.simulation.steady import initiation_interval
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
+from tests.analysis.random_schedules import few_schedules, random_schedules
+from tests.analysis.valid_schedules import MB, Row, allreduce, build, ingress_nic, relay, shared_nic
 
 
 def there_and_back():

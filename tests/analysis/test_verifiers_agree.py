@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
-import valid_schedules as valid
-from test_verify_mutations import RANDOM
 
 from taccl import collectives, topologies
 from taccl.analysis.verification import verify_compact as in_columns
@@ -30,6 +28,8 @@ from taccl.schedule.pattern import Pattern
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.symmetric.implicit import synthesize_implicit
 from taccl.topology.topology import TopologyBuilder
+from tests.analysis import valid_schedules as valid
+from tests.analysis.test_verify_mutations import RANDOM
 from tests.fuzzing import cases
 
 if TYPE_CHECKING:

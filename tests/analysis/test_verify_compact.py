@@ -7,7 +7,7 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.analysis.verification.places import Places, pairs
+from taccl.analysis.verification.arrival_table import ArrivalTable, pairs
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.problem import make_problem
 from taccl.schedule.compact import CompactSchedule
@@ -42,7 +42,7 @@ SIZES = pytest.mark.parametrize(("num_ranks", "num_kept"), [(3, 0), (20, 40)])
 def test_few_pairs_are_kept_by_key(num_ranks, num_kept):
     """As many keys as chunks start and are sent to; none where all pairs have a place."""
     problem, chunk, link, start = ring_exchange(num_ranks)
-    places = Places(CompactSchedule(problem, chunk, link, start))
+    places = ArrivalTable(CompactSchedule(problem, chunk, link, start))
     assert len(places.keys) == num_kept
 
 

@@ -6,11 +6,11 @@ import random
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-import valid_schedules as valid
-from tick_simulation import is_valid
-from valid_schedules import SMALL, Row, build, rows_of
 
 from taccl.analysis.verification.verify import KINDS, verify
+from tests.analysis import valid_schedules as valid
+from tests.analysis.tick_simulation import is_valid
+from tests.analysis.valid_schedules import SMALL, Row, build, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -266,6 +266,7 @@ MUTATIONS = [
         (Row(0, 2, 10, 12),),
         ((0, 1, 2),),
     ),
+    Mutation("over two links", "too-many-hops", valid.direct, ((0, 2),), (Row(0, 1, 3, 6),), ((1, 0, 1),)),
     Mutation(
         "a sum on others' relay",
         "carries-from",

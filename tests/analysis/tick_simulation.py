@@ -27,6 +27,7 @@ def is_valid(schedule: Schedule) -> bool:
         and _resources_suffice(schedule, list(sends.values()))
         and all(_is_admitted(schedule, t) for t in transfers)
         and _own_chunks_lead(schedule, transfers)
+        and _paths_are_short(schedule, transfers)
         and _data_arrives(schedule, transfers)
     )
 
@@ -142,6 +143,27 @@ def _own_chunks_lead(schedule, transfers) -> bool:
         if is_pair and gap < _ticks(schedule, ends, problem.chunk_bytes[first.chunk]):
             return False
     return True
+
+
+def _paths_are_short(schedule, transfers) -> bool:
+    """Whether what a send brings has passed no more links than the sketch allows, that send counted in."""
+    most, links = schedule.problem.clauses.max_hops, schedule.problem.topology.links
+
+    def passed(t) -> int:
+        reduced = _is_reduced(schedule, t)
+        before = [
+            passed(a)
+            for a in transfers
+            if a.chunk == t.chunk
+            and a.end_ticks <= t.start_ticks
+            and set(links[a.link].dsts) & set(links[t.link].srcs)
+            and _is_reduced(schedule, a) == reduced
+        ]
+        if reduced:
+            return 1 + max(before, default=0)
+        return 1 + (0 if _home(schedule, t.chunk) & set(links[t.link].srcs) else min(before, default=0))
+
+    return most is None or all(passed(t) <= most for t in transfers)
 
 
 def _data_arrives(schedule, transfers) -> bool:

@@ -154,6 +154,17 @@ def own_first() -> Schedule:
     return build(problem, [Row(1, 1, 0, 2), Row(0, 0, 0, 2), Row(0, 1, 2, 4)])
 
 
+def direct() -> Schedule:
+    """Broadcast over a triangle, each rank from 0 itself, as no chunk may pass more than one link."""
+    topology = TopologyBuilder("triangle", [0, 0, 0])
+    for src, dst in ((0, 1), (1, 2), (0, 2)):
+        topology.add_link(src, dst, alpha_us=1, beta_us_per_mb=2)
+    problem = make_problem(
+        topology.build(), collectives.broadcast(3), chunk_bytes=MB, clauses=Clauses(max_hops=1)
+    )
+    return build(problem, [Row(0, 0, 0, 3), Row(0, 2, 0, 3)])
+
+
 def own_last() -> Schedule:
     """Reducing backwards over 2 -> 1: chunk 0, whose root is 0, ends 2 us before chunk 1, whose root is 1."""
     topology = TopologyBuilder("own last", [0, 1, 2], alpha_meaning="pipelined")
@@ -262,6 +273,7 @@ SMALL = (
     allreduce,
     reduce_chain,
     own_first,
+    direct,
     own_last,
     scan,
     guided,

@@ -151,6 +151,7 @@ def test_our_topologies(cost_model, collective, sketch, topology):
     assert_relayed(OURS / "upstream-taccl", cost_model, collective, sketch, topology)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost_model", ["upstream", "physical"])
 @pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
 @pytest.mark.parametrize(
@@ -180,6 +181,7 @@ def problems(draw):
     return make_problem(builder.build(), made, chunk_bytes=10**6)
 
 
+@pytest.mark.slow
 @given(problem=problems())
 @settings(max_examples=40, deadline=None)
 def test_random_topologies(problem):

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from words import SKETCH, SMALL
 
 from taccl.cli import main
+from tests.cli.words import SKETCH, SMALL
 from tests.foreign import OURS
 
 if TYPE_CHECKING:

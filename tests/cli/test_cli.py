@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from words import SKETCH, SMALL, in_process
 
 import taccl
 from taccl import errors
 from taccl.cli.verbs import VERBS
+from tests.cli.words import SKETCH, SMALL, in_process
 from tests.foreign import OURS
 
 RING = ("--topology", "ring:4")
@@ -26,6 +26,7 @@ KEYS = {
 class TestSynthesize:
     """``taccl synthesize``."""
 
+    @pytest.mark.slow
     def test_summary(self, run):
         """A person reads finish, bound and gap; a pipe gets nothing on stderr."""
         code, out, err = run("synthesize", *SMALL, "--backend", "greedy")
@@ -48,6 +49,7 @@ class TestSynthesize:
         assert run("synthesize", *SMALL, "--backend", "greedy", "-o", path)[0] == 0
         assert run("verify", path)[0] == 0
 
+    @pytest.mark.slow
     def test_shipped_sketch(self, run_json):
         """A shipped name is a sketch."""
         name = taccl.shipped_sketches()[0]
@@ -91,6 +93,7 @@ class TestSynthesize:
         assert passed == {
             "backend": "highs", "threads": 2, "seed": 7, "memory_limit_mb": 4000, "log": False,
             "progress": None, "sketch": "auto", "keep": "schedule", "spill_dir": None, "to_file": False,
+            "parameters": taccl.SearchParameters(),
         }  # fmt: skip
 
     def test_existing_output_is_refused_first(self, run, saved, monkeypatch):
@@ -141,6 +144,7 @@ class TestSynthesize:
         assert code == 2
         assert "there is no folder" in err
 
+    @pytest.mark.slow
     @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
     def test_ctrl_c(self, tmp_path):
         """Ctrl-C in a long search leaves either the best schedule so far, or code 130; no traceback."""
@@ -452,6 +456,7 @@ class TestProblem:
         _, values = run_json("bound", *fabric, "--collective", "multi-root-broadcast", "--roots", "0,2")
         assert values["num_chunks"] == 2
 
+    @pytest.mark.slow
     def test_upstream_cost_models(self, run_json, upstream):
         """Two upstream files mean upstream's costs, unless the physical model is asked for."""
         words = (
@@ -569,6 +574,7 @@ class TestProcess:
         done = in_process("--version")
         assert (done.returncode, done.stdout) == (0, f"taccl {taccl.__version__}\n")
 
+    @pytest.mark.slow
     def test_quiet_in_a_pipe(self):
         """In a pipe nothing but the answer is written."""
         done = in_process("baseline", "best", *SMALL)

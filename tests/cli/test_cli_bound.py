@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from words import SKETCH, SMALL
 
 import taccl
+from tests.cli.words import SKETCH, SMALL
 
 RING = ("--topology", "ring:4", "--size", "4KB")
 

@@ -25,6 +25,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_compare_as_text(run):
     """A line for each run, with what tells them apart."""
     code, out, err = run(*SMALL, "--seeds", "0:2")
@@ -236,6 +237,7 @@ def is_made_anew(run, words, rows):
     return True
 
 
+@pytest.mark.slow
 def test_damaged_results_are_made_anew(run, stored):
     """Whatever is in the files of two results: the right figures, and one warning for both."""
     for words, (rows, paths) in stored.items():
@@ -267,6 +269,7 @@ def test_a_file_in_place_of_the_cache(run, folder, stored, monkeypatch):
         assert is_made_anew(run, words, rows)
 
 
+@pytest.mark.slow
 def test_a_user_without_rights(stored, folder):
     """Results that may not be read are made anew and read afterwards; where nothing may be stored, one warning."""
     words, (_, paths) = next(iter(stored.items()))

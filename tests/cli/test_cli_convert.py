@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from words import SMALL
 
 import taccl
 from taccl.formats.table import FORMATS
+from tests.cli.words import SMALL
 
 
 def test_formats_are_listed(run, run_json):

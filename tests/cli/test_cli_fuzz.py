@@ -10,9 +10,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from mutations import CORPUS, mutated
 
 from taccl.cli import main
+from tests.cli.mutations import CORPUS, mutated
 from tests.fuzzing import cases
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def test_corpus_is_valid(folder, name):
     assert check(_words(command, str(CORPUS / name), folder)) == (2 if name in unread else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_mutated_files(folder):
     """Changed by structure, by line and by byte, and given to every verb that takes such a file, or to any."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from words import SMALL
 
+from tests.cli.words import SMALL
 from tests.foreign import OURS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["gantt", "topology", "bandwidth"])
 def test_pictures_are_written(run, saved, tmp_path, what):
     """Each kind of picture of a schedule's file; the answer says where."""
@@ -79,6 +80,7 @@ def test_other_endings_are_refused(run, saved, tmp_path):
     assert ".svg" in err
 
 
+@pytest.mark.slow
 def test_a_report_is_written(run_json, saved, tmp_path):
     """The page has the command that made the schedule, and the one that made the page."""
     path = tmp_path / "report.html"
@@ -90,6 +92,7 @@ def test_a_report_is_written(run_json, saved, tmp_path):
     assert f"taccl report {saved}" in page
 
 
+@pytest.mark.slow
 def test_a_report_of_a_broken_schedule_answers_no(run, tmp_path):
     """The page is written, and the exit code is 1."""
     import taccl

@@ -118,11 +118,12 @@ def test_plan_writes_a_folder(run, tmp_path):
     assert run("plan", *words, "-o", folder, "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_plan_of_sketches_takes_their_topology(run_json):
     """Two sketches of one machine, and no topology: the sketch's own, rescaled."""
     code, found = run_json(
         "plan", "ndv2/sk1", "ndv2/sk2", "--nodes", "2", "--collective", "allgather", "--sizes", "1MB",
-        "--backend", "greedy", "--time-limit", "20", "--no-baselines",
+        "--backend", "greedy", "--time-limit", "2", "--no-baselines",
     )  # fmt: skip
     assert (code, found["topology"], found["num_ranks"]) == (0, "ndv2 x2", 16)
     assert found["ranges"][0]["source"].startswith("sketch ndv2-sk")

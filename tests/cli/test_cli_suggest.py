@@ -45,6 +45,7 @@ def test_files_of_a_folder(run, tmp_path):
     assert "verified" in out
 
 
+@pytest.mark.slow
 def test_files_are_not_replaced(run, tmp_path):
     """A second time the files are there already."""
     assert run(*QUICK, "-o", tmp_path)[0] == 0
@@ -63,6 +64,7 @@ def test_json_has_the_toml(run_json):
     assert proposal["bound_us"] <= proposal["finish_us"]
 
 
+@pytest.mark.slow
 def test_a_sketch_is_checked(run):
     """A sketch that fits is told clause by clause."""
     code, out, _ = run(*SMALL, "--check", "ndv2/sk1")
@@ -100,6 +102,7 @@ def test_bad_input_is_named(run, words, said):
 WITHOUT = ("synthesize", "dgx-a100", "--nodes", "2", "--collective", "allgather", "--time-limit", "3")
 
 
+@pytest.mark.slow
 def test_synthesize_cuts_the_data_as_suggested(run_json):
     """A size alone leaves the number of chunks to the suggestion, and the result says so."""
     code, values = run_json(*WITHOUT, "--size", "16MB")
@@ -107,6 +110,7 @@ def test_synthesize_cuts_the_data_as_suggested(run_json):
     assert any("--chunks-per-rank" in note for note in values["notes"])
 
 
+@pytest.mark.slow
 def test_synthesize_keeps_chunks_that_were_given(run_json):
     """With --chunks-per-rank the data is cut so."""
     code, values = run_json(*WITHOUT, "--size", "16MB", "--chunks-per-rank", "1")

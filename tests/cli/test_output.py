@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from words import SMALL
 
+from tests.cli.words import SMALL
 from tests.hardships import no_file_above
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="redirects POSIX descriptors")
@@ -32,6 +32,7 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
 class TestStdout:
     """An answer that cannot be written."""
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
     def test_full(self, words):
         """A full disk is one sentence and the code of bad input."""
@@ -44,12 +45,14 @@ class TestStdout:
         done = shell(f"taccl {words} >&-")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
+    @pytest.mark.slow
     def test_gone(self, words):
         """A reader that has gone away is no error."""
         done = shell(f"taccl {words} | true")
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "2>/dev/full >/dev/full"])
 def test_stderr_that_cannot_be_written(where):
     """Nobody can be told, but the code still says it."""
@@ -57,6 +60,7 @@ def test_stderr_that_cannot_be_written(where):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
+@pytest.mark.slow
 def test_closed_descriptors_are_not_reused(tmp_path):
     """A file written while stdout is closed holds the schedule and nothing else."""
     path = tmp_path / "out.json"
@@ -145,6 +149,7 @@ for name, words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
 def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
     """One sentence with the path that was given, exit code 2, and the old file as it was."""

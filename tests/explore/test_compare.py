@@ -9,11 +9,12 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 
 import pytest
 
 import taccl
-from taccl.errors import InfeasibleError, NoSolutionError, SolverUnavailableError
+from taccl.errors import FallbackWarning, InfeasibleError, NoSolutionError, SolverUnavailableError
 from taccl.explore import run as run_module
 from taccl.explore.rows import COLUMNS
 from taccl.solvers.process import WORKERS
@@ -39,11 +40,12 @@ def failing(monkeypatch):
             raise error
 
         monkeypatch.setattr(run_module, "_load_libraries", lambda: None)
-        monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", synthesize)
+        monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", synthesize)
 
     return fail
 
 
+@pytest.mark.slow
 def test_rows_are_in_the_order_asked(problem):
     """Backends come first, then seeds."""
     table = compare(problem, backends=["greedy", "auto"], seeds=[2, 0])
@@ -125,13 +127,26 @@ def test_a_fallback_is_not_the_backends_own(problem, monkeypatch, stage, status)
     def fallen_back(problem, **options):
         found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})
         stages = (*found.stages, Stage("routing", "gurobi", stage, 0.1))
+        warnings.warn("highs was used instead", FallbackWarning, stacklevel=2)
         return dataclasses.replace(found, stages=stages, notes=("highs was used instead",))
 
-    monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", fallen_back)
+    monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", fallen_back)
     (row,) = compare(problem, backends=["gurobi"]).itertuples()
     assert (row.status, row.error, row.verified) == (status, "highs was used instead", False)
     assert row.finish_us != row.finish_us
     assert row.bound_us == 41.0
+
+
+def test_what_a_solver_started_from_may_be_the_better_one(problem, monkeypatch):
+    """Where the list scheduler's schedule is better than the solver's own it is the row's, and the notes say so."""
+
+    def outdone(problem, **options):
+        found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})
+        return dataclasses.replace(found, notes=("highs alone came to 9 us",))
+
+    monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", outdone)
+    (row,) = compare(problem, backends=["highs"]).itertuples()
+    assert (row.status, row.notes, row.verified) == ("proven", "highs alone came to 9 us", True)
 
 
 def test_unknown_backends_are_refused_at_once(problem):
@@ -164,6 +179,7 @@ def test_what_is_compared_is_a_problem():
         taccl.compare("ndv2/sk1")
 
 
+@pytest.mark.slow
 def test_workers_find_the_same(problem):
     """Two workers give the table that one gives, in the same order, but for its times."""
     options = {"backends": ["greedy", "highs"], "seeds": range(2)}
@@ -208,7 +224,7 @@ def test_ctrl_c_keeps_what_is_done(problem, cache, monkeypatch):
         return SYNTHESIZE(problem, **options)
 
     run_module._load_libraries()
-    monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", interrupted)
+    monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", interrupted)
     options = {"backends": ["greedy"], "seeds": range(3), "cache": cache}
     with pytest.warns(taccl.TacclWarning, match="1 of 3 runs are left: run the same again to resume"):
         table = compare(problem, **options)
@@ -237,14 +253,15 @@ SCRIPT = """
             print("done", done, flush=True)
         table = taccl.compare(
             problem, backends=["greedy", "highs"], seeds=range(4), num_workers=2, cache=False, progress=say,
-            time_limit_s=4,
+            time_limit_s=2,
         )
         print(",".join(table.status), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_every_process(tmp_path):
-    """Ctrl-C while workers run: a table comes back at once, and no solver stays, nor its files."""
+    """Ctrl-C while workers run: no run is begun any more, a table comes back, and no solver stays, nor its files."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     folder = tmp_path / "tmp"
@@ -260,10 +277,8 @@ def test_ctrl_c_ends_every_process(tmp_path):
         assert process.stdout is not None
         assert process.stdout.readline() == "done 1\n"
         os.killpg(process.pid, signal.SIGINT)
-        since = time.monotonic()
         statuses = process.stdout.read().splitlines()[-1].split(",")
         assert process.wait(timeout=20) == 0
-    assert time.monotonic() - since < 10
     assert statuses.count("found") >= 1
     assert statuses.count("not run") >= 4
     deadline = time.monotonic() + 10
@@ -277,6 +292,7 @@ def dying(index, run, parent):
     return os._exit(1) if index == 1 else (index, *run_module.perform(run))
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
     """The others go on; which it was is found by running it alone."""
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
@@ -299,6 +315,7 @@ TERMINATED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
 def test_a_signal_to_end_ends_it_without_a_word(tmp_path, number):
     """Nothing that workers shared is left, so that joblib has nothing to warn of."""
@@ -322,6 +339,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_who_compares(tmp_path):
     """Of a process that is killed no worker stays, which would keep its pipes open for minutes."""
     script = tmp_path / "script.py"
@@ -331,6 +349,7 @@ def test_workers_end_with_who_compares(tmp_path):
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_pool_workers_end_their_solvers(problem, monkeypatch):
     """In a process that was started for runs, solver processes end soon after the last run."""
     monkeypatch.setattr(run_module, "_LINGER_S", 0.05)

@@ -28,6 +28,7 @@ def client():
         yield client
 
 
+@pytest.mark.slow
 def test_the_table_is_the_same(client, problem, impossible):
     """Schedules, failures and all, but for times; and it was the cluster that worked."""
     for each in (problem, impossible):
@@ -35,7 +36,7 @@ def test_the_table_is_the_same(client, problem, impossible):
             table = taccl.compare(each, **OPTIONS)
         here = taccl.compare(each, **OPTIONS, num_workers=1)
         assert table.drop(columns=TIMES).equals(here.drop(columns=TIMES))
-    assert all(client.run(lambda: "taccl.synthesis.pipeline" in sys.modules).values())
+    assert all(client.run(lambda: "taccl.synthesis.synthesize" in sys.modules).values())
 
 
 def test_the_cache_is_here(client, problem, cache):
@@ -51,6 +52,7 @@ def dying(index, run, parent):
     return os._exit(1) if index == 1 else (index, *perform(run))
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
     """joblib would wait for it without end; the others go on."""
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
@@ -66,6 +68,7 @@ def where(index, run, parent):
     return index, run.row | {"error": str(os.getpid())}, None
 
 
+@pytest.mark.slow
 def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
     """joblib would run it all in this process, which a run that fails badly would end."""
     monkeypatch.setattr("taccl.explore.many._numbered", where)

@@ -15,7 +15,7 @@ import taccl
 from taccl.errors import ExportError, InputError, SketchError
 from taccl.explore import plan as planning
 from taccl.explore import plan_search
-from taccl.formats.msccl_xml import load_msccl_xml
+from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.topology.transform import subset
 
 #: Two ranks of each of two NDv2 nodes: small messages go straight, larger ones once into each node.
@@ -26,7 +26,7 @@ GRID = [1000, 10**6]
 @cache
 def four_plan() -> taccl.Plan:
     """Allgather among four ranks, by the list scheduler and with the baselines."""
-    return taccl.plan(FOUR, "allgather", sizes=GRID, backend="greedy", time_limit_s=60)
+    return taccl.plan(FOUR, "allgather", sizes=GRID, backend="greedy", time_limit_s=3)
 
 
 @cache
@@ -35,9 +35,9 @@ def ring_plan() -> taccl.Plan:
     return taccl.plan("ring:4", "allgather", sizes=GRID, backend="greedy", time_limit_s=5)
 
 
-def baselines_only() -> plan_search.Search:
+def baselines_only() -> plan_search.PlanSearch:
     """What competes in `four_plan` besides."""
-    search = plan_search.Search(GRID, lambda _: None)
+    search = plan_search.PlanSearch(GRID, lambda _: None)
     search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))])
     return search
 

@@ -91,7 +91,7 @@ def test_failures_of_the_moment_are_not_stored(problem, cache, monkeypatch, kind
         raise kind("not now")
 
     monkeypatch.setattr("taccl.explore.run._load_libraries", lambda: None)
-    monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", synthesize)
+    monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", synthesize)
     taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
     assert cache.info().num_entries == 0
 
@@ -103,7 +103,7 @@ def test_interrupted_results_are_not_stored(problem, cache, monkeypatch):
         return dataclasses.replace(SYNTHESIZE(problem, **options), stopped="interrupted")
 
     monkeypatch.setattr("taccl.explore.run._load_libraries", lambda: None)
-    monkeypatch.setattr("taccl.synthesis.pipeline.synthesize", synthesize)
+    monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", synthesize)
     with pytest.warns(taccl.TacclWarning, match="stopped by Ctrl-C"):
         table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
     assert (table.finish_us[0], cache.info().num_entries) == (41.0, 0)
@@ -213,27 +213,25 @@ def test_a_cleared_cache_leaves_no_folders(cache, stored):
 
 
 @pytest.mark.parametrize(
-    ("platform", "environment", "expected"),
+    ("environment", "expected"),
     [
-        ("linux", {"TACCL_CACHE_DIR": "/a"}, "/a"),
-        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/taccl"),
-        ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/taccl"),
-        ("linux", {}, "/home/me/.cache/taccl"),
-        ("darwin", {"XDG_CACHE_HOME": "/x"}, "/home/me/Library/Caches/taccl"),
-        ("win32", {"LOCALAPPDATA": "/l"}, "/l/taccl/Cache"),
+        ({"TACCL_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/x"}, "/a"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/taccl"),
+        ({}, "/home/me/.cache/taccl"),
     ],
 )
-def test_the_users_folder(monkeypatch, platform, environment, expected):
+@pytest.mark.skipif(sys.platform != "linux", reason="the folders of Linux")
+def test_the_users_folder(monkeypatch, environment, expected):
     """TACCL_CACHE_DIR, or where the platform keeps caches."""
-    for name in ("TACCL_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in ("TACCL_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/me")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", platform)
     assert cache_folder() == Path(expected)
 
 
+@pytest.mark.slow
 def test_processes_share_a_folder(problem, cache):
     """Two processes store under the same keys while this one reads: never a half-written entry."""
     script = textwrap.dedent("""
@@ -349,6 +347,7 @@ def test_what_is_in_the_way_is_told(problem, cache, stored, what):
     assert (table.verified.all(), len(said)) == (True, 1)
 
 
+@pytest.mark.slow
 def test_a_cache_without_rights_is_told(read_only):
     """A folder that may not be written, and entries that may not be read: the same table, with a warning each."""
     script = textwrap.dedent("""

@@ -10,7 +10,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import InputError
-from taccl.formats.perfetto import save_perfetto, trace
+from taccl.formats.perfetto import trace
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
@@ -118,13 +118,13 @@ def test_no_two_events_of_a_track_overlap():
 def test_file_is_json_as_viewers_read_it(tmp_path):
     """The file holds the events as a list under their usual name, and is written whole."""
     path = tmp_path / "x.trace.json"
-    save_perfetto(_schedule(), path)
+    taccl.write(_schedule(), path)
     assert json.loads(path.read_text()) == trace(_schedule())
     with pytest.raises(InputError, match="exists"):
-        save_perfetto(_schedule(), path)
+        taccl.write(_schedule(), path)
 
 
 def test_empty_schedule_has_no_events(tmp_path):
     """Without transfers the trace is empty, and JSON still."""
-    save_perfetto(make_schedule(_problem(), chunk=[], link=[], start=[], end=[]), tmp_path / "empty.json")
-    assert json.loads((tmp_path / "empty.json").read_text())["traceEvents"] == []
+    taccl.write(make_schedule(_problem(), chunk=[], link=[], start=[], end=[]), tmp_path / "empty.trace")
+    assert json.loads((tmp_path / "empty.trace").read_text())["traceEvents"] == []

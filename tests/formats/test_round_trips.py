@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.examples import schedule_of
 
 import taccl
 from taccl.errors import TacclWarning
-from taccl.formats.mscclpp_plan import build_mscclpp_plan
-from taccl.formats.mscclpp_run import run_plan
+from taccl.formats.mscclpp.executor import run_plan
+from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.formats.registry import format_of_content, read, write
 from taccl.formats.table import FORMATS
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
+from tests.program.examples import schedule_of
 
 schedule = cache(schedule_of)
 

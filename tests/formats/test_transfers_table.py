@@ -10,7 +10,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import ExportError, InputError
-from taccl.formats.transfers_table import save_csv, save_parquet, transfers_table
+from taccl.formats.transfers_table import transfers_table
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
@@ -48,7 +48,7 @@ def test_rows_by_hand():
 def test_csv_is_read_as_it_was(tmp_path):
     """A reader of CSV finds the table: names, numbers, and text with commas."""
     path = tmp_path / "transfers.csv"
-    save_csv(_schedule(), path)
+    taccl.write(_schedule(), path)
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     table = transfers_table(_schedule())
@@ -71,7 +71,7 @@ def test_every_transfer_is_there():
 def test_empty_schedule_is_a_line_of_names(tmp_path):
     """Without transfers there are names only."""
     problem = make_problem(taccl.topologies.ring(2), collectives.allgather(2), chunk_bytes=1)
-    save_csv(make_schedule(problem, chunk=[], link=[], start=[], end=[]), tmp_path / "empty.csv")
+    taccl.write(make_schedule(problem, chunk=[], link=[], start=[], end=[]), tmp_path / "empty.csv")
     assert (tmp_path / "empty.csv").read_text() == ",".join(COLUMNS) + "\n"
 
 
@@ -88,7 +88,7 @@ def test_existing_file_stays(tmp_path):
     path = tmp_path / "transfers.csv"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists"):
-        save_csv(_schedule(), path)
+        taccl.write(_schedule(), path)
     assert path.read_text() == "mine"
 
 
@@ -96,7 +96,7 @@ def test_parquet_holds_the_table(tmp_path):
     """What pyarrow reads back is the table, with its types."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow, which writes Parquet, is not installed")
     path = tmp_path / "transfers.parquet"
-    save_parquet(_schedule(), path)
+    taccl.write(_schedule(), path)
     found = parquet.read_table(path).to_pydict()
     assert found == {name: column.tolist() for name, column in transfers_table(_schedule()).items()}
 
@@ -105,5 +105,5 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     """Without pyarrow the message names the extra, and no file is made."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ExportError, match=r"pip install 'taccl\[parquet\]'"):
-        save_parquet(_schedule(), tmp_path / "transfers.parquet")
+        taccl.write(_schedule(), tmp_path / "transfers.parquet")
     assert not list(tmp_path.iterdir())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import matplotlib
 import pytest
-from synthesis.small_problems import full, problem_of, two_nodes
 
 import taccl
 from taccl import collectives
 from taccl.schedule.schedule import make_schedule
+from tests.synthesis.small_problems import full, problem_of, two_nodes
 
 matplotlib.use("Agg")
 

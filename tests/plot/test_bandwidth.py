@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from synthesis.small_problems import full, problem_of, two_nodes
 
 import taccl
 from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.sizes import NAMES_OF_BASELINES
+from tests.synthesis.small_problems import full, problem_of, two_nodes
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from synthesis.small_problems import custom, full, problem_of, ring
 
 from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.bars import SEVERAL, bars_of, busy_shares
 from taccl.schedule.schedule import make_schedule
+from tests.synthesis.small_problems import custom, full, problem_of, ring
 
 
 def test_a_bar_for_every_send(exchange):

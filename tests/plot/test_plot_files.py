@@ -62,6 +62,7 @@ def test_nothing_is_left_open(exchange):
     assert pyplot.get_fignums() == []
 
 
+@pytest.mark.slow
 def test_names_that_no_xml_holds(exchange):
     """A control, and half of a character, stand in a picture as a replacement: it can be read."""
     name = "bell \x07 half \ud800 none \ufffe"

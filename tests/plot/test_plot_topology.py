@@ -37,6 +37,7 @@ def test_borders_of_a_torus_lead_round():
     assert lines_by_kind(taccl.topologies.parse("torus:4x4")) == {"link": 48, "link round the border": 16}
 
 
+@pytest.mark.slow
 def test_many_ranks_are_drawn_by_node():
     """With 264 ranks in 33 nodes a dot is a node, and a line a pair of nodes: 33 * 32 / 2."""
     topology = taccl.topologies.dgx_a100(nodes=33)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from synthesis.small_problems import problem_of, relayed, ring
 
 import taccl
 from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.progress import moments_in
 from taccl.synthesis.result import Moment
+from tests.synthesis.small_problems import problem_of, relayed, ring
 
 
 def test_a_result_keeps_its_progress():

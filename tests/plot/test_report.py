@@ -8,12 +8,12 @@ import re
 
 import numpy as np
 import pytest
-from test_display import HOSTILE, Elements
 
 import taccl
 from taccl.errors import InputError
 from taccl.schedule.compact import CompactSchedule
 from taccl.units import format_us
+from tests.plot.test_display import HOSTILE, Elements
 
 SECTIONS = (
     "verification", "bound", "timeline", "load", "sizes", "search", "problem", "transfers", "versions",
@@ -90,11 +90,13 @@ def test_nothing_is_fetched(page):
     assert "@import" not in page
 
 
+@pytest.mark.slow
 def test_the_same_schedule_is_the_same_page(exchange):
     """No date and no random identifier."""
     assert taccl.report(exchange, budget_s=1e-9) == taccl.report(exchange, budget_s=1e-9)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_breaks_rules_gets_a_page_that_says_which(found):
     """The last arrival is left out: something never arrives."""
     columns = {
@@ -115,6 +117,7 @@ def test_links_that_do_not_exist_are_no_obstacle(exchange):
     assert "left out" in section(page, "timeline")
 
 
+@pytest.mark.slow
 def test_names_are_text(found):
     """No name of a file becomes an element, an attribute or a part of the script."""
     problem = found.schedule.problem
@@ -138,6 +141,7 @@ def test_names_are_text(found):
     assert bad in Elements(section(page, "search")).text
 
 
+@pytest.mark.slow
 def test_very_large_schedules_get_figures_and_a_word(monkeypatch, exchange):
     """Above the limits pictures are left out, and the page says so."""
     from taccl.plot.report import findings
@@ -154,6 +158,7 @@ def test_very_large_schedules_get_figures_and_a_word(monkeypatch, exchange):
     assert "<svg" not in page
 
 
+@pytest.mark.slow
 def test_many_transfers_are_cut(monkeypatch, exchange):
     """The table says how many are not shown."""
     from taccl.plot.report import sections
@@ -163,6 +168,7 @@ def test_many_transfers_are_cut(monkeypatch, exchange):
     assert "2 more transfers not shown" in section(page, "transfers")
 
 
+@pytest.mark.slow
 def test_compact_schedules_have_a_page(found):
     """One that is small is drawn like any other."""
     import taccl.baselines as baselines

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 
 import pytest
-from test_display import HOSTILE
 
 import taccl
 from taccl.units import format_us
+from tests.plot.test_display import HOSTILE
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

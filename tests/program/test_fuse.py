@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program.examples import program_of, schedule_of, timed
-from synthesis.small_problems import problem_of, ring
 
 from taccl.collectives import COLLECTIVES, broadcast, reduce
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
+from tests.program.examples import program_of, schedule_of, timed
+from tests.synthesis.small_problems import problem_of, ring
 
 
 def operations(program) -> Counter[str]:
@@ -84,6 +84,7 @@ def test_every_collective_runs_right(name):
 _SCHEDULES = {}
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from(["allgather", "allreduce", "reduce-scatter", "broadcast", "reduce"]),

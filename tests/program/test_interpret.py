@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from program.examples import edited, kinds, program_of, with_steps
 
 from taccl.collectives import custom
 from taccl.errors import VerificationError
 from taccl.program.interpret import interpret
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+from tests.program.examples import edited, kinds, program_of, with_steps
 
 
 def find(program: Program, operation: str, *, depends: bool = False) -> StepAddress:

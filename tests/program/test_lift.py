@@ -6,18 +6,18 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from examples import schedule_of
 
 import taccl
 from taccl.collective import Chunk, Collective
 from taccl.collectives import COLLECTIVES, make
 from taccl.errors import InputError, VerificationError
-from taccl.formats.msccl_xml import load_msccl_xml
+from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.program.lift import lift
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.topology.topology import TopologyBuilder
 from tests.foreign import OURS, foreign_files
+from tests.program.examples import schedule_of
 
 #: Links of 50 GB/s, 20 us/MB, and 0.5 us: a chunk of 50 KB takes 1.5 us.
 CHUNK = 50_000

@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from program.examples import program_of, schedule_of, timed
-from synthesis.small_problems import custom, problem_of, ring
 
 import taccl
 from taccl.collectives import COLLECTIVES, allgather, broadcast, reduce
 from taccl.collectives import custom as custom_collective
 from taccl.errors import InputError
-from taccl.formats.msccl_xml import dump_msccl_xml, parse_msccl_xml
+from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Slot, Step
 from taccl.sketch.upstream import load_problem
 from taccl.topology.topology import TopologyBuilder
 from tests.foreign import OURS
+from tests.program.examples import program_of, schedule_of, timed
+from tests.synthesis.small_problems import custom, problem_of, ring
 
 OPTIONS = [
     {"in_place": in_place, "threadblocks": threadblocks, "merged": merged, "instances": instances, **channels}
@@ -77,6 +77,7 @@ def test_schedules_of_our_files(collective, sketch, topology):
     assert_runs(OURS / "upstream-taccl", collective, sketch, topology)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("collective", "sketch", "topology"), TABLE)
 def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
     """Those that the published tool's files ask for."""

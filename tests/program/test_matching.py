@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from program.examples import program_of, with_steps
 
 from taccl.errors import InputError
 from taccl.program.checks import Queue
 from taccl.program.matching import Parcel, match, running_order
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+from tests.program.examples import program_of, with_steps
 
 
 def pair(sends: tuple[int, ...], receives: tuple[int, ...]) -> Program:

@@ -6,11 +6,11 @@ import dataclasses
 import json
 
 import pytest
-from program.examples import program_of
 
 from taccl.collectives import allgather
 from taccl.errors import InputError
-from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, operation_parts
+from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress
+from tests.program.examples import program_of
 
 
 def test_a_program_is_what_its_dictionary_says():
@@ -52,9 +52,3 @@ def test_what_does_not_fit_is_named(arguments, where):
     with pytest.raises(InputError) as caught:
         Program("x", (RankProgram(1, 1, 0, ()),), **arguments)
     assert caught.value.where == where
-
-
-def test_unknown_operation_is_named():
-    """With those that there are."""
-    with pytest.raises(InputError, match="'put'; expected one of send, receive"):
-        operation_parts("put")

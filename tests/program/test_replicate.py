@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from program.examples import program_of
-
 from taccl.program.interpret import interpret
 from taccl.program.program import Slot
 from taccl.program.replicate import replicate
+from tests.program.examples import program_of
 
 
 def test_one_instance_is_the_program():

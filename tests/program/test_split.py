@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from program.examples import program_of
 
 from taccl.errors import ExportError, InputError
-from taccl.formats import msccl_xml
-from taccl.formats.msccl_xml import dump_msccl_xml, parse_msccl_xml
+from taccl.formats.msccl import xml as msccl_xml
+from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
 from taccl.program.interpret import interpret
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.split import split_threadblocks, weight
+from tests.program.examples import program_of
 
 
 @pytest.mark.parametrize("max_steps", [4, 7, 20])

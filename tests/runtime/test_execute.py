@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from small_programs import first_step, program_for, step_of, with_changed_step
 
 import taccl
 from taccl.errors import ExecutionError, InputError, VerificationError
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
 from taccl.runtime.reference import COMPUTED
+from tests.runtime.small_programs import first_step, program_for, step_of, with_changed_step
 
 pytestmark = pytest.mark.usefixtures("mpiexec")
 
@@ -82,6 +82,7 @@ class TestCollectives:
 class TestFaults:
     """Programs spoilt on purpose."""
 
+    @pytest.mark.slow
     def test_wrong_offset_is_told_by_rank_and_chunk(self):
         """Rank 2 writes the chunk that it receives first one slot further on."""
         program = program_for("allgather")
@@ -98,6 +99,7 @@ class TestFaults:
         ):
             done.raise_if_failed()
 
+    @pytest.mark.slow
     def test_lost_contribution_is_told(self):
         """Rank 1 passes on what it received without adding its own."""
         program = program_for("allreduce")
@@ -116,6 +118,7 @@ class TestFaults:
         assert done.num_wrong
         assert "differ from MPI_Allreduce" in done.failure()
 
+    @pytest.mark.slow
     def test_overwritten_input_is_told(self):
         """Rank 3 copies within its input, out of place."""
         program = program_for("allgather")
@@ -127,6 +130,7 @@ class TestFaults:
         done = taccl.execute(replace(program, ranks=(*program.ranks[:3], rank)), "10KB", **SHORT)
         assert (3, "input", 0) in {(each.rank, each.buffer, each.slot) for each in done.wrong}
 
+    @pytest.mark.slow
     def test_dropped_send_names_who_waits_for_whom(self):
         """The receiver of rank 1's first send waits, with step, peer and channel; in vain, it is said."""
         program = program_for("allgather")
@@ -143,6 +147,7 @@ class TestFaults:
         ):
             done.raise_if_failed()
 
+    @pytest.mark.slow
     def test_dropped_receive_names_the_sender(self):
         """Large messages, small messages: what nobody receives is never done with."""
         program = program_for("allgather")

@@ -9,13 +9,13 @@ import sys
 import time
 
 import pytest
-from small_programs import first_step, program_for, schedule_for, with_changed_step
 
 import taccl
 from taccl.cli import main
 from taccl.errors import ExecutionError
 from tests.foreign import OURS
 from tests.fuzzing import MANY
+from tests.runtime.small_programs import first_step, program_for, schedule_for, with_changed_step
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def said(capsys) -> tuple[str, str]:
 class TestStarted:
     """Ranks of our own."""
 
+    @pytest.mark.slow
     def test_text_and_exit_code_0(self, mpiexec, allgather_file, capsys):
         """A correct run says so, and what it was compared with."""
         assert main(["run", str(allgather_file), "--size", "64KB", "--repetitions", "3"]) == 0
@@ -52,12 +53,14 @@ class TestStarted:
         assert "4 ranks on 1 machine, 64KB of int32" in out
         assert "correct: in all 4 runs every output agrees bit for bit with MPI_Allgather" in out
 
+    @pytest.mark.slow
     def test_modules_of_the_current_folder_are_left_alone(self, mpiexec, allgather_file, monkeypatch):
         """A file that is called like a library's is not imported by the ranks."""
         (allgather_file.parent / "json.py").write_text("raise RuntimeError")
         monkeypatch.chdir(allgather_file.parent)
         assert main(["run", str(allgather_file), "--size", "1KB", "--repetitions", "1"]) == 0
 
+    @pytest.mark.slow
     def test_hang_is_exit_code_1_and_names_ranks(self, marked, hanging_file):
         """The ranks that wait and what for, on stderr; and every process is gone, and all shared memory."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 1)
@@ -68,6 +71,7 @@ class TestStarted:
         assert not marked.alive()
         assert not marked.left_in_memory()
 
+    @pytest.mark.slow
     def test_python_program_of_an_xml_file(self, mpiexec, capsys):
         """MSCCL XML, as anyone wrote it, in place as it says."""
         file = OURS / "msccl-xml" / "allgather-4-direct.xml"
@@ -79,6 +83,7 @@ class TestStarted:
 class TestEnded:
     """However it ends, nothing is left."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("number", "code"),
         [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
@@ -96,6 +101,7 @@ class TestEnded:
         assert not marked.left_in_memory()
         assert not list((tmp_path / "temporary").glob("taccl-run-*"))
 
+    @pytest.mark.slow
     def test_a_rank_that_dies_is_told(self, marked, hanging_file):
         """One rank is killed: the others end, and the command says that there is no report."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
@@ -121,6 +127,7 @@ if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{r
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "name"),
     [
@@ -147,6 +154,7 @@ def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, allgather_file, 
 class TestJoined:
     """Ranks that mpiexec started."""
 
+    @pytest.mark.slow
     def test_rank_0_prints(self, marked, mpiexec, allgather_file):
         """One answer of all four, and exit code 0."""
         process = marked.start("run", allgather_file, "--size", "64KB", command=(mpiexec, "-n", 4))
@@ -154,6 +162,7 @@ class TestJoined:
         assert process.returncode == 0
         assert out.count("correct: in all 11 runs") == 1
 
+    @pytest.mark.slow
     def test_wrong_number_of_ranks_is_refused(self, marked, mpiexec, allgather_file):
         """Exit code 2 before anything starts, said once; and nobody hangs."""
         process = marked.start("run", allgather_file, command=(mpiexec, "-n", 3))
@@ -163,6 +172,7 @@ class TestJoined:
         assert not out
         assert not marked.alive()
 
+    @pytest.mark.slow
     def test_a_file_that_only_rank_0_looks_for(self, marked, mpiexec, tmp_path):
         """A missing file is one complaint and exit code 2 at all ranks."""
         process = marked.start("run", tmp_path / "none.json", command=(mpiexec, "-n", 2))
@@ -170,6 +180,7 @@ class TestJoined:
         assert process.returncode == 2
         assert complaint.count("there is no such file") == 1
 
+    @pytest.mark.slow
     def test_hang_is_exit_code_1(self, marked, mpiexec, hanging_file):
         """As with ranks of our own; in JSON the first wait names rank 1, and stderr is left alone."""
         words = ("run", hanging_file, "--size", "64KB", "--timeout-s", 1, "--json")
@@ -182,6 +193,7 @@ class TestJoined:
         assert not complaint
         assert not marked.alive()
 
+    @pytest.mark.slow
     def test_ctrl_c_leaves_nothing(self, marked, mpiexec, hanging_file):
         """No rank prints where it was, and what they shared is gone with them."""
         words = ("run", hanging_file, "--size", "64KB", "--timeout-s", 60)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_programs import program_for
 
 from taccl.errors import InputError, VerificationError
 from taccl.runtime.buffers import Buffers, Data, unwritten
 from taccl.runtime.job import Job, make_job
+from tests.runtime.small_programs import program_for
 
 
 def test_size_is_rounded_up_to_whole_numbers_in_every_chunk():

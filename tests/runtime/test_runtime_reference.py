@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_programs import program_for
 
 from taccl.collectives import allgather, broadcast, custom, make, scatter
 from taccl.runtime.buffers import Buffers
 from taccl.runtime.engine import whole_messages
 from taccl.runtime.job import make_job
 from taccl.runtime.reference import counterpart, expected_output, find_wrong
+from tests.runtime.small_programs import program_for
 
 
 @pytest.mark.parametrize(

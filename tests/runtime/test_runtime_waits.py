@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from small_programs import program_for
-
 from taccl.program.program import StepAddress
 from taccl.runtime.report import Wait
 from taccl.runtime.waits import cause_first
+from tests.runtime.small_programs import program_for
 
 
 def waiting(rank: int, threadblock: int, peer: int | None, **fields: object) -> Wait:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from synthesis.small_problems import custom, problem_of, ring
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
@@ -18,8 +17,9 @@ from taccl.schedule.combine import (
     spreading_half,
 )
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import custom, problem_of, ring
 
 MB = 10**6
 

@@ -124,6 +124,7 @@ def test_transfers_start_in_order():
     assert starts == sorted(starts)
 
 
+@pytest.mark.slow
 def test_a_million_ranks_are_iterated_lazily():
     """The first transfers, and one out of the middle, of 10**12."""
     schedule = translate(translations_of_fabric(parse_named("ring:1000000", **COSTS)), chunk_bytes=1000)

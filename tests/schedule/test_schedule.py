@@ -6,13 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from synthesis.small_problems import custom, problem_of
 
 from taccl import collectives
 from taccl.errors import InputError
 from taccl.problem import make_problem
 from taccl.schedule.schedule import Transfer, make_schedule
 from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import custom, problem_of
 
 MB = 10**6
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from synthesis.small_problems import custom, problem_of, random_problem
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NoSolutionError
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.pipeline import synthesize
+from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import custom, problem_of, random_problem
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -167,6 +167,20 @@ def test_two_ranks_may_exchange_one_chunk() -> None:
     assert exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 0], reduce=[True, True]) == valid
 
 
+def test_a_link_may_hold_one_resource_twice() -> None:
+    """Both links hold the port for 1 us when they start and for 1 us before they end, and so in between."""
+    builder = TopologyBuilder("twice", [0] * 3)
+    port = builder.add_resource("port")
+    for dst in (1, 2):
+        link = builder.add_link(0, dst, alpha_us=3, beta_us_per_mb=1)
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=1)
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=1, side="receive")
+    problem = problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])]))
+    schedule = exact_times(problem, chunk=[0, 1], link=[0, 1], starts=[0, 1])
+    assert starts_of(schedule) == {(0, 0): 0, (1, 1): 4}
+    assert verify(schedule).ok
+
+
 def own_first(*, meaning: str = "pipelined") -> Problem:
     """Rank 0 relays chunk 1 of rank 2 to rank 1, after its own chunk 0; 0 -> 1 takes 2 + 1 us."""
     builder = TopologyBuilder("own first", [0] * 3, alpha_meaning=meaning)  # type: ignore[arg-type]
@@ -215,15 +229,17 @@ def test_an_order_that_contradicts_itself_is_refused() -> None:
 def test_a_chunk_that_never_came_cannot_be_sent() -> None:
     """Rank 1 has no chunk 0 unless something brings it."""
     problem = problem_of(pair().build(), custom(2, [([0], [1])]))
-    with pytest.raises(ValueError, match="never is"):
+    with pytest.raises(ValueError, match="rank 1 sends chunk 0, which it never holds"):
         exact_times(problem, chunk=[0], link=[1], starts=[0])
 
 
-@pytest.mark.parametrize("columns", [{"link": [0, 1]}, {"link": [0, 0], "reduce": [True, False]}])
-def test_a_merged_send_is_of_one_kind(columns: dict[str, list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("columns", "what"), [({"link": [0, 1]}, "link"), ({"link": [0, 0], "reduce": [True, False]}, "reduce")]
+)
+def test_a_merged_send_is_of_one_kind(columns: dict[str, list[int]], what: str) -> None:
     """One group over two links, or of a copy and a reduction, is refused."""
     problem = problem_of(pair().build(), custom(2, [([0, 1], [0, 1])] * 2, combining=True))
-    with pytest.raises(ValueError, match="two links"):
+    with pytest.raises(ValueError, match=f"transfers of group 0 differ in {what}"):
         exact_times(problem, chunk=[0, 1], starts=[0, 0], group=[0, 0], **columns)
 
 
@@ -266,6 +282,7 @@ def random_schedules() -> list[Schedule]:
     return _random_schedules()
 
 
+@pytest.mark.slow
 def test_two_evaluations_agree_to_the_last_bit(random_schedules: list[Schedule]) -> None:
     """Timing a schedule twice gives one digest, and timing the result again changes nothing."""
     for schedule in random_schedules:

@@ -9,11 +9,10 @@ import pytest
 
 from taccl import collectives
 from taccl.errors import InputError, SketchError, TopologyError
+from taccl.sketch.library import load_sketch
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.upstream import (
-    is_upstream_topology,
     load_problem,
-    load_upstream_sketch,
     load_upstream_topology,
 )
 from taccl.topology.machines import dgx2, ndv2
@@ -99,7 +98,7 @@ def cost_us(problem, src, dst):
 
 def assert_imports(sketch, topology, cost_model):
     """The sketch applies to the topology file, for three collectives, with its symmetry."""
-    read = load_upstream_sketch(sketch)
+    read = load_sketch(sketch)
     for name, per_rank in (("allgather", 1), ("alltoall", None), ("allreduce", 1)):
         problem = load_problem(sketch, topology, collective=name, cost_model=cost_model)
         ranks = problem.topology.num_ranks
@@ -260,7 +259,7 @@ def test_strategies(edited, strategy, expected):
 
 def test_sketch_in_our_terms():
     """dgx2-n2 keeps its relays, its order, its policy, its partitioning."""
-    sketch = load_upstream_sketch(files("dgx2-n2"))
+    sketch = load_sketch(files("dgx2-n2"))
     assert sketch.internode.connections[4] == (7,)
     assert sketch.internode.relays[4] == (4, 5, 6, 7)
     assert sketch.internode.own_before_relayed
@@ -271,7 +270,7 @@ def test_sketch_in_our_terms():
 
 def test_upstream_sketch_on_our_machine():
     """An imported sketch applies to any topology that fits."""
-    sketch = load_upstream_sketch(files("dgx2-rails-n2"))
+    sketch = load_sketch(files("dgx2-rails-n2"))
     problem = sketch.apply(dgx2(2), collectives.alltoall(32), chunk_size="1KB")
     assert len(problem.links_allowed) == 480 + 32
 
@@ -340,14 +339,6 @@ def test_any_other_name_is_all_to_all(tmp_path):
 def test_machine_overrides_the_files_nics(edited):
     """NDv2 has one NIC, whatever the file says."""
     assert cost_us(edited(topology=lambda t: t.update(nics_per_node=9)), 2, 13) == Fraction("64.25")
-
-
-def test_is_upstream_topology(tmp_path):
-    """A topology file is known by its content."""
-    assert is_upstream_topology(files("ndv2-2MB"))
-    assert not is_upstream_topology(files("ndv2-n2"))
-    (tmp_path / "t.toml").write_text("machine = 'ndv2'")
-    assert not is_upstream_topology(tmp_path / "t.toml")
 
 
 @pytest.mark.parametrize(
@@ -453,7 +444,7 @@ def test_swapped_files():
     with pytest.raises(TopologyError, match="found a sketch file; expected a topology file"):
         load_problem(files("ndv2-n2"), files("ndv2-n2"))
     with pytest.raises(SketchError, match="found a topology file; expected a sketch file"):
-        load_upstream_sketch(files("ndv2-2MB"))
+        load_sketch(files("ndv2-2MB"))
 
 
 def test_sketch_of_another_machine():

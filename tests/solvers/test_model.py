@@ -32,9 +32,9 @@ def test_zero_factors_are_dropped():
 
 
 def test_counts():
-    """Variables, rows and whole variables are counted."""
+    """Variables and rows are counted."""
     model = small()
-    assert (model.num_variables, model.num_rows, model.num_integers) == (2, 2, 1)
+    assert (model.num_variables, model.num_rows) == (2, 2)
 
 
 def test_tags_count_rows():
@@ -47,13 +47,6 @@ def test_tags_count_rows():
 def test_names_have_a_default():
     """A variable without a name is called by its number."""
     assert (small().name(0), small().name(1)) == ("x", "x1")
-
-
-def test_set_cost_replaces():
-    """`set_cost` overwrites the objective coefficient."""
-    model = small()
-    model.set_cost(1, 7.5)
-    assert model.arrays().cost.tolist() == [1, 7.5]
 
 
 def test_arrays_are_read_only():

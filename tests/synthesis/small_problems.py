@@ -111,6 +111,26 @@ def late_hold() -> Topology:
     return builder.build()
 
 
+def two_levels(
+    per_node: int, *, local: int, nic: int, num_nodes: int = 2, alpha: int = 0, meaning: str = "occupies"
+) -> Topology:
+    """Fully joined nodes whose ranks have a port each way, and which have a NIC each way; us for 1 MB."""
+    num_ranks = per_node * num_nodes
+    node = [r // per_node for r in range(num_ranks)]
+    builder = TopologyBuilder("two levels", node, alpha_meaning=meaning)  # type: ignore[arg-type]
+    ports = [[builder.add_resource(f"{way} {r}") for r in range(num_ranks)] for way in ("out", "in")]
+    nics = [[builder.add_resource(f"NIC {way} {i}") for i in range(num_nodes)] for way in ("out", "in")]
+    for a in range(num_ranks):
+        for b in set(range(num_ranks)) - {a}:
+            near = node[a] == node[b]
+            beta = local if near else nic
+            link = builder.add_link(a, b, alpha_us=0 if near else alpha, beta_us_per_mb=beta)
+            out, into = (ports[0][a], ports[1][b]) if near else (nics[0][node[a]], nics[1][node[b]])
+            builder.add_hold(link, out, alpha_us=0, beta_us_per_mb=beta)
+            builder.add_hold(link, into, alpha_us=0, beta_us_per_mb=beta, side="receive")
+    return builder.build()
+
+
 def custom(
     num_ranks: int, ways: Sequence[tuple[Sequence[int], Sequence[int]]], *, combining: bool = False
 ) -> Collective:

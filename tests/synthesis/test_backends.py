@@ -103,7 +103,10 @@ def test_library_that_kills_its_worker(monkeypatch):
 
     def drilled(family, function, *rest, **options):
         return start(
-            family, "taccl.solvers.drills:abort" if family == "gurobi" else function, *rest, **options
+            family,
+            "taccl.solvers.fault_injection:abort" if family == "gurobi" else function,
+            *rest,
+            **options,
         )
 
     monkeypatch.setattr(registry, "start_task", drilled)
@@ -120,6 +123,7 @@ def without_gurobi(tmp_path):
     return {**os.environ, "PYTHONPATH": str(tmp_path)}
 
 
+@pytest.mark.slow
 def test_library_that_does_not_load(without_gurobi):
     """A package that fails on import is named, with what it said; the exit code is that of success."""
     done = subprocess.run(
@@ -130,6 +134,7 @@ def test_library_that_does_not_load(without_gurobi):
     assert line.split(maxsplit=3)[1:] == ["no", "-", "gurobipy does not load: no gurobipy in this test"]
 
 
+@pytest.mark.slow
 def test_absent_backend_is_refused(without_gurobi):
     """Asking for it is an error of its own, with exit code 3 and one sentence."""
     words = "synthesize --topology ring:4 --collective allgather --size 4KB --backend gurobi"

@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from synthesis.brute_force import TooLarge, optimal_ticks
-from synthesis.small_problems import (
+
+from taccl import collectives
+from taccl.analysis.verification.verify import verify
+from taccl.problem import make_problem
+from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.paper import jobshop
+from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.paper.routing import needed_moves
+from taccl.synthesis.synthesize import synthesize
+from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.small_problems import (
     custom,
     late_hold,
     problem_of,
@@ -17,19 +27,9 @@ from synthesis.small_problems import (
     two_nodes,
 )
 
-from taccl import collectives
-from taccl.analysis.verification.verify import verify
-from taccl.problem import make_problem
-from taccl.synthesis import jobshop
-from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
-from taccl.synthesis.orbits import fold
-from taccl.synthesis.pipeline import synthesize
-from taccl.synthesis.routing import needed_moves
-from taccl.topology.topology import TopologyBuilder
-
 if TYPE_CHECKING:
     from taccl.problem import Problem
-    from taccl.synthesis.orbits import Orbits
+    from taccl.synthesis.paper.orbits import Orbits
 
 MB = 10**6
 
@@ -123,6 +123,7 @@ def test_the_best_of_many_runs_is_the_optimum_of_these(problem: Problem) -> None
     assert schedule.finish_ticks == optimal_ticks(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
 def test_random_problems_get_schedules_that_verify(combining: bool) -> None:
     """Whatever holds, merges and orders there are; never better than the optimum."""

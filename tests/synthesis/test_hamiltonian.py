@@ -10,7 +10,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import TopologyError
-from taccl.synthesis.symmetric.hamiltonian import hamiltonian_ring, has_hamiltonian_ring, ring_through
+from taccl.synthesis.symmetric.hamiltonian import hamiltonian_ring, has_hamiltonian_ring
 from taccl.synthesis.symmetric.implicit import synthesize_implicit
 from taccl.topology.named import parse_named
 
@@ -85,6 +85,7 @@ def test_mesh_200x200():
     assert (result.finish_us, result.gap) == (20_000 * 20.5, 0)
 
 
+@pytest.mark.slow
 def test_alltoall_goes_round_too():
     """It is valid, if slow: the ring leaves out most links of the mesh."""
     result = synthesize_implicit("mesh:2x3", "alltoall")
@@ -102,9 +103,3 @@ def test_only_meshes_of_one_bandwidth():
     """A ring of links of two speeds would go at the slower one's pace."""
     with pytest.raises(TopologyError, match="differ in bandwidth"):
         synthesize_implicit("mesh:4x4", bandwidth_gb_per_s=[75, 50])
-
-
-def test_a_torus_needs_no_ring():
-    """Its own translations use all links."""
-    with pytest.raises(TopologyError, match="found no mesh"):
-        ring_through(parse_named("torus:4x4"))

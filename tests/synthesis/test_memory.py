@@ -9,6 +9,7 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl.collectives import together
 from taccl.errors import InputError
 from taccl.problem import make_problem
 from taccl.synthesis import memory
@@ -63,6 +64,7 @@ print(max(seen) - seen[0], max(need.search, need.verification) / 1e6)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
 @pytest.mark.parametrize(
     ("name", "fabric", "size", "is_spilled"),
@@ -82,6 +84,7 @@ def test_prediction_is_what_is_measured(name, fabric, size, is_spilled, tmp_path
     assert 0.7 < predicted / measured < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["allgather", "allreduce", "reduce-scatter", "broadcast", "alltoall", "gather"]
 )
@@ -119,6 +122,7 @@ def test_refusal_says_all():
         assert part in text
 
 
+@pytest.mark.slow
 def test_refusal_offers_what_fits():
     """A file of a million transfers takes 419 MB; without it there is room."""
     limit_mb = round(memory_need(MESH).peak_mb) + 1
@@ -132,6 +136,16 @@ def test_spilled_alltoall_keeps_its_queues_in_memory():
     problem = problem_of(topologies.torus(16, 16), "alltoall")
     need, spilled = (memory_need(problem, spilled=each) for each in (False, True))
     assert need.search - spilled.search == 2 * 12 * need.num_transfers
+
+
+@pytest.mark.slow
+def test_trees_of_groups_are_counted():
+    """Each of 800 chunks that go to three ranks of 100 has a tree, which says of every rank how it is reached."""
+    groups = [
+        collectives.allgather(4, chunks_per_rank=8).among(range(g, 100, 25), num_ranks=100) for g in range(25)
+    ]
+    problem = make_problem(topologies.mesh(10, 10), together(groups), chunk_bytes=10**6)
+    assert memory_need(problem).search >= 12 * 800 * 100
 
 
 def test_ways_are_sampled_all_over_a_mesh():

@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from synthesis.small_problems import MB, custom, ring
 
 import taccl
 from taccl import collectives
@@ -17,6 +16,7 @@ from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.synthesis.large import schedule_large
 from taccl.topology.topology import Topology, TopologyBuilder
+from tests.synthesis.small_problems import MB, custom, ring
 
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
 
@@ -87,6 +87,7 @@ def test_options_change_nothing(options: dict[str, str]) -> None:
     assert (result.finish_us, result.bound_us) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_large_problem_is_as_empty() -> None:
     """70,000 chunks that are where they must be: the compiled list scheduler has nothing to do."""
     chunks = tuple(Chunk((0,), (0,)) for _ in range(70_000))
@@ -128,6 +129,7 @@ def test_it_is_simulated(name: str) -> None:
     assert taccl.initiation_interval(empty(PROBLEMS[name])).interval == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one rank, allreduce", "no chunks"])
 def test_it_is_drawn_and_reported(name: str) -> None:
     """An empty Gantt chart, a figure without bandwidths, and a report of both."""

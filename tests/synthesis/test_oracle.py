@@ -6,8 +6,19 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from synthesis.brute_force import TooLarge, optimal_ticks
-from synthesis.small_problems import (
+
+from taccl import collectives
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.schedule.combine import reduction_half, reverse
+from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.paper import jobshop
+from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.paper.timing_group import timing_group
+from taccl.synthesis.synthesize import synthesize
+from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.small_problems import (
     MB,
     custom,
     full,
@@ -19,17 +30,6 @@ from synthesis.small_problems import (
     star,
     two_nodes,
 )
-
-from taccl import collectives
-from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.verification.verify import verify
-from taccl.schedule.combine import reduction_half, reverse
-from taccl.synthesis import jobshop
-from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
-from taccl.synthesis.orbits import fold
-from taccl.synthesis.pipeline import synthesize
-from taccl.synthesis.timing_group import timing_group
-from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -122,6 +122,7 @@ def test_the_job_shop_proves_the_optimum(name: str) -> None:
     assert schedule.finish_ticks == optimal_ticks(problem)
 
 
+@pytest.mark.slow
 def test_the_job_shop_proves_the_optimum_of_random_problems() -> None:
     """Shared resources on either side, merging, own-first, sizes, both meanings of alpha."""
     compared = 0
@@ -136,6 +137,7 @@ def test_the_job_shop_proves_the_optimum_of_random_problems() -> None:
     assert compared > 0.9 * len(SEEDS)
 
 
+@pytest.mark.slow
 def test_no_bound_is_above_the_optimum() -> None:
     """On the same random problems."""
     for seed in SEEDS:
@@ -215,6 +217,7 @@ def test_the_job_shop_proves_the_optimum_of_reductions(name: str) -> None:
     assert schedule.finish_ticks == optimal_ticks(problem)
 
 
+@pytest.mark.slow
 def test_the_job_shop_proves_the_optimum_of_random_reductions() -> None:
     """Of the random problems with sums, those in which only roots need them."""
     compared = 0

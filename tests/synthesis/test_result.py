@@ -8,15 +8,15 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from small_problems import problem_of, ring, star
 
 import taccl
 from taccl import collectives
 from taccl.cli import main
 from taccl.sketch.upstream import load_problem
-from taccl.synthesis import pipeline
+from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.result import Result, Stage
 from tests.foreign import OURS
+from tests.synthesis.small_problems import problem_of, ring, star
 
 FIGURES = {
     "finish_us", "bound_us", "bound_limits", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified",
@@ -103,13 +103,13 @@ class TestStopped:
 
 def halve_bound(monkeypatch):
     """Make the bound one that no schedule meets."""
-    proven = pipeline.lower_bound
+    proven = synthesizing.lower_bound
 
     def half(problem, **options):
         bound = proven(problem, **options)
         return replace(bound, bound=bound.bound / 2)
 
-    monkeypatch.setattr(pipeline, "lower_bound", half)
+    monkeypatch.setattr(synthesizing, "lower_bound", half)
 
 
 class TestRepr:

@@ -9,6 +9,8 @@ from taccl.errors import InputError
 from taccl.synthesis.suggesting.guided import is_unguided
 from taccl.topology.topology import TopologyBuilder
 
+pytestmark = pytest.mark.slow  # `result` is a search of two seconds
+
 
 @pytest.fixture(scope="module")
 def problem():
@@ -20,7 +22,7 @@ def problem():
 @pytest.fixture(scope="module")
 def result(problem):
     """What synthesis makes of it, with time to spare for suggestions."""
-    return taccl.synthesize(problem, time_limit_s=4)
+    return taccl.synthesize(problem, time_limit_s=2)
 
 
 def test_the_schedule_is_of_the_problem_that_was_given(problem, result):
@@ -51,7 +53,7 @@ def test_the_best_of_all_is_kept(result):
 
 def test_none_tries_no_sketch(problem):
     """Then there is no stage under a sketch, and no note of one."""
-    without = taccl.synthesize(problem, time_limit_s=1, sketch="none")
+    without = taccl.synthesize(problem, time_limit_s=0.5, sketch="none")
     assert not any(note.startswith("no sketch was given") for note in without.notes)
     assert not any(stage.name.startswith(("suggest", "sketch")) for stage in without.stages)
 
@@ -76,7 +78,7 @@ def test_a_proposal_may_be_given():
     topology = taccl.topologies.dgx_a100(nodes=2)
     proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
     plain = taccl.make_problem(topology, proposal.problem.collective, size_bytes=16_000_000)
-    result = taccl.synthesize(plain, time_limit_s=2, sketch=proposal)
+    result = taccl.synthesize(plain, time_limit_s=1, sketch=proposal)
     assert result.finish_us <= proposal.finish_us
 
 
@@ -88,7 +90,7 @@ def test_a_proposal_for_other_chunks_is_refused():
     )[0]
     plain = taccl.make_problem(topology, taccl.collectives.allgather(16), size_bytes=16_000_000)
     with pytest.raises(InputError, match="sketch: found a proposal for another problem"):
-        taccl.synthesize(plain, time_limit_s=2, sketch=proposal)
+        taccl.synthesize(plain, time_limit_s=1, sketch=proposal)
 
 
 def test_an_unknown_word_for_the_sketch_is_refused(problem):

@@ -10,7 +10,7 @@ import taccl
 from taccl.errors import TopologyError
 from taccl.synthesis.suggesting.relays import relay_plans
 from taccl.synthesis.suggesting.shape import find_shape
-from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts, find_symmetry
+from taccl.synthesis.suggesting.symmetry_finding import Shift, count_symmetries, find_shifts
 from taccl.topology.topology import TopologyBuilder
 
 
@@ -31,26 +31,18 @@ def plans(topology):
 )
 def test_symmetries_of_fabrics_are_counted(name, size):
     """A fabric has as many symmetries as its geometry says."""
-    assert find_symmetry(taccl.topologies.parse(name)).size == size
+    assert count_symmetries(taccl.topologies.parse(name)) == size
 
 
 def test_symmetries_of_a_machine_with_rails_are_counted():
     """Nodes may be permuted, and local ranks too, but in all nodes alike: 3! * 8!."""
-    assert find_symmetry(taccl.topologies.dgx_a100(nodes=3)).size == factorial(3) * factorial(8)
-
-
-def test_ranks_that_differ_are_in_different_orbits():
-    """On a mesh of 3 x 3, corners, sides and the middle each are alike."""
-    orbits = find_symmetry(taccl.topologies.parse("mesh:3x3")).orbits
-    assert {frozenset(orbit) for orbit in orbits} == {
-        frozenset((0, 2, 6, 8)), frozenset((1, 3, 5, 7)), frozenset((4,)),
-    }  # fmt: skip
+    assert count_symmetries(taccl.topologies.dgx_a100(nodes=3)) == factorial(3) * factorial(8)
 
 
 def test_a_slow_link_breaks_the_symmetry():
     """A ring with one link slower in one direction has no symmetry left."""
     ring = taccl.topologies.ring(6)
-    assert find_symmetry(ring.degraded({(0, 1): "0.5"})).size == 1
+    assert count_symmetries(ring.degraded({(0, 1): "0.5"})) == 1
 
 
 def test_a_shared_resource_breaks_the_symmetry():
@@ -61,7 +53,7 @@ def test_a_shared_resource_breaks_the_symmetry():
         link = builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
         if src < 2:
             builder.add_hold(link, port, alpha_us=1, beta_us_per_mb=1)
-    assert find_symmetry(builder.build()).size == 4  # each pair may be swapped, but not one for the other
+    assert count_symmetries(builder.build()) == 4  # each pair may be swapped, but not one for the other
 
 
 def test_shifts_of_a_torus_are_its_rows_and_columns():

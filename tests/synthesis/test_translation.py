@@ -25,7 +25,7 @@ from taccl.problem import make_problem
 from taccl.synthesis.symmetric.find_translations import find_translations
 from taccl.synthesis.symmetric.implicit import implicit_translations, synthesize_implicit
 from taccl.synthesis.symmetric.translation import memory_needed, translate
-from taccl.topology import transform
+from taccl.topology import graphs, transform
 from taccl.topology.named import NamedFabric, as_named, parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.topology import TopologyBuilder
@@ -170,7 +170,7 @@ def test_circulant_graphs_are_found():
     graph = networkx.circulant_graph(13, [1, 5])
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
-    result = synthesize_implicit(transform.from_networkx(graph, name="circulant"))
+    result = synthesize_implicit(graphs.from_networkx(graph, name="circulant"))
     check(result)
     assert result.finish_us == 3 * 20.5
 
@@ -200,7 +200,7 @@ def test_alltoall_wants_links_along_the_axes():
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
     with pytest.raises(TopologyError, match="along the axes"):
-        synthesize_implicit(transform.from_networkx(graph, name="twos"), "alltoall")
+        synthesize_implicit(graphs.from_networkx(graph, name="twos"), "alltoall")
 
 
 def test_a_broken_torus_has_no_translations():
@@ -309,7 +309,7 @@ def test_a_topology_is_known_by_its_links(name):
         ("torus:4x4", {"bandwidth_gb_per_s": 0}, "positive"),
         ("torus:4x4", {"alpha_us": -1}, "not negative"),
         ("torus:4x4", {"alpha_meaning": "sometimes"}, "occupies"),
-        ("mesh:3x3", {}, "no ring either"),
+        ("mesh:3x3", {}, "no ring visits every rank"),
     ],
 )
 def test_bad_names_are_refused(name, options, text):
@@ -353,7 +353,7 @@ def test_the_bound_names_what_limits():
     """Sixteen ranks: four hops take as long as 15 chunks over 4 links; of 64 the links limit."""
     assert synthesize_implicit("torus:4x4").bound.kind == "latency"
     bound = synthesize_implicit("torus:8x8").bound
-    assert (bound.kind, bound.bound_us) == ("counting", 16 * 20.5)
+    assert (bound.kind, bound.bound_us) == ("cut counting", 16 * 20.5)
     assert "63 sends of whole chunks over 4 resources of each rank" in bound.limits
 
 

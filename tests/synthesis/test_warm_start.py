@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from small_problems import problem_of, ring
 
 import taccl
 from taccl import collectives
-from taccl.synthesis import routing, stages
+from taccl.synthesis import stages
+from taccl.synthesis.paper import routing
+from tests.synthesis.small_problems import problem_of, ring
 
 
 @pytest.fixture

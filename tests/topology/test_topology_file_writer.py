@@ -89,6 +89,7 @@ def topologies(draw) -> Topology:
     return builder.build()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(topology=topologies())
 def test_any_topology_returns(topology, tmp_path_factory):

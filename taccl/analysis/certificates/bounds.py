@@ -1,10 +1,11 @@
 """Lower bounds on the finish of any schedule of a problem, each with a witness and one sentence.
 
-`lower_bound` is the best of: latency (the longest shortest way), counting (whole chunks that a rank or a node
-must pass, over the rate of the resources they can pass), two borders (what must enter a node, and then a rank
-of it, or leave them), late starts (ranks that can only send once something has reached them), the one-machine
-bound (a resource's batches, from the releases of its chunks to the tail behind the last one), throughput (the
-best prices of resources and sets of ranks) and multicommodity flow (the best prices of resources and ways).
+`lower_bound` is the best of: latency (the longest shortest way), cut counting (whole chunks that a rank or a
+node must pass, over the rate of the resources they can pass), nested cuts (what must enter a node, and then a
+rank of it, or leave them), delayed sources (ranks that can only send once something has reached them), spread
+tails (what enters a node last must still spread inside), the single-machine relaxation (a resource's batches,
+from the releases of its chunks to the tail behind the last one), throughput (the best prices of resources and
+sets of ranks) and multicommodity flow (the best prices of resources and ways).
 All hold for the declared problem: its topology, collective and sketch.
 """
 
@@ -19,18 +20,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.analysis.certificates.certificate import Border, Certificate, Machine, Path
+from taccl.analysis.certificates.certificate import Border, Certificate, Path, SingleMachine
 from taccl.analysis.certificates.cuts import throughput
-from taccl.analysis.certificates.demand import Demand, Job, as_spreading
-from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.delayed_source import delayed_source_bounds
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.late_start import late_start_bounds
-from taccl.analysis.certificates.nested import nested_bounds
-from taccl.analysis.certificates.one_machine import machine_ticks
+from taccl.analysis.certificates.needed_sends import Job, NeededSends, as_spreading
+from taccl.analysis.certificates.nested_cuts import nested_cut_bounds
+from taccl.analysis.certificates.single_machine import machine_ticks
+from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.arguments import checked
@@ -83,6 +84,8 @@ def lower_bound(
 
     Parameters
     ----------
+    problem : Problem
+        With its clauses, which the bound heeds.
     divisible : bool
         Bound data that may be cut as finely as one likes, rather than whole chunks.
     in_network : bool, optional
@@ -105,26 +108,29 @@ def lower_bound(
     deadline, limit = began + budget_s, math.inf if limit_s is None else began + limit_s
     check_reachable(problem)
     reads = as_spreading(problem)
-    demand = Demand(reads)
+    demand = NeededSends(reads)
     granted = not demand.single_ended if in_network is None else in_network
-    volume = Volume(reads, divisible=divisible)
+    volume = Volume(reads, divisible=divisible, distances=demand.distances)
     latency = _latency(demand, divisible=divisible)
     # In the order in which claims that say the same are preferred; what is quick is looked for first.
-    prices = partial(_throughput, volume, in_network=granted, deadline=deadline, limit=limit)
+    prices = partial(
+        _throughput, volume, in_network=granted, deadline=deadline, limit=limit, known=int(latency.ticks)
+    )
     finders: list[Callable[[], Iterator[_Claim]]] = [prices]
     arrivals, pairs = _arrivals(demand)
     is_small = pairs <= _MAX_BRIEF and arrivals <= _MAX_TIMED
     if not divisible and pairs <= _MAX_TIMED:
         counting = partial(_counting, demand, in_network=granted)
-        finders += [counting, partial(_one_machine, demand)]
+        finders += [counting, partial(_single_machine, demand)]
     elif not divisible:
         counting = partial(_counted, demand, volume)
         finders.insert(0, counting)
     quick: list[Callable[[], Iterator[_Claim]]] = []
     if not divisible:
-        quick = [counting, partial(_two_borders, demand)]
+        quick = [counting, partial(_nested_cuts, demand)]
         if pairs <= _MAX_TIMED:
-            quick.append(partial(_late_starts, demand, in_network=granted))
+            quick.append(partial(_delayed_sources, demand, in_network=granted))
+        quick.append(partial(_spread_tails, demand, in_network=granted))
         finders += quick[1:]
     found: dict[Callable[[], Iterator[_Claim]], list[_Claim]] = {find: [] for find in finders}
     enough = None if finish is None else finish * problem.costs.ticks_per_us
@@ -152,14 +158,16 @@ def lower_bound(
     )
 
 
-def _arrivals(demand: Demand) -> tuple[int, int]:
+def _arrivals(demand: NeededSends) -> tuple[int, int]:
     """How many crossings of a chunk into, or out of, a rank there are; and how many of them differ."""
     arrivals = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     same = len(demand.symmetries.ranks) // max(1, len(set(demand.symmetries.ranks.tolist())))
     return arrivals, arrivals // same
 
 
-def _throughput(volume: Volume, *, in_network: bool, deadline: float, limit: float) -> Iterator[_Claim]:
+def _throughput(
+    volume: Volume, *, in_network: bool, deadline: float, limit: float, known: int
+) -> Iterator[_Claim]:
     """The best prices, by linear programs; in whole ticks where chunks travel whole."""
     symmetries = find_symmetries(volume.problem)
     deadline = max(deadline, min(limit, time.monotonic() + _LEAST_S))
@@ -168,14 +176,14 @@ def _throughput(volume: Volume, *, in_network: bool, deadline: float, limit: flo
         return -(-bound.numerator // bound.denominator) if volume.by_chunk else bound
 
     left = deadline - time.monotonic()
-    found = throughput(volume, symmetries, in_network=in_network, budget_s=left)
+    found = throughput(volume, symmetries, in_network=in_network, budget_s=left, known=known)
     if found is not None:
         bound, witness = found
         dearest = max(witness.charges, key=lambda each: (each.charge, len(each.parts)))
         yield _Claim(ticks(bound), _what_crosses(volume, dearest.parts), "throughput", witness)
     if volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks):
         left = max(deadline - time.monotonic(), 0.0)
-        flowed = multicommodity(volume, Distances(volume.problem), symmetries, budget_s=left)
+        flowed = multicommodity(volume, symmetries, budget_s=left, known=known)
         if flowed is not None:
             bound, paths, solved = flowed
             dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
@@ -206,7 +214,7 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
     return f"what must enter ranks {shown} ({len(ranks)} of them)"
 
 
-def _latency(demand: Demand, *, divisible: bool) -> _Claim:
+def _latency(demand: NeededSends, *, divisible: bool) -> _Claim:
     """The longest shortest way from where a chunk starts to where it must end; in alphas, if divisible."""
     best = _Claim(0, "nothing has to be sent", "none", None)
     if demand.topology.num_ranks > _MOST_RANKS_TIMED:
@@ -232,32 +240,16 @@ def _latency(demand: Demand, *, divisible: bool) -> _Claim:
     return best
 
 
-def _some_latency(demand: Demand, *, divisible: bool) -> _Claim:
+def _some_latency(demand: NeededSends, *, divisible: bool) -> _Claim:
     """The same of a few chunks, where there are too many ranks for the times between all of them."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import dijkstra
-
     best = _Claim(0, "nothing has to be sent", "none", None)
     if not demand.single_ended or demand.sums_for_all or demand.problem.collective.derivations:
         return best
     if not demand.problem.links_allowed:
         return best
-    problem, ends = demand.problem, demand.topology.links
-    src, dst = ([getattr(ends[e], end) for e in problem.links_allowed] for end in ("src", "dst"))
-    allowed = np.array(problem.links_allowed, dtype=np.int64)
     few = list(demand.example.items())
     for (data, whole, *_), c in few[:: max(1, len(few) // _FEW_CHUNKS)]:
-        units = 0 if divisible else whole
-        times = problem.costs.link_alpha[allowed] + units * problem.costs.link_beta[allowed]
-        # The cheapest of parallel links; the graph knows no arcs that take no time.
-        order = np.lexsort((times, dst, src))
-        code = np.asarray(src)[order] * demand.topology.num_ranks + np.asarray(dst)[order]
-        order = order[np.concatenate(([True], code[1:] != code[:-1]))]
-        shape = (demand.topology.num_ranks,) * 2
-        graph = coo_array(
-            (times[order] + 2.0**-20, (np.asarray(src)[order], np.asarray(dst)[order])), shape=shape
-        )
-        heads = np.floor(dijkstra(graph.tocsr(), indices=list(data.origins), min_only=True))
+        heads = demand.distances.nearest(demand.distances.carried(c), 0 if divisible else whole, data.origins)
         targets = [r for r in data.destinations if np.isfinite(heads[r])]
         farthest = max(targets, key=lambda r: heads[r], default=None)
         if farthest is not None and heads[farthest] > best.ticks:
@@ -266,7 +258,7 @@ def _some_latency(demand: Demand, *, divisible: bool) -> _Claim:
     return best
 
 
-def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
+def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[_Claim]:
     """Chunks that must enter or leave a set of ranks, over the rate of all the resources they can pass."""
     if not demand.single_ended:
         return
@@ -279,31 +271,38 @@ def _counting(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
                 if border is None:
                     continue
                 jobs = border.jobs
-                cover = _cover(demand, {e for job in jobs for e in job.links})
+                sends = Counter(job.units for job in jobs)
+                cover = _cover(demand, {e for job in jobs for e in job.links}, min(sends))
                 early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
-                ticks = early + _window(demand, Counter(job.units for job in jobs), cover) + late
+                ticks = early + _window(demand, sends, cover) + late
                 which = (
                     demand.topology.node_of_rank[min(border.ranks)] if name == "node" else min(border.ranks)
                 )
                 verb = "enter" if entering else "leave"
                 chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
                 what = f"{chunks} must {verb} {name} {which} through {_number(cover)}"
-                yield _Claim(ticks, what, "counting", Border(border.ranks, entering))
+                yield _Claim(ticks, what, "cut counting", Border(border.ranks, entering))
 
 
-def _two_borders(demand: Demand) -> Iterator[_Claim]:
+def _nested_cuts(demand: NeededSends) -> Iterator[_Claim]:
     """Chunks that must enter a node, and then still come to a rank of it."""
-    for ticks, limits, witness in nested_bounds(demand):
-        yield _Claim(ticks, limits, "two borders", witness)
+    for ticks, limits, witness in nested_cut_bounds(demand):
+        yield _Claim(ticks, limits, "nested cuts", witness)
 
 
-def _late_starts(demand: Demand, *, in_network: bool) -> Iterator[_Claim]:
+def _delayed_sources(demand: NeededSends, *, in_network: bool) -> Iterator[_Claim]:
     """Chunks that only few hold at first."""
-    for ticks, limits, witness in late_start_bounds(demand, in_network=in_network):
-        yield _Claim(ticks, limits, "late start", witness)
+    for ticks, limits, witness in delayed_source_bounds(demand, in_network=in_network):
+        yield _Claim(ticks, limits, "delayed source", witness)
 
 
-def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
+def _spread_tails(demand: NeededSends, *, in_network: bool) -> Iterator[_Claim]:
+    """Chunks that enter a node last, and must then still spread to its ranks."""
+    for ticks, limits, witness in spread_tail_bounds(demand, in_network=in_network):
+        yield _Claim(ticks, limits, "spread tail", witness)
+
+
+def _counted(demand: NeededSends, volume: Volume) -> Iterator[_Claim]:
     """`_counting` without times: whole chunks that must enter each rank and node, for very many of them."""
     if not (volume.by_chunk and volume.spreads and demand.single_ended):
         return
@@ -312,14 +311,14 @@ def _counted(demand: Demand, volume: Volume) -> Iterator[_Claim]:
         for ranks in demand.different(sets):
             needed = volume.needed((ranks,))
             if needed:
-                cover = _cover(demand, set(crossing_links(demand.problem, (ranks,)).tolist()))
+                cover = _cover(demand, set(crossing_links(demand.problem, (ranks,)).tolist()), size)
                 number = demand.topology.node_of_rank[min(ranks)] if name == "node" else min(ranks)
                 what = f"{needed} chunks must enter {name} {number} through {_number(cover)}"
                 ticks = _window(demand, Counter({size: needed}), cover)
-                yield _Claim(ticks, what, "counting", Border(ranks, True))
+                yield _Claim(ticks, what, "cut counting", Border(ranks, True))
 
 
-def _gossip(demand: Demand) -> Iterator[_Claim]:
+def _gossip(demand: NeededSends) -> Iterator[_Claim]:
     """A sum that n ranks (or nodes) share takes at least 2(n - 1) sends, whoever adds what.
 
     Each one's contribution must leave it and the sum must reach it: until some one holds the sum, n - 1
@@ -337,19 +336,31 @@ def _gossip(demand: Demand) -> Iterator[_Claim]:
             if len(parts) > 1:
                 sends[kind.units] += 2 * (len(parts) - 1) * count
         if sends and links:
-            covers = _cover(demand, links)
+            cover = _cover(demand, links, min(sends))
             number = sends.total()
-            what = f"{number} sends are needed between all {name} together, through {_number(covers)}"
-            ticks = _window(demand, sends, covers)
-            yield _Claim(ticks, what, "counting", Border(everyone, name == "ranks"))
+            what = f"{number} sends are needed between all {name} together, through {_number(cover)}"
+            ticks = _window(demand, sends, cover)
+            yield _Claim(ticks, what, "cut counting", Border(everyone, name == "ranks"))
 
 
 def _number(cover: Sequence[object]) -> str:
     return f"{len(cover)} resource{'s' if len(cover) != 1 else ''}"
 
 
-def _cover(demand: Demand, links: set[int]) -> list[tuple[int, int, bool]]:
-    """Resources that all the links hold between them: (alpha, beta, merges) of each, at its fastest."""
+class _Gate(NamedTuple):
+    """A resource that some links hold, at its fastest.
+
+    Of the time from the start of the first send to the end of the last it is not held for `idle` ticks.
+    """
+
+    alpha: int
+    beta: int
+    merges: bool
+    idle: int
+
+
+def _cover(demand: NeededSends, links: set[int], size: int) -> list[_Gate]:
+    """Resources that all the links hold between them, by sends of so many units at least."""
     cover, left = [], set(links)
     merging = demand.problem.clauses.merging if demand.problem.clauses.max_merge > 1 else frozenset()
     users: dict[int, list[int]] = defaultdict(list)
@@ -364,14 +375,20 @@ def _cover(demand: Demand, links: set[int]) -> list[tuple[int, int, bool]]:
         if len(mine) < -count:
             heapq.heappush(queue, (-len(mine), resource))
             continue
-        alpha = min(demand.held[e][resource][0] for e in mine)
-        beta = min(demand.held[e][resource][1] for e in mine)
-        cover.append((alpha, beta, any(e in merging for e in mine)))
+        held = [demand.held[e][resource] for e in mine]
+        rests = [
+            demand.problem.costs.duration(e, size) - alpha - size * beta
+            for e, (alpha, beta, _) in zip(mine, held, strict=True)
+        ]
+        before = min(rest if late else 0 for rest, (_, _, late) in zip(rests, held, strict=True))
+        after = min(0 if late else rest for rest, (_, _, late) in zip(rests, held, strict=True))
+        alpha, beta = min(alpha for alpha, _, _ in held), min(beta for _, beta, _ in held)
+        cover.append(_Gate(alpha, beta, any(e in merging for e in mine), before + after))
         left -= set(mine)
     return cover
 
 
-def _window(demand: Demand, sends: Counter[int], cover: Sequence[tuple[int, int, bool]]) -> int:
+def _window(demand: NeededSends, sends: Counter[int], cover: Sequence[_Gate]) -> int:
     """The shortest time in which the resources together can pass so many whole chunks of each size.
 
     All their bytes have to pass, and so many sends, each of the smallest chunk at least.
@@ -382,13 +399,14 @@ def _window(demand: Demand, sends: Counter[int], cover: Sequence[tuple[int, int,
 
     def passes(time: int) -> bool:
         done = passed = 0
-        for alpha, beta, merges in cover:
+        for alpha, beta, merges, idle in cover:
             if not alpha + beta:
                 return True
             most = max_merge if merges else 1
-            full, rest = divmod(time, alpha + most * size * beta)
+            busy = max(0, time - idle)
+            full, rest = divmod(busy, alpha + most * size * beta)
             done += full * most + (max(0, rest - alpha) // (size * beta) if beta else 0)
-            passed += time // beta if beta else total
+            passed += busy // beta if beta else total
         return done >= count and passed >= total
 
     low, high = 0, 1
@@ -400,7 +418,7 @@ def _window(demand: Demand, sends: Counter[int], cover: Sequence[tuple[int, int,
     return low
 
 
-def _one_machine(demand: Demand) -> Iterator[_Claim]:
+def _single_machine(demand: NeededSends) -> Iterator[_Claim]:
     """Jobs that must all pass one resource, from their releases to the tail behind the last batch.
 
     Sets of ranks are disjoint, so jobs of different sets are different sends, unless a link multicasts or
@@ -444,5 +462,5 @@ def _one_machine(demand: Demand) -> Iterator[_Claim]:
                     verb = "entering" if entering else "leaving"
                     chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
                     limits = f"{chunks} {verb} a {family} must pass {name}"
-                    witness = Machine(resource, family, entering)
-                    yield _Claim(machine_ticks(demand, resource, jobs), limits, "one machine", witness)
+                    witness = SingleMachine(resource, family, entering)
+                    yield _Claim(machine_ticks(demand, resource, jobs), limits, "single machine", witness)

@@ -1,17 +1,20 @@
 """The certificate: a proven lower bound on the finish of any schedule, with the witness that proves it.
 
-Seven kinds of witness, all of them arithmetic to check (`taccl.analysis.certificates.check`):
+Eight kinds of witness, all of them arithmetic to check (`taccl.analysis.certificates.check`):
 
 latency
     A chunk and a destination: the shortest way there.
-counting
+cut counting
     A set of ranks: the whole chunks that must cross its border, over the rate of what they can pass.
-two borders
+nested cuts
     A rank and the ranks of its node: what must cross both borders, the one after the other.
-late start
+delayed source
     Sets of ranks that hold nothing at first, and a rank of each: what can have entered them by some moment,
     when only few can feed them until an earlier one, and how long the rest then takes to those ranks.
-one machine
+spread tail
+    A node, and how many of the last chunks that enter it: they must still spread to all of its ranks that
+    want them, from one rank to another.
+single machine
     A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
 throughput
     A price per resource and sets of ranks. In a schedule that finishes at T each resource is held for T at
@@ -36,8 +39,8 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
 
 __all__ = [
-    "Border", "Certificate", "LateStart", "Machine", "Nested", "Path", "PathPrices", "SetCharge", "SetPrices",
-    "Witness", "describe_witness",
+    "Border", "Certificate", "CutDual", "DelayedSource", "FlowDual", "NestedCuts", "Path", "SetCharge",
+    "SingleMachine", "SpreadTail", "Witness", "describe_witness",
 ]  # fmt: skip
 
 
@@ -68,7 +71,7 @@ class Border:
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
+class NestedCuts:
     """What must enter `outer` and then `inner`, a part of it (or leave `inner`, and then `outer`)."""
 
     inner: frozenset[int]
@@ -77,7 +80,7 @@ class Nested:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "kind": "nested",
+            "kind": "nested cuts",
             "inner": sorted(self.inner),
             "outer": sorted(self.outer),
             "entering": self.entering,
@@ -85,7 +88,7 @@ class Nested:
 
 
 @dataclass(frozen=True, slots=True)
-class LateStart:
+class DelayedSource:
     """Disjoint sets of ranks that hold nothing at first of some chunks, and a rank of each that wants them.
 
     Parameters
@@ -107,7 +110,7 @@ class LateStart:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "kind": "late start",
+            "kind": "delayed source",
             "sets": [sorted(ranks) for ranks in self.sets],
             "targets": list(self.targets),
             "fed": self.fed,
@@ -116,7 +119,19 @@ class LateStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SpreadTail:
+    """The last of the chunks that must enter a set of ranks and are wanted by so many of these, or more."""
+
+    ranks: frozenset[int]
+    least: int
+    last: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "spread tail", "ranks": sorted(self.ranks), "least": self.least, "last": self.last}
+
+
+@dataclass(frozen=True, slots=True)
+class SingleMachine:
     """A resource that chunks must pass as they enter (or leave) ranks, or nodes (`family`)."""
 
     resource: int
@@ -125,7 +140,7 @@ class Machine:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "kind": "machine",
+            "kind": "single machine",
             "resource": self.resource,
             "family": self.family,
             "entering": self.entering,
@@ -148,7 +163,7 @@ class SetCharge:
 
 
 @dataclass(frozen=True, slots=True)
-class SetPrices:
+class CutDual:
     """Prices of resources per tick, and what sets of ranks charge: no send is charged more than it pays."""
 
     prices: tuple[int, ...]
@@ -156,20 +171,20 @@ class SetPrices:
 
     def to_dict(self) -> dict[str, Any]:
         charges = [each.to_dict() for each in self.charges]
-        return {"kind": "set prices", "prices": list(self.prices), "charges": charges}
+        return {"kind": "cut dual", "prices": list(self.prices), "charges": charges}
 
 
 @dataclass(frozen=True, slots=True)
-class PathPrices:
+class FlowDual:
     """Prices of resources per tick: each chunk pays its cheapest way at least."""
 
     prices: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "path prices", "prices": list(self.prices)}
+        return {"kind": "flow dual", "prices": list(self.prices)}
 
 
-Witness = Path | Border | Nested | LateStart | Machine | SetPrices | PathPrices
+Witness = Path | Border | NestedCuts | DelayedSource | SpreadTail | SingleMachine | CutDual | FlowDual
 
 
 @dataclass(frozen=True)
@@ -183,8 +198,8 @@ class Certificate:
     bound : Fraction
         Microseconds, exact.
     kind : str
-        ``"latency"``, ``"counting"``, ``"two borders"``, ``"late start"``, ``"one machine"``,
-        ``"throughput"`` or ``"multicommodity"``; ``"none"`` where nothing must be sent.
+        ``"latency"``, ``"cut counting"``, ``"nested cuts"``, ``"delayed source"``, ``"spread tail"``,
+        ``"single machine"``, ``"throughput"`` or ``"multicommodity"``; ``"none"`` where nothing must be sent.
     limits : str
         One sentence that says what limits.
     witness : Witness, optional
@@ -275,25 +290,28 @@ def describe_witness(certificate: Certificate) -> str:
             if len(witness.ranks) == topology.num_ranks:
                 return f"what must {way} {'ranks' if witness.entering else 'nodes'}, all taken together"
             return f"what must {way} {_ranks_shown(witness.ranks)}"
-        case Nested():
+        case NestedCuts():
             first, then = (
                 (witness.outer, witness.inner) if witness.entering else (witness.inner, witness.outer)
             )
             way = "enter" if witness.entering else "leave"
             return f"what must {way} {_ranks_shown(first)}, and then {_ranks_shown(then)}"
-        case LateStart():
+        case DelayedSource():
             early = frozenset(range(topology.num_ranks)).difference(*witness.sets)
             sets = format_count(len(witness.sets), "set")
             return f"what {_ranks_shown(early)} must feed to {sets} of ranks that hold nothing at first"
-        case Machine():
+        case SpreadTail():
+            chunks = format_count(witness.last, "chunk")
+            return f"the last {chunks} to enter {_ranks_shown(witness.ranks)}, which must then spread there"
+        case SingleMachine():
             way = "enter" if witness.entering else "leave"
             name = topology.resources[witness.resource].name
             return f"the batches that must pass {name} as they {way} {witness.family}s"
-        case SetPrices():
+        case CutDual():
             priced = sum(price > 0 for price in witness.prices)
             sets = format_count(len(witness.charges), "set")
             return f"prices of {format_count(priced, 'resource')}, and what {sets} of ranks charge"
-        case PathPrices():
+        case FlowDual():
             priced = sum(price > 0 for price in witness.prices)
             return f"prices of {format_count(priced, 'resource')}: each chunk pays its cheapest way at least"
         case _:

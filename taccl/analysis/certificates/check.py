@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificates.certificate import Border, LateStart, Machine, Nested, Path, SetPrices
-from taccl.analysis.certificates.check_borders import batches, crosses, latency, two_borders
+from taccl.analysis.certificates.certificate import (
+    Border,
+    CutDual,
+    DelayedSource,
+    NestedCuts,
+    Path,
+    SingleMachine,
+    SpreadTail,
+)
+from taccl.analysis.certificates.check_borders import batches, crosses, latency, nested_cuts
+from taccl.analysis.certificates.check_delayed_source import source_delayed
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_late_start import starts_late
-from taccl.analysis.certificates.check_prices import path_prices, set_prices
-from taccl.analysis.certificates.demand import as_spreading
+from taccl.analysis.certificates.check_prices import cut_dual, flow_dual
+from taccl.analysis.certificates.check_spread_tail import spreads_late
+from taccl.analysis.certificates.needed_sends import as_spreading
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate, Witness
@@ -31,18 +40,22 @@ def check_certificate(certificate: Certificate) -> bool:
         return ticks <= latency(facts, witness)
     if isinstance(witness, Border):
         return not certificate.divisible and crosses(facts, witness, ticks, in_network=certificate.in_network)
-    if isinstance(witness, Nested):
-        return not certificate.divisible and ticks <= two_borders(facts, witness)
-    if isinstance(witness, LateStart):
-        return not certificate.divisible and starts_late(
+    if isinstance(witness, NestedCuts):
+        return not certificate.divisible and ticks <= nested_cuts(facts, witness)
+    if isinstance(witness, DelayedSource):
+        return not certificate.divisible and source_delayed(
             facts, witness, ticks, in_network=certificate.in_network
         )
-    if isinstance(witness, Machine):
+    if isinstance(witness, SpreadTail):
+        return not certificate.divisible and ticks <= spreads_late(
+            facts, witness, in_network=certificate.in_network
+        )
+    if isinstance(witness, SingleMachine):
         return not certificate.divisible and ticks <= batches(facts, witness)
-    if isinstance(witness, SetPrices):
-        proven = set_prices(facts, witness, in_network=certificate.in_network)
+    if isinstance(witness, CutDual):
+        proven = cut_dual(facts, witness, in_network=certificate.in_network)
     else:
-        proven = path_prices(facts, witness)
+        proven = flow_dual(facts, witness)
     # Whole chunks end in whole ticks.
     return ticks <= (proven if certificate.divisible else -(-proven.numerator // proven.denominator))
 
@@ -55,17 +68,19 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
         return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
     if isinstance(witness, Border):
         return witness.ranks <= ranks
-    if isinstance(witness, Nested):
+    if isinstance(witness, NestedCuts):
         return bool(witness.inner) and witness.inner <= witness.outer <= ranks
-    if isinstance(witness, LateStart):
+    if isinstance(witness, DelayedSource):
         named = frozenset[int]().union(*witness.sets)
         disjoint = len(named) == sum(map(len, witness.sets))
         inside = len(witness.sets) == len(witness.targets) and all(
             target in each for target, each in zip(witness.targets, witness.sets, strict=True)
         )
         return named <= ranks and disjoint and inside
-    if isinstance(witness, Machine):
+    if isinstance(witness, SpreadTail):
+        return witness.ranks <= ranks
+    if isinstance(witness, SingleMachine):
         return 0 <= witness.resource < num_resources and witness.family in ("rank", "node")
-    charges = witness.charges if isinstance(witness, SetPrices) else ()
+    charges = witness.charges if isinstance(witness, CutDual) else ()
     charged = all(each.parts and frozenset().union(*each.parts) <= ranks for each in charges)
     return len(witness.prices) == num_resources and charged

@@ -1,4 +1,4 @@
-"""Checks what must cross borders: shortest ways, counted chunks, two borders, the batches of a machine.
+"""Checks what must cross borders: shortest ways, counted chunks, nested cuts, the batches of a machine.
 
 What must cross a set of ranks is read off the collective once more. Only the dynamic program over batches
 (`batch_ends`), arithmetic itself, is run again as it is.
@@ -11,17 +11,17 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificates.demand import Demand, Job
-from taccl.analysis.certificates.one_machine import machine_ticks
+from taccl.analysis.certificates.needed_sends import Job, NeededSends
+from taccl.analysis.certificates.single_machine import machine_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
-    from taccl.analysis.certificates.certificate import Border, Machine, Nested, Path
+    from taccl.analysis.certificates.certificate import Border, NestedCuts, Path, SingleMachine
     from taccl.analysis.certificates.check_facts import Facts
 
-__all__ = ["batches", "crosses", "latency", "two_borders"]
+__all__ = ["batches", "crosses", "latency", "nested_cuts"]
 
 
 def latency(facts: Facts, path: Path) -> int:
@@ -89,19 +89,31 @@ def _fills(facts: Facts, sends: Counter[int], links: Sequence[int], ticks: Fract
         left -= set(mine)
         if not alpha + beta:
             return False
+        busy = max(0, less - _around(facts, resource, mine, size))
         if merges:
             full = alpha + facts.clauses.max_merge * size * beta
-            rounds, rest = divmod(less, full)
+            rounds, rest = divmod(busy, full)
             part = max(0, rest - alpha) // (size * beta) if beta else 0
             passed += rounds * facts.clauses.max_merge + min(part, facts.clauses.max_merge)
         else:
-            passed += less // (alpha + size * beta)
-        volume = volume + less // beta if beta else math.inf
+            passed += busy // (alpha + size * beta)
+        volume = volume + busy // beta if beta else math.inf
     return passed < sends.total() or volume < sum(units * number for units, number in sends.items())
 
 
-def batches(facts: Facts, machine: Machine) -> int:
-    """The one-machine bound of what must pass a resource."""
+def _around(facts: Facts, resource: int, links: Sequence[int], size: int) -> int:
+    """Ticks from the start of the first send to its hold, and from the last hold to the end of its send."""
+    before, after = [], []
+    for e in links:
+        alpha, beta, receives = facts.holds[e][resource]
+        rest = facts.alpha[e] - alpha + size * (facts.beta[e] - beta)
+        before.append(rest if receives else 0)
+        after.append(0 if receives else rest)
+    return min(before) + min(after)
+
+
+def batches(facts: Facts, machine: SingleMachine) -> int:
+    """The single-machine relaxation of what must pass a resource."""
     sets = [frozenset((r,)) for r in range(facts.topology.num_ranks)]
     if machine.family == "node":
         sets = [frozenset(ranks) for ranks in facts.topology.ranks_of_node]
@@ -113,7 +125,7 @@ def batches(facts: Facts, machine: Machine) -> int:
         jobs = _jobs(facts, ranks, entering=machine.entering)
         found.append([job for job in jobs if all(machine.resource in facts.holds[e] for e in job.links)])
     passing = max(found, key=len, default=[]) if facts.multi else [job for jobs in found for job in jobs]
-    return machine_ticks(Demand(facts.problem), machine.resource, passing) if passing else 0
+    return machine_ticks(NeededSends(facts.problem), machine.resource, passing) if passing else 0
 
 
 def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Job]:
@@ -199,7 +211,7 @@ def _onward(facts: Facts, every: Sequence[int], units: int, ranks: set[int]) -> 
     return frozenset(shared.items())
 
 
-def two_borders(facts: Facts, witness: Nested) -> int:
+def nested_cuts(facts: Facts, witness: NestedCuts) -> int:
     """When the last chunks that cross both borders can have done so at the earliest; 0 says nothing.
 
     Read backwards in time, what leaves enters.

@@ -28,7 +28,7 @@ class Facts:
         self.by_chunk = not divisible and len(set(self.units)) == 1
         self.alpha = problem.costs.link_alpha.tolist()
         self.beta = problem.costs.link_beta.tolist()
-        self.sums = self.collective.combining and not self.collective.derivations
+        self.sums = self.collective.sums_up
         self.made_at = {d.chunk: d for d in self.collective.derivations}
         self.allowed = list(problem.links_allowed)
         self.holds: list[dict[int, tuple[int, int, bool]]] = [{} for _ in self.topology.links]
@@ -45,9 +45,7 @@ class Facts:
 
     def admitted(self, c: int, *, reducing: bool | None) -> list[int]:
         """The links that may carry a chunk: spreading, reducing, or (None) in either way."""
-        clauses = self.clauses
-        by_chunk = clauses.carries_from or clauses.carries_to or clauses.direct_crossing
-        if not by_chunk and clauses.relays is None:
+        if not self.clauses.said("chunk", "group"):
             return self.allowed
         data = self.collective.chunks[c]
         node = self.topology.node_of_rank
@@ -86,8 +84,10 @@ class Facts:
                         out[a].append((b, length))
         return self._out[key]
 
-    @staticmethod
-    def _shortest(out: dict[int, list[tuple[int, int]]], starts: dict[int, int]) -> dict[int, int]:
+    def _shortest(self, out: dict[int, list[tuple[int, int]]], starts: dict[int, int]) -> dict[int, int]:
+        limit = self.clauses.path_limit
+        if limit is not None:  # of sums, on the way to the root and from it
+            return self._over_few_links(out, starts, 2 * limit if self.sums else limit)
         best: dict[int, int] = {}
         queue = [(time, rank) for rank, time in starts.items()]
         heapq.heapify(queue)
@@ -99,6 +99,22 @@ class Facts:
             for other, length in out.get(rank, ()):
                 if other not in best:
                     heapq.heappush(queue, (time + length, other))
+        return best
+
+    @staticmethod
+    def _over_few_links(
+        out: dict[int, list[tuple[int, int]]], starts: dict[int, int], most: int
+    ) -> dict[int, int]:
+        """The same over so many links at most, link by link: only what got better leads to better times."""
+        best, better = dict(starts), dict(starts)
+        while better and most > 0:
+            most -= 1
+            reached: dict[int, int] = {}
+            for rank, time in better.items():
+                for other, length in out.get(rank, ()):
+                    reached[other] = min(time + length, reached.get(other, time + length))
+            better = {rank: time for rank, time in reached.items() if time < best.get(rank, time + 1)}
+            best |= better
         return best
 
     def origins(self, c: int, units: int | None = None) -> dict[int, int]:

@@ -1,4 +1,7 @@
-"""Checks prices: what each send pays is added up link by link, as fractions."""
+"""Checks prices: what each send pays is added up link by link, as fractions.
+
+How long each resource is idle at the beginning and at the end is worked out anew, too.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from taccl.analysis.certificates.certificate import PathPrices, SetPrices
+    from taccl.analysis.certificates.certificate import CutDual, FlowDual
     from taccl.analysis.certificates.check_facts import Facts
 
-__all__ = ["path_prices", "set_prices"]
+__all__ = ["flow_dual", "cut_dual"]
 
 
-def set_prices(facts: Facts, witness: SetPrices, *, in_network: bool) -> Fraction:
+def cut_dual(facts: Facts, witness: CutDual, *, in_network: bool) -> Fraction:
     """The bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""
     if min(witness.prices, default=0) < 0 or any(each.charge < 0 for each in witness.charges):
         return Fraction(0)
@@ -38,13 +41,12 @@ def set_prices(facts: Facts, witness: SetPrices, *, in_network: bool) -> Fractio
             if crosses:
                 asked[e] += each.charge
         need += each.charge * _needed(facts, each.parts)
-    total = sum(witness.prices)
-    if not total or any(asked[e] > pays[e] for e in facts.allowed):
+    if any(asked[e] > pays[e] for e in facts.allowed):
         return Fraction(0)
-    return need / total
+    return _soonest(facts, witness.prices, [e for e in facts.allowed if asked[e]], need)
 
 
-def path_prices(facts: Facts, witness: PathPrices) -> Fraction:
+def flow_dual(facts: Facts, witness: FlowDual) -> Fraction:
     """The bound in ticks that prices prove when every chunk takes its cheapest way."""
     if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
         return Fraction(0)
@@ -62,7 +64,77 @@ def path_prices(facts: Facts, witness: PathPrices) -> Fraction:
             known[key] = _cheapest(facts, links, whole, data.origins)
         weight = 1 if facts.by_chunk else facts.units[c]
         total += weight * max(known[key].get(r, 0) for r in targets)
-    return Fraction(total, (sum(witness.prices) or 1) * scale)
+    return _soonest(facts, witness.prices, facts.allowed, Fraction(total, scale))
+
+
+def _soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fraction) -> Fraction:
+    """When resources can have been held for as long as sends over the links pay for, at the earliest.
+
+    By T each can have been held for T less the ticks for which it is idle, if that is positive.
+    """
+    idle = _idle(facts, links)
+    events = sorted((idle[r], price) for r, price in enumerate(prices) if price and r in idle)
+    if need <= 0 or not events:
+        return Fraction(0)
+    paid, rate, now = Fraction(0), 0, 0
+    for when, price in events:
+        more = rate * (when - now)
+        if paid + more >= need:
+            break
+        paid, rate, now = paid + more, rate + price, when
+    return now + (need - paid) / rate
+
+
+def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
+    """For how long resources are not held by sends over the links that serve some chunk, before and after.
+
+    A resource that no such send holds for any time is left out.
+    """
+    before: dict[int, int] = {}
+    after: dict[int, int] = {}
+    chosen = set(links)
+    for some, units, first, last in _ways(facts):
+        for e in chosen.intersection(some):
+            begins = [first[r] for r in facts.topology.links[e].srcs if r in first]
+            ends = [last[r] for r in facts.topology.links[e].dsts if r in last]
+            for r, (alpha, beta, receives) in facts.holds[e].items() if begins and ends else ():
+                if beta or (alpha and facts.by_chunk):
+                    # Sends of more than this outlast their holds by no less.
+                    rest = facts.alpha[e] - alpha + units * (facts.beta[e] - beta)
+                    begin, end = (
+                        min(begins) + (rest if receives else 0),
+                        min(ends) + (0 if receives else rest),
+                    )
+                    before[r] = min(begin, before.get(r, begin))
+                    after[r] = min(end, after.get(r, end))
+    return {r: before[r] + after[r] for r in before}
+
+
+def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:
+    """(links, units, when a chunk can be at a rank, how long it then takes it to get where one is wanted).
+
+    Of all chunks together that go over the same links and have the same size. One of which another is made
+    is wanted there, too.
+    """
+    makes: dict[int, set[int]] = defaultdict(set)
+    for each in facts.collective.derivations:
+        makes[each.source].add(each.rank)
+    found: dict[tuple[int, int], tuple[list[int], dict[int, int], dict[int, int]]] = {}
+    for c, data in enumerate(facts.collective.chunks):
+        units = 0 if facts.divisible else facts.units[c]
+        starts = facts.origins(c, 0 if facts.divisible else None)
+        wanted = (set(data.destinations) | makes[c]) - (
+            set() if facts.sums and len(starts) > 1 else set(starts)
+        )
+        if not starts or not wanted:
+            continue
+        links = facts.admitted(c, reducing=None if facts.sums else False)
+        _, first, last = found.setdefault((id(links), units), (links, {}, {}))
+        for rank, when in starts.items():
+            first[rank] = min(when, first.get(rank, when))
+        last.update(dict.fromkeys(wanted, 0))
+    for (_, units), (links, first, last) in found.items():
+        yield links, units, facts.times(links, units, first), facts.times(links, units, last, backwards=True)
 
 
 def _pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:

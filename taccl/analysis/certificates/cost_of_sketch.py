@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
-from taccl.clauses import Clauses
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -72,11 +71,7 @@ def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
 
     The first two are ratios of bounds: without the clauses, and for data that may be cut at will.
     """
-    free = Clauses(
-        max_merge=problem.clauses.max_merge,
-        merging=problem.clauses.merging,
-        symmetry=problem.clauses.symmetry,
-    )
+    free = replace(problem.clauses.only("merge"), symmetry=problem.clauses.symmetry)
     return Prices(
         lower_bound(problem),
         lower_bound(replace(problem, clauses=free)),

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.certificate import SetCharge, SetPrices
+from taccl.analysis.certificates.certificate import CutDual, SetCharge
+from taccl.analysis.certificates.gates import FOREVER
+from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, says_more
 from taccl.analysis.certificates.volume import Volume, crossing_links
 
 if TYPE_CHECKING:
@@ -53,8 +55,8 @@ class _Priced:
 
 
 def throughput(
-    volume: Volume, symmetries: Symmetries, *, in_network: bool, budget_s: float
-) -> tuple[Fraction, SetPrices] | None:
+    volume: Volume, symmetries: Symmetries, *, in_network: bool, budget_s: float, known: int = 0
+) -> tuple[Fraction, CutDual] | None:
     """The bound in ticks and its witness; None where nothing crosses any set.
 
     Parameters
@@ -63,23 +65,25 @@ def throughput(
         Whether switches are granted to reduce.
     budget_s : float
         When to stop solving programs, and looking for further sets.
+    known : int
+        A bound in ticks that is known already: what says less need not be found.
     """
     deadline = time.monotonic() + budget_s
     sets = _sets(volume, symmetries, in_network=in_network)
     if not sets:
         return None
-    program = _Program(volume, symmetries)
+    program = _Program(volume, symmetries, known)
     for parts in sets:
         program.add(parts)
     solved = program.solve(deadline)
     if solved is None:
         return program.best_of_one()
     while time.monotonic() < deadline and len(program.sets) < _MAX_SETS:
-        found = _too_little(volume, symmetries, solved.sends, set(program.sets), deadline)
-        if not found or time.monotonic() >= deadline:
+        missing = _too_little(volume, symmetries, solved.sends, set(program.sets), deadline)
+        if not missing or time.monotonic() >= deadline:
             break
         before = solved.value
-        for parts in found:
+        for parts in missing:
             program.add(parts)
         better = program.solve(deadline)
         if better is None:
@@ -87,7 +91,21 @@ def throughput(
         solved = better
         if solved.value <= before * (1 + 1e-9):
             break
-    return program.witness(solved)
+    best = program.witness(solved)
+    for _ in range(MOST_ROUNDS - 1):
+        if (
+            best is None
+            or not says_more(program.idle, program.known, best[0])
+            or time.monotonic() >= deadline
+        ):
+            break
+        program.known = int(best[0])
+        again = program.solve(deadline)
+        found = None if again is None else program.witness(again)
+        if found is None or found[0] <= best[0]:
+            break
+        best = found
+    return best
 
 
 def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[Parts]:
@@ -116,18 +134,25 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
 
 
 class _Program:
-    """max sum need z, subject to: z of the sets that a link enters <= what it pays, sum w = 1."""
+    """max sum need z + sum b w, subject to: z of the sets that a link enters <= what it pays, sum w = 1.
 
-    def __init__(self, volume: Volume, symmetries: Symmetries) -> None:
+    b is how long a resource is idle at least, but `known` at most: beyond the bound an idle resource passes
+    nothing, which a linear program cannot say.
+    """
+
+    def __init__(self, volume: Volume, symmetries: Symmetries, known: int) -> None:
         self.volume, self.symmetries = volume, symmetries
+        self.known = known
         allowed = np.array(volume.problem.links_allowed, dtype=np.int64)
         orbit_of_link = symmetries.links[allowed]
         self.rows, size = np.unique(orbit_of_link, return_counts=True)
         self.row_size = size
         self.row_of_link = np.full(len(symmetries.links), -1)
         self.row_of_link[allowed] = np.searchsorted(self.rows, orbit_of_link)
-        used = _worth_pricing([volume.held[e] for e in allowed.tolist()])
+        idle = volume.heads_tails.idle(len(symmetries.resources))
+        used = _worth_pricing([volume.held[e] for e in allowed.tolist()], idle.tolist())
         self.columns, self.column_size = np.unique(symmetries.resources[used], return_counts=True)
+        self.idle = idle[self.columns]
         self.used, self.is_priced = used, frozenset(used)
         self.sets: dict[Parts, tuple[int, NDArray[np.float64]]] = {}
         self.holds: list[tuple[int, int, int]] = [
@@ -161,8 +186,9 @@ class _Program:
         paid = coo_array((-held / ticks, (row, column)), shape=(len(self.rows), len(self.columns)))
         matrix = hstack([crossing, paid]).tocsr()
         total = np.concatenate((np.zeros(len(need)), self.column_size.astype(float)))
+        idle = np.where(self.idle < FOREVER, np.minimum(self.idle, self.known), 0) * self.column_size
         answer = linprog(
-            np.concatenate((-need / scale, np.zeros(len(self.columns)))),
+            np.concatenate((-need / scale, -idle * (self.volume.ticks_scale / scale / ticks))),
             A_ub=matrix,
             b_ub=np.zeros(len(self.rows)),
             A_eq=total[None, :],
@@ -180,9 +206,9 @@ class _Program:
             -answer.fun * scale * ticks,
         )
 
-    def best_of_one(self) -> tuple[Fraction, SetPrices] | None:
+    def best_of_one(self) -> tuple[Fraction, CutDual] | None:
         """The best bound by one set alone, at one price for all that its links hold: no program is solved."""
-        best: tuple[Fraction, SetPrices] | None = None
+        best: tuple[Fraction, CutDual] | None = None
         row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
         for index, (_, count) in enumerate(list(self.sets.values())[:_MOST_ALONE]):
             price, charge = np.zeros(len(self.columns)), np.zeros(len(self.sets))
@@ -193,16 +219,16 @@ class _Program:
                 best = found
         return best
 
-    def witness(self, solved: _Priced) -> tuple[Fraction, SetPrices] | None:
+    def witness(self, solved: _Priced) -> tuple[Fraction, CutDual] | None:
         """Exact prices and charges near those of the program, and the bound that they prove."""
-        best: tuple[Fraction, SetPrices] | None = None
+        best: tuple[Fraction, CutDual] | None = None
         for digits in (10**3, 10**7):
             found = self._exact(solved, digits)
             if found is not None and (best is None or found[0] > best[0]):
                 best = found
         return best
 
-    def _exact(self, solved: _Priced, digits: int) -> tuple[Fraction, SetPrices] | None:
+    def _exact(self, solved: _Priced, digits: int) -> tuple[Fraction, CutDual] | None:
         top = solved.price.max()
         rounded = [Fraction(float(w / top)).limit_denominator(digits) for w in solved.price]
         scale = math.lcm(*(w.denominator for w in rounded))
@@ -220,7 +246,8 @@ class _Program:
             return None
         size = self.row_size.tolist()
         share = Fraction(1)
-        crossed = np.flatnonzero(np.sum([count for _, _, count, _ in charged], axis=0))
+        entered = np.sum([count for _, _, count, _ in charged], axis=0) > 0
+        crossed = np.flatnonzero(entered)
         for row, e in zip(crossed.tolist(), self.rows[crossed].tolist(), strict=True):
             asked = sum(
                 (z * Fraction(round(count[row] * size[row]), size[row]) for _, _, count, z in charged),
@@ -229,7 +256,15 @@ class _Program:
             if asked:
                 held = [(r, ticks) for r, ticks in self.volume.held[e].items() if r in self.is_priced]
                 share = min(share, sum(price[self._column(r)] * ticks for r, ticks in held) / asked)
-        bound = share * sum((needed * z for _, needed, _, z in charged), Fraction(0)) / total
+        needed = share * sum((needed * z for _, needed, _, z in charged), Fraction(0))
+        # Sends that no set charges pay for nothing.
+        idle = self.volume.heads_tails.idle(
+            len(self.symmetries.resources), np.append(entered, False)[self.row_of_link]
+        )
+        rates = [
+            w * int(size) * self.volume.ticks_scale for w, size in zip(price, self.column_size, strict=True)
+        ]
+        bound = least_time(zip(rates, idle[self.columns].tolist(), strict=True), needed)
         prices = [0] * len(self.symmetries.resources)
         for resource in self.used:
             prices[resource] = price[self._column(resource)]
@@ -239,11 +274,11 @@ class _Program:
             charges += [
                 SetCharge(image, share * z / (len(images) * self.volume.ticks_scale)) for image in images
             ]
-        return bound / self.volume.ticks_scale, SetPrices(tuple(prices), tuple(charges))
+        return bound, CutDual(tuple(prices), tuple(charges))
 
 
-def _worth_pricing(held: list[dict[int, int]]) -> list[int]:
-    """Resources to price: not one that a single link holds, which holds another for as long.
+def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
+    """Resources to price: not one that a single link holds, which holds another for as long, and as idle.
 
     Whatever the price of the former, that of the latter does the same for all links that hold it.
     """
@@ -251,7 +286,7 @@ def _worth_pricing(held: list[dict[int, int]]) -> list[int]:
     worth = set(users)
     for mine in held:
         for resource, ticks in mine.items():
-            shared = (other for other in mine if users[other] > 1)
+            shared = (other for other in mine if users[other] > 1 and idle[other] >= idle[resource])
             if users[resource] == 1 and any(mine[other] >= ticks for other in shared):
                 worth.discard(resource)
     return sorted(worth)

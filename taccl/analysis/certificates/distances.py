@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from taccl.problem import Problem
 
-__all__ = ["Distances", "shortest_times"]
+    Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+__all__ = ["Distances", "from_nearest", "shortest_times"]
 
 
 def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
     """Shortest times between all ranks over some links, for a send of `units`.
 
-    A link of several sources is taken to wait for its first, which can only shorten times.
+    A link of several sources is taken to wait for its first, which can only shorten times. Where the problem
+    limits how many links a chunk may pass, no more are; of sums, on the way to the root and on the way from
+    it, twice as many.
 
     Returns
     -------
@@ -36,9 +42,51 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
         for src in ends[e].srcs:
             for dst in ends[e].dsts:
                 direct[src, dst] = min(direct[src, dst], time)
-    times: NDArray[np.float64] = dijkstra(csgraph_from_dense(direct, null_value=np.inf))
+    limit = problem.clauses.path_limit
+    times: NDArray[np.float64] = (
+        dijkstra(csgraph_from_dense(direct, null_value=np.inf))
+        if limit is None
+        else _over_few_links(direct, limit * (1 + problem.collective.sums_up))
+    )
     times.setflags(write=False)
     return times
+
+
+def _over_few_links(direct: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """Shortest times over so many links, from the times of single ones."""
+    times = np.where(np.eye(len(direct), dtype=bool), 0.0, np.inf)
+    into = [(dst, np.flatnonzero(np.isfinite(column))) for dst, column in enumerate(direct.T)]
+    for _ in range(min(most, len(direct))):
+        before = times.copy()
+        for dst, srcs in into:
+            over = (before[:, srcs] + direct[srcs, dst]).min(axis=1, initial=np.inf)
+            np.minimum(times[:, dst], over, out=times[:, dst])
+        if (times == before).all():
+            break
+    return times
+
+
+def from_nearest(
+    num_ranks: int,
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+    length: NDArray[np.float64],
+    starts: Collection[int],
+) -> NDArray[np.float64]:
+    """(num_ranks,) the shortest way to every rank from the nearest of some, over arcs of whole lengths."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
+    # The shortest of parallel arcs; a bit more than its length, as the graph knows no arcs of length 0.
+    order = np.lexsort((length, dst, src))
+    code = src[order] * num_ranks + dst[order]
+    keep = np.ones(len(code), dtype=bool)
+    keep[1:] = code[1:] != code[:-1]
+    chosen = order[keep]
+    step = 2.0**-20  # far below 1 / num_ranks: whole lengths are what is left when it is dropped
+    graph = csr_array((length[chosen] + step, (src[chosen], dst[chosen])), shape=(num_ranks, num_ranks))
+    found: NDArray[np.float64] = np.floor(dijkstra(graph, indices=list(starts), min_only=True))
+    return found
 
 
 class Distances:
@@ -57,6 +105,7 @@ class Distances:
         self._as_sets: dict[int, frozenset[int]] = {}
         self._carried: dict[tuple[object, ...], int] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self._arcs: dict[int, Arcs] = {}
 
     def origins(self, c: int, *, units: int | None = None) -> dict[int, int]:
         """Where the chunk is first, and when."""
@@ -109,6 +158,32 @@ class Distances:
             self._times[links, units] = shortest_times(self.problem, self._link_sets[links], units)
         return self._times[links, units]
 
+    def nearest(
+        self, links: int, units: int, ranks: Collection[int], *, backwards: bool = False
+    ) -> NDArray[np.float64]:
+        """(num_ranks,) the shortest time over a numbered set of links from any of some ranks, or to any."""
+        num_ranks = self.problem.topology.num_ranks
+        if len(ranks) == num_ranks:
+            return np.zeros(num_ranks)
+        if (links, units) in self._times:
+            times = self._times[links, units]
+            found: NDArray[np.float64] = (times.T if backwards else times)[list(ranks)].min(axis=0)
+            return found
+        arc, src, dst = self.arcs(links)
+        costs = self.problem.costs
+        length = (costs.link_alpha[arc] + units * costs.link_beta[arc]).astype(float)
+        ends = (dst, src) if backwards else (src, dst)
+        return from_nearest(num_ranks, *ends, length, ranks)
+
+    def arcs(self, number: int) -> Arcs:
+        """(link, source, destination) of every pair of ranks that some link of a numbered set joins."""
+        if number not in self._arcs:
+            ends = self.problem.topology.links
+            found = [(e, a, b) for e in self._link_sets[number] for a in ends[e].srcs for b in ends[e].dsts]
+            table = np.array(found, dtype=np.int64).reshape(-1, 3)
+            self._arcs[number] = table[:, 0], table[:, 1], table[:, 2]
+        return self._arcs[number]
+
     def links(self, number: int) -> tuple[int, ...]:
         """The links of a numbered set."""
         return self._link_sets[number]
@@ -122,9 +197,8 @@ class Distances:
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
         """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
         problem, data = self.problem, self.problem.collective.chunks[c]
-        clauses = problem.clauses
         holders = problem.holders(c)
-        if not (clauses.carries_from or clauses.carries_to or clauses.direct_crossing or holders):
+        if not problem.clauses.said("chunk", "group"):
             if self._every is None:
                 self._every = self._number(problem.links_allowed)
             return self._every

@@ -11,6 +11,7 @@ Source: Leighton and Rao, "Multicommodity max-flow min-cut theorems", Journal of
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,14 +19,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.certificate import PathPrices
+from taccl.analysis.certificates.certificate import FlowDual
+from taccl.analysis.certificates.distances import from_nearest
+from taccl.analysis.certificates.gates import FOREVER
+from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, says_more
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from taccl.analysis.certificates.distances import Distances
+    from taccl.analysis.certificates.distances import Arcs
     from taccl.analysis.certificates.volume import Volume
     from taccl.sketch.group import Symmetries
 
@@ -42,14 +46,14 @@ class _Commodity:
     """What starts at some ranks and may use some links, by destination; `count` others are like it."""
 
     origins: tuple[int, ...]
-    links: tuple[int, ...]
+    links: int
     volume: dict[int, int]
     count: int
 
 
 def multicommodity(
-    volume: Volume, distances: Distances, symmetries: Symmetries, *, budget_s: float = math.inf
-) -> tuple[Fraction, PathPrices, bool] | None:
+    volume: Volume, symmetries: Symmetries, *, budget_s: float = math.inf, known: int = 0
+) -> tuple[Fraction, FlowDual, bool] | None:
     """The bound in ticks, its witness, and whether the program was solved; None where it does not apply.
 
     A chunk with several destinations counts for the farthest.
@@ -58,24 +62,38 @@ def multicommodity(
     ----------
     budget_s : float
         How long the program may take to solve; every resource costs the same where that is too short.
+    known : int
+        A bound in ticks that is known already: what says less need not be found.
     """
     if not volume.spreads or volume.collective.derivations:
         return None
-    commodities = list(_commodities(volume, distances, symmetries))
+    commodities = list(_commodities(volume, symmetries))
     if not commodities:
         return None
-    arcs = [_arcs(volume, each.links) for each in commodities]
+    arcs = [volume.distances.arcs(each.links) for each in commodities]
+    idle = volume.heads_tails.idle(len(symmetries.resources))
     solved = sum(len(each[0]) for each in arcs) <= _MAX_FLOWS
-    priced = _solve(volume, symmetries, commodities, arcs, budget_s) if solved else None
-    candidates = list(_flat(volume)) if priced is None else list(_rounded(priced, symmetries))
-    proven = [(_proved(volume, commodities, arcs, w), PathPrices(tuple(w))) for w in candidates]
-    bound, witness = max(proven, key=lambda each: each[0])
-    return bound / volume.ticks_scale, witness, priced is not None
+    deadline = time.monotonic() + budget_s
+    best: tuple[Fraction, FlowDual, bool] | None = None
+    for _ in range(MOST_ROUNDS):
+        left = deadline - time.monotonic() if best is not None else budget_s
+        priced = _solve(volume, symmetries, commodities, arcs, idle, left, known) if solved else None
+        if priced is None and best is not None:
+            break
+        candidates = list(_flat(volume)) if priced is None else list(_rounded(priced, symmetries))
+        proven = [(_proved(volume, commodities, arcs, idle, w), FlowDual(tuple(w))) for w in candidates]
+        bound, witness = max(proven, key=lambda each: each[0])
+        if best is None or bound > best[0]:
+            best = bound, witness, priced is not None
+        if priced is None or not says_more(idle, known, bound):
+            break
+        known = int(bound)
+    return best
 
 
-def _commodities(volume: Volume, distances: Distances, symmetries: Symmetries) -> Iterator[_Commodity]:
+def _commodities(volume: Volume, symmetries: Symmetries) -> Iterator[_Commodity]:
     """One commodity per orbit of (origins, links)."""
-    chunks = volume.collective.chunks
+    chunks, distances = volume.collective.chunks, volume.distances
     number: dict[tuple[tuple[int, ...], int], int] = {}
     of_chunk = np.full(len(chunks), -1)
     volumes: list[dict[int, int]] = []
@@ -103,28 +121,21 @@ def _commodities(volume: Volume, distances: Distances, symmetries: Symmetries) -
     counts = np.bincount(like, minlength=len(like))
     for (origins, links), i in number.items():
         if like[i] == i:
-            yield _Commodity(origins, distances.links(links), volumes[i], int(counts[i]))
-
-
-def _arcs(
-    volume: Volume, links: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(link, source, destination) of every pair of ranks that some links join."""
-    ends = volume.problem.topology.links
-    found = [(e, src, dst) for e in links for src in ends[e].srcs for dst in ends[e].dsts]
-    table = np.array(found, dtype=np.int64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]
+            yield _Commodity(origins, links, volumes[i], int(counts[i]))
 
 
 def _solve(
     volume: Volume,
     symmetries: Symmetries,
     commodities: Sequence[_Commodity],
-    arcs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]],
+    arcs: Sequence[Arcs],
+    idle: NDArray[np.int64],
     budget_s: float,
+    known: int,
 ) -> NDArray[np.float64] | None:
-    """min T, subject to: flows arrive, and no orbit of resources is held for longer than T on average.
+    """min T, subject to: flows arrive, and no orbit of resources is held for longer than it can be by T.
 
+    That is T, less what it is idle for, `known` at most; on average over the orbit.
     Returns the dual price of every resource; None where the program was not solved.
     """
     from scipy.optimize import linprog
@@ -163,10 +174,11 @@ def _solve(
     load[1].extend([last] * len(orbits))
     load[2].extend([-1.0] * len(orbits))
     loads = coo_array((load[2], (load[0], load[1])), shape=(len(orbits), last + 1))
+    ticks_idle = np.where(idle[orbits] < FOREVER, np.minimum(idle[orbits], known), 0) * volume.ticks_scale
     objective = np.zeros(last + 1)
     objective[last] = 1
     answer = linprog(
-        objective, A_ub=loads.tocsr(), b_ub=np.zeros(len(orbits)), A_eq=arrivals.tocsr(), b_eq=asked,
+        objective, A_ub=loads.tocsr(), b_ub=-ticks_idle / ticks / unit, A_eq=arrivals.tocsr(), b_eq=asked,
         method="highs-ds" if last < 20_000 else "highs-ipm",
         options={"time_limit": budget_s},
     )  # fmt: skip
@@ -209,37 +221,14 @@ def _flat(volume: Volume) -> Iterator[list[int]]:
 def _proved(
     volume: Volume,
     commodities: Sequence[_Commodity],
-    arcs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]],
+    arcs: Sequence[Arcs],
+    idle: NDArray[np.int64],
     price: Sequence[int],
 ) -> Fraction:
-    """What prices prove: the price of every chunk's cheapest way, over the sum of prices."""
+    """What prices prove: the price of every chunk's cheapest way is paid by the time that resources have."""
     pays = np.array([sum(price[r] * t for r, t in held.items()) for held in volume.held], dtype=float)
     total = 0
     for each, (link, src, dst) in zip(commodities, arcs, strict=True):
-        cheapest = cheapest_ways(volume.problem.topology.num_ranks, src, dst, pays[link], each.origins)
+        cheapest = from_nearest(volume.problem.topology.num_ranks, src, dst, pays[link], each.origins)
         total += each.count * sum(int(cheapest[r]) * amount for r, amount in each.volume.items())
-    return Fraction(total, sum(price) or 1)
-
-
-def cheapest_ways(
-    num_ranks: int,
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    pays: NDArray[np.float64],
-    origins: Sequence[int],
-) -> NDArray[np.float64]:
-    """(num_ranks,) the price of the cheapest way to every rank from the nearest origin."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import dijkstra
-
-    # The cheapest of parallel arcs; one more than the price, as the graph knows no arcs of price 0.
-    order = np.lexsort((pays, dst, src))
-    code = src[order] * num_ranks + dst[order]
-    keep = np.ones(len(code), dtype=bool)
-    keep[1:] = code[1:] != code[:-1]
-    chosen = order[keep]
-    step = 2.0**-20  # far below 1 / num_ranks: whole prices are what is left when it is dropped
-    graph = csr_array((pays[chosen] + step, (src[chosen], dst[chosen])), shape=(num_ranks, num_ranks))
-    found: NDArray[np.float64] = np.floor(dijkstra(graph, indices=list(origins), min_only=True))
-    found[list(origins)] = 0
-    return found
+    return least_time(zip(price, idle.tolist(), strict=True), Fraction(total, volume.ticks_scale))

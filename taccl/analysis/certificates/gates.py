@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.analysis.certificates.demand import Demand
+    from taccl.analysis.certificates.needed_sends import NeededSends
 
     Ints = NDArray[np.int64]
 
@@ -31,7 +31,7 @@ _MANY = 2**30
 class Costs:
     """Holds and links as arrays; a send of n chunks takes ``alpha + n * beta`` ticks."""
 
-    def __init__(self, demand: Demand) -> None:
+    def __init__(self, demand: NeededSends) -> None:
         problem = demand.problem
         holds, costs, clauses = problem.topology.holds, problem.costs, problem.clauses
         units = int(costs.chunk_units[0])
@@ -114,6 +114,29 @@ class Gates:
     def ended(self, ticks: int) -> Ints:
         """How many in sends that end in an interval of so many ticks, both its ends included."""
         return self.most + self.passed(ticks + self.end_spread)
+
+    def arrivals(self, num: int) -> Ints:
+        """(num_gates, num) when so many chunks can have come at the earliest, by sends from 0 on."""
+        first = np.full((len(self.of_set), num), FOREVER)
+        for n, rest in enumerate(self.rest, 1):  # chunks in the last send
+            found = self._holds(np.arange(1 - n, num + 1 - n)) + rest[:, None]
+            may = (self.most >= n)[:, None] & (np.arange(1, num + 1) >= n)
+            np.minimum(first, found, out=first, where=may)
+        soonest: Ints = first + (self.release + self.offset)[:, None]
+        return soonest
+
+    def more_ends(self, num: int) -> Ints:
+        """(num_gates, num) when so many can have come at the earliest, by sends that end at 0 or later."""
+        after = self._holds(np.arange(1, num + 1) - self.most[:, None]) - self.end_spread[:, None]
+        return np.asarray(np.maximum(after, 0), dtype=np.int64)
+
+    def _holds(self, chunks: Ints) -> Ints:
+        """(num_gates, num) ticks that sends of so many chunks in all hold each gate for."""
+        chunks, most = np.maximum(chunks, 0), self.most[:, None]
+        full, part = chunks // most, chunks % most
+        alpha, beta = self.alpha[:, None], self.beta[:, None]
+        ticks: Ints = full * (alpha + most * beta) + (part > 0) * alpha + part * beta
+        return ticks
 
 
 def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints) -> Gates:

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.sketch.group import Element, Symmetries, smallest_of_orbits
-from taccl.sketch.symmetry import chunk_permutation, link_permutation, resource_permutation
+from taccl.sketch.symmetry import (
+    block_shifts,
+    chunk_permutation,
+    link_permutation,
+    offset_permutation,
+    resource_permutation,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -38,7 +44,9 @@ def _find(problem: Problem) -> Symmetries:
     kept: list[Element] = []
     merged: NDArray[np.int64] = np.arange(len(problem.topology.links))
     looks = _Looks(problem)
-    for ranks in dict.fromkeys((*problem.clauses.symmetry, *_shifts(problem.topology.num_ranks))):
+    num_ranks = problem.topology.num_ranks
+    shifts = (offset_permutation(num_ranks, *each) for each in block_shifts(num_ranks))
+    for ranks in dict.fromkeys((*problem.clauses.symmetry, *shifts)):
         if not looks.fits(ranks):
             continue
         element = _element(problem, ranks, looks)
@@ -49,15 +57,6 @@ def _find(problem: Problem) -> Symmetries:
             kept.append(element)
             merged = finer
     return Symmetries(problem, tuple(kept))
-
-
-def _shifts(num_ranks: int) -> Iterator[tuple[int, ...]]:
-    """Rank r to (r + step) mod block inside its block, for all steps and blocks that divide."""
-    sizes = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
-    for block in sizes:
-        for step in sizes:
-            if step < block and block % step == 0:
-                yield tuple(r - r % block + (r % block + step) % block for r in range(num_ranks))
 
 
 class _Looks:
@@ -162,12 +161,9 @@ def _element(problem: Problem, ranks: tuple[int, ...], looks: _Looks) -> Element
     if chunks is None or links is None or resources is None:
         return None
     clauses, node = problem.clauses, problem.topology.node_of_rank
-    for chosen in (clauses.links_allowed, clauses.merging):
-        if chosen is not None and {links[e] for e in chosen} != set(chosen):
-            return None
-    for carried in (clauses.carries_from, clauses.carries_to):
-        moved = {links[e]: frozenset(ranks[r] for r in admitted) for e, admitted in carried.items()}
-        if moved != dict(carried):
+    for clause in clauses.said("link", "chunk", "merge"):
+        value = getattr(clauses, clause.field)
+        if clause.image(value, ranks, links) != value:
             return None
     if clauses.direct_crossing or len(set(node)) > 1:
         image: dict[int, int] = {}

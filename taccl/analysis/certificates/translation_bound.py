@@ -2,7 +2,7 @@
 
 latency
     A chunk must come from the farthest rank, alpha + beta a hop.
-counting
+cut counting
     Whole chunks over the rate of what they must pass: into the rank that is worst off, or, summed up over
     a fabric that looks the same from every rank, over all its links.
 """
@@ -39,7 +39,7 @@ class FabricBound:
     bound : Fraction
         Microseconds, exact.
     kind : str
-        ``"latency"`` or ``"counting"``; ``"none"`` of one rank alone.
+        ``"latency"`` or ``"cut counting"``; ``"none"`` of one rank alone.
     limits : str
         One sentence that says what limits.
     """
@@ -102,7 +102,7 @@ def collective_bound(
     for servers, needed, where in jobs:
         ticks = _counting(servers, needed)
         if ticks > best[0]:
-            best = (ticks, "counting", f"{needed} sends of whole chunks over {where}")
+            best = (ticks, "cut counting", f"{needed} sends of whole chunks over {where}")
     return FabricBound(_us(best[0], costs), best[1], best[2])
 
 
@@ -189,30 +189,31 @@ def _along_axes(
         servers = [
             (costs.holds[g][0][1], int(costs.latency[g])) for g, other in enumerate(axis_of) if other == axis
         ]
-        hops = host.num_ranks // dim * sum(min(x, dim - x) for x in range(dim))
         if servers:
             into = f"the {len(servers)} links of each rank along axis {axis}"
-            jobs.append((servers, pieces * hops, f"{into}: every hop of every chunk is a send"))
+            needed = pieces * _hops_along(host, dim)
+            jobs.append((servers, needed, f"{into}: every hop of every chunk is a send"))
     return jobs
 
 
 def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
     """The sum of hops from place 0 to all others, and the ticks to the farthest."""
     host = translations.host
-    if isinstance(host, NamedFabric):
-        num_ranks = host.num_ranks
-        slowest = int(costs.latency.max())
-        if host.kind == "hypercube":
-            return num_ranks // 2 * host.dims[0], host.dims[0] * slowest
-        if host.kind not in ("ring", "torus"):
-            return num_ranks - 1, slowest
-        hops = far = 0
-        beta_ticks = dict(zip((c.beta_us_per_mb for c in translations.classes), costs.latency, strict=True))
-        for dim, beta in zip(host.dims, host.betas, strict=True):
-            hops += num_ranks // dim * sum(min(x, dim - x) for x in range(dim))
-            far += dim // 2 * int(beta_ticks[beta]) if dim > 1 else 0
-        return hops, far
-    return _searched(translations, costs)
+    if not isinstance(host, NamedFabric):
+        return _searched(translations, costs)
+    slowest = int(costs.latency.max())
+    if host.kind == "hypercube":
+        return host.dims[0] * _hops_along(host, 2), host.dims[0] * slowest
+    if host.kind not in ("ring", "torus"):
+        return host.num_ranks - 1, slowest
+    latency = dict(zip((c.beta_us_per_mb for c in translations.classes), costs.latency.tolist(), strict=True))
+    far = sum(dim // 2 * latency[beta] for dim, beta in zip(host.dims, host.betas, strict=True) if dim > 1)
+    return sum(_hops_along(host, dim) for dim in host.dims), far
+
+
+def _hops_along(host: NamedFabric, dim: int) -> int:
+    """The sum of hops from place 0 to all others along an axis of so many ranks that goes round."""
+    return host.num_ranks // dim * sum(min(x, dim - x) for x in range(dim))
 
 
 def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:

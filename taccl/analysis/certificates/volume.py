@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,10 +33,13 @@ class Volume:
         Its chunks spread, or are summed for all.
     divisible : bool
         Whether data may be cut at will.
+    distances : Distances, optional
+        Of the problem, where some are known already.
     """
 
-    def __init__(self, problem: Problem, *, divisible: bool) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, *, divisible: bool, distances: Distances | None = None) -> None:
+        self.problem, self.divisible = problem, divisible
+        self.distances = Distances(problem) if distances is None else distances
         self.collective = problem.collective
         units = problem.costs.chunk_units
         self.spreads = not (self.collective.combining and not self.collective.derivations)
@@ -58,6 +64,11 @@ class Volume:
                 ticks = clauses.max_merge * beta * unit + (alpha if merges else clauses.max_merge * alpha)
             table[hold.link][hold.resource] = ticks
         return table
+
+    @cached_property
+    def heads_tails(self) -> HeadsTails:
+        """When holds that chunks need can begin, and what is left of a schedule after them."""
+        return heads_and_tails(self.distances, divisible=self.divisible, by_chunk=self.by_chunk)
 
     @cached_property
     def single_ended(self) -> bool:

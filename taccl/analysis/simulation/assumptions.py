@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import known_word
 from taccl.errors import InputError
-from taccl.topology.registry import machine_names, parse
+from taccl.topology.registry import machine_names, machine_options, parse
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def assume(
     topology: Topology | None = None,
 ) -> Problem:
     """The problem under other assumptions; see `taccl.analysis.simulate.simulate` for what each means.
+
+    Parameters
+    ----------
+    size, alpha, profile, topology
+        As in `taccl.simulate`.
 
     Raises
     ------
@@ -110,7 +115,7 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
             where="profile",
         )
     models = [_model(topology, profile)]
-    if topology.machine in ("dgx-a100", "dgx-h100"):
+    if "rails" in machine_options(topology.machine):
         models.append(_model(topology, profile, rails=False))
     for model in models:
         swapped = _with_costs_of(topology, model)

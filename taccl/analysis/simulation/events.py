@@ -1,14 +1,8 @@
 """The events of a schedule and what each waits for: the order that it keeps, apart from the times it had.
 
-An event is the start of a send. It waits for chunks to arrive, and for its turn on every resource. Which
-chunk, and whose turn, is read off the schedule's own times; how long each wait takes follows the costs of a
-problem that may differ from the schedule's in sizes and costs (`taccl.analysis.simulation.assumptions`).
-
-A wait says ``start[target] >= start[source] + after - lead + extra``: `after` is how long after the
-source's start something ends (a hold, the send itself), `lead` how long after the target's own start it is
-needed, both in ticks, and `extra` is the one tick by which a sum must be taken before it changes. A wait
-with `tile` 1 reaches from one tile of a message to the next: the first send on a resource follows the last
-one of the tile before. Events beyond the sends are joins, which happen when all that they wait for has.
+See `taccl.schedule.precedence` for what a wait says. The waits here follow the schedule's own times, and take
+as long as the costs of a problem say that may differ from the schedule's in sizes and costs
+(`taccl.analysis.simulation.assumptions`).
 """
 
 from __future__ import annotations
@@ -16,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from taccl.analysis.simulation.order import CLAUSE, DATA, SUM, Order
+from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.simulation.order import Use
     from taccl.problem import Problem
+    from taccl.schedule.precedence import Use
     from taccl.schedule.schedule import Schedule
 
 __all__ = ["CLAUSE", "DATA", "SUM", "Events", "events_of"]
@@ -38,7 +32,7 @@ class Events:
     transfers : (num_sends,) list of list of int
         The schedule's transfers that travel in each send.
     source, target, after, lead, extra, cause, tile : (num_waits,) list of int
-        The waits, as the module's docstring has it.
+        The waits; see `taccl.schedule.precedence`.
     waits_of : (num_events,) list of list of int
         The waits of every event.
     uses : mapping of resource to list of Use
@@ -82,13 +76,16 @@ def events_of(schedule: Schedule, problem: Problem) -> Events:
     InputError
         If chunk, link or group is not one, or a rank sends a chunk that never arrives there.
     """
-    order = Order(schedule, problem)
-    uses = order.on_resources()
-    if problem.collective.combining and not problem.collective.derivations:
-        order.of_sums()
-    else:
-        order.of_copies()
-    order.of_own_first()
+    order = Precedence(
+        problem,
+        schedule.problem,
+        chunk=schedule.chunk,
+        link=schedule.link,
+        group=schedule.group,
+        reduce=schedule.reduce,
+        start=schedule.start,
+        end=schedule.end,
+    )
     waits_of: list[list[int]] = [[] for _ in range(order.num_events)]
     successors: list[list[int]] = [[] for _ in range(order.num_events)]
     columns: list[list[int]] = [list(column) for column in zip(*order.waits, strict=True)] or [[]] * 7
@@ -111,7 +108,7 @@ def events_of(schedule: Schedule, problem: Problem) -> Events:
         cause=cause,
         tile=tile,
         waits_of=waits_of,
-        uses=uses,
+        uses=order.uses,
         components=_components(successors),
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.events import events_of
 from taccl.analysis.simulation.simulation import Simulation
-from taccl.analysis.simulation.usage import JITTER_BITS, Run
+from taccl.analysis.simulation.usage import JITTER_BITS, EventTimes
 from taccl.arguments import checked
 from taccl.errors import InputError
 
@@ -110,7 +110,7 @@ def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np
     return factors
 
 
-def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> Run:
+def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> EventTimes:
     """Start of every event of every tile, and the wait that was over last."""
     starts, bindings = [], []
     gap = events.gaps()
@@ -125,7 +125,7 @@ def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> Run:
         starts.append(_packed(start))
         bindings.append(np.array(binding, dtype=np.int32))
         before = start
-    return Run(events, starts, bindings, factors)
+    return EventTimes(events, starts, bindings, factors)
 
 
 def _scaled_gaps(events: Events, scale: Sequence[int], scale_before: Sequence[int]) -> list[int]:

@@ -12,14 +12,15 @@ from taccl.analysis.simulation.usage import JITTER_BITS, spend
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown
+from taccl.schedule.figures import Figures
 from taccl.schedule.schedule import make_schedule
-from taccl.units import format_count, format_size, format_us, gb_per_s
+from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.analysis.simulation.events import Events
-    from taccl.analysis.simulation.usage import Run
+    from taccl.analysis.simulation.usage import EventTimes
     from taccl.arguments import Natural
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
@@ -57,10 +58,12 @@ class Step:
 
     @property
     def start_us(self) -> float:
+        """When the send starts, in microseconds."""
         return float(self.start)
 
     @property
     def end_us(self) -> float:
+        """When the send ends, in microseconds."""
         return float(self.end)
 
 
@@ -92,6 +95,7 @@ class ResourceUse:
 
     @property
     def busy_us(self) -> float:
+        """For how long the resource is held, in microseconds."""
         return float(self.busy)
 
     @property
@@ -104,7 +108,7 @@ class ResourceUse:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Simulation:
+class Simulation(Figures):
     """A schedule as it runs under a problem's costs; see `taccl.analysis.simulate.simulate`.
 
     Parameters
@@ -120,7 +124,7 @@ class Simulation:
     tiles: int
     jitter: float
     seed: int
-    run: Run = field(repr=False)
+    run: EventTimes = field(repr=False)
 
     @property
     def _ticks_per_us(self) -> int:
@@ -158,21 +162,10 @@ class Simulation:
         return self._us(self._last[0])
 
     @property
-    def finish_us(self) -> float:
-        """The last arrival of the last tile, in microseconds."""
-        return float(self.finish)
-
-    @property
-    def algbw_gb_per_s(self) -> float | None:
-        """Size of all tiles over finish in GB/s; None where the size is not known."""
-        size_bytes = self.problem.size_bytes
-        return gb_per_s(None if size_bytes is None else self.tiles * size_bytes, self.finish)
-
-    @property
-    def busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s, as nccl-tests defines it; None where the size is not known."""
-        algbw = self.algbw_gb_per_s
-        return None if algbw is None else algbw * self.problem.collective.busbw_factor
+    def size_bytes(self) -> int | None:
+        """The size of all tiles; None where it is not known."""
+        size_bytes: int | None = self.problem.size_bytes
+        return None if size_bytes is None else self.tiles * size_bytes
 
     @cached_property
     def critical_path(self) -> tuple[Step, ...]:

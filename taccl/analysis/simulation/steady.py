@@ -63,6 +63,7 @@ class CycleStep:
 
     @property
     def after_us(self) -> float:
+        """`after` as a float."""
         return float(self.after)
 
 

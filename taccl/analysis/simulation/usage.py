@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from taccl.analysis.simulation.events import Events
 
-__all__ = ["JITTER_BITS", "Run", "Spent", "spend"]
+__all__ = ["JITTER_BITS", "EventTimes", "Spent", "spend"]
 
 #: A tick is cut into 2**JITTER_BITS where there is jitter, so that jittered times are exact too.
 JITTER_BITS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EventTimes:
     """Times of all events: an array per tile, of starts and of the waits that were over last (-1: none)."""
 
     events: Events
@@ -54,7 +54,7 @@ class Spent:
         return self.busy, self.for_data, self.for_clause, self.for_resource, finish - self.until
 
 
-def spend(run: Run) -> list[Spent]:
+def spend(run: EventTimes) -> list[Spent]:
     """What every resource in use spends its time on, the busiest first.
 
     Before a send holds it, a resource is idle for data until the send's chunks are at its sources and on
@@ -81,7 +81,9 @@ def spend(run: Run) -> list[Spent]:
     return sorted(spent, key=lambda each: -each.busy)
 
 
-def _over(run: Run, starts: Sequence[int], scale: Sequence[int], send: int, causes: tuple[int, ...]) -> int:
+def _over(
+    run: EventTimes, starts: Sequence[int], scale: Sequence[int], send: int, causes: tuple[int, ...]
+) -> int:
     """When a send's waits of these causes are over; 0 if there are none."""
     events = run.events
     one = 1 if run.factors is None else 2**JITTER_BITS

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from taccl.analysis.verification.replay import Replay
 
-__all__ = ["check_copies", "check_sums"]
+__all__ = ["check_copies", "check_sums", "events"]
 
 #: Before any start.
 _ALWAYS = -(2**62)
@@ -65,7 +65,7 @@ def check_sums(replay: Replay) -> int:
     last: dict[tuple[int, int], tuple[int, bool, int]] = {}  # the last arrival: end, reduce, bits
     taken: dict[int, int] = {}  # transfer -> contributions under way
     num_redundant = 0
-    for i, arrives in _events(replay):
+    for i, arrives in events(replay):
         chunk, ends = replay.chunk[i], links[replay.link[i]]
         if not arrives:
             whole = everyone[chunk]
@@ -128,7 +128,7 @@ def _derive(replay: Replay, since: dict[tuple[int, int], int]) -> dict[tuple[int
     return made
 
 
-def _events(replay: Replay) -> Iterable[tuple[int, bool]]:
+def events(replay: Replay) -> Iterable[tuple[int, bool]]:
     """Transfers in order of time, each at its start and at its end (then True).
 
     At one moment come first what arrives to be reduced, then copies, then starts.

@@ -9,48 +9,62 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from taccl.analysis.verification.contents import events
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from fractions import Fraction
 
     from taccl.analysis.verification.replay import Replay
+    from taccl.clauses import Clause
 
-__all__ = ["check_clauses", "check_own_first"]
+__all__ = ["check_clauses", "check_own_first", "check_paths"]
 
 
 def check_clauses(replay: Replay) -> None:
     """The clauses that speak of one chunk on one link."""
-    known: dict[tuple[int, int, bool], list[tuple[str, str, str]]] = {}
-    for i in replay.usable:
+    said = replay.clauses.said("link", "chunk", "group")
+    known: dict[tuple[int, int, bool], list[tuple[Clause, str]]] = {}
+    for i in replay.usable if said else ():
         key = (replay.link[i], replay.chunk[i], replay.reducing[i])
         if key not in known:
-            known[key] = list(_broken_clauses(replay, *key))
-        for kind, clause, text in known[key]:
-            replay.report(kind, text, i, clause=clause)
+            found = ((each, _CHECKS[each.field](replay, *key)) for each in said)
+            known[key] = [(each, text) for each, text in found if text]
+        for clause, text in known[key]:
+            replay.report(clause.violation, text, i, clause=clause.field)
 
 
-def _broken_clauses(replay: Replay, link: int, chunk: int, reducing: bool) -> Iterable[tuple[str, str, str]]:
-    clauses, data = replay.clauses, replay.collective.chunks[chunk]
-    if clauses.links_allowed is not None and link not in clauses.links_allowed:
-        yield "link-not-allowed", "links_allowed", "the link may not be used"
-    if clauses.relays is not None:
-        group = replay.collective.process_groups[replay.collective.group_of_chunk[chunk]]
-        ends = replay.topology.links[link]
-        strangers = {*ends.srcs, *ends.dsts}.difference(group.ranks, clauses.relays)
-        if strangers:
-            text = f"ranks {_list(strangers)} are not in the chunk's process group, and may not relay"
-            yield "link-not-allowed", "relays", text
-    if reducing:
-        if link in clauses.carries_to and data.root not in clauses.carries_to[link]:
-            roots = sorted(clauses.carries_to[link])
-            text = f"the link carries to roots {roots}; the chunk's root is {data.root}"
-            yield "carries-to", "carries_to", text
-    elif link in clauses.carries_from and clauses.carries_from[link].isdisjoint(replay.starts_at[chunk]):
-        admitted, found = sorted(clauses.carries_from[link]), sorted(replay.starts_at[chunk])
-        text = f"the link carries from ranks {admitted}; the chunk starts at {found}"
-        yield "carries-from", "carries_from", text
-    if not clauses.direct_crossing or replay.collective.derivations:
-        return
+def _links_allowed(replay: Replay, link: int, chunk: int, reducing: bool) -> str:
+    return "" if link in (replay.clauses.links_allowed or ()) else "the link may not be used"
+
+
+def _relays(replay: Replay, link: int, chunk: int, reducing: bool) -> str:
+    group = replay.collective.process_groups[replay.collective.group_of_chunk[chunk]]
+    ends = replay.topology.links[link]
+    strangers = {*ends.srcs, *ends.dsts}.difference(group.ranks, replay.clauses.relays or ())
+    if not strangers:
+        return ""
+    return f"ranks {_list(strangers)} are not in the chunk's process group, and may not relay"
+
+
+def _carries_to(replay: Replay, link: int, chunk: int, reducing: bool) -> str:
+    admitted, root = replay.clauses.carries_to.get(link), replay.collective.chunks[chunk].root
+    if not reducing or admitted is None or root in admitted:
+        return ""
+    return f"the link carries to roots {sorted(admitted)}; the chunk's root is {root}"
+
+
+def _carries_from(replay: Replay, link: int, chunk: int, reducing: bool) -> str:
+    admitted, found = replay.clauses.carries_from.get(link), replay.starts_at[chunk]
+    if reducing or admitted is None or not admitted.isdisjoint(found):
+        return ""
+    return f"the link carries from ranks {sorted(admitted)}; the chunk starts at {sorted(found)}"
+
+
+def _direct_crossing(replay: Replay, link: int, chunk: int, reducing: bool) -> str:
+    if replay.collective.derivations:
+        return ""
+    data = replay.collective.chunks[chunk]
     # While a chunk is reduced it goes from nodes that contribute to the root's; then on from there.
     from_ranks, to_ranks = data.origins, data.destinations
     if replay.collective.combining and data.root is not None:
@@ -58,15 +72,64 @@ def _broken_clauses(replay: Replay, link: int, chunk: int, reducing: bool) -> It
     node = replay.topology.node_of_rank
     ends = replay.topology.links[link]
     leaves, enters = {node[r] for r in ends.srcs}, {node[r] for r in ends.dsts}
-    if leaves == enters:
-        return
     starts, needs = {node[r] for r in from_ranks}, {node[r] for r in to_ranks}
-    if not (leaves <= starts and enters <= needs):
-        text = (
-            f"crosses from node {_list(leaves)} to {_list(enters)}; expected from node {_list(starts)} "
-            f"straight to {_list(needs)}"
-        )
-        yield "direct-crossing", "direct_crossing", text
+    if leaves == enters or (leaves <= starts and enters <= needs):
+        return ""
+    return (
+        f"crosses from node {_list(leaves)} to {_list(enters)}; expected from node {_list(starts)} "
+        f"straight to {_list(needs)}"
+    )
+
+
+#: Of each clause that speaks of one chunk on one link: what is wrong with it, or nothing.
+_CHECKS: dict[str, Callable[[Replay, int, int, bool], str]] = {
+    "links_allowed": _links_allowed,
+    "relays": _relays,
+    "carries_to": _carries_to,
+    "carries_from": _carries_from,
+    "direct_crossing": _direct_crossing,
+}
+
+
+def check_paths(replay: Replay) -> None:
+    """The clauses on how many links a chunk passes, one after another, by any of its sends.
+
+    A copy has passed one link more than what its sender had by then: of several copies, that of fewest links;
+    none where the chunk starts, or where its sum is complete. A sum on its way to the root has passed as many
+    as any contribution in it.
+    """
+    said = replay.clauses.said("path")
+    if not said:
+        return
+    links = replay.topology.links
+    copies: dict[tuple[int, int], int] = {}  # (rank, chunk) -> links that the copy there has passed
+    for chunk, ranks in enumerate(replay.starts_at):
+        copies |= {(rank, chunk): 0 for rank in ranks}
+    sums: dict[tuple[int, int], int] = defaultdict(int)  # of the contributions there, the most
+    passed: dict[int, int] = {}
+    for i, arrives in events(replay):
+        chunk, ends = replay.chunk[i], links[replay.link[i]]
+        if not arrives:
+            before = (sums[r, chunk] if replay.reducing[i] else copies.get((r, chunk), 0) for r in ends.srcs)
+            passed[i] = 1 + max(before)
+            for clause in said:
+                most = getattr(replay.clauses, clause.field)
+                if passed[i] > most:
+                    text = f"is the {_ordinal(passed[i])} link on the chunk's path; expected at most {most}"
+                    replay.report(clause.violation, text, i, clause=clause.field)
+            continue
+        for rank in ends.dsts:
+            if not replay.reducing[i]:
+                copies[rank, chunk] = min(passed[i], copies.get((rank, chunk), passed[i]))
+            elif replay.reduce[i]:
+                sums[rank, chunk] = max(passed[i], sums[rank, chunk])
+            else:
+                sums[rank, chunk] = passed[i]
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def check_own_first(replay: Replay) -> None:

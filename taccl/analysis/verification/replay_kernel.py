@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.kernels import compiled
+from taccl.kernels import compiled, inner
 
 if TYPE_CHECKING:
     from typing import Any
 
     from numpy.typing import NDArray
 
+    from taccl.analysis.verification.sketch_clauses import Sends
+
 __all__ = [
-    "ABSENT", "BUSY", "DOUBLE", "LOST", "MISSING", "OK", "RACE", "by_chunk", "replay_sends", "replay_sums",
+    "ABSENT", "BUSY", "DOUBLE", "LOST", "MISSING", "OK", "RACE", "Arrivals", "Held", "Sums", "by_chunk",
+    "links_passed", "replay_sends", "replay_sums",
 ]  # fmt: skip
 
 #: Of a send: its source has not got the chunk, or a resource is held. Of a sum that arrives: its order with
@@ -25,65 +28,102 @@ _WORD = 62
 _NO_TREES = -1
 
 
-@compiled
-def _place_of(
-    chunk: int, rank: int, num_ranks: int, keys: NDArray[np.int64], first: NDArray[np.int64]
-) -> int:
-    """What `Places.of` returns, looked for among the few keys of the chunk alone."""
-    key = chunk * num_ranks + rank
-    if len(first) == 0:
+class Arrivals(NamedTuple):
+    """The columns of an `ArrivalTable`, `since` kept up to date. Without any only resources are checked."""
+
+    num_ranks: int
+    keys: NDArray[np.int64]
+    first: NDArray[np.int64]
+    since: NDArray[Any]
+    never: int
+
+
+class Held(NamedTuple):
+    """What sends hold from when they start: link e what rows ``of_link[e]:of_link[e + 1]`` say.
+
+    Parameters
+    ----------
+    units : (num_chunks,) int64
+        Sizes of chunks.
+    free : (num_resources,) int64
+        When each resource is free again; kept up to date.
+    """
+
+    of_link: NDArray[np.int64]
+    resource: NDArray[np.int64]
+    alpha: NDArray[np.int64]
+    beta: NDArray[np.int64]
+    units: NDArray[np.int64]
+    free: NDArray[np.int64]
+
+
+class Sums(NamedTuple):
+    """Sends of chunks that are summed, in order of chunk and start.
+
+    Parameters
+    ----------
+    src, dst, start, end, adds : (num_sends,)
+        `adds`: it is added to what its destination holds, rather than put in its place.
+    lands : (num_sends,)
+        Sends in order of chunk and end; of what ends at one moment, what is added comes first.
+    gathers : (num_sends,)
+        Is told whether each send is on its way to the root: while its source or the root lack contributions.
+    """
+
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    adds: NDArray[np.bool_]
+    lands: NDArray[np.int64]
+    gathers: NDArray[np.bool_]
+
+
+@inner
+def _place_of(table: Arrivals, chunk: int, rank: int) -> int:
+    """What `ArrivalTable.of` returns, looked for among the few keys of the chunk alone."""
+    key = chunk * table.num_ranks + rank
+    if len(table.first) == 0:
         return key
-    low, end = first[chunk], first[chunk + 1]
+    low, end = table.first[chunk], table.first[chunk + 1]
     high = end
     while low < high:
         middle = (low + high) >> 1
-        if keys[middle] < key:
+        if table.keys[middle] < key:
             low = middle + 1
         else:
             high = middle
-    if low < end and keys[low] == key:
+    if low < end and table.keys[low] == key:
         return int(low)
-    return len(keys)
+    return len(table.keys)
 
 
 @compiled
 def replay_sends(
-    chunk: NDArray[np.int64], link: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64],
-    src: NDArray[np.int64], dst: NDArray[np.int64],
-    num_ranks: int, keys: NDArray[np.int64], first: NDArray[np.int64], since: NDArray[Any], never: int,
-    free: NDArray[np.int64], hold_of: NDArray[np.int64], hold_resource: NDArray[np.int64],
-    hold_alpha: NDArray[np.int64], hold_beta: NDArray[np.int64], units: NDArray[np.int64],
-) -> tuple[int, int, int]:  # fmt: skip
+    sends: Sends, src: NDArray[np.int64], dst: NDArray[np.int64], table: Arrivals, held: Held
+) -> tuple[int, int, int]:
     """The kind and number of the first fault among sends in order of start, and how many bring nothing new.
 
     Parameters
     ----------
-    chunk, link, start, end : (num_sends,)
     src, dst : (num_links,)
-    num_ranks, keys, first, since, never
-        Of `Places`; `since` is kept up to date. An empty `since`: only resources are looked at.
-    free : (num_resources,)
-        When each resource is free again; kept up to date.
-    hold_of, hold_resource, hold_alpha, hold_beta
-        Link e holds what rows ``hold_of[e]:hold_of[e + 1]`` say, from the start of a send.
-    units : (num_chunks,)
     """
     num_redundant = 0
-    for i in range(len(chunk)):
-        e, c, time = link[i], chunk[i], start[i]
-        if len(since):
-            if since[_place_of(c, src[e], num_ranks, keys, first)] > time:
+    for i in range(len(sends.chunk)):
+        e, c, time = sends.link[i], sends.chunk[i], sends.start[i]
+        if len(table.since):
+            if table.since[_place_of(table, c, src[e])] > time:
                 return ABSENT, i, num_redundant
-            enters = _place_of(c, dst[e], num_ranks, keys, first)
-            num_redundant += since[enters] != never
-            since[enters] = min(since[enters], end[i])
-        for h in range(hold_of[e], hold_of[e + 1]):
-            if free[hold_resource[h]] > time:
+            enters = _place_of(table, c, dst[e])
+            num_redundant += table.since[enters] != table.never
+            table.since[enters] = min(table.since[enters], sends.end[i])
+        for h in range(held.of_link[e], held.of_link[e + 1]):
+            if held.free[held.resource[h]] > time:
                 return BUSY, i, num_redundant
         # Only then, as a link may hold a resource by two rows.
-        for h in range(hold_of[e], hold_of[e + 1]):
-            r = hold_resource[h]
-            free[r] = max(free[r], time + hold_alpha[h] + units[c] * hold_beta[h])
+        for h in range(held.of_link[e], held.of_link[e + 1]):
+            r = held.resource[h]
+            held.free[r] = max(held.free[r], time + held.alpha[h] + held.units[c] * held.beta[h])
     return OK, 0, num_redundant
 
 
@@ -97,13 +137,15 @@ def by_chunk(chunk: NDArray[np.int64], number: int, after: NDArray[np.int64], or
 
 @compiled(allocates=True)
 def replay_sums(
-    first: NDArray[np.int64], src: NDArray[np.int64], dst: NDArray[np.int64],
-    start: NDArray[np.int64], end: NDArray[np.int64], adds: NDArray[np.bool_], lands: NDArray[np.int64],
+    first: NDArray[np.int64],
+    sums: Sums,
     root: NDArray[np.int64],
-    origins: tuple[NDArray[np.int64], NDArray[np.int64]], origins_of: NDArray[np.int32],
-    wanted: tuple[NDArray[np.int64], NDArray[np.int64]], wanted_of: NDArray[np.int32],
-    num_ranks: int, gathers: NDArray[np.bool_],
-) -> tuple[int, int, int, int]:  # fmt: skip
+    origins: tuple[NDArray[np.int64], NDArray[np.int64]],
+    origins_of: NDArray[np.int32],
+    wanted: tuple[NDArray[np.int64], NDArray[np.int64]],
+    wanted_of: NDArray[np.int32],
+    num_ranks: int,
+) -> tuple[int, int, int, int]:
     """The kind of a fault among sums, its chunk, its send or rank, and how many copies are redundant.
 
     What a rank holds of a chunk is a set of contributions. Where sums go along trees each is told by its
@@ -113,18 +155,12 @@ def replay_sums(
     ----------
     first : (num_chunks + 1,)
         Sends of chunk c are ``first[c]:first[c + 1]``, in order of start.
-    src, dst, start, end, adds : (num_sends,)
-        `adds`: it is added to what its destination holds, rather than put in its place.
-    lands : (num_sends,)
-        Sends in order of chunk and end; of what ends at one moment, what is added comes first.
     root : (num_chunks,)
         -1 where there is none.
     origins, origins_of
         Sets of ranks as of `flat_sets`, and the number of the set that contributes to each chunk.
     wanted, wanted_of
         The same of where its sum must end.
-    gathers : (num_sends,)
-        Is told whether each send is on its way to the root: while its source or the root lack contributions.
     """
     size, held, last = np.zeros((3, num_ranks), np.int64)
     spent = np.zeros(num_ranks, np.bool_)
@@ -133,35 +169,35 @@ def replay_sums(
         given = origins[0][origins[1][origins_of[c]] : origins[1][origins_of[c] + 1]]
         ends = wanted[0][wanted[1][wanted_of[c]] : wanted[1][wanted_of[c] + 1]]
         mine = slice(first[c], first[c + 1])
-        landing = lands[mine] - first[c]
-        kind, at, redundant = _along_trees(
-            src[mine], dst[mine], start[mine], end[mine], adds[mine], gathers[mine], landing,
-            given, ends, root[c], size, spent,
+        own = Sums(
+            sums.src[mine], sums.dst[mine], sums.start[mine], sums.end[mine], sums.adds[mine],
+            sums.lands[mine] - first[c], sums.gathers[mine],
         )  # fmt: skip
+        kind, at, redundant = _along_trees(own, given, ends, root[c], size, spent)
         if kind == _NO_TREES:
-            kind, at, redundant = _as_sets(
-                src[mine], dst[mine], start[mine], end[mine], adds[mine], gathers[mine], landing,
-                given, ends, root[c], held, size, last,
-            )  # fmt: skip
+            kind, at, redundant = _as_sets(own, given, ends, root[c], held, size, last)
         if kind != OK:
             return kind, c, at if kind == MISSING else first[c] + at, 0
         num_redundant += redundant
     return OK, 0, 0, num_redundant
 
 
-@compiled(allocates=True)
+@inner(allocates=True)
 def _along_trees(
-    src: NDArray[np.int64], dst: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64],
-    adds: NDArray[np.bool_], gathers: NDArray[np.bool_], lands: NDArray[np.int64],
-    origins: NDArray[np.int64], ends: NDArray[np.int64], root: int,
-    size: NDArray[np.int64], spent: NDArray[np.bool_],
-) -> tuple[int, int, int]:  # fmt: skip
+    sums: Sums,
+    origins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    root: int,
+    size: NDArray[np.int64],
+    spent: NDArray[np.bool_],
+) -> tuple[int, int, int]:
     """As `replay_sums`, of one chunk whose partial sums each go one way, or `_NO_TREES`.
 
     A rank adds what it holds to another's once, after all that comes to it; only whole sums are copied. Then
     every contribution is in one sum that has not been sent on, so that no two of these have one in common,
     and the number of contributions tells whether one is whole.
     """
+    src, dst, start, end, adds, lands, gathers = sums
     size[src] = size[dst] = size[ends] = size[max(root, 0)] = 0
     spent[src] = spent[dst] = False
     size[origins] = 1
@@ -194,18 +230,22 @@ def _along_trees(
     return OK, 0, redundant
 
 
-@compiled(allocates=True)
+@inner(allocates=True)
 def _as_sets(
-    src: NDArray[np.int64], dst: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64],
-    adds: NDArray[np.bool_], gathers: NDArray[np.bool_], lands: NDArray[np.int64],
-    origins: NDArray[np.int64], ends: NDArray[np.int64], root: int,
-    held: NDArray[np.int64], size: NDArray[np.int64], last: NDArray[np.int64],
-) -> tuple[int, int, int]:  # fmt: skip
+    sums: Sums,
+    origins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    root: int,
+    held: NDArray[np.int64],
+    size: NDArray[np.int64],
+    last: NDArray[np.int64],
+) -> tuple[int, int, int]:
     """As `replay_sums`, of one chunk, whatever its sends do: a word of contributions at a time.
 
     Of the faults of a word the first in time is named, and of these a race, whichever arrival comes first.
     `size` tells whether a rank holds any contribution.
     """
+    src, dst, start, end, adds, lands, gathers = sums
     taken, full = np.zeros(len(src), np.int64), np.zeros(len(src), np.bool_)
     same = ~adds
     gathers[:] = False
@@ -257,3 +297,41 @@ def _as_sets(
     if kind == OK and missing >= 0:
         return MISSING, missing, 0
     return kind, at, int(same.sum())
+
+
+@compiled(allocates=True)
+def links_passed(
+    first: NDArray[np.int64],
+    sums: Sums,
+    root: NDArray[np.int64],
+    origins: tuple[NDArray[np.int64], NDArray[np.int64]],
+    origins_of: NDArray[np.int32],
+    num_ranks: int,
+) -> NDArray[np.int64]:
+    """By every send, how many links its chunk has passed, or the deepest contribution to its sum.
+
+    Parameters are those of `replay_sums`; `Sums.gathers` tells which sends gather sums.
+    """
+    src, dst, start, end, adds, lands, gathers = sums
+    passed = np.empty(len(src), np.int64)
+    copies, summed = np.empty(num_ranks, np.int64), np.empty(num_ranks, np.int64)
+    for c in range(len(first) - 1):
+        low, high = first[c], first[c + 1]
+        copies[src[low:high]] = copies[dst[low:high]] = -1
+        summed[src[low:high]] = summed[dst[low:high]] = 0
+        if root[c] >= 0:
+            copies[root[c]] = 0
+        else:
+            copies[origins[0][origins[1][origins_of[c]] : origins[1][origins_of[c] + 1]]] = 0
+        landed = low
+        for i in range(low, high):
+            while landed < high and end[lands[landed]] <= start[i]:
+                t = lands[landed]
+                landed += 1
+                rank = dst[t]
+                if gathers[t]:
+                    summed[rank] = max(summed[rank], passed[t]) if adds[t] else passed[t]
+                elif copies[rank] < 0 or passed[t] < copies[rank]:
+                    copies[rank] = passed[t]
+            passed[i] = 1 + (summed[src[i]] if gathers[i] else max(0, copies[src[i]]))
+    return passed

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.analysis.verification.places import pairs
+from taccl.analysis.verification.arrival_table import pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
 
     from taccl.problem import Problem
 
-__all__ = ["Fault", "SketchClauses"]
+    _Check: TypeAlias = tuple[str, Callable[["Sends"], NDArray[np.bool_]]]
+
+__all__ = ["Fault", "Sends", "SketchClauses"]
 
 
 class Fault(NamedTuple):
@@ -25,140 +29,201 @@ class Fault(NamedTuple):
     text: str
 
 
+class Sends(NamedTuple):
+    """Some sends in order of start: columns, and which of them gather sums (`reducing`)."""
+
+    chunk: NDArray[np.int64]
+    link: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    reducing: NDArray[np.bool_]
+
+
 class SketchClauses:
-    """What the sketch says of chunks on links, for sends in order of start; `any`: whether it says anything.
+    """What the sketch says of chunks on links, for sends in order of start.
 
     A send that brings a sum towards its root obeys what is said of reductions, and any other what is said of
-    chunks that spread.
+    chunks that spread. `tells_sums_apart`: whether anything depends on that.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, clauses, collective = problem, problem.clauses, problem.collective
-        topology = problem.topology
-        num_links, num_ranks = len(topology.links), topology.num_ranks
-        self.any = bool(
-            clauses.carries_from or clauses.carries_to or clauses.direct_crossing or clauses.own_first
-        )
-        self._src = np.array([e.src for e in topology.links], dtype=np.int64)
-        self._dst = np.array([e.dst for e in topology.links], dtype=np.int64)
-        self._node = np.array(topology.node_of_rank, dtype=np.int64)
-        self._allowed = _marked(problem.links_allowed, num_links)
-        self._is_own_first = _marked(clauses.own_first, num_links)
-        #: By link: until when own chunks keep relayed ones waiting, and when the first relayed one starts.
-        self._own_until = np.full(num_links, -1, np.int64)
-        self._relayed_from = np.full(num_links, np.iinfo(np.int64).max)
-        #: And of sums: from when chunks whose root receives leave, and when the last relayed one ends.
-        self._own_from, self._relayed_until = self._relayed_from.copy(), self._own_until.copy()
-        if self.any:
-            #: The root of every chunk that is reduced, else -1.
-            roots = (data.root if collective.combining else None for data in collective.chunks)
-            self._root = np.array([-1 if root is None else root for root in roots], np.int64)
-            #: Where chunks spread from, as sets of ranks, and the number of every chunk's: roots come first.
-            origins = collective.origin_sets
-            alone = [(rank,) for rank in range(num_ranks)]
-            self._starts = [*alone, *origins.sets]
-            self._start = np.where(self._root >= 0, self._root, num_ranks + origins.of_chunk)
-            self._from = _admitted(clauses.carries_from, num_links, self._starts)
-            self._to = _admitted(clauses.carries_to, num_links, [*alone, ()])  # no root is the last of them
-        if clauses.direct_crossing:
-            self._start_nodes, self._end_nodes = (
-                self._at_node(sets) for sets in (self._starts, collective.destination_sets.sets)
-            )
-        if clauses.own_first:
-            self._starts_at = np.zeros((len(self._starts), num_ranks), bool)
-            self._starts_at[pairs(self._starts)] = True
-        if clauses.relays is not None:
-            groups = collective.process_groups
-            self._may_hold = np.zeros((len(groups), num_ranks), bool)
-            self._may_hold[:, sorted(clauses.relays)] = True
-            for g, group in enumerate(groups):
-                self._may_hold[g, list(group.ranks)] = True
-            self._group = np.array(collective.group_of_chunk, dtype=np.int64)
+        said = problem.clauses.said("link", "chunk", "group")
+        facts = _Facts(problem)
+        self.tells_sums_apart = bool(problem.clauses.said("chunk", "order", "path"))
+        self._links = problem.topology.links
+        #: (kind of violation, what is wrong, which of some sends break it) per clause.
+        self._checks = [
+            (each.violation, *_CHECKS[each.field](facts, getattr(problem.clauses, each.field)))
+            for each in said
+        ]
+        self._order = _Order(facts, problem.clauses.own_first) if problem.clauses.own_first else None
 
-    def _at_node(self, sets: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
-        """Whether each of some sets of ranks has one at each node."""
-        marks = np.zeros((len(sets), int(self._node.max()) + 1), bool)
-        number, rank = pairs(sets)
-        marks[number, self._node[rank]] = True
-        return marks
-
-    def broken(
-        self,
-        chunk: NDArray[np.int64],
-        link: NDArray[np.int64],
-        start: NDArray[np.int64],
-        end: NDArray[np.int64],
-        first: int,
-        reducing: NDArray[np.bool_],
-    ) -> Fault | None:
-        """The first clause that one of some sends breaks; `reducing`: which gather sums, if any do."""
-        clauses = self._problem.clauses
-        src, dst = self._src[link], self._dst[link]
-        bad = ~self._allowed[link]
-        if bad.any():
-            return self._fault("link-not-allowed", "the link may not be used", bad, chunk, link, first)
-        if clauses.relays is not None:
-            group = self._group[chunk]
-            bad = ~(self._may_hold[group, src] & self._may_hold[group, dst])
+    def broken(self, sends: Sends, first: int) -> Fault | None:
+        """The first clause that one of some sends breaks; `first` is the number of the first of them."""
+        for kind, text, breaks in self._checks:
+            bad = breaks(sends)
             if bad.any():
-                return self._fault("link-not-allowed", "an end of it may not relay", bad, chunk, link, first)
-        if not self.any:
-            return None
-        if not len(reducing):
-            reducing = np.zeros(len(link), bool)
-        if clauses.direct_crossing:
-            bad = (self._node[src] != self._node[dst]) & ~self._leads_straight(chunk, src, dst, reducing)
-            if bad.any():
-                text = "it does not lead straight from where the chunk starts to where it is needed"
-                return self._fault("direct-crossing", text, bad, chunk, link, first)
-        for kind, (of_link, admitted), of_chunk, sends in (
-            ("carries-from", self._from, self._start, ~reducing),
-            ("carries-to", self._to, self._root, reducing),
-        ):
-            bad = sends & ~admitted[of_link[link], of_chunk[chunk]]
-            if bad.any():
-                text = "the link does not carry chunks that start there"
-                if kind == "carries-to":
-                    text = "the link does not carry sums to that root"
-                return self._fault(kind, text, bad, chunk, link, first)
-        on = self._is_own_first[link]
-        if on.any():
-            self._note_order(chunk[on], link[on], start[on], end[on], reducing[on])
+                at = int(np.argmax(bad))
+                ends = self._links[int(sends.link[at])]
+                return Fault(kind, f"transfer {first + at}, chunk {sends.chunk[at]} over link {ends}: {text}")
+        if self._order is not None:
+            self._order.note(sends)
         return None
 
-    def _leads_straight(
-        self,
-        chunk: NDArray[np.int64],
-        src: NDArray[np.int64],
-        dst: NDArray[np.int64],
-        reducing: NDArray[np.bool_],
-    ) -> NDArray[np.bool_]:
-        """Whether sends lead from a node where their chunk starts to one that needs it, or its sum."""
-        collective, leaves, enters = self._problem.collective, self._node[src], self._node[dst]
-        ends = self._end_nodes[collective.destination_sets.of_chunk[chunk], enters]
-        spreads = self._start_nodes[self._start[chunk], leaves] & ends
-        if not reducing.any():
-            return spreads
-        root = self._root[chunk]
-        gathers = self._start_nodes[
-            self._problem.topology.num_ranks + collective.origin_sets.of_chunk[chunk], leaves
-        ]
-        gathers &= np.where(root >= 0, self._node[root] == enters, ends)
-        return np.where(reducing, gathers, spreads)
+    def own_late(self) -> Fault | None:
+        """A relayed chunk that did not keep to its side of a link's own chunks, once all sends are seen."""
+        return None if self._order is None else self._order.late()
 
-    def _note_order(
-        self,
-        chunk: NDArray[np.int64],
-        link: NDArray[np.int64],
-        start: NDArray[np.int64],
-        end: NDArray[np.int64],
-        reducing: NDArray[np.bool_],
-    ) -> None:
-        """Keep when own and relayed chunks pass links on which own ones go first, and of sums last."""
+
+class _Facts:
+    """A problem as arrays."""
+
+    def __init__(self, problem: Problem) -> None:
+        topology = problem.topology
+        self.problem, self.collective = problem, problem.collective
+        self.num_links, self.num_ranks = len(topology.links), topology.num_ranks
+        self.src = np.array([e.src for e in topology.links], dtype=np.int64)
+        self.dst = np.array([e.dst for e in topology.links], dtype=np.int64)
+        self.node = np.array(topology.node_of_rank, dtype=np.int64)
+
+    @cached_property
+    def root(self) -> NDArray[np.int64]:
+        """The root of every chunk that is reduced, else -1."""
+        roots = (data.root if self.collective.combining else None for data in self.collective.chunks)
+        return np.array([-1 if root is None else root for root in roots], np.int64)
+
+    @cached_property
+    def start_sets(self) -> list[tuple[int, ...]]:
+        """Where chunks spread from, as sets of ranks: roots come first."""
+        return [*((rank,) for rank in range(self.num_ranks)), *self.collective.origin_sets.sets]
+
+    @cached_property
+    def start(self) -> NDArray[np.int64]:
+        """The number of every chunk's set of `start_sets`."""
+        origins = self.num_ranks + self.collective.origin_sets.of_chunk
+        return np.where(self.root >= 0, self.root, origins)
+
+    def at_node(self, sets: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
+        """Whether each of some sets of ranks has one at each node."""
+        marks = np.zeros((len(sets), int(self.node.max()) + 1), bool)
+        number, rank = pairs(sets)
+        marks[number, self.node[rank]] = True
+        return marks
+
+    def marked(self, links: Iterable[int]) -> NDArray[np.bool_]:
+        """Whether each link is among some."""
+        marks = np.zeros(self.num_links, bool)
+        marks[list(links)] = True
+        return marks
+
+    def admitted(
+        self, said: Mapping[int, frozenset[int]], sets: Sequence[tuple[int, ...]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """A row for every link, and per row whether each of some sets has one of the ranks admitted."""
+        kinds = {ranks: number for number, ranks in enumerate(dict.fromkeys(said.values()), start=1)}
+        of_link = np.zeros(self.num_links, np.int64)
+        table = np.ones((len(kinds) + 1, len(sets)), bool)
+        for link, ranks in said.items():
+            of_link[link] = kinds[ranks]
+        for ranks, number in kinds.items():
+            table[number] = [not ranks.isdisjoint(each) for each in sets]
+        return of_link, table
+
+
+def _links_allowed(facts: _Facts, links: Collection[int]) -> _Check:
+    allowed = facts.marked(links)
+    return "the link may not be used", lambda sends: ~allowed[sends.link]
+
+
+def _relays(facts: _Facts, relays: Collection[int]) -> _Check:
+    groups = facts.collective.process_groups
+    may_hold = np.zeros((len(groups), facts.num_ranks), bool)
+    may_hold[:, sorted(relays)] = True
+    for g, group in enumerate(groups):
+        may_hold[g, list(group.ranks)] = True
+    group_of = np.array(facts.collective.group_of_chunk, dtype=np.int64)
+
+    def breaks(sends: Sends) -> NDArray[np.bool_]:
+        mine = may_hold[group_of[sends.chunk]]
+        at = np.arange(len(mine))
+        return ~(mine[at, facts.src[sends.link]] & mine[at, facts.dst[sends.link]])
+
+    return "an end of it may not relay", breaks
+
+
+def _carries_from(facts: _Facts, said: Mapping[int, frozenset[int]]) -> _Check:
+    of_link, admitted = facts.admitted(said, facts.start_sets)
+
+    def breaks(sends: Sends) -> NDArray[np.bool_]:
+        return ~sends.reducing & ~admitted[of_link[sends.link], facts.start[sends.chunk]]
+
+    return "the link does not carry chunks that start there", breaks
+
+
+def _carries_to(facts: _Facts, said: Mapping[int, frozenset[int]]) -> _Check:
+    # The last set is that of no root.
+    of_link, admitted = facts.admitted(said, [*((rank,) for rank in range(facts.num_ranks)), ()])
+
+    def breaks(sends: Sends) -> NDArray[np.bool_]:
+        return sends.reducing & ~admitted[of_link[sends.link], facts.root[sends.chunk]]
+
+    return "the link does not carry sums to that root", breaks
+
+
+def _direct_crossing(facts: _Facts, asked: bool) -> _Check:
+    collective = facts.collective
+    starts, ends = facts.at_node(facts.start_sets), facts.at_node(collective.destination_sets.sets)
+
+    def breaks(sends: Sends) -> NDArray[np.bool_]:
+        chunk, reducing = sends.chunk, sends.reducing
+        leaves, enters = facts.node[facts.src[sends.link]], facts.node[facts.dst[sends.link]]
+        wanted = ends[collective.destination_sets.of_chunk[chunk], enters]
+        straight = starts[facts.start[chunk], leaves] & wanted
+        if reducing.any():
+            root = facts.root[chunk]
+            gathers = starts[facts.num_ranks + collective.origin_sets.of_chunk[chunk], leaves]
+            gathers &= np.where(root >= 0, facts.node[root] == enters, wanted)
+            straight = np.where(reducing, gathers, straight)
+        crosses: NDArray[np.bool_] = leaves != enters
+        return crosses & ~straight
+
+    return "it does not lead straight from where the chunk starts to where it is needed", breaks
+
+
+#: Of each clause that speaks of chunks on links: what is wrong, and which of some sends break it.
+_CHECKS: dict[str, Callable[..., _Check]] = {
+    "links_allowed": _links_allowed,
+    "relays": _relays,
+    "direct_crossing": _direct_crossing,
+    "carries_from": _carries_from,
+    "carries_to": _carries_to,
+}
+
+
+class _Order:
+    """When own and relayed chunks pass links on which own ones go first, and of sums last."""
+
+    def __init__(self, facts: _Facts, links: Collection[int]) -> None:
+        self._facts = facts
+        self._is_own_first = facts.marked(links)
+        self._starts_at = np.zeros((len(facts.start_sets), facts.num_ranks), bool)
+        self._starts_at[pairs(facts.start_sets)] = True
+        #: By link: until when own chunks keep relayed ones waiting, and when the first relayed one starts.
+        self._own_until = np.full(facts.num_links, -1, np.int64)
+        self._relayed_from = np.full(facts.num_links, np.iinfo(np.int64).max)
+        #: And of sums: from when chunks whose root receives leave, and when the last relayed one ends.
+        self._own_from, self._relayed_until = self._relayed_from.copy(), self._own_until.copy()
+
+    def note(self, sends: Sends) -> None:
+        """Take some sends into account."""
+        on = self._is_own_first[sends.link]
+        if not on.any():
+            return
+        facts, (chunk, link, start, end, reducing) = self._facts, (column[on] for column in sends)
         own = np.where(
             reducing,
-            self._root[chunk] == self._dst[link],
-            self._starts_at[self._start[chunk], self._src[link]],
+            facts.root[chunk] == facts.dst[link],
+            self._starts_at[facts.start[chunk], facts.src[link]],
         )
         for times, at, of, which in (
             (self._own_until, np.maximum.at, end, own & ~reducing),
@@ -168,46 +233,13 @@ class SketchClauses:
         ):
             at(times, link[which], of[which])
 
-    def own_late(self) -> Fault | None:
-        """A relayed chunk that did not keep to its side of a link's own chunks, once all sends are seen."""
+    def late(self) -> Fault | None:
+        """A relayed chunk on the wrong side of a link's own chunks."""
         for bad, text in (
             (self._relayed_from < self._own_until, "starts before the link's own chunks are through"),
             (self._relayed_until > self._own_from, "is summed after a chunk whose root receives has left"),
         ):
             if bad.any():
-                ends = self._problem.topology.links[int(np.argmax(bad))]
+                ends = self._facts.problem.topology.links[int(np.argmax(bad))]
                 return Fault("own-first", f"over link {ends} a relayed chunk {text}")
         return None
-
-    def _fault(
-        self,
-        kind: str,
-        text: str,
-        bad: NDArray[np.bool_],
-        chunk: NDArray[np.int64],
-        link: NDArray[np.int64],
-        first: int,
-    ) -> Fault:
-        at = int(np.argmax(bad))
-        ends = self._problem.topology.links[int(link[at])]
-        return Fault(kind, f"transfer {first + at}, chunk {chunk[at]} over link {ends}: {text}")
-
-
-def _marked(links: Iterable[int], num_links: int) -> NDArray[np.bool_]:
-    marks = np.zeros(num_links, bool)
-    marks[list(links)] = True
-    return marks
-
-
-def _admitted(
-    said: Mapping[int, frozenset[int]], num_links: int, sets: Sequence[tuple[int, ...]]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A row for every link, and per row whether each of some sets has one of the ranks that are admitted."""
-    kinds = {ranks: number for number, ranks in enumerate(dict.fromkeys(said.values()), start=1)}
-    of_link = np.zeros(num_links, np.int64)
-    table = np.ones((len(kinds) + 1, len(sets)), bool)
-    for link, ranks in said.items():
-        of_link[link] = kinds[ranks]
-    for ranks, number in kinds.items():
-        table[number] = [not ranks.isdisjoint(each) for each in sets]
-    return of_link, table

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.verification.contents import check_copies, check_sums
-from taccl.analysis.verification.obedience import check_clauses, check_own_first
+from taccl.analysis.verification.obedience import check_clauses, check_own_first, check_paths
 from taccl.analysis.verification.replay import Replay
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.analysis.verification.verify_implicit import verify_implicit
@@ -67,6 +67,7 @@ def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verificat
     else:
         num_redundant = check_copies(replay)
     check_clauses(replay)
+    check_paths(replay)
     check_own_first(replay)
     return Verification(
         tuple(replay.violations),

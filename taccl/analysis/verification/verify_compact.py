@@ -8,21 +8,22 @@ several ends, and chunks made from others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.analysis.verification.places import Places, pairs
-from taccl.analysis.verification.sketch_clauses import Fault, SketchClauses
+from taccl.analysis.verification.arrival_table import ArrivalTable, pairs
+from taccl.analysis.verification.sketch_clauses import Fault, Sends, SketchClauses
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.errors import InputError
 from taccl.schedule.summary import ScheduleSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from taccl.analysis.verification.replay_kernel import Sums
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
 
@@ -77,14 +78,14 @@ def _faults(schedule: CompactSchedule) -> tuple[Fault | None, int]:
     clauses = SketchClauses(problem)
     reducing, num_redundant = np.zeros(0, bool), 0
     if problem.collective.combining:
-        reducing = np.zeros(len(schedule) if clauses.any else 0, bool)
+        reducing = np.zeros(len(schedule) if clauses.tells_sums_apart else 0, bool)
         fault, num_redundant = _sums(schedule, reducing)
         if fault is not None:
             return fault, 0
     elif min(len(schedule), schedule.num_reducing) > 0:
         return Fault("reduce", "it reduces what is only copied"), 0
     fault, num_copied = _replayed(schedule, clauses, reducing)
-    return fault, num_redundant + num_copied
+    return fault or _paths(schedule, reducing), num_redundant + num_copied
 
 
 def _sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> tuple[Fault | None, int]:
@@ -92,33 +93,86 @@ def _sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> tuple[Fault
     from taccl.analysis.verification.replay_kernel import MISSING, replay_sums
 
     problem = schedule.problem
+    collective = problem.collective
+    wanted = flat_sets(collective.destination_sets.sets)
+    num_redundant = 0
+    for low, high, some in _by_chunk(schedule):
+        kind, wrong, which, redundant = replay_sums(
+            some.first, some.sums, some.root, some.origins, some.origins_of,
+            wanted, collective.destination_sets.of_chunk[low:high], problem.topology.num_ranks,
+        )  # fmt: skip
+        wrong += low
+        if kind == MISSING:
+            return Fault("postcondition", f"the sum of chunk {wrong} is never whole at rank {which}"), 0
+        if kind:
+            at, link, start = (int(column[which]) for column in (some.at, some.link, some.sums.start))
+            return _named(problem, kind, at, wrong, link, start), 0
+        if len(reducing):
+            reducing[some.at] = some.sums.gathers
+        num_redundant += redundant
+    return None, num_redundant
+
+
+def _paths(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> Fault | None:
+    """A send by which a chunk passes more links than a clause allows."""
+    from taccl.analysis.verification.replay_kernel import links_passed
+
+    problem, clauses = schedule.problem, schedule.problem.clauses
+    for low, _, some in _by_chunk(schedule) if clauses.said("path") else ():
+        sums = some.sums._replace(gathers=reducing[some.at]) if len(reducing) else some.sums
+        passed = links_passed(
+            some.first, sums, some.root, some.origins, some.origins_of, problem.topology.num_ranks
+        )
+        for clause in clauses.said("path"):
+            most = getattr(clauses, clause.field)
+            if not (passed > most).any():
+                continue
+            which = int(np.argmax(passed > most))
+            chunk = low + int(np.searchsorted(some.first, which, side="right")) - 1
+            ends = problem.topology.links[int(some.link[which])]
+            text = f"the chunk has passed {passed[which]} links by then; expected at most {most}"
+            return Fault(
+                clause.violation, f"transfer {some.at[which]}, chunk {chunk} over link {ends}: {text}"
+            )
+    return None
+
+
+class _Some(NamedTuple):
+    """The sends of some chunks, chunk by chunk, each in order of start; `at` are their numbers."""
+
+    first: NDArray[np.int64]
+    at: NDArray[Any]
+    link: NDArray[np.int64]
+    sums: Sums
+    root: NDArray[np.int64]
+    origins: tuple[NDArray[np.int64], NDArray[np.int64]]
+    origins_of: NDArray[np.int32]
+
+
+def _by_chunk(schedule: CompactSchedule) -> Iterator[tuple[int, int, _Some]]:
+    """The sends of chunks ``low`` to ``high``, some chunks at a time."""
+    from taccl.analysis.verification.replay_kernel import Sums
+
+    problem = schedule.problem
     collective, links, costs = problem.collective, problem.topology.links, problem.costs
     src, dst = np.array([(e.src, e.dst) for e in links], np.int64).reshape(-1, 2).T
-    root = np.array([-1 if data.root is None else data.root for data in collective.chunks], np.int64)
-    origins, wanted = flat_sets(collective.origin_sets.sets), flat_sets(collective.destination_sets.sets)
+    roots = (data.root if collective.combining else None for data in collective.chunks)
+    root = np.array([-1 if rank is None else rank for rank in roots], np.int64)
+    origins = flat_sets(collective.origin_sets.sets)
     first, order = _grouped(schedule)
-    num_redundant = low = 0
+    low = 0
     while low < len(root):
         high = max(low + 1, int(np.searchsorted(first, first[low] + _BLOCK)) - 1)
         at, local = order[first[low] : first[high]], first[low : high + 1] - first[low]
         link, start = schedule.link[at].astype(np.int64), schedule.start[at].astype(np.int64)
         chunk = np.repeat(np.arange(low, high), np.diff(local))
         end = start + costs.link_alpha[link] + costs.chunk_units[chunk] * costs.link_beta[link]
-        adds, gathers = np.less(at, schedule.num_reducing), np.zeros(len(at), bool)
-        kind, wrong, which, redundant = replay_sums(
-            local, src[link], dst[link], start, end, adds, landing_order(chunk, end, adds), root[low:high],
-            origins, collective.origin_sets.of_chunk[low:high],
-            wanted, collective.destination_sets.of_chunk[low:high], problem.topology.num_ranks, gathers,
-        )  # fmt: skip
-        wrong += low
-        if kind == MISSING:
-            return Fault("postcondition", f"the sum of chunk {wrong} is never whole at rank {which}"), 0
-        if kind:
-            return _named(problem, kind, int(at[which]), wrong, int(link[which]), int(start[which])), 0
-        if len(reducing):
-            reducing[at] = gathers
-        num_redundant, low = num_redundant + redundant, high
-    return None, num_redundant
+        adds = np.less(at, schedule.num_reducing)
+        lands, gathers = landing_order(chunk, end, adds), np.zeros(len(at), bool)
+        sums = Sums(src[link], dst[link], start, end, adds, lands, gathers)
+        origins_of = collective.origin_sets.of_chunk[low:high]
+        yield low, high, _Some(local, at, link, sums, root[low:high], origins, origins_of)
+        low = high
 
 
 def _grouped(schedule: CompactSchedule) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -155,30 +209,29 @@ def _replayed(
     schedule: CompactSchedule, clauses: SketchClauses, reducing: NDArray[np.bool_]
 ) -> tuple[Fault | None, int]:
     """What is wrong with links, clauses, resources and copies, and how many copies are redundant."""
-    from taccl.analysis.verification.replay_kernel import replay_sends
+    from taccl.analysis.verification.replay_kernel import Arrivals, Held, replay_sends
 
     problem = schedule.problem
     topology, costs = problem.topology, problem.costs
-    places = None if problem.collective.combining else Places(schedule)
-    keys = keys_of = np.zeros(0, np.int64)
-    since: NDArray[Any] = keys
+    places = None if problem.collective.combining else ArrivalTable(schedule)
+    none = np.zeros(0, np.int64)
+    table = Arrivals(topology.num_ranks, none, none, none, 0)
     if places is not None:
-        keys, keys_of, since = places.keys, places.first, places.since
+        table = Arrivals(topology.num_ranks, places.keys, places.first, places.since, places.never)
     src = np.array([e.src for e in topology.links], dtype=np.int64)
     dst = np.array([e.dst for e in topology.links], dtype=np.int64)
     holds = _Holds(problem)
     free = np.zeros(len(topology.resources), dtype=np.int64)
+    held = Held(holds.of_link, holds.resource, holds.alpha, holds.beta, costs.chunk_units, free)
     first = num_redundant = 0
     late = _Late(problem, holds.most_of_one)
     for chunk, link, start, end in schedule.blocks(_BLOCK):
-        fault = clauses.broken(chunk, link, start, end, first, reducing[first : first + len(start)])
+        gathers = reducing[first : first + len(start)] if len(reducing) else np.zeros(len(start), bool)
+        sends = Sends(chunk, link, start, end, gathers)
+        fault = clauses.broken(sends, first)
         if fault is not None:
             return fault, 0
-        kind, at, redundant = replay_sends(
-            chunk, link, start, end, src, dst, topology.num_ranks,
-            keys, keys_of, since, 0 if places is None else places.never, free,
-            holds.of_link, holds.resource, holds.alpha, holds.beta, costs.chunk_units,
-        )  # fmt: skip
+        kind, at, redundant = replay_sends(sends, src, dst, table, held)
         if kind:
             return _named(problem, kind, first + at, chunk[at], link[at], start[at]), 0
         clash = late.add(holds.received(chunk, link, end, costs.chunk_units, first), int(start[-1]))
@@ -306,7 +359,7 @@ class _Late:
         return None
 
 
-def _missing(problem: Problem, places: Places) -> Fault | None:
+def _missing(problem: Problem, places: ArrivalTable) -> Fault | None:
     """The first chunk that does not arrive where it must, some chunks at a time."""
     destinations = [chunk.destinations for chunk in problem.collective.chunks]
     until = np.cumsum([0, *map(len, destinations)])

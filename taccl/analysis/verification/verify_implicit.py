@@ -236,7 +236,7 @@ class _Judge:
 
     def _check_sums(self) -> None:
         """Sums of every place's contributions to items of place 0; one fault is named."""
-        from taccl.analysis.verification.replay_kernel import MISSING, OK, replay_sums
+        from taccl.analysis.verification.replay_kernel import MISSING, OK, Sums, replay_sums
 
         pattern, num_items = self.pattern, self.schedule.num_items
         everyone = flat_sets([tuple(range(self.num_ranks))])
@@ -249,11 +249,11 @@ class _Judge:
         )
         adds = pattern.reduce[order]
         first = np.searchsorted(item, np.arange(num_items + 1))
+        gathers = np.zeros(len(item), bool)
+        sums = Sums(src, dst, start, end, adds, landing_order(item, end, adds), gathers)
         kind, chunk, at, num_redundant = replay_sums(
-            first, src, dst, start, end, adds, landing_order(item, end, adds),
-            set_of.astype(np.int64), everyone, set_of, ends, set_of, self.num_ranks,
-            np.zeros(len(item), bool),
-        )  # fmt: skip
+            first, sums, set_of.astype(np.int64), everyone, set_of, ends, set_of, self.num_ranks
+        )
         self.num_redundant += num_redundant
         if kind == MISSING:
             self.report("postcondition", f"the sum of item {chunk} is never whole at place {at}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from taccl.clauses import CLAUSES
 from taccl.errors import VerificationError
-from taccl.names import shown
+from taccl.names import listed, shown
 from taccl.units import format_count
 
 __all__ = ["KINDS", "Verification", "Violation"]
@@ -24,15 +25,9 @@ KINDS = (
     "lost-contribution",  # a copy wipes out contributions that it does not bring
     "race",  # arrivals at one moment whose order decides what the buffer holds
     "reduce",  # a reduction in a collective that does not combine
-    "link-not-allowed",
-    "carries-from",
-    "carries-to",
-    "direct-crossing",
-    "own-first",
+    *dict.fromkeys(each.violation for each in CLAUSES.values() if each.violation not in ("", "merge")),
     "symmetry",  # of an implicit schedule: a permutation of ranks that its fabric does not have
 )
-
-_NUM_IN_MESSAGE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +98,10 @@ class Verification:
             raise VerificationError(self._text(), violations=self.violations)
 
     def _text(self) -> str:
-        count = len(self.violations)
         kinds = Counter(each.kind for each in self.violations)
         tally = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kinds[kind])
-        lines = [f"the schedule breaks {format_count(count, 'rule')} ({tally}):"]
-        lines += [f"  {each}" for each in self.violations[:_NUM_IN_MESSAGE]]
-        if count > _NUM_IN_MESSAGE:
-            lines.append(f"  ... and {count - _NUM_IN_MESSAGE} more")
-        return "\n".join(lines)
+        head = f"the schedule breaks {format_count(len(self.violations), 'rule')} ({tally}):"
+        return "\n".join([head, *listed(self.violations)])
 
     def __repr__(self) -> str:
         verdict = "ok" if self.ok else self._text()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl.cli.answer import Answer
-from taccl.cli.options import add_verb, at_least_zero, positive, seconds
+from taccl.cli.options import add_verb, at_least_zero, collective_name, positive, seconds
 from taccl.cli.output import say
 from taccl.cli.things import names_topology, sketch_from_word, topology_from_word
 from taccl.errors import InputError
-from taccl.names import did_you_mean, matching, shown
+from taccl.names import shown
 
 if TYPE_CHECKING:
+    import argparse
+
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
@@ -27,7 +28,9 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "sketches", nargs="*", metavar="SKETCH", help="shipped names or files; without any, none is used"
     )
-    verb.add_argument("--collective", required=True, type=_collective, metavar="NAME", help="e.g. allgather")
+    verb.add_argument(
+        "--collective", required=True, type=collective_name, metavar="NAME", help="e.g. allgather"
+    )
     verb.add_argument(
         "--sizes",
         default="1KB:1GB",
@@ -137,14 +140,3 @@ def _topology_and_sketches(options: argparse.Namespace) -> tuple[Topology, list[
         per_node = len(topology.ranks_of_node[0])
         sketches = [each.with_nodes(options.nodes, ranks_per_node=per_node) for each in sketches]
     return topology, list(sketches) or [None]
-
-
-def _collective(word: str) -> str:
-    """The name of a collective, however it is spelt, for argparse."""
-    known = taccl.collectives.COLLECTIVES
-    name = matching(word, known)
-    if name is None:
-        raise argparse.ArgumentTypeError(
-            f"found {word!r}; expected one of {', '.join(known)}{did_you_mean(word, known)}"
-        )
-    return name

@@ -47,6 +47,7 @@ def add(verbs: Any) -> None:
     verb.add_argument("--spill", metavar="DIR", help="keep the columns of a large schedule in a new folder")
     verb.add_argument("--seed", type=at_least_zero, default=0, metavar="N", help="default 0")
     verb.add_argument("--no-sketch", action="store_true", help="where no sketch is given, suggest none")
+    verb.add_argument("--parameters", metavar="FILE", help="constants of the search, from a TOML file")
     verb.add_argument("--log", action="store_true", help="show what the solvers say, on stderr")
     add_output(verb)
 
@@ -88,6 +89,9 @@ def run(options: argparse.Namespace) -> Answer:
             keep="summary" if options.summary else "schedule",
             spill_dir=options.spill,
             to_file=options.output is not None,
+            parameters=taccl.SearchParameters.load(options.parameters)
+            if options.parameters
+            else taccl.SearchParameters(),
         )
     if result.interrupted:
         say("warning: stopped by Ctrl-C; this is the best schedule so far")

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> Answer:
         verification_values(options.file, verification),
     )
     if not verification.ok:
-        from taccl.formats.upstream_algorithm import retimed
+        from taccl.formats.published.algorithm import retimed
 
         true = retimed(schedule)
         values["true_finish_us"] = None if true is None else true.finish_us
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _program(options: argparse.Namespace) -> Answer:
     """Run a program of a runtime, and say whether it can hang, race or end up wrong."""
-    from taccl.formats.msccl_xml import load_msccl_xml
+    from taccl.formats.msccl.xml import load_msccl_xml
 
     program = load_msccl_xml(options.file)
     found = taccl.interpret(program)

@@ -65,6 +65,7 @@ class Findings:
 
     @property
     def gap(self) -> float:
+        """How far the finish is above the bound, as a share of the bound."""
         return self.bound.gap(self.schedule.finish)
 
 

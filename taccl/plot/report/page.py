@@ -106,6 +106,15 @@ def write_report(
 ) -> None:
     """Write a report to a file, whole or not at all; the other parameters are those of `report`.
 
+    Parameters
+    ----------
+    path : path
+        Of the page.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+    found, details, command, budget_s
+        As in `report`.
+
     Raises
     ------
     InputError

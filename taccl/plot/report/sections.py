@@ -341,20 +341,10 @@ def problem(found: Findings) -> str:
             "merging",
             f"up to {clauses.max_merge} chunks in a send, on {format_count(len(clauses.merging), 'link')}",
         ),
-        ("symmetry", format_count(len(clauses.symmetry), "generator") if clauses.symmetry else ""),
-        ("switch policies", ", ".join(f"{each.name}: {each.policy}" for each in clauses.switch_policies)),
-        ("own first", format_count(len(clauses.own_first), "link") if clauses.own_first else ""),
-        ("limited links", _limited(found)),
-        ("crossing", "straight from origin to destination nodes" if clauses.direct_crossing else ""),
+        *(each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None),
     ]
     notes = [paragraph(f"note: {note}", kind="note") for note in dict.fromkeys((*it.notes, *topology.notes))]
     return section("problem", "Problem and sketch", facts(rows), *notes)
-
-
-def _limited(found: Findings) -> str:
-    clauses = found.schedule.problem.clauses
-    count = len({*clauses.carries_from, *clauses.carries_to})
-    return f"{format_count(count, 'link')} carry chunks of some ranks only" if count else ""
 
 
 def transfers(found: Findings) -> str:

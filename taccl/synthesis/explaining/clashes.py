@@ -19,43 +19,43 @@ from typing import TYPE_CHECKING
 
 from taccl.errors import SolverUnavailableError
 from taccl.problem import Clauses
+from taccl.sketch.reachability import demands, hops_from, kind_of, reached
 from taccl.solvers.conflict import smallest_conflict
 from taccl.solvers.model import MilpModel
 from taccl.solvers.solver import solve
-from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, OWN_FIRST, RELAYS, Edit
-from taccl.synthesis.orbits import fold
-from taccl.synthesis.routing import TAGS, build_routing
+from taccl.synthesis.explaining.loosening import (
+    CONNECTIONS,
+    CROSSING,
+    INSIDE,
+    OWN_FIRST,
+    RELAYS,
+    Edit,
+)
+from taccl.synthesis.halves import split
+from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.paper.routing import TAGS, build_routing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Collection, Hashable, Sequence, Set
 
-    from taccl.synthesis.explaining.loosening import Barriers, Half
+    from taccl.problem import Problem
+    from taccl.sketch.reachability import Demand
+    from taccl.synthesis.explaining.loosening import Barriers
+    from taccl.topology.topology import Link
 
 __all__ = [
     "Change",
-    "Demand",
-    "blocked",
     "circle_of_own_chunks",
     "clashing",
-    "demands",
     "fewest_edits",
-    "reach",
+    "longer_paths",
+    "reached_despite",
 ]
 
 #: Demands whose conflicts are compared, and sets of clauses that are tried for each.
 _MAX_DEMANDS, _MAX_SETS = 64, 500
 #: Of two edits that count the same, the one of an earlier clause is proposed.
 _GENTLE = (RELAYS, INSIDE, CONNECTIONS)
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """A chunk that must get from any of `starts` to all of `ends`, and others that are no different."""
-
-    half: Half
-    chunk: int
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,62 +66,16 @@ class Change:
     fewest: bool
 
 
-def demands(half: Half) -> list[Demand]:
-    """What has to arrive where, once for all chunks that clauses treat alike."""
-    collective = half.problem.collective
-    found: dict[tuple[object, ...], Demand] = {}
-    for c, data in enumerate(collective.chunks):
-        made = tuple(d.rank for d in collective.derivations if d.chunk == c)
-        asked = tuple(d.rank for d in collective.derivations if d.source == c)
-        starts = (*data.origins, *made)
-        ends = tuple(r for r in dict.fromkeys((*data.destinations, *asked)) if r not in starts)
-        kind = (starts, data.origins, data.destinations, data.root, asked, half.problem.holders(c))
-        if ends:
-            found.setdefault(kind, Demand(half, c, starts, ends))
-    return list(found.values())
-
-
-def reach(demand: Demand, is_open: Callable[[int], bool]) -> frozenset[int]:
-    """Ranks that a demand's chunk gets to over links that are open; a link waits for all its sources."""
-    topology = demand.half.problem.topology
-    seen = set(demand.starts)
-    queue = list(seen)
-    for rank in queue:
-        for e in topology.links_from[rank]:
-            link = topology.links[e]
-            if seen.issuperset(link.dsts) or not seen.issuperset(link.srcs) or not is_open(e):
-                continue
-            fresh = set(link.dsts) - seen
-            seen |= fresh
-            queue.extend(fresh)
-    return frozenset(seen)
-
-
-def blocked(some: Sequence[Demand]) -> list[Demand]:
-    """The demands that are not met, each with the ends that are not reached."""
-    known: dict[Hashable, frozenset[int]] = {}
-    missed = []
-    for demand in some:
-        kind = _kind(demand)
-        if kind not in known:
-            carries = partial(_carries, demand)
-            known[kind] = reach(demand, carries)
-        ends = tuple(r for r in demand.ends if r not in known[kind])
-        if ends:
-            missed.append(replace(demand, ends=ends))
-    return missed
-
-
-def _carries(demand: Demand, link: int) -> bool:
-    return demand.half.problem.may_carry(link, demand.chunk)
-
-
-def _kind(demand: Demand) -> Hashable:
-    """Demands of one kind are let on the same links by the same edits."""
-    problem = demand.half.problem
-    data, node = problem.collective.chunks[demand.chunk], problem.topology.node_of_rank
-    nodes = frozenset(node[r] for r in data.destinations) if problem.clauses.direct_crossing else None
-    return demand.half.reducing, demand.starts, data.origins, data.root, nodes, problem.holders(demand.chunk)
+def reached_despite(barriers: Barriers, demand: Demand, clauses: Collection[str]) -> dict[int, int]:
+    """Ranks that a demand's chunk gets to if only some of the clauses hold, and over how many links."""
+    others = (each.field for each in barriers.clauses.said("path") if each.said[0] not in clauses)
+    return hops_from(
+        barriers.problem.topology,
+        demand.starts,
+        lambda e: barriers.blocking(e, demand.chunk, reducing=demand.reducing).isdisjoint(clauses),
+        reducing=demand.reducing,
+        limit=barriers.clauses.without(*others).path_limit,
+    )
 
 
 def clashing(barriers: Barriers, missed: Sequence[Demand]) -> tuple[Demand, tuple[str, ...]]:
@@ -145,13 +99,14 @@ def clashing(barriers: Barriers, missed: Sequence[Demand]) -> tuple[Demand, tupl
 
 def _clash_of(barriers: Barriers, demand: Demand) -> tuple[Demand, tuple[str, ...]]:
     """One end of a demand and the smallest set of clauses that keeps the chunk from it."""
-    links = range(len(demand.half.problem.topology.links))
-    blocking = [barriers.blocking(demand.half, e, demand.chunk) for e in links]
-    every = sorted(set().union(*blocking), key=lambda clause: (clause == CROSSING, clause))
+    links = range(len(barriers.problem.topology.links))
+    blocking = (barriers.blocking(e, demand.chunk, reducing=demand.reducing) for e in links)
+    paths = {each.said[0] for each in barriers.clauses.said("path")}
+    every = sorted(paths.union(*blocking), key=lambda clause: (clause == CROSSING, clause))
 
     def missing(clauses: Collection[str]) -> tuple[int, ...]:
-        reached = reach(demand, lambda e: blocking[e].isdisjoint(clauses))
-        return tuple(r for r in demand.ends if r not in reached)
+        found = reached_despite(barriers, demand, clauses)
+        return tuple(r for r in demand.ends if r not in found)
 
     kept = every
     for clause in reversed(every):
@@ -165,7 +120,7 @@ def _clash_of(barriers: Barriers, demand: Demand) -> tuple[Demand, tuple[str, ..
 
 
 def fewest_edits(barriers: Barriers, some: Sequence[Demand], *, solver: str, deadline: float) -> Change:
-    """The edits of least cost that let every demand be met.
+    """The edits of least cost that let every demand be met, over however many links.
 
     No solver is asked where one smallest edit will do.
 
@@ -183,32 +138,31 @@ def fewest_edits(barriers: Barriers, some: Sequence[Demand], *, solver: str, dea
     """
     merged: dict[Hashable, Demand] = {}
     for demand in some:
-        other = merged.setdefault(_kind(demand), demand)
-        merged[_kind(demand)] = replace(other, ends=tuple(dict.fromkeys((*other.ends, *demand.ends))))
-    openings: dict[tuple[int, int], list[frozenset[Edit]]] = {}
+        kind = kind_of(barriers.problem, demand)
+        other = merged.setdefault(kind, demand)
+        merged[kind] = replace(other, ends=tuple(dict.fromkeys((*other.ends, *demand.ends))))
+    topology = barriers.problem.topology
 
-    def options(number: int, demand: Demand, link: int) -> list[frozenset[Edit]]:
-        if (number, link) not in openings:
-            openings[number, link] = barriers.openings(demand.half, link, demand.chunk)
-        return openings[number, link]
+    def opened(made: frozenset[Edit], demand: Demand, link: int) -> bool:
+        options = barriers.openings(link, demand.chunk, reducing=demand.reducing)
+        return any(option <= made for option in options)
 
-    def opened(made: frozenset[Edit], number: int, demand: Demand, link: int) -> bool:
-        return any(option <= made for option in options(number, demand, link))
+    def leads_on(seen: Set[int], link: Link, reducing: bool) -> bool:
+        if reducing:
+            return not seen.isdisjoint(link.dsts) and not seen >= set(link.srcs)
+        return seen >= set(link.srcs) and not seen >= set(link.dsts)
 
     def cuts(chosen: Collection[Edit], *, first: bool = False) -> list[frozenset[frozenset[Edit]]]:
         """For every demand that is unmet after some edits, what would lead its chunk on."""
         made, found = frozenset(chosen), []
-        for number, demand in enumerate(merged.values()):
-            links = demand.half.problem.topology.links
-            seen = reach(demand, partial(opened, made, number, demand))
-            if seen.issuperset(demand.ends):
+        for demand in merged.values():
+            is_open, reducing = partial(opened, made, demand), demand.reducing
+            seen = hops_from(topology, demand.starts, is_open, reducing=reducing).keys()
+            if seen >= set(demand.ends):
                 continue
-            ahead = (
-                e
-                for e, link in enumerate(links)
-                if seen.issuperset(link.srcs) and not seen.issuperset(link.dsts)
-            )
-            found.append(_least({option for e in ahead for option in options(number, demand, e)}))
+            ahead = (e for e, link in enumerate(topology.links) if leads_on(seen, link, reducing))
+            options = (barriers.openings(e, demand.chunk, reducing=reducing) for e in ahead)
+            found.append(_least({option for some in options for option in some}))
             if first:
                 break
         return list(dict.fromkeys(found))
@@ -228,6 +182,28 @@ def fewest_edits(barriers: Barriers, some: Sequence[Demand], *, solver: str, dea
         if not more:
             return Change(tuple(sorted(chosen)), True)
         known = list(dict.fromkeys([*known, *more]))
+
+
+def longer_paths(barriers: Barriers, change: Change) -> Change:
+    """A change and, where chunks still must pass more links than they may, the least limit that will do."""
+    loosened = barriers.loosened(change.edits)
+    limits = loosened.clauses.said("path")
+    if not limits:
+        return change
+    unlimited = loosened.without_clauses(*(each.field for each in limits))
+    least = 0
+    for demand in demands(unlimited):
+        hops = reached(unlimited, demand)
+        least = max([least, *(hops[r] for r in demand.ends)])
+    edits = tuple(
+        Edit(each.said[0], "set", ((least,),), 1)
+        for each in limits
+        if getattr(loosened.clauses, each.field) < least
+    )
+    # What opens links might also make paths shorter: of both together no proof says that they are the fewest.
+    return replace(
+        change, edits=(*change.edits, *edits), fewest=change.fewest and not (edits and change.edits)
+    )
 
 
 def _price(edit: Edit) -> int:
@@ -271,32 +247,42 @@ def _given_up(some: Sequence[Demand], barriers: Barriers) -> Change:
     """Every clause that is in some demand's way, given up altogether."""
     dearest: set[Edit] = set()
     for demand in some:
-        for e in range(len(demand.half.problem.topology.links)):
-            options = barriers.openings(demand.half, e, demand.chunk)
-            dearest |= options[-1]
+        for e in range(len(barriers.problem.topology.links)):
+            dearest |= barriers.openings(e, demand.chunk, reducing=demand.reducing)[-1]
     return Change(tuple(sorted(dearest)), False)
 
 
-def circle_of_own_chunks(barriers: Barriers, half: Half, *, solver: str, deadline: float) -> tuple[str, ...]:
+def circle_of_own_chunks(barriers: Barriers, *, solver: str, deadline: float) -> tuple[str, ...]:
     """The clauses by which own chunks that go first wait for each other in a circle; empty if none do.
 
-    The routing model without clauses, with rows that forbid moves for every clause, one tag each.
+    The routing model without clauses, with rows that forbid moves for every clause, one tag each; of a sum
+    that of its reduction, backwards over reversed links, and of what follows it.
     """
-    clauses, topology = half.problem.clauses, half.problem.topology
+    circles = (
+        _circle(barriers, half.problem, half.name == "reduce", solver, deadline)
+        for half in split(barriers.problem)
+    )
+    return next(filter(None, circles), ())
+
+
+def _circle(
+    barriers: Barriers, half: Problem, reducing: bool, solver: str, deadline: float
+) -> tuple[str, ...]:
+    clauses, topology = half.clauses, half.topology
     if all(len(topology.links[e].srcs) == 1 for e in clauses.own_first):
         return ()
     # A slack without end: no way is too long, as it is not known which are left.
     bare = Clauses(own_first=clauses.own_first, routing_slack=clauses.routing_slack + 10**6)
-    orbits = fold(replace(half.problem, clauses=bare))
+    orbits = fold(replace(half, clauses=bare))
     # To a link of several sources a chunk goes on several ways, even if it has one destination.
-    orbits = replace(orbits, single_path=(False,) * half.problem.collective.num_chunks)
-    costs = half.problem.costs
+    orbits = replace(orbits, single_path=(False,) * half.collective.num_chunks)
+    costs = half.costs
     longest = max((move.duration for move in orbits.moves), default=0)
     upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(orbits.places)) + 1
     routing = build_routing(orbits, upper_ticks=upper)
     for m, variable in sorted(routing.made.items()):
         move = orbits.moves[m]
-        for clause in sorted(barriers.blocking(half, move.link, move.chunk)):
+        for clause in sorted(barriers.blocking(move.link, move.chunk, reducing=reducing)):
             routing.model.add_row([(1.0, variable)], upper=0, tag=clause)
     kept = [tag for tag in TAGS if tag != "routing.own-first"]
     left_s = max(0.0, deadline - time.monotonic())

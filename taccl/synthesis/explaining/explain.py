@@ -8,32 +8,31 @@ clause: what the bound falls by is what the clause costs at least.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
+from taccl.clauses import BINDING, CLAUSES, Clauses
+from taccl.names import in_runs
+from taccl.sketch.reachability import reached, unmet
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (
     Change,
-    blocked,
     circle_of_own_chunks,
     clashing,
-    demands,
     fewest_edits,
-    reach,
+    longer_paths,
+    reached_despite,
 )
 from taccl.synthesis.explaining.loosening import (
     CONNECTIONS,
-    CROSSING,
     INSIDE,
     OWN_FIRST,
     RELAYS,
-    STRANGERS,
     SWITCH,
     Barriers,
     Edit,
-    halves,
 )
 
 if TYPE_CHECKING:
@@ -41,11 +40,13 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Seconds
     from taccl.problem import Problem
-    from taccl.synthesis.explaining.clashes import Demand
+    from taccl.sketch.reachability import Demand
 
 __all__ = ["ClauseCost", "Explanation", "explain"]
 
 _MAX_NAMED = 8
+#: Clauses that are left out one by one; what merges is loosened instead.
+_PRICED = tuple(scope for scope in BINDING if scope != "merge")
 #: What the bound without any clause is filed under.
 EVERY_CLAUSE = "every clause"
 
@@ -114,15 +115,7 @@ class Explanation:
             "change": self.change,
             "proven": self.proven,
             "bound_us": self.bound_us,
-            "costs": [
-                {
-                    "clause": cost.clause,
-                    "bound_us": cost.bound_us,
-                    "difference_us": cost.difference_us,
-                    "percent": cost.percent,
-                }
-                for cost in self.costs
-            ],
+            "costs": [asdict(cost) for cost in self.costs],
         }
 
     def __repr__(self) -> str:
@@ -156,6 +149,8 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds =
 
     Parameters
     ----------
+    problem : Problem
+        Of a sketch that was applied with ``reachable=False``, if it keeps a chunk from where it must get.
     backend : str
         The solver for what graph search alone does not decide: ``"highs"``, ``"scip"``, ``"cbc"``,
         ``"gurobi"``, ``"cpsat"`` or ``"pulp:NAME"``; ``"auto"`` and ``"greedy"`` mean ``"highs"``.
@@ -174,46 +169,39 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds =
     require_known(backend, others=("auto", "greedy"), where="backend")
     deadline = time.monotonic() + time_limit_s
     barriers = Barriers(problem)
-    parts = halves(problem)
-    missed = blocked([demand for half in parts for demand in demands(half)])
+    missed = list(unmet(problem))
     if missed:
         return _unreached(barriers, missed, solver=backend, deadline=deadline)
-    for half in parts:
-        circle = circle_of_own_chunks(barriers, half, solver=backend, deadline=deadline)
-        if circle:
-            return _circle(barriers, circle)
+    circle = circle_of_own_chunks(barriers, solver=backend, deadline=deadline)
+    if circle:
+        return _circle(barriers, circle)
     return _priced(barriers, deadline)
 
 
 def _unreached(barriers: Barriers, missed: Sequence[Demand], *, solver: str, deadline: float) -> Explanation:
     """The explanation where some chunks cannot get to where they must."""
+    problem = barriers.problem
     for demand in missed:
-        reached = reach(demand, lambda link: True)
-        ends = tuple(r for r in demand.ends if r not in reached)
+        found = reached(replace(problem, clauses=Clauses()), demand)
+        ends = tuple(r for r in demand.ends if r not in found)
         if ends:
-            name = barriers.problem.topology.name.removesuffix(" reversed")
-            reason = f"{_path(demand, ends[0])}: {name} has no path for it"
-            cut = sorted(set(range(barriers.problem.topology.num_ranks)) - reached)
-            way = ("from", "to") if demand.half.reducing else ("to", "from")
-            link = f"add a link {way[0]} one of ranks {_ranks(cut)} {way[1]} one of ranks {_ranks(reached)}"
+            reason = f"{_path(problem, demand, ends[0])}: {problem.topology.name} has no path for it"
+            cut = sorted(set(range(problem.topology.num_ranks)).difference(found))
+            way = ("from", "to") if demand.reducing else ("to", "from")
+            link = f"add a link {way[0]} one of ranks {in_runs(cut)} {way[1]} one of ranks {in_runs(found)}"
             return Explanation(False, reason, change=link)
     demand, clauses = clashing(barriers, missed)
-    change = fewest_edits(barriers, missed, solver=solver, deadline=deadline)
-    reached = reach(
-        demand,
-        lambda link: barriers.blocking(demand.half, link, demand.chunk).isdisjoint(clauses),
-    )
-    far = f"only ranks {_ranks(reached)} can send theirs there" if demand.half.reducing else (
-        f"it reaches only ranks {_ranks(reached)}"
-    )  # fmt: skip
-    return _clash(barriers, f"{_path(demand, demand.ends[0])}; {far}", clauses, change)
+    change = longer_paths(barriers, fewest_edits(barriers, missed, solver=solver, deadline=deadline))
+    near = in_runs(reached_despite(barriers, demand, clauses))
+    far = f"only ranks {near} can send theirs there" if demand.reducing else f"it reaches only ranks {near}"
+    return _clash(barriers, f"{_path(problem, demand, demand.ends[0])}; {far}", clauses, change)
 
 
-def _path(demand: Demand, end: int) -> str:
+def _path(problem: Problem, demand: Demand, end: int) -> str:
     """Who cannot get where."""
-    name = demand.half.problem.collective.name.split(" (")[0]
+    name = problem.collective.name
     start = demand.starts[0]
-    if demand.half.reducing:
+    if demand.reducing:
         return f"the contribution of rank {end} to chunk {demand.chunk} of {name} cannot get to rank {start}"
     return f"chunk {demand.chunk} of {name} cannot get from rank {start} to rank {end}"
 
@@ -238,7 +226,8 @@ def _clash(barriers: Barriers, reason: str, clauses: Iterable[str], change: Chan
 
 def _place(barriers: Barriers, clause: str) -> str:
     """``"file: field"`` of a clause."""
-    field_, where = _field(clause), barriers.clauses.where
+    # A sender's relays are in one field for all.
+    field_, where = RELAYS if clause.startswith(RELAYS) else clause, barriers.clauses.where
     if field_ in where:
         return where[field_]
     source = next((place.rpartition(": ")[0] for place in where.values()), barriers.clauses.name or "sketch")
@@ -248,31 +237,23 @@ def _place(barriers: Barriers, clause: str) -> str:
     return f"{source}: {field_}{'.planes' if field_ == SWITCH else ''}"
 
 
-def _field(clause: str) -> str:
-    """The field of a sketch that a clause is in; a sender's relays are in one for all."""
-    return RELAYS if clause.startswith(RELAYS) else clause
-
-
 def _said(barriers: Barriers, clause: str) -> str:
     """What a clause says, in a few words."""
     if clause in (CONNECTIONS, INSIDE):
         between = "between nodes" if clause == CONNECTIONS else "inside a node"
         if not barriers.is_local:
             return f"not every link {between} may be used"
-        pairs = barriers.allowed_pairs[clause]
+        pairs = sorted(barriers.open_pairs[clause])
         return f"{between}, only local ranks {_pairs(pairs)} may send" if pairs else f"no link {between}"
     if clause.startswith(RELAYS):
         if not barriers.is_local:
-            return "links carry only what starts at some ranks"
+            return CLAUSES["carries_from"].meaning
         sender = int(clause.rpartition(".")[2])
-        carried = _ranks(barriers.carried_by(sender))
+        carried = in_runs(barriers.relays[sender])
         return f"local rank {sender} carries off only the chunks of local ranks {carried}"
-    if clause == CROSSING:
-        return "a chunk crosses only straight from a node where it starts to one that needs it"
-    if clause == OWN_FIRST:
-        return "a sender's own chunks go before those it relays"
-    if clause == STRANGERS:
-        return "only some ranks pass on chunks of process groups that they are not in"
+    for each in barriers.clauses.said():
+        if clause in each.said and each.meaning:
+            return each.meaning.format(value=getattr(barriers.clauses, each.field))
     return "only some of the parallel links may be used"
 
 
@@ -286,12 +267,11 @@ def _told(barriers: Barriers, edits: Sequence[Edit]) -> Iterator[str]:
 
 def _edit(barriers: Barriers, clause: str, verb: str, items: Sequence[tuple[int, ...]]) -> str:
     topology = barriers.problem.topology
-    if clause == CROSSING:
-        return 'set it to "any"'
-    if clause == OWN_FIRST:
-        return "set it to false"
-    if clause == STRANGERS:
-        return "remove it, so that any rank may relay"
+    if verb == "set" and items:
+        return f"set it to {items[0][0]}"
+    remedy = next((each.remedy for each in CLAUSES.values() if clause in each.said), "")
+    if remedy:
+        return remedy
     if verb == "remove":
         return "remove it, so that " + (
             "links carry any chunk" if clause == RELAYS else "any link may be used"
@@ -318,17 +298,6 @@ def _pairs(pairs: Sequence[tuple[int, ...]]) -> str:
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    """Ranks with runs written as ``0-7``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
-
-
 def _priced(barriers: Barriers, deadline: float) -> Explanation:
     """What each clause costs: the bound with it, against the bound without it."""
     problem = barriers.problem
@@ -349,21 +318,21 @@ def _each_without(barriers: Barriers) -> Iterator[tuple[str, Problem]]:
     """Every clause that binds a schedule, and the problem without it; last, the one without all."""
     problem, clauses = barriers.problem, barriers.clauses
     fields = []
-    for clause in (CONNECTIONS, INSIDE, SWITCH, RELAYS, STRANGERS, CROSSING, OWN_FIRST):
+    binding = (name for each in CLAUSES.values() if each.scope in _PRICED for name in each.said)
+    for clause in dict.fromkeys(binding):
         without = barriers.without([clause])
         if without.clauses != clauses:
             fields.append(clause)
             yield _place(barriers, clause), without
     most = max(clauses.max_merge, problem.collective.num_chunks)
-    if "merging.max" in clauses.where:
-        yield clauses.where["merging.max"], problem.with_clauses(max_merge=most)
     everywhere = frozenset(range(len(problem.topology.links)))
-    if "merging.links" in clauses.where:
-        yield (
-            clauses.where["merging.links"],
-            problem.with_clauses(merging=everywhere, max_merge=max(clauses.max_merge, 6)),
-        )
-    named = {"merging.max", "merging.links"} & set(clauses.where)
+    looser: dict[str, dict[str, Any]] = {
+        "merging.max": {"max_merge": most},
+        "merging.links": {"merging": everywhere, "max_merge": max(clauses.max_merge, 6)},
+    }
+    named = [each for each in looser if each in clauses.where]
+    for clause in named:
+        yield clauses.where[clause], problem.with_clauses(**looser[clause])
     if len(fields) + len(named) > 1:
         free = barriers.without(fields)
         if named:

@@ -14,18 +14,17 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from taccl.problem import Clauses
-from taccl.schedule.combine import reduction_half, spreading_half
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from taccl.clauses import Clause
     from taccl.problem import Problem
 
-__all__ = ["Barriers", "Edit", "Half", "halves"]
+__all__ = ["Barriers", "Edit"]
 
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"
-STRANGERS = "relays"
 
 #: What an edit counts: naming one more pair or rank is the smallest change, giving up a clause the largest.
 _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
@@ -41,7 +40,8 @@ class Edit:
         The field of a sketch.
     verb : {"add", "allow", "remove entry", "remove", "set"}
     items : tuple of tuples of int
-        What is added or removed: (src, dst) pairs, (sender, start) pairs, (sender,) or (link,).
+        What is added or removed: (src, dst) pairs, (sender, start) pairs, (sender,) or (link,); or the
+        number that is set; none where the clause is to ask for nothing any more.
     cost : int
         How much it counts as a change.
     """
@@ -50,25 +50,6 @@ class Edit:
     verb: str
     items: tuple[tuple[int, ...], ...]
     cost: int
-
-
-@dataclass(frozen=True, slots=True)
-class Half:
-    """A spreading problem that a problem is made of; a reduction runs backwards over reversed links."""
-
-    problem: Problem
-    reducing: bool
-
-
-def halves(problem: Problem) -> tuple[Half, ...]:
-    """The spreading problems that a problem is made of: itself, or its reduction and what follows it."""
-    collective = problem.collective
-    if not collective.combining or collective.derivations:
-        return (Half(problem, False),)
-    reduction = Half(reduction_half(problem), True)
-    if all(set(chunk.destinations) == {chunk.root} for chunk in collective.chunks):
-        return (reduction,)
-    return reduction, Half(spreading_half(problem), False)
 
 
 class Barriers:
@@ -83,34 +64,35 @@ class Barriers:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.clauses = problem.clauses
-        self._ends = [tuple((s, d) for s in link.srcs for d in link.dsts) for link in problem.topology.links]
-        self._crossing: dict[bool, Problem] = {}
+        self._blocking: dict[tuple[int, int, bool], frozenset[str]] = {}
+        self._openings: dict[tuple[int, int, bool], list[frozenset[Edit]]] = {}
 
-    def blocking(self, half: Half, link: int, chunk: int) -> frozenset[str]:
+    def blocking(self, link: int, chunk: int, *, reducing: bool) -> frozenset[str]:
         """The clauses that keep a chunk off a link; a sender's relays count as a clause of their own."""
-        found = set()
-        if self._forbidden(link):
-            found.add(self._field(link))
-        found.update(f"{RELAYS}.{sender}" if self.is_local else RELAYS for sender in self._unwilling(
-            half, link, chunk))  # fmt: skip
-        if self._crosses(half, link, chunk):
-            found.add(CROSSING)
-        if self._is_strange(half, link, chunk):
-            found.add(STRANGERS)
-        return frozenset(found)
+        passage = link, chunk, reducing
+        if passage in self._blocking:
+            return self._blocking[passage]
+        found = {self._field(link)} if self._forbidden(link) else set()
+        unwilling = self._unwilling(link, chunk, reducing)
+        found.update(f"{RELAYS}.{sender}" if self.is_local else RELAYS for sender in unwilling)
+        found.update(each.said[0] for each in self._whole(link, chunk, reducing))
+        return self._blocking.setdefault(passage, frozenset(found))
 
-    def openings(self, half: Half, link: int, chunk: int) -> list[frozenset[Edit]]:
+    def openings(self, link: int, chunk: int, *, reducing: bool) -> list[frozenset[Edit]]:
         """Sets of edits, each of which lets a chunk on a link; one empty set where it may go already."""
+        passage = link, chunk, reducing
+        if passage in self._openings:
+            return self._openings[passage]
         barriers = []
         if self._forbidden(link):
             barriers.append(self._link_edits(link))
-        for sender in self._unwilling(half, link, chunk):
-            barriers.append(self._relay_edits(half, link, chunk, sender))
-        if self._crosses(half, link, chunk):
-            barriers.append([frozenset([Edit(CROSSING, "set", (), _SET)])])
-        if self._is_strange(half, link, chunk):
-            barriers.append([frozenset([Edit(STRANGERS, "remove", (), _REMOVE_CLAUSE)])])
-        return list(dict.fromkeys(frozenset().union(*choice) for choice in product(*barriers)))
+        for sender in self._unwilling(link, chunk, reducing):
+            barriers.append(self._relay_edits(link, chunk, reducing, sender))
+        for each in self._whole(link, chunk, reducing):
+            cost = _SET if each.is_scalar else _REMOVE_CLAUSE
+            barriers.append([frozenset([Edit(each.said[0], "set", (), cost)])])
+        options = dict.fromkeys(frozenset().union(*choice) for choice in product(*barriers))
+        return self._openings.setdefault(passage, list(options))
 
     def without(self, clauses: Collection[str]) -> Problem:
         """The problem without some fields of its sketch."""
@@ -120,14 +102,8 @@ class Barriers:
             allowed = kept.links_allowed | freed
             every = len(allowed) == len(topology.links)
             kept = replace(kept, links_allowed=None if every else frozenset(allowed))
-        if RELAYS in clauses:
-            kept = replace(kept, carries_from={}, carries_to={})
-        if CROSSING in clauses:
-            kept = replace(kept, direct_crossing=False)
-        if OWN_FIRST in clauses:
-            kept = replace(kept, own_first=frozenset())
-        if STRANGERS in clauses:
-            kept = replace(kept, relays=None)
+        given_up = (each.field for each in kept.said() if each.scope != "link" and {*each.said} & {*clauses})
+        kept = kept.without(*given_up)
         return replace(self.problem, clauses=kept)
 
     def loosened(self, edits: Collection[Edit]) -> Problem:
@@ -138,7 +114,7 @@ class Barriers:
             for e in range(len(topology.links))
             if not self._forbidden(e) or any(option <= chosen for option in self._link_edits(e))
         }
-        relays = {sender: set(starts) for sender, starts in self._relays.items()}
+        relays = {sender: set(starts) for sender, starts in self.relays.items()}
         for edit in chosen:
             for item in edit.items if edit.clause == RELAYS else ():
                 if edit.verb == "add":
@@ -150,13 +126,18 @@ class Barriers:
             carries_from, carries_to = self._carries(relays, allowed)
         elif any(edit.clause == RELAYS for edit in chosen):
             carries_from, carries_to = {}, {}
-        return self.problem.with_clauses(
+        loosened = self.without({edit.clause for edit in chosen if edit.verb == "set" and not edit.items})
+        return loosened.with_clauses(
             links_allowed=None if len(allowed) == len(topology.links) else frozenset(allowed),
             carries_from=carries_from,
             carries_to=carries_to,
-            direct_crossing=self.clauses.direct_crossing and not any(e.clause == CROSSING for e in chosen),
             own_first=self._own_first(chosen, allowed),
-            relays=None if any(e.clause == STRANGERS for e in chosen) else self.clauses.relays,
+            **{
+                each.field: edit.items[0][0]
+                for each in self.clauses.said("path")
+                for edit in chosen
+                if edit.clause in each.said
+            },
         )
 
     @cached_property
@@ -168,22 +149,13 @@ class Barriers:
         twins = {(link.srcs, link.dsts) for e, link in enumerate(self.problem.topology.links)
                  if not self._forbidden(e)}  # fmt: skip
         for e, link in enumerate(self.problem.topology.links):
-            open_pairs = self._open[self._field_of_ends(e)]
+            open_pairs = self.open_pairs[self._field_of_ends(e)]
             if self._forbidden(e) and (link.srcs, link.dsts) not in twins and self._named(e) <= open_pairs:
                 return False
-        return self._carries(self._relays, self.problem.links_allowed) == (
+        return self._carries(self.relays, self.problem.links_allowed) == (
             dict(clauses.carries_from),
             dict(clauses.carries_to),
         )
-
-    @cached_property
-    def allowed_pairs(self) -> dict[str, list[tuple[int, int]]]:
-        """The (src, dst) local ranks that may send, of connections and inside nodes."""
-        return {field: sorted(self._open[field]) for field in (CONNECTIONS, INSIDE)}
-
-    def carried_by(self, sender: int) -> list[int]:
-        """The local ranks whose chunks a local rank carries off its node."""
-        return sorted(self._relays.get(sender, ()))
 
     def _forbidden(self, link: int) -> bool:
         return self.clauses.links_allowed is not None and link not in self.clauses.links_allowed
@@ -203,12 +175,12 @@ class Barriers:
 
     def _named(self, link: int) -> set[tuple[int, int]]:
         """The pairs of local ranks that a link joins."""
-        local = self.problem.topology.local_rank
-        return {(local[s], local[d]) for s, d in self._ends[link]}
+        local, ends = self.problem.topology.local_rank, self.problem.topology.links[link]
+        return {(local[s], local[d]) for s in ends.srcs for d in ends.dsts}
 
     @cached_property
-    def _open(self) -> dict[str, set[tuple[int, int]]]:
-        """The pairs of local ranks that some link may be used between."""
+    def open_pairs(self) -> dict[str, set[tuple[int, int]]]:
+        """The (src, dst) local ranks that some link may be used between, of connections and inside nodes."""
         pairs: dict[str, set[tuple[int, int]]] = defaultdict(set)
         for e in self.problem.links_allowed:
             pairs[self._field_of_ends(e)] |= self._named(e)
@@ -219,12 +191,12 @@ class Barriers:
         field = self._field(link)
         if field == SWITCH or not self.is_local:
             return [frozenset([Edit(field, "allow", ((link,),), _ADD)])]
-        missing = self._named(link) - self._open[field]
+        missing = self._named(link) - self.open_pairs[field]
         added = frozenset(self._orbit_edit(field, "add", pair, _ADD) for pair in missing)
         return [added, frozenset([Edit(field, "remove", (), _REMOVE_CLAUSE)])]
 
     @cached_property
-    def _relays(self) -> dict[int, set[int]]:
+    def relays(self) -> dict[int, set[int]]:
         """Local ranks whose chunks every local sender carries, of senders that have an entry."""
         local = self.problem.topology.local_rank
         relays: dict[int, set[int]] = {}
@@ -255,52 +227,51 @@ class Barriers:
             r for n in nodes for r in topology.ranks_of_node[n] if topology.local_rank[r] in locals_
         )
 
-    def _unwilling(self, half: Half, link: int, chunk: int) -> list[int]:
+    def _unwilling(self, link: int, chunk: int, reducing: bool) -> list[int]:
         """Local ranks whose relays keep a chunk off their link; [-1] where relays are no one's in all."""
         topology = self.problem.topology
-        starts = self._starts(half, chunk)
+        starts = self._starts(chunk)
         if not self.is_local:
-            admitted = half.problem.clauses.carries_from.get(link)
+            carries = self.clauses.carries_to if reducing else self.clauses.carries_from
+            admitted = carries.get(link)
             return [-1] if admitted is not None and admitted.isdisjoint(starts) else []
         senders = list(dict.fromkeys(topology.local_rank[s] for s in topology.links[link].srcs))
-        if not topology.is_internode(link) or any(sender not in self._relays for sender in senders):
+        if not topology.is_internode(link) or any(sender not in self.relays for sender in senders):
             return []
-        ends = topology.links[link].dsts if half.reducing else topology.links[link].srcs
-        carried = set().union(*(self._relays[sender] for sender in senders))
+        ends = topology.links[link].dsts if reducing else topology.links[link].srcs
+        carried = set().union(*(self.relays[sender] for sender in senders))
         return senders[:1] if self._in_nodes_of(ends, carried).isdisjoint(starts) else []
 
-    def _relay_edits(self, half: Half, link: int, chunk: int, sender: int) -> list[frozenset[Edit]]:
+    def _relay_edits(self, link: int, chunk: int, reducing: bool, sender: int) -> list[frozenset[Edit]]:
         """Edits that let a sender carry a chunk."""
         if not self.is_local:
             return [frozenset([Edit(RELAYS, "remove", (), _REMOVE_CLAUSE)])]
         topology = self.problem.topology
-        ends = topology.links[link].dsts if half.reducing else topology.links[link].srcs
+        ends = topology.links[link].dsts if reducing else topology.links[link].srcs
         nodes = {topology.node_of_rank[r] for r in ends}
-        near = [r for r in self._starts(half, chunk) if topology.node_of_rank[r] in nodes]
+        near = [r for r in self._starts(chunk) if topology.node_of_rank[r] in nodes]
         starts = sorted({topology.local_rank[r] for r in near})
         added = [frozenset([self._orbit_edit(RELAYS, "add", (sender, start), _ADD)]) for start in starts]
         return [*added, frozenset([self._orbit_edit(RELAYS, "remove entry", (sender,), _REMOVE_ENTRY)])]
 
-    def _starts(self, half: Half, chunk: int) -> tuple[int, ...]:
+    def _starts(self, chunk: int) -> tuple[int, ...]:
         """The ranks that clauses on what a link carries look at."""
-        collective = half.problem.collective
+        collective = self.problem.collective
         data = collective.chunks[chunk]
         if collective.combining and data.root is not None:
             return (data.root,)
         return data.origins or tuple(d.rank for d in collective.derivations if d.chunk == chunk)
 
-    def _crosses(self, half: Half, link: int, chunk: int) -> bool:
-        """Whether the direct crossing keeps a chunk off a link."""
-        if not self.clauses.direct_crossing:
-            return False
-        if half.reducing not in self._crossing:
-            self._crossing[half.reducing] = replace(half.problem, clauses=Clauses(direct_crossing=True))
-        return not self._crossing[half.reducing].may_carry(link, chunk)
+    def _whole(self, link: int, chunk: int, reducing: bool) -> list[Clause]:
+        """The clauses that keep a chunk off a link, of those that can only be given up as a whole."""
+        return [each for each, alone in self._alone if not alone.may_carry(link, chunk, reducing=reducing)]
 
-    def _is_strange(self, half: Half, link: int, chunk: int) -> bool:
-        """Whether an end of a link is not in the chunk's process group, and may not relay."""
-        holders, ends = half.problem.holders(chunk), self.problem.topology.links[link]
-        return holders is not None and not holders.issuperset((*ends.srcs, *ends.dsts))
+    @cached_property
+    def _alone(self) -> list[tuple[Clause, Problem]]:
+        """Such clauses, and the problem with each alone."""
+        said = (each for each in self.clauses.said("chunk", "group") if each.remedy)
+        values = ((each, {each.field: getattr(self.clauses, each.field)}) for each in said)
+        return [(each, replace(self.problem, clauses=Clauses(**value))) for each, value in values]
 
     def _own_first(self, chosen: Collection[Edit], allowed: Collection[int]) -> frozenset[int]:
         """Where own chunks go first: with a sketch, on every link between nodes that is allowed."""

@@ -8,7 +8,7 @@ others are checked at once.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +16,21 @@ import numpy as np
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
+from taccl.clauses import CLAUSES
 from taccl.collectives import make
 from taccl.errors import SketchError
 from taccl.sketch.apply import apply
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch
-from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.explaining.clashes import blocked, demands
+from taccl.sketch.reachability import check_reachable, unmet
 from taccl.synthesis.explaining.explain import explain
-from taccl.synthesis.explaining.loosening import halves
 from taccl.synthesis.suggesting.clauses import clause_names, without_clauses
 from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from taccl.arguments import Seconds, Size
     from taccl.collective import Collective
@@ -44,7 +43,6 @@ __all__ = ["ClauseReport", "SketchReport", "check_sketch"]
 
 #: Chunks times links up to which it is asked, chunk by chunk, whether a clause keeps anything off a link.
 _MOST_ASKED = 1_000_000
-_GUIDING = ("symmetry", "objective", "routing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +122,7 @@ class SketchReport:
             "conflict": list(self.conflict),
             "change": self.change,
             "num_unreachable": self.num_unreachable,
-            "clauses": [
-                {
-                    "clause": each.clause,
-                    "verdict": each.verdict,
-                    "effect": each.effect,
-                    "bound_us": each.bound_us,
-                    "cost_us": each.cost_us,
-                }
-                for each in self.clauses
-            ],
+            "clauses": [asdict(each) for each in self.clauses],
             "hints": list(self.hints),
         }
 
@@ -205,9 +194,9 @@ def check_sketch(
     check = _Check(guide, topology, collective, {"chunk_size": chunk_size, "size": size})
     wrong = check.faults()
     problem = check.problem
-    missed = blocked([demand for half in halves(problem) for demand in demands(half)])
+    missed = list(unmet(problem))
     if missed:
-        check_reachable(problem.with_clauses(**_FREE))
+        check_reachable(replace(problem, clauses=problem.clauses.only("merge")))
         found = explain(problem, time_limit_s=time_limit_s)
         clauses = [_faulty(name, wrong) or check.blocking(name) for name in clause_names(guide)]
         return SketchReport(
@@ -229,12 +218,6 @@ def check_sketch(
         limits=bound.limits,
         hints=tuple(check.hints()),
     )
-
-
-_FREE: Mapping[str, Any] = {
-    "links_allowed": None, "carries_from": {}, "carries_to": {}, "direct_crossing": False,
-    "own_first": frozenset(),
-}  # fmt: skip
 
 
 def _faulty(name: str, wrong: Mapping[str, str]) -> ClauseReport | None:
@@ -289,9 +272,7 @@ class _Check:
 
     def blocking(self, name: str) -> ClauseReport:
         """What a clause has to do with chunks that cannot get to where they must."""
-        without = self.apply({name})
-        missed = blocked([demand for half in halves(without) for demand in demands(half)])
-        if missed:
+        if any(unmet(self.apply({name}))):
             return ClauseReport(name, "binds", "without it some chunks still cannot get to where they must")
         return ClauseReport(name, "blocks", "without it every chunk can get to where it must")
 
@@ -303,10 +284,10 @@ class _Check:
             return ClauseReport(name, "binds", f"without it another clause does not fit: {error.message}")
         if name.startswith("symmetry"):
             return self._symmetry(name, without)
-        if _said(without) == _said(self.problem):
+        if without.clauses.only() == self.problem.clauses.only():
             return ClauseReport(name, "unused", "leaving it out changes nothing", bound_us, 0.0)
         if _obeyed(without) == _obeyed(self.problem):
-            if name.startswith(_GUIDING) or _steers(without) != _steers(self.problem):
+            if _guides(name) or not without.clauses.same(self.problem.clauses, "search"):
                 return ClauseReport(
                     name, "guides", "guides the search; no schedule must obey it", bound_us, 0.0
                 )
@@ -370,28 +351,24 @@ def _names(sketch: Sketch, field: str, error: SketchError) -> bool:
     return where == place or where.startswith((f"{place}.", f"{place}["))
 
 
-def _said(problem: Problem) -> dict[str, Any]:
-    """All that the clauses say."""
-    return replace(problem.clauses, where={}, name="").to_dict()
+def _guides(name: str) -> bool:
+    """Whether a field of a sketch says nothing that binds a schedule."""
+    scopes = {each.scope for each in CLAUSES.values() if name.partition("[")[0] in each.said}
+    return scopes <= {"search"}
 
 
-def _steers(problem: Problem) -> Hashable:
-    """What guides the search and binds no schedule."""
-    clauses = problem.clauses
-    return clauses.switch_policies, clauses.link_use, clauses.objective_weight, clauses.routing_slack
-
-
-def _obeyed(problem: Problem) -> Hashable:
+def _obeyed(problem: Problem) -> tuple[object, ...]:
     """What a schedule must obey: which chunks each link may carry, in which order, and how many at once."""
     clauses, collective = problem.clauses, problem.collective
     links = problem.links_allowed
     merging = frozenset(clauses.merging) & frozenset(links) if clauses.max_merge > 1 else frozenset()
-    rest = clauses.max_merge if merging else 1, merging, clauses.relays
+    longest = problem.topology.num_ranks - 1  # of any path without a circle
+    longest = min(longest, clauses.path_limit or longest)
+    rest = clauses.max_merge if merging else 1, merging, longest, clauses.values("group")
     across = [e for e in links if problem.topology.is_internode(e)]
     if collective.num_chunks * len(across) > _MOST_ASKED:
-        said = _said(problem)
-        return rest, links, str(said["carries_from"]), clauses.direct_crossing, clauses.own_first
-    both = (False, True) if collective.combining and not collective.derivations else (False,)
+        return rest, links, clauses.values("chunk", "order")
+    both = (False, True) if collective.sums_up else (False,)
     carried = frozenset(
         (e, c, reducing)
         for e in across

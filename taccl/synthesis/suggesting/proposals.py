@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,7 @@ from taccl.errors import SketchError
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
-from taccl.synthesis.suggesting.write import commented_toml
-from taccl.synthesis.timing_group import timing_group
+from taccl.synthesis.paper.timing_group import timing_group
 from taccl.units import BYTES_PER_MB, format_size, format_us
 
 if TYPE_CHECKING:
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["SketchProposal", "fitting_shifts", "is_small", "make_sketch"]
 
 
+#: For editors.
+_SCHEMA_LINE = "#:schema sketch.schema.json"
+_WIDTH = 100
+
+
 @dataclass(frozen=True, slots=True)
 class SketchProposal:
     """A sketch that suits a topology, a collective and a size, and what it promises.
@@ -46,7 +51,7 @@ class SketchProposal:
     why : str
         What speaks for the sketch, as a sentence.
     comments : mapping of str to str
-        What `to_toml` writes beside tables and fields, by their names.
+        What `to_toml` writes above tables and fields, by name: ``"symmetry"``, ``"internode.connections"``.
     """
 
     sketch: Sketch
@@ -85,13 +90,28 @@ class SketchProposal:
             f"A first schedule ends after {format_us(self.finish_us)}; none that obeys this sketch ends "
             f"before {format_us(self.bound_us)} ({self.limits}).",
         ]
-        return commented_toml(self.sketch, header=header, comments=self.comments)
+        lines = [_SCHEMA_LINE, *(line for paragraph in header for line in _wrapped(paragraph))]
+        table, left = "", dict(self.comments)
+        for line in self.sketch.to_toml().splitlines():
+            name = line.partition(" = ")[0]
+            if line.startswith("["):
+                name = table = line.strip("[]")
+            elif table:
+                name = f"{table}.{name}"
+            # Of several tables of one name the first is commented.
+            comment = left.pop(name, None) if line else None
+            lines += [*_wrapped(comment), line] if comment else [line]
+        return "\n".join(lines) + "\n"
 
     def __repr__(self) -> str:
         return (
             f"SketchProposal({self.sketch.name!r}: finish {format_us(self.finish_us)}, bound "
             f"{format_us(self.bound_us)}; {self.why})"
         )
+
+
+def _wrapped(paragraph: str) -> list[str]:
+    return textwrap.wrap(paragraph, _WIDTH, initial_indent="# ", subsequent_indent="# ")
 
 
 def is_small(shape: Shape, chunk_bytes: int) -> bool:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
-from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
 from taccl.synthesis import stages
+from taccl.synthesis.halves import search_halves
 from taccl.synthesis.large import effort, schedule_large, suits
+from taccl.synthesis.paper.timing_group import timing_group
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.timing_group import timing_group
-from taccl.synthesis.twins import find_twin, hand_over
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -22,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["quick_schedule"]
 
-#: With more moves than this, once folded, the list scheduler's first run is no longer quick.
-_MOST_MOVES = 40_000
-#: Runs of the list scheduler: each of its noises with each of its patiences.
-_MOST_RUNS = 15
-
 
 def quick_schedule(
-    problem: Problem, *, budget_s: float = 0.5, seed: int = 0, give_up: Deadline = NEVER
+    problem: Problem,
+    *,
+    budget_s: float = 0.5,
+    seed: int = 0,
+    give_up: Deadline = NEVER,
+    parameters: SearchParameters = DEFAULTS,
 ) -> Schedule | CompactSchedule | None:
     """A verified schedule by the list scheduler; None where none is found, or not quickly.
 
@@ -45,38 +43,19 @@ def quick_schedule(
     OutOfTime
         If that passed before there was one.
     """
-    if effort(problem) > _MOST_MOVES * timing_group(problem).counted:
+    suggesting = parameters.suggesting
+    if effort(problem) > suggesting.most_ranked_moves * timing_group(problem).counted:
         if not suits(problem):
             return None
-        found = schedule_large(problem, num_runs=1, seed=seed)
+        found = schedule_large(problem, num_runs=1, seed=seed, deadline=give_up)
         verify(found).raise_if_failed()
         return found
-    collective = problem.collective
-    if not collective.combining or collective.derivations:
-        return _search(problem, budget_s, seed, give_up).best
-    first = _search(reduction_half(problem), budget_s, seed, give_up)
-    if first.best is None:
-        return None
-    reduction = reverse(first.best, problem)
-    if all(set(chunk.destinations) == {chunk.root} for chunk in collective.chunks):
-        return _verified(reduction)
-    half = spreading_half(problem)
-    twin = find_twin(first.problem, half)
-    second = Search(half, first.options, first.deadline, 0, give_up=give_up)
-    if twin is None or not hand_over(first, second, twin) or second.best is None:
-        second = _search(half, budget_s, seed, give_up)
-    if second.best is None:
-        return None
-    return _verified(concatenate([reduction, replace(second.best, problem=problem)], problem))
-
-
-def _search(problem: Problem, budget_s: float, seed: int, give_up: Deadline) -> Search:
-    options = Options(threads=1, seed=seed, memory_limit_mb=None, log=False, progress=None)
-    search = Search(problem, options, min(give_up.at_s, time.monotonic() + 60.0), 0, give_up=give_up)
-    stages.greedy(search, budget_s=budget_s, max_runs=_MOST_RUNS)
-    return search
-
-
-def _verified(schedule: Schedule) -> Schedule:
-    verify(schedule).raise_if_failed()
-    return schedule
+    search = Search(
+        problem, Options(seed=seed, parameters=parameters), give_up, gives_up=give_up is not NEVER
+    )
+    search_halves(
+        search, lambda half: stages.greedy(half, budget_s=budget_s, max_runs=suggesting.ranking_runs)
+    )
+    if search.best is not None:
+        verify(search.best).raise_if_failed()
+    return search.best

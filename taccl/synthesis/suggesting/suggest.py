@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
@@ -22,11 +23,12 @@ from taccl.problem import make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.large import effort
+from taccl.synthesis.paper.timing_group import timing_group
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, is_small, make_sketch
 from taccl.synthesis.suggesting.ranking import quick_schedule
 from taccl.synthesis.suggesting.relays import Plan, relay_plans
 from taccl.synthesis.suggesting.shape import find_shape
-from taccl.synthesis.timing_group import timing_group
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
@@ -44,14 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["suggest_for", "suggest_sketches"]
 
 Progress = Callable[[str, float | None, float | None], None]
-
-#: Chunks per rank that are tried, and the one that plans are compared with.
-_PARTITIONS = (1, 2, 4, 8)
-_FIRST_PARTITION = 2
-#: As many chunks as one send between nodes merges without a sketch.
-_MOST_MERGED = 6
-#: Seconds for the bound of the best proposal, and of each other.
-_FIRST_BOUND_S, _BOUND_S = 5.0, 2.0
 
 
 @checked
@@ -76,12 +70,16 @@ def suggest_sketches(
     collective : str or Collective
         A name leaves the number of chunks per rank to the proposals, unless it or a chunk size is given. A
         `Collective` keeps its own.
+    chunks_per_rank : int, optional
+        Pieces of a rank's part of the data.
     size : int or str, optional
         The larger of one rank's input and output buffer, e.g. ``"64MB"``. Exactly one of the two is given.
     chunk_size : int or str, optional
         Bytes of one chunk, instead.
     root, roots
         As `taccl.collectives.make` takes them.
+    seed : int
+        Of the searches.
     most : int
         How many proposals at most.
     time_limit_s : float
@@ -119,7 +117,7 @@ def suggest_sketches(
     else:
         # A chunk size and several partitionings would be several sizes of the collective.
         fixed = chunks_per_rank or (1 if chunk_size is not None else None)
-        counts = _PARTITIONS if fixed is None else (fixed,)
+        counts = DEFAULTS.suggesting.partitions if fixed is None else (fixed,)
         cut = {
             k: make(collective, topology.num_ranks, root=root, roots=roots, chunks_per_rank=k) for k in counts
         }
@@ -142,6 +140,7 @@ def suggest_for(
     seed: int = 0,
     progress: Progress | None = None,
     give_up: Deadline = NEVER,
+    parameters: SearchParameters = DEFAULTS,
 ) -> list[SketchProposal]:
     """Sketches for a problem without one, in the chunks that it has; see `suggest_sketches`.
 
@@ -151,7 +150,7 @@ def suggest_for(
         When to stop without any; by default the first candidate is always tried to its end.
     """
     problems = {problem.collective.chunks_per_rank: problem}
-    return _suggested(problems, most, time_limit_s, seed, progress, give_up)
+    return _suggested(problems, most, time_limit_s, seed, progress, give_up, parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +181,7 @@ class _Trials:
     seed: int
     progress: Progress | None
     give_up: Deadline
+    parameters: SearchParameters
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
 
@@ -210,7 +210,7 @@ class _Trials:
             sketch = self._sketch(plan, per_rank, max_merge, self.fitting[plan.name])
             applied = self._applied(sketch, problem)
             give_up.check()
-            schedule = quick_schedule(applied, seed=self.seed, give_up=give_up)
+            schedule = quick_schedule(applied, seed=self.seed, give_up=give_up, parameters=self.parameters)
         except SketchError:  # a chunk has no way under this plan, or its roots lack the symmetry
             return None
         except OutOfTime:
@@ -251,15 +251,17 @@ def _suggested(
     seed: int,
     progress: Progress | None,
     give_up: Deadline = NEVER,
+    parameters: SearchParameters = DEFAULTS,
 ) -> list[SketchProposal]:
-    deadline = Deadline.after(time_limit_s)
+    suggesting = parameters.suggesting
+    deadline = give_up.sooner(time_limit_s) if give_up is not NEVER else Deadline.after(time_limit_s)
     any_problem = next(iter(problems.values()))
     check_reachable(any_problem)
     shape = find_shape(any_problem.topology, deadline=give_up)
-    trials = _Trials(problems, shape, deadline, seed, progress, give_up)
-    first = _FIRST_PARTITION if _FIRST_PARTITION in problems else min(problems)
+    trials = _Trials(problems, shape, deadline, seed, progress, give_up, parameters)
+    first = suggesting.first_partition if suggesting.first_partition in problems else min(problems)
     capped = any_problem.clauses.max_merge
-    merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, _MOST_MERGED))
+    merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, suggesting.most_merged))
     if is_small(shape, min(any_problem.chunk_bytes)):
         merges = merges[::-1]
     per_rank = first
@@ -271,9 +273,10 @@ def _suggested(
             candidate = trials.attempt(plan, per_rank, max_merge)
             if candidate is not None and candidate.finish_us < ahead:
                 per_rank = _best_partition(trials, candidate, max_merge)
+    seconds = chain([suggesting.first_bound_s], repeat(suggesting.bound_s))
     proposals = [
-        _proposal(trials, candidate, min(_BOUND_S if place else _FIRST_BOUND_S, give_up.left_s))
-        for place, candidate in enumerate(trials.best()[:most])
+        _proposal(trials, candidate, min(bound_s, give_up.left_s))
+        for candidate, bound_s in zip(trials.best()[:most], seconds, strict=False)
     ]
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 

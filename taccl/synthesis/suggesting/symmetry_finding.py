@@ -17,14 +17,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.deadline import NEVER, Deadline
-from taccl.sketch.symmetry import link_permutation, offset_permutation, resource_permutation
+from taccl.sketch.symmetry import (
+    block_shifts,
+    link_permutation,
+    offset_permutation,
+    resource_permutation,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable
 
     from taccl.topology.topology import Topology
 
-__all__ = ["Shift", "TopologySymmetry", "find_shifts", "find_symmetry"]
+__all__ = ["Shift", "count_symmetries", "find_shifts"]
 
 #: nauty keeps the graph as a matrix of bits: beyond so many vertices only shifts are looked for.
 _MOST_VERTICES = 4_000
@@ -44,35 +49,6 @@ class Shift:
         return offset_permutation(num_ranks, self.offset, self.group)
 
 
-@dataclass(frozen=True, slots=True)
-class TopologySymmetry:
-    """The symmetries of a topology.
-
-    Parameters
-    ----------
-    size : int, optional
-        How many there are, with the one that moves nothing; None where the topology is too large to count.
-    orbits : tuple of tuple of int
-        Ranks that some symmetry takes to one another; one orbit a rank where nothing was counted.
-    shifts : tuple of Shift
-        Those that a sketch can say, the smallest blocks first.
-    """
-
-    size: int | None
-    orbits: tuple[tuple[int, ...], ...]
-    shifts: tuple[Shift, ...]
-
-    def __repr__(self) -> str:
-        many = "uncounted symmetries" if self.size is None else f"{self.size} symmetries"
-        return f"TopologySymmetry({many}, {len(self.orbits)} orbits of ranks, {len(self.shifts)} shifts)"
-
-
-def find_symmetry(topology: Topology) -> TopologySymmetry:
-    """The symmetries of a topology, and which of them are shifts inside blocks of ranks."""
-    size, orbits = _automorphisms(topology)
-    return TopologySymmetry(size, orbits, find_shifts(topology))
-
-
 def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shift, ...]:
     """Every shift by a divisor of its block that the topology has; whole nodes go to whole nodes.
 
@@ -84,21 +60,14 @@ def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shif
     found: list[Shift] = []
     if len(topology.links) > _MOST_LINKS:
         return ()
-    for shift in _shifts(topology.num_ranks):
+    for offset, group in block_shifts(topology.num_ranks):
         deadline.check()
+        shift = Shift(group, offset)
         # A shift applied several times is another, which need not be checked.
         power = any(known.group == shift.group and shift.offset % known.offset == 0 for known in found)
         if power or _holds(topology, shift):
             found.append(shift)
     return tuple(found)
-
-
-def _shifts(num_ranks: int) -> Iterator[Shift]:
-    divisors = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
-    for group in divisors:
-        for offset in divisors:
-            if offset < group and group % offset == 0:
-                yield Shift(group, offset)
 
 
 def _holds(topology: Topology, shift: Shift) -> bool:
@@ -113,21 +82,17 @@ def _holds(topology: Topology, shift: Shift) -> bool:
     return links is not None and resource_permutation(topology, links) is not None
 
 
-def _automorphisms(topology: Topology) -> tuple[int | None, tuple[tuple[int, ...], ...]]:
-    """How many symmetries there are, and the orbits of ranks, from the coloured graph."""
-    apart = tuple((rank,) for rank in range(topology.num_ranks))
+def count_symmetries(topology: Topology) -> int | None:
+    """How many symmetries a topology has, with the one that moves nothing; None where it is too large."""
     graph = _Graph(topology)
     if graph.count > _MOST_VERTICES:
-        return None, apart
+        return None
     import pynauty  # type: ignore[import-untyped]
 
     colours = [set(graph.members[colour]) for colour in sorted(graph.members, key=str)]
     coloured = pynauty.Graph(graph.count, adjacency_dict=graph.edges, vertex_coloring=colours)
-    _, mantissa, exponent, orbit_of, _ = pynauty.autgrp(coloured)
-    alike: dict[int, list[int]] = defaultdict(list)
-    for rank in range(topology.num_ranks):
-        alike[orbit_of[rank]].append(rank)
-    return round(mantissa * 10**exponent), tuple(tuple(ranks) for ranks in alike.values())
+    _, mantissa, exponent, _, _ = pynauty.autgrp(coloured)
+    return int(round(mantissa * 10**exponent))
 
 
 class _Graph:

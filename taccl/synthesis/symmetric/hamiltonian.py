@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import TopologyError
-from taccl.topology.translations import along_ring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from taccl.topology.named import NamedFabric
-    from taccl.topology.translations import Translations
-
-__all__ = ["hamiltonian_ring", "has_hamiltonian_ring", "ring_through"]
+__all__ = ["hamiltonian_ring", "has_hamiltonian_ring"]
 
 
 def has_hamiltonian_ring(dims: Sequence[int]) -> bool:
@@ -43,8 +39,8 @@ def hamiltonian_ring(dims: Sequence[int]) -> NDArray[np.int64]:
     """
     if not has_hamiltonian_ring(dims):
         raise TopologyError(
-            "no ring visits every rank once; expected two axes of two ranks or more, one of them even; use "
-            "backend='greedy'",
+            "a mesh has no translations, and no ring visits every rank once; expected two axes of two ranks "
+            "or more, one of them even; use backend='greedy' on the topology",
             where=f"mesh:{'x'.join(map(str, dims))}",
         )
     upright = next(axis for axis, dim in enumerate(dims) if dim % 2 == 0)
@@ -63,16 +59,3 @@ def _to_and_fro(dims: Sequence[int]) -> NDArray[np.int64]:
         turned = np.stack([path if place % 2 == 0 else path[::-1] for place in range(dim)])
         path = (turned + size * np.arange(dim, dtype=np.int64)[:, None]).ravel()
     return path
-
-
-def ring_through(fabric: NamedFabric) -> Translations:
-    """The translations of the ring through a mesh, each way round.
-
-    Raises
-    ------
-    TopologyError
-        If the fabric is no mesh, has no such ring, or links along it differ in bandwidth.
-    """
-    if fabric.kind != "mesh":
-        raise TopologyError("found no mesh; its own translations do better", where=fabric.name)
-    return along_ring(fabric, hamiltonian_ring(fabric.dims))

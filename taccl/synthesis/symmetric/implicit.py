@@ -10,11 +10,17 @@ from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.arguments import checked
 from taccl.errors import TopologyError
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.symmetric.find_translations import find_translations
-from taccl.synthesis.symmetric.hamiltonian import has_hamiltonian_ring, ring_through
+from taccl.synthesis.symmetric.hamiltonian import hamiltonian_ring
 from taccl.synthesis.symmetric.translation import translate
 from taccl.topology.named import NamedFabric, as_named, parse_named
-from taccl.topology.translations import Translations, translations_of_fabric, translations_of_topology
+from taccl.topology.translations import (
+    Translations,
+    along_ring,
+    translations_of_fabric,
+    translations_of_topology,
+)
 from taccl.units import format_us, parse_size
 
 if TYPE_CHECKING:
@@ -78,6 +84,7 @@ def synthesize_implicit(
     chunks_per_rank: Count = 1,
     group: Sequence[Sequence[int]] | None = None,
     seed: Natural = 0,
+    parameters: SearchParameters = DEFAULTS,
     **costs: Any,
 ) -> ImplicitResult:
     """A verified implicit schedule of a collective, on a fabric that looks the same from every rank.
@@ -87,12 +94,16 @@ def synthesize_implicit(
     fabric : str, NamedFabric, Topology or Translations
         A name such as ``"torus:100x100x100"``, ``"mesh:200x200"``, ``"hypercube:16"``, or a topology.
     collective : {"allgather", "reduce-scatter", "allreduce", "alltoall"}
+    chunks_per_rank : int
+        Pieces of a rank's part of the data.
     chunk_size : int or str
         Bytes of one chunk.
     group : sequence of rank permutations, optional
         Of a topology: generators of its translations; default: found, where they are shifts in blocks.
     seed : int
         Same arguments and seed, same schedule.
+    parameters : SearchParameters
+        Constants of the search.
     **costs
         Of a name: ``bandwidth_gb_per_s``, ``alpha_us``, ``alpha_meaning``, as in `parse_named`.
 
@@ -108,7 +119,12 @@ def synthesize_implicit(
     chunk_bytes = parse_size(chunk_size, where="chunk_size")
     shape = implicit_translations(fabric, group=group, **costs)
     schedule = translate(
-        shape, collective, chunk_bytes=chunk_bytes, chunks_per_rank=chunks_per_rank, seed=seed
+        shape,
+        collective,
+        chunk_bytes=chunk_bytes,
+        chunks_per_rank=chunks_per_rank,
+        seed=seed,
+        parameters=parameters,
     )
     verify_implicit(schedule).raise_if_failed()
     return ImplicitResult(schedule, bound_of(schedule), time.monotonic() - began)
@@ -132,25 +148,19 @@ def implicit_translations(
     if isinstance(fabric, str):
         fabric = parse_named(fabric, **costs)
     if isinstance(fabric, NamedFabric):
-        if fabric.kind == "mesh" and has_hamiltonian_ring(fabric.dims):
-            return ring_through(fabric)
         if fabric.kind == "mesh":
-            raise TopologyError(
-                "a mesh has no translations, and without two axes of which one is even no ring either; use "
-                "backend='greedy' on the topology",
-                where=fabric.name,
-            )
+            return along_ring(fabric, hamiltonian_ring(fabric.dims))
         return translations_of_fabric(fabric)
     if group is not None:
         return translations_of_topology(fabric, group)
     found = find_translations(fabric)
-    named = as_named(fabric) if found is None else None
+    if found is not None:
+        return found
+    named = as_named(fabric)
     if named is not None:
         return implicit_translations(named)
-    if found is None:
-        raise TopologyError(
-            "found no translations among shifts in blocks of ranks; name them with group=, or use "
-            "backend='greedy'",
-            where=fabric.name,
-        )
-    return found
+    raise TopologyError(
+        "found no translations among shifts in blocks of ranks; name them with group=, or use "
+        "backend='greedy'",
+        where=fabric.name,
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.kernels import compiled
+from taccl.kernels import compiled, inner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from taccl.schedule.pattern import ClassTicks
 
 __all__ = [
-    "FEWEST_FIRST", "FIXED", "IN_TURN", "SHUFFLED", "Server", "make_server", "route_offsets",
-    "spread_offsets",
+    "FEWEST_FIRST", "FIXED", "IN_TURN", "SHUFFLED", "Server", "Spreading", "Tiers", "make_server",
+    "route_offsets", "spread_offsets",
 ]  # fmt: skip
 
 #: In which order free classes choose.
@@ -69,7 +69,7 @@ def make_server(ticks: ClassTicks) -> Server:
     )
 
 
-@compiled(allocates=True)
+@inner(allocates=True)
 def _free_at(server: Server, g: int) -> int:
     """When a class can next start a send."""
     at = 0
@@ -78,30 +78,59 @@ def _free_at(server: Server, g: int) -> int:
     return at
 
 
-@compiled(allocates=True)
+@inner(allocates=True)
 def _take(server: Server, g: int, time: int) -> None:
     """Hold the resources of a class for a send that starts now."""
     for h in range(server.hold_of[g], server.hold_of[g + 1]):
         server.free[server.resource[h]] = time + server.lead[h] + server.length[h]
 
 
+class Tiers(NamedTuple):
+    """Which offsets a slow class prefers to enter.
+
+    Parameters
+    ----------
+    first_in : (num_classes, num_places) int32, or no columns
+        The component of every offset under classes that are faster; a slow class prefers to enter new ones.
+    entered : (num_classes, num_items * num_places) bool, or no columns
+        False at first; components that have an item or expect it.
+    """
+
+    first_in: NDArray[np.int32]
+    entered: NDArray[np.bool_]
+
+
+class Spreading(NamedTuple):
+    """Room; in the end, a tree.
+
+    Node ``sequence[n]`` is the n-th sent, for n below ``work[-1]``: from node ``parent[node]`` over class
+    ``taken[node]`` at ``start[node]``.
+
+    Parameters
+    ----------
+    log, parent, taken, start, sequence, following : (num_items * num_places,)
+    work : (5 * num_classes + 1,) int64
+    """
+
+    log: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    taken: NDArray[np.int16]
+    start: NDArray[np.int64]
+    sequence: NDArray[np.int32]
+    following: NDArray[np.int32]
+    work: NDArray[np.int64]
+
+
 @compiled(allocates=True)
 def spread_offsets(
     server: Server,
     steps: NDArray[np.int32],
-    first_in: NDArray[np.int32],
-    entered: NDArray[np.bool_],
+    preferred: Tiers,
+    room: Spreading,
     num_items: int,
     order: int,
     random: int,
     deadline: int,
-    log: NDArray[np.int32],
-    parent: NDArray[np.int32],
-    taken: NDArray[np.int16],
-    start: NDArray[np.int64],
-    sequence: NDArray[np.int32],
-    following: NDArray[np.int32],
-    work: NDArray[np.int64],
 ) -> int:
     """The finish in ticks of a tree that brings every item to every offset; -1 where there is none.
 
@@ -111,20 +140,13 @@ def spread_offsets(
     ----------
     steps : (num_places, num_classes) int32
         Where the link of every class leads from every offset.
-    first_in : (num_classes, num_places) int32, or no columns
-        The component of every offset under classes that are faster; a slow class prefers to enter new ones.
-    entered : (num_classes, num_items * num_places) bool, or no columns
-        False; components that have an item or expect it.
     order : int
         In which order free classes choose; `random` is the seed where it is `SHUFFLED`.
     deadline : int
         No send ends later.
-    log, parent, taken, start, sequence, following : (num_items * num_places,)
-        Room. On return node ``sequence[n]`` is the n-th sent, for n below ``work[-1]``: from node
-        ``parent[node]`` over class ``taken[node]`` at ``start[node]``.
-    work : (5 * num_classes + 1,) int64
-        Room.
     """
+    first_in, entered = preferred
+    log, parent, taken, start, sequence, following, work = room
     num_places, num_classes = steps.shape
     tiers = first_in.shape[1] > 0
     fresh, place, head, tail = 0, num_classes, 2 * num_classes, 3 * num_classes

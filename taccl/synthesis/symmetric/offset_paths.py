@@ -23,15 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["route"]
 
-_MAX_HOPS = 3 * 10**7
 _BYTES_PER_HOP = 150
 
 
-def route(translations: Translations, ticks: ClassTicks, pieces: int) -> Pattern:
+def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_hops: int) -> Pattern:
     """Every offset its own path; paths are columns of hops, one item after another."""
     from taccl.synthesis.symmetric.offset_kernel import make_server, route_offsets
 
-    link_class, path_of = _paths(translations, pieces)
+    link_class, path_of = _paths(translations, pieces, most_hops)
     num_items = len(path_of) - 1
     latency = ticks.latency[link_class]
     done = np.concatenate(([0], np.cumsum(latency)))
@@ -43,7 +42,9 @@ def route(translations: Translations, ticks: ClassTicks, pieces: int) -> Pattern
     return Pattern.sorted(item, src, dst, link_class, start, np.zeros(len(item), dtype=bool))
 
 
-def _paths(translations: Translations, pieces: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+def _paths(
+    translations: Translations, pieces: int, most_hops: int
+) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """The class of every hop of every item, and where each item's hops begin."""
     num_ranks = translations.num_ranks
     number = {each.dst: g for g, each in enumerate(translations.classes)}
@@ -67,10 +68,10 @@ def _paths(translations: Translations, pieces: int) -> tuple[NDArray[np.int16], 
     counts = np.take_along_axis(counts, turn % len(moduli), axis=1)
     classes = np.take_along_axis(classes, turn % len(moduli), axis=1)
     total = int(counts.sum())
-    if total > _MAX_HOPS:
+    if total > most_hops:
         raise InputError(
             f"found {total} hops of one rank's chunks, which need {format_size(_BYTES_PER_HOP * total)}; "
-            f"expected at most {_MAX_HOPS}: ask for fewer ranks",
+            f"expected at most {most_hops}: ask for fewer ranks",
             where=translations.host.name,
         )
     path_of = np.concatenate(([0], np.cumsum(counts.sum(axis=1))))

@@ -14,6 +14,7 @@ alltoall
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from taccl.analysis.certificates.translation_bound import collective_bound
 from taccl.errors import InputError
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import Pattern, ticks_of
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters, SymmetricParameters
 from taccl.synthesis.symmetric.offset_paths import route
 from taccl.units import format_size
 
@@ -36,12 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["memory_needed", "translate"]
 
 _PRODUCER = "translation"
-_MAX_BYTES = 4 * 2**30
 _BYTES_PER_ROW = 100
-#: How much work restarts may be: rows of all runs together, and runs.
-_WORK = 400_000
-_RUNS = 60
-_SLACK = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _NO_DEADLINE = 2**62
 
 
@@ -52,6 +49,7 @@ def translate(
     chunk_bytes: int,
     chunks_per_rank: int = 1,
     seed: int = 0,
+    parameters: SearchParameters = DEFAULTS,
 ) -> ImplicitSchedule:
     """The implicit schedule of a collective on a fabric with translations.
 
@@ -72,23 +70,25 @@ def translate(
     """
     empty = Pattern.sorted([], [], [], [], [], [])
     blank = ImplicitSchedule(translations, collective, chunks_per_rank, chunk_bytes, empty, _PRODUCER)
-    _check_memory(translations, chunks_per_rank)
+    _check_memory(translations, chunks_per_rank, parameters.symmetric.most_bytes)
     if translations.num_ranks == 1:
         return blank
     if collective == "alltoall":
-        pattern = route(translations, blank.ticks, chunks_per_rank)
+        pattern = route(translations, blank.ticks, chunks_per_rank, most_hops=parameters.symmetric.most_hops)
     else:
         bound = collective_bound(
             translations, "allgather", chunks_per_rank=chunks_per_rank, chunk_bytes=chunk_bytes
         )
         goal = int(bound.bound * blank.ticks.ticks_per_us)
         parts = []
+        grow = partial(
+            _tree, translations, pieces=chunks_per_rank, goal=goal, seed=seed, symmetric=parameters.symmetric
+        )
         if collective != "allgather":
-            reversed_ticks = ticks_of(translations.reversed(), chunk_bytes)
-            tree = _tree(translations, translations.reversed(), reversed_ticks, chunks_per_rank, goal, seed)
+            tree = grow(translations.reversed(), ticks_of(translations.reversed(), chunk_bytes))
             parts.append(tree.turned_round())
         if collective != "reduce-scatter":
-            parts.append(_tree(translations, translations.classes, blank.ticks, chunks_per_rank, goal, seed))
+            parts.append(grow(translations.classes, blank.ticks))
         pattern = _one_after_another(parts)
     return ImplicitSchedule(translations, collective, chunks_per_rank, chunk_bytes, pattern, _PRODUCER)
 
@@ -99,13 +99,13 @@ def memory_needed(translations: Translations, chunks_per_rank: int = 1) -> int:
     return 4 * translations.num_ranks * len(translations.classes) + _BYTES_PER_ROW * nodes
 
 
-def _check_memory(translations: Translations, chunks_per_rank: int) -> None:
+def _check_memory(translations: Translations, chunks_per_rank: int, most_bytes: int) -> None:
     needed = memory_needed(translations, chunks_per_rank)
-    if needed > _MAX_BYTES or translations.num_ranks * chunks_per_rank >= 2**31:
+    if needed > most_bytes or translations.num_ranks * chunks_per_rank >= 2**31:
         raise InputError(
             f"found {translations.num_ranks} ranks with {len(translations.classes)} links and "
             f"{chunks_per_rank} chunks each, which need {format_size(needed)}; expected at most "
-            f"{format_size(_MAX_BYTES)}: ask for fewer ranks or chunks",
+            f"{format_size(most_bytes)}: ask for fewer ranks or chunks",
             where=translations.host.name,
         )
 
@@ -139,26 +139,32 @@ class _Tree:
 
 def _one_after_another(trees: Sequence[_Tree]) -> Pattern:
     delays = np.cumsum([0, *(tree.finish for tree in trees)])
-    return Pattern.sorted(
-        np.concatenate([tree.item for tree in trees]),
-        np.concatenate([tree.src for tree in trees]),
-        np.concatenate([tree.dst for tree in trees]),
-        np.concatenate([tree.link_class for tree in trees]),
-        np.concatenate([tree.start + delay for tree, delay in zip(trees, delays, strict=False)]),
-        np.concatenate([np.full(len(tree.item), tree.reduce) for tree in trees]),
+    parts = (
+        (
+            tree.item,
+            tree.src,
+            tree.dst,
+            tree.link_class,
+            tree.start + delay,
+            np.full(len(tree.item), tree.reduce),
+        )
+        for tree, delay in zip(trees, delays, strict=False)
     )
+    return Pattern.sorted(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _tree(
     translations: Translations,
     classes: Sequence[LinkClass],
     ticks: ClassTicks,
+    *,
     pieces: int,
     goal: int,
     seed: int,
+    symmetric: SymmetricParameters,
 ) -> _Tree:
     """The tree over all offsets that finishes first, of several runs; one that meets the goal is the last."""
-    from taccl.synthesis.symmetric.offset_kernel import make_server, spread_offsets
+    from taccl.synthesis.symmetric.offset_kernel import Spreading, Tiers, make_server, spread_offsets
 
     num_ranks, num_classes = translations.num_ranks, len(classes)
     places = np.arange(num_ranks, dtype=np.int64)
@@ -171,19 +177,18 @@ def _tree(
     uneven = len(set(ticks.latency.tolist())) > 1
     tiers = {False: np.empty((num_classes, 0), dtype=np.int32)}
     best: _Tree | None = None
-    for tiered, order, noise, slack in _runs(nodes, uneven):
+    for tiered, order, noise, slack in _runs(nodes, uneven, symmetric):
         if tiered and True not in tiers:
             tiers[True] = _components(steps, ticks.latency)
         deadline = _NO_DEADLINE if slack is None else goal + int(goal * slack)
         if best is not None and deadline >= best.finish:
             deadline = best.finish - 1
         work = np.zeros(5 * num_classes + 1, dtype=np.int64)
+        preferred = Tiers(tiers[tiered], np.zeros((num_classes, nodes if tiered else 0), dtype=bool))
+        room = Spreading(log, parent, taken, start, sequence, following, work)
         finish = spread_offsets(
-            make_server(ticks), steps, tiers[tiered],
-            np.zeros((num_classes, nodes if tiered else 0), dtype=bool), pieces, order,
-            seed + noise, deadline,
-            log, parent, taken, start, sequence, following, work,
-        )  # fmt: skip
+            make_server(ticks), steps, preferred, room, pieces, order, seed + noise, deadline
+        )
         if finish < 0:
             continue
         node = sequence[: nodes - pieces].astype(np.int64)
@@ -202,7 +207,9 @@ def _tree(
     return best
 
 
-def _runs(nodes: int, uneven: bool) -> Iterator[tuple[bool, int, int, float | None]]:
+def _runs(
+    nodes: int, uneven: bool, symmetric: SymmetricParameters
+) -> Iterator[tuple[bool, int, int, float | None]]:
     """(tiered, order, noise, slack of the deadline) of every run."""
     from taccl.synthesis.symmetric.offset_kernel import FEWEST_FIRST, FIXED, IN_TURN, SHUFFLED
 
@@ -211,10 +218,15 @@ def _runs(nodes: int, uneven: bool) -> Iterator[tuple[bool, int, int, float | No
     kinds = (False, True) if uneven else (False,)
     runs += [(tiered, order, 0, None) for order in orders for tiered in kinds]
     if uneven:
-        runs += [(tiered, order, 0, slack) for slack in _SLACK for order in orders[:2] for tiered in kinds]
+        runs += [
+            (tiered, order, 0, slack)
+            for slack in symmetric.slacks
+            for order in orders[:2]
+            for tiered in kinds
+        ]
     runs += [
         (kinds[noise % len(kinds)], SHUFFLED, noise, None)
-        for noise in range(1, min(_RUNS, _WORK // nodes) + 1)
+        for noise in range(1, min(symmetric.restarts, symmetric.restart_rows // nodes) + 1)
     ]
     return iter(runs)
 

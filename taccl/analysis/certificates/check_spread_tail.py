@@ -1,0 +1,111 @@
+"""Checks spread tails: pair after pair of a chunk and a rank, as early as each can come about."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from taccl.analysis.certificates.check_delayed_source import Passage, passages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.analysis.certificates.certificate import SpreadTail
+    from taccl.analysis.certificates.check_facts import Facts
+
+__all__ = ["spreads_late"]
+
+
+def spreads_late(facts: Facts, witness: SpreadTail, *, in_network: bool) -> int:
+    """When the last chunks that enter the set can have spread in it at the earliest; 0 says nothing."""
+    if facts.multi or facts.made_at or len(set(facts.units)) != 1 or (facts.sums and in_network):
+        return 0
+    ranks = witness.ranks
+    wanted, release = _entering(facts, ranks)
+    wanted = sorted(each for each in wanted if each >= witness.least)
+    if not 1 <= witness.last <= len(wanted):
+        return 0
+    links = facts.topology.links
+    inside = [e for e in release if links[e].dst in ranks and links[e].src in ranks]
+    border = [e for e in release if links[e].dst in ranks and links[e].src not in ranks]
+    merges = facts.clauses.max_merge > 1 and not facts.clauses.merging.isdisjoint(inside)
+    if merges or not border or not all(facts.holds[e] for e in inside + border):
+        return 0
+    at_once = dict.fromkeys(release, 0)
+    gates = passages(facts, border, release)
+    sending: dict[int, list[int]] = defaultdict(list)
+    coming: dict[int, list[int]] = defaultdict(list)
+    for e in inside:
+        sending[links[e].src].append(e)
+    for e in inside + border:
+        coming[links[e].dst].append(e)
+    fast = _fastest([passages(facts, some, at_once) for some in sending.values()])
+    entries = heapq.merge(*(gate.ends(0) for gate in gates))
+    since = next(islice(entries, len(wanted) - witness.last, None))  # the first of the last ones is in
+    room: list[int] = []
+    for some in coming.values():
+        near = [
+            gate.ends(since) for gate in passages(facts, [e for e in some if links[e].src in ranks], at_once)
+        ]
+        far = [
+            gate.ends_since(since)
+            for gate in passages(facts, [e for e in some if links[e].src not in ranks], at_once)
+        ]
+        room += islice(heapq.merge(*near, *far), witness.last)
+    return _spread(since, entries, sorted(room), fast, len(ranks), sum(wanted[: witness.last]))
+
+
+def _entering(facts: Facts, ranks: frozenset[int]) -> tuple[list[int], dict[int, int]]:
+    """By how many of the ranks each chunk is wanted that must enter them; when links can have one.
+
+    Of a sum it is what ranks outside contribute.
+    """
+    wanted: list[int] = []
+    starts: dict[int, tuple[list[int], set[int]]] = {}
+    for c, data in enumerate(facts.collective.chunks):
+        outside, ends = set(data.origins) - ranks, ranks.intersection(data.destinations)
+        if outside and ends and (facts.sums or ranks.isdisjoint(data.origins)):
+            wanted.append(len(ends))
+            links = facts.admitted(c, reducing=None if facts.sums else False)
+            starts.setdefault(id(links), (links, set()))[1].update(outside)
+    release: dict[int, int] = {}
+    for links, some in starts.values():
+        there = facts.times(links, facts.units[0], dict.fromkeys(some, 0))
+        for e in links:
+            time = there.get(facts.topology.links[e].src)
+            if time is not None:
+                release[e] = min(time, release.get(e, time))
+    return wanted, release
+
+
+def _fastest(senders: list[list[Passage]]) -> list[tuple[int, int]]:
+    """(soonest end, ticks to the next) of the sends of a rank that is no slower than any, way by way."""
+    ways: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for mine in senders:
+        for place, way in enumerate(sorted((p.alpha + p.beta, p.before + p.after[0]) for p in mine)):
+            ways[place].append(way)
+    return [(min(first for _, first in some), min(each for each, _ in some)) for some in ways.values()]
+
+
+def _spread(
+    since: int,
+    entries: Iterator[int],
+    room: list[int],
+    fast: list[tuple[int, int]],
+    num_ranks: int,
+    pairs: int,
+) -> int:
+    """When so many pairs are there: each wakes one more rank, which then sends whenever it can."""
+    awake, now = 0, since
+    coming = [(since, 0)]  # when a chunk comes, and after how long the same sender's next; 0 is an entry
+    for soonest in room[:pairs]:
+        when, again = heapq.heappop(coming)
+        heapq.heappush(coming, (when + again, again) if again else (next(entries), 0))
+        now = max(when, soonest)
+        if awake < num_ranks:
+            awake += 1
+            for first, every in fast:
+                heapq.heappush(coming, (now + first, every))
+    return now

@@ -1,0 +1,286 @@
+"""The delayed-source bound: ranks that hold nothing at first can only send once something has reached them.
+
+Disjoint sets of ranks hold none of some chunks at first, and a rank of each, its target, wants them. What
+starts to enter them before some moment, `fed`, comes from the few that hold chunks from the beginning, or
+from a set that was reached before. However fast the sets can be entered from then on, at some later moment,
+`since`, many entries are missing: chunks that have to enter a set for its target. Those must still come to
+the targets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.certificate import DelayedSource
+from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Sets, gates_of
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.analysis.certificates.needed_sends import NeededSends
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["delayed_source_bounds"]
+
+#: So many ways to choose who starts early are tried, for ranks and for nodes.
+_MOST_HOMES = 3
+#: So many moments until which few feed are tried, and so many after which what is missing comes.
+_MOST_FED, _MOST_SINCE = 8, 16
+
+
+def delayed_source_bounds(
+    demand: NeededSends, *, in_network: bool
+) -> Iterator[tuple[int, str, DelayedSource]]:
+    """(ticks, what limits, witness) of each choice of the ranks or nodes that hold chunks at first.
+
+    Chunks must all have one size, over links from one rank to one rank, and none is made from another. Of a
+    sum, what the early ones contribute is such a chunk, unless switches are granted to reduce.
+    """
+    alike = len({kind.units for kind in demand.classes}) == 1
+    if not alike or not demand.single_ended or demand.problem.collective.derivations:
+        return
+    if demand.sums_for_all and in_network:
+        return
+    homes = [(family, sets, home) for family, sets in demand.families for home in _homes(demand, sets)]
+    costs = Costs(demand) if homes else None
+    for family, sets, home in homes:
+        late = tuple(ranks for i, ranks in enumerate(sets) if i not in home and ranks)
+        found = _bound(_Late(demand, costs, late)) if costs is not None and late else None
+        if found is not None:
+            ticks, missing, total, witness = found
+            early = format_count(len(home), family)
+            what = (
+                f"the last {missing} of {total} entries into {format_count(len(late), family)}, "
+                f"which only {early} can feed at first"
+            )
+            yield ticks, what, witness
+
+
+def _homes(demand: NeededSends, sets: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Sets that hold chunks at first: of all chunks together, and of few kinds each; never all of them."""
+    set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
+    count: Counter[frozenset[int]] = Counter()
+    for kind, number in demand.classes.items():
+        origins = kind.data.origins[:1] if demand.sums_for_all else kind.data.origins
+        if origins:
+            count[frozenset(set_of[r] for r in origins)] += number * len(kind.data.destinations)
+    homes = [frozenset().union(*count)]
+    if len(count) <= _MOST_HOMES:
+        homes += [home for home, _ in count.most_common()]
+    elif demand.sums_for_all:
+        homes += [home for home, _ in count.most_common(1)]
+    return [home for home in dict.fromkeys(homes) if home and len(home) < len(sets)]
+
+
+class _Late:
+    """Sets that hold nothing at first, who wants how much in them, and the gates that lead there."""
+
+    def __init__(self, demand: NeededSends, costs: Costs, late: tuple[frozenset[int], ...]) -> None:
+        self.late = late
+        label = np.full(demand.topology.num_ranks, -1)
+        for i, ranks in enumerate(late):
+            label[list(ranks)] = i
+        wanted, release = _wanted(demand, costs, label)
+        self.targets = tuple(max(sorted(ranks), key=lambda r: wanted[r]) for ranks in late)
+        self.wanted = wanted[list(self.targets)]
+        self.total = int(self.wanted.sum())
+        used = release < FOREVER
+        src, dst = label[costs.src], label[costs.dst]
+        is_target = np.zeros(len(label), dtype=bool)
+        is_target[list(self.targets)] = True
+        enters = used & (dst >= 0) & (src != dst)
+        counts = (dst >= 0) & (self.wanted[dst] > 0)
+        ends = used & counts & is_target[costs.dst]
+        self.all_held = bool(costs.is_held[enters | ends].all())
+        takes = costs.link_alpha + costs.link_beta
+        #: The least time in which a chunk enters a set.
+        self.soonest = int(takes[enters].min(initial=FOREVER))
+
+        def gates(chosen: NDArray[np.bool_], of_set: Ints) -> Gates:
+            return gates_of(costs, np.flatnonzero(chosen), of_set, release)
+
+        self.early, self.onward = gates(enters & (src < 0), src), _fastest(gates(enters & (src >= 0), src))
+        self.enter = Sets.of(self.wanted, gates(enters & counts, dst))
+        self.inside, self.direct = gates(ends & (src == dst), dst), gates(ends & (src != dst), dst)
+        self.ends = Sets.of(self.wanted, self.inside, self.direct)
+
+    @property
+    def says_something(self) -> bool:
+        """Whether anything is wanted, and no gate lets all pass at once."""
+        gates = (self.early, self.onward, self.enter.gates, self.ends.gates)
+        return self.all_held and self.total > 0 and all((each.alpha + each.beta > 0).all() for each in gates)
+
+    def missing(self, fed_at: _Feeding, since: int) -> tuple[int, int]:
+        """(entries that end at `since` at the soonest, `fed`) of the moment that says the most.
+
+        They are neither fed before `fed`, nor let in from there on.
+        """
+        gates = self.enter.gates
+        fed = np.array([*fed_at.moments, max(0, since - self.soonest)], dtype=np.int64)
+        later, ever = gates.within(fed[:, None], since - 1), gates.within(0, since - 1)
+        sends, chunks = np.array([fed_at.started_before(moment) for moment in fed.tolist()]).T
+        # A gate gains from what started before only if some send did.
+        gained = self.enter.most(ever - later, sends)
+        missing = self.total - self.enter.total(later) - np.minimum(chunks, gained)
+        best = int(missing.argmax())
+        return int(missing[best]), int(fed[best])
+
+    def rest(self, missing: int, since: int) -> int:
+        """How long after a moment it takes at least until so many chunks more are at the targets."""
+        gates, direct = self.ends.gates, self.ends.way == 1
+
+        def come(ticks: int) -> int:
+            ended = np.minimum(gates.ended(ticks), gates.within(0, since + ticks))
+            return int(self.ends.total(np.where(direct, ended, gates.within(since, since + ticks))))
+
+        return _first(lambda ticks: come(ticks) >= missing, FOREVER)
+
+
+def _wanted(demand: NeededSends, costs: Costs, label: Ints) -> tuple[Ints, Ints]:
+    """Of chunks that no late set holds at first: how many each rank wants; when each link can have one."""
+    wanted = np.zeros(len(label), dtype=np.int64)
+    release = np.full(len(demand.topology.links), FOREVER)
+    known: set[tuple[tuple[int, ...], int]] = set()
+    for kind, c in demand.example.items():
+        data, units = kind.data, kind.units
+        early = tuple(r for r in data.origins if label[r] < 0)
+        if not early or (len(early) < len(data.origins) and not demand.sums_for_all):
+            continue
+        wanted[list(data.destinations)] += demand.classes[kind]
+        number = demand.distances.carried(c, reducing=None if demand.sums_for_all else False)
+        if (early, number) in known:
+            continue
+        known.add((early, number))
+        heads = demand.distances.times(number, units)[list(early)].min(axis=0)
+        links = np.array(demand.distances.links(number), dtype=np.int64)
+        first = np.where(np.isfinite(heads), heads, FOREVER)[costs.src[links]].astype(np.int64)
+        release[links] = np.minimum(release[links], first)
+    wanted[label < 0] = 0
+    return wanted, release
+
+
+def _bound(late: _Late) -> tuple[int, int, int, DelayedSource] | None:
+    """(ticks, entries that are missing, all entries, witness); None where nothing can be said."""
+    if not late.says_something:
+        return None
+    fed_at = _Feeding(late)
+    best: tuple[int, int, int, DelayedSource] | None = None
+    missed, since, longest = 0, FOREVER, late.rest(late.total, 0)
+    for _ in range(_MOST_SINCE):
+        since = _first(lambda s: late.missing(fed_at, s)[0] <= missed, since) - 1  # noqa: B023  used at once
+        if since < 0 or (best is not None and since + longest <= best[0]):
+            break
+        missed, fed = late.missing(fed_at, since)
+        ticks = since + late.rest(missed, since)
+        if best is None or ticks > best[0]:
+            best = (ticks, missed, late.total, DelayedSource(late.late, late.targets, fed, since))
+    return best
+
+
+class _Feeding:
+    """How much can have been fed to the sets by when: from the beginning, and by sets that were reached."""
+
+    def __init__(self, late: _Late) -> None:
+        self.early, self.onward = late.early, late.onward
+        reached = self._reached(late)
+        #: (num_moments, 1) when sets can have been reached, and how many then.
+        self.since, self.sets = np.array(reached, dtype=np.int64).reshape(-1, 2).T[:, :, None]
+        self._known: dict[int, tuple[int, int]] = {}
+        moments = sorted({*(moment for moment, _ in reached), int(self.early.release.min())})
+        step = -(-len(moments) // _MOST_FED)
+        self.moments = moments[::step]
+
+    def _reached(self, late: _Late) -> list[tuple[int, int]]:
+        """(moment, sets) that can have been reached since: each send reaches one set more, no sooner."""
+        queue = [
+            (release + first, length, times)
+            for (release, first, length), times in _senders(self.early).items()
+        ]
+        again = _senders(self.onward)
+        heapq.heapify(queue)
+        reached: list[tuple[int, int]] = []
+        left = len(late.late)
+        while left and queue:
+            moment, length, times = heapq.heappop(queue)
+            if length:
+                heapq.heappush(queue, (moment + length, length, times))
+            new = min(times, left)
+            left -= new
+            there = moment + late.soonest
+            reached.append((there, new))
+            for (_, first, longer), each in again.items():
+                heapq.heappush(queue, (there + first, longer, new * each))
+        return reached
+
+    def started_before(self, moment: int) -> tuple[int, int]:
+        """(sends, chunks in them) into the sets that can have started before a moment, at most."""
+        if moment not in self._known:
+            by = moment - 1
+            sends, chunks = self.early.sends(by).sum(), self.early.started(by).sum()
+            if len(self.since):
+                sends += (self.onward.sends(by - self.since) * self.sets).sum()
+                chunks += (self.onward.started(by - self.since) * self.sets).sum()
+            self._known[moment] = int(sends), int(chunks)
+        return self._known[moment]
+
+
+def _senders(gates: Gates) -> Counter[tuple[int, int, int]]:
+    """(release, first start after it, ticks to the next one) of sends of one chunk each: how many there are.
+
+    What can start at the release, all at once, has no next one.
+    """
+    count: Counter[tuple[int, int, int]] = Counter()
+    lengths = (gates.alpha + gates.beta).tolist()
+    for release, spread, length in zip(
+        gates.release.tolist(), gates.start_spread.tolist(), lengths, strict=True
+    ):
+        count[release, 0, 0] += 1 + spread // length
+        count[release, length - spread % length, length] += 1
+    return count
+
+
+def _fastest(gates: Gates) -> Gates:
+    """Gates of a set that outdoes every other: the best of all first gates, of all second ones, and so on."""
+    order = np.lexsort((gates.beta, gates.alpha + gates.beta, gates.of_set))
+    sets = gates.of_set[order]
+    begins = np.flatnonzero(np.concatenate(([True], sets[1:] != sets[:-1]))) if len(sets) else sets
+    place = np.arange(len(sets)) - np.repeat(begins, np.diff(np.append(begins, len(sets))))
+    size = int(place.max(initial=-1)) + 1
+
+    def best(values: Ints, sign: int) -> Ints:
+        found = np.full(size, FOREVER)
+        np.minimum.at(found, place, sign * values[order])
+        return sign * found
+
+    none = np.zeros(size, dtype=np.int64)
+    return Gates(
+        of_set=none,
+        alpha=best(gates.alpha, 1),
+        beta=best(gates.beta, 1),
+        most=best(gates.most, -1),
+        release=none,
+        offset=none,
+        rest=none[None, :],
+        start_spread=best(gates.start_spread, -1),
+        end_spread=none,
+    )
+
+
+def _first(holds: Callable[[int], bool], high: int) -> int:
+    """The smallest number of ticks, from 0 to `high`, of which something holds that then goes on to hold."""
+    low, top = 0, 1
+    while top < high and not holds(top):
+        low, top = top, 2 * top
+    top = min(top, high)
+    while low < top:
+        middle = (low + top) // 2
+        low, top = (low, middle) if holds(middle) else (middle + 1, top)
+    return low

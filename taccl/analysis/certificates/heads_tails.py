@@ -1,0 +1,146 @@
+"""Heads and tails: how long a resource must stay idle at the beginning of a schedule, and at its end.
+
+A send serves a chunk if it is on the way by which a destination first gets the chunk. Its hold of a resource
+begins no sooner than the chunk can be at the sender, and after it the chunk still has to arrive and to get to
+a destination. So in a schedule that finishes at T, sends that serve hold a resource for T less its head and
+its tail at most, and what must be sent is sent by them alone.
+"""
+
+# h a hold of resource r by a send over link e
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.gates import FOREVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from taccl.analysis.certificates.distances import Distances
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["MOST_ROUNDS", "HeadsTails", "heads_and_tails", "least_time", "says_more"]
+
+#: So often a linear program is solved, with what the one before proved.
+MOST_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsTails:
+    """Link, resource, head and tail of every hold that takes time; `FOREVER` where it serves nothing."""
+
+    link: Ints
+    resource: Ints
+    head: Ints
+    tail: Ints
+
+    def idle(self, num_resources: int, links: NDArray[np.bool_] | None = None) -> Ints:
+        """(num_resources,) ticks that each is not held in, at least; `FOREVER` where no send holds it.
+
+        Parameters
+        ----------
+        links : (num_links,) bool, optional
+            Which links to count the sends of. Default: all.
+        """
+        chosen = slice(None) if links is None else links[self.link]
+        ends = np.full((2, num_resources), FOREVER)
+        for end, ticks in zip(ends, (self.head, self.tail), strict=True):
+            np.minimum.at(end, self.resource[chosen], ticks[chosen])
+        idle: Ints = np.minimum(ends.sum(axis=0), FOREVER)
+        return idle
+
+
+def heads_and_tails(distances: Distances, *, divisible: bool, by_chunk: bool) -> HeadsTails:
+    """The heads and tails of a problem whose chunks spread, or are summed for all.
+
+    Parameters
+    ----------
+    divisible : bool
+        Whether data may be cut at will: then only alphas take time.
+    by_chunk : bool
+        Whether a hold's alpha counts, or its bytes alone.
+    """
+    problem = distances.problem
+    holds, costs = problem.topology.holds, problem.costs
+    link = np.array([hold.link for hold in holds], dtype=np.int64)
+    resource = np.array([hold.resource for hold in holds], dtype=np.int64)
+    receives = np.array([hold.side == "receive" for hold in holds], dtype=bool)
+    head, tail = (np.full(len(holds), FOREVER) for _ in range(2))
+    for links, units, starts, ends in _groups(distances, divisible=divisible):
+        arc, src, dst = distances.arcs(links)
+        first, left = (np.full(len(problem.topology.links), np.inf) for _ in range(2))
+        np.minimum.at(first, arc, distances.nearest(links, units, starts)[src])
+        np.minimum.at(left, arc, distances.nearest(links, units, ends, backwards=True)[dst])
+        # A send that brings more than one chunk is the longer, and outlasts its holds by no less.
+        rest = costs.link_alpha[link] - costs.hold_alpha + units * (costs.link_beta[link] - costs.hold_beta)
+        for all_ticks, of_link, late in ((head, first, receives), (tail, left, ~receives)):
+            found = np.isfinite(first[link]) & np.isfinite(left[link])
+            ticks = np.where(found, of_link[link], 0).astype(np.int64) + np.where(late, rest, 0)
+            np.minimum(all_ticks, ticks, out=all_ticks, where=found)
+    lasts = costs.hold_beta + (costs.hold_alpha if by_chunk else 0) > 0
+    return HeadsTails(link[lasts], resource[lasts], head[lasts], tail[lasts])
+
+
+def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, set[int], set[int]]]:
+    """(links, units, ranks where some chunk starts, ranks where one is wanted), by links and units.
+
+    A chunk that is made of another may start at once, and is wanted of the other where it is made.
+    """
+    collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
+    sums = collective.combining and not collective.derivations
+    starts = {each.chunk: {each.rank} for each in collective.derivations}
+    wanted: dict[int, set[int]] = {}
+    for each in collective.derivations:
+        wanted.setdefault(each.source, set()).add(each.rank)
+    found: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
+    known = set()
+    for c, chunk in enumerate(collective.chunks):
+        key = distances.carried(c, reducing=None if sums else False), 0 if divisible else sizes[c]
+        if c not in starts and c not in wanted:
+            if (chunk, key) in known:
+                continue
+            known.add((chunk, key))
+        origins = starts.get(c, set()).union(chunk.origins)
+        there = origins if not sums else origins if len(origins) == 1 else set()
+        ends = wanted.get(c, set()).union(chunk.destinations) - there
+        if origins and ends:
+            all_starts, all_ends = found.setdefault(key, (set(), set()))
+            all_starts |= origins
+            all_ends |= ends
+    for (links, units), (all_starts, all_ends) in found.items():
+        yield links, units, all_starts, all_ends
+
+
+def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
+    """The least T at which resources can be paid so much for: each its price per tick beyond its idle ticks.
+
+    Parameters
+    ----------
+    prices : iterable of (int, int)
+        Price and idle ticks of every resource.
+    """
+    by_idle: dict[int, int] = {}
+    for price, idle in prices:
+        if price and idle < FOREVER:
+            by_idle[idle] = by_idle.get(idle, 0) + price
+    time, rate, before = Fraction(0), 0, Fraction(0)
+    for idle in sorted(by_idle):
+        if rate and (needed + before) / rate <= idle:
+            break
+        rate += by_idle[idle]
+        before += by_idle[idle] * idle
+        time = (needed + before) / rate
+    return time if needed > 0 else Fraction(0)
+
+
+def says_more(idle: Ints, known: int, bound: Fraction) -> bool:
+    """Whether a linear program that took resources to be idle for `known` at most may now prove more."""
+    return known < int(bound) and bool(((idle > known) & (idle < FOREVER)).any())

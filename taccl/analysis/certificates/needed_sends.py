@@ -1,0 +1,352 @@
+"""What every schedule of a problem must do: the sends that enter or leave each set of ranks.
+
+Bounds are counted over disjoint sets of ranks: each rank by itself, and each node. A chunk that a set lacks
+must enter it; a sum that everyone needs carries contributions into and out of every set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.symmetries import find_symmetries
+from taccl.analysis.certificates.volume import crossing_links
+from taccl.deadline import NEVER
+from taccl.schedule.combine import reduction_half
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from taccl.collective import Chunk
+    from taccl.problem import Problem
+    from taccl.sketch.group import Symmetries
+
+__all__ = ["Border", "NeededSends", "Job", "Kind", "as_spreading"]
+
+
+class Kind(NamedTuple):
+    """All that bounds ask of a chunk: chunks of one kind have the same sends.
+
+    Parameters
+    ----------
+    data : Chunk
+    units : int
+        Its size.
+    holders : frozenset of int, optional
+        Ranks that may ever hold it; None for all.
+    made : (int, int), optional
+        Of a derived chunk: the rank that makes it, and a number for what it is made of.
+    """
+
+    data: Chunk
+    units: int
+    holders: frozenset[int] | None
+    made: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
+
+    It starts at `release` at the earliest; after its end at least `tail` ticks are left, and where there is
+    a tail the chunk then holds each resource that all its ways out share for the ticks of `onward`.
+    """
+
+    links: frozenset[int]
+    units: int
+    release: int
+    tail: int
+    onward: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """The jobs at the border of one set of ranks."""
+
+    ranks: frozenset[int]
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """Links at a border, with the least times from each rank to one of them, and from there to each rank."""
+
+    links: frozenset[int]
+    to_border: NDArray[np.float64]
+    from_border: NDArray[np.float64]
+    enters: frozenset[int]
+
+
+def as_spreading(problem: Problem) -> Problem:
+    """The problem to bound: a sum for one rank is read backwards, as a chunk that spreads from there.
+
+    Where some ranks contribute nothing a reduction may also be copied on, so its reverse is read without the
+    clauses on which chunks a link carries and on the paths of chunks.
+    """
+    collective = problem.collective
+    to_root = all(chunk.destinations == (chunk.root,) for chunk in collective.chunks)
+    if not collective.combining or collective.derivations or not to_root:
+        return problem
+    everyone = set(range(collective.num_ranks))
+    if all(set(chunk.origins) == everyone for chunk in collective.chunks):
+        return reduction_half(problem)
+    lost = ("carries_from", "carries_to", *(each.field for each in problem.clauses.said("path")))
+    return reduction_half(problem.without_clauses(*lost))
+
+
+class NeededSends:
+    """What must move in a problem, and the shortest times that it takes, in ticks.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its chunks spread, or are summed for all (a sum for one rank is bounded as its reverse).
+
+    Attributes
+    ----------
+    deadline : Deadline
+        Once it has passed, asking for a border raises `OutOfTime`.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.deadline = NEVER
+        self.topology = problem.topology
+        self.distances = Distances(problem)
+        self.sums_for_all = problem.collective.combining and not problem.collective.derivations
+        kinds = _kinds(problem)
+        self.classes = Counter(kinds)
+        self.example: dict[Kind, int] = {}
+        for c, kind in enumerate(kinds):
+            self.example.setdefault(kind, c)
+        self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
+        self._links_of: dict[tuple[int, bool | None], int] = {}
+        self._crossings: dict[tuple[int, int, frozenset[int], int], _Crossing | None] = {}
+        self._to: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
+
+    @cached_property
+    def _at_rank(self) -> dict[bool, list[list[Kind]]]:
+        """By whether a rank is a destination: the kinds of chunks that end, or start, at every rank."""
+        classes: dict[bool, list[list[Kind]]] = {
+            ends: [[] for _ in range(self.topology.num_ranks)] for ends in (False, True)
+        }
+        for kind, c in self.example.items():
+            for r in kind.data.destinations:
+                classes[True][r].append(kind)
+            for r in self.distances.origins(c):
+                classes[False][r].append(kind)
+        return classes
+
+    def classes_at(self, rank: int, *, ends: bool) -> list[Kind]:
+        """The kinds of chunks that end, or start, at a rank."""
+        return self._at_rank[ends][rank]
+
+    @cached_property
+    def allowed(self) -> frozenset[int]:
+        """The links that may be used."""
+        return frozenset(self.problem.links_allowed)
+
+    @cached_property
+    def symmetries(self) -> Symmetries:
+        """The problem's symmetries: sets of ranks that they join have the same jobs, over images of links."""
+        return find_symmetries(self.problem)
+
+    @cached_property
+    def single_ended(self) -> bool:
+        """Whether every link joins one rank to one rank."""
+        links = self.topology.links
+        return all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.problem.links_allowed)
+
+    @cached_property
+    def held(self) -> list[dict[int, tuple[int, int, bool]]]:
+        """Per link: resource -> (alpha, beta, held at the receiving side)."""
+        costs = self.problem.costs
+        table: list[dict[int, tuple[int, int, bool]]] = [{} for _ in self.topology.links]
+        for index, hold in enumerate(self.topology.holds):
+            alpha, beta = int(costs.hold_alpha[index]), int(costs.hold_beta[index])
+            table[hold.link][hold.resource] = (alpha, beta, hold.side == "receive")
+        return table
+
+    @cached_property
+    def families(self) -> list[tuple[str, list[frozenset[int]]]]:
+        """Disjoint sets of ranks: each rank by itself, and each node."""
+        ranks = [frozenset((r,)) for r in range(self.topology.num_ranks)]
+        nodes = [frozenset(each) for each in self.topology.ranks_of_node]
+        return [("rank", ranks)] + ([("node", nodes)] if len(nodes) > 1 else [])
+
+    def different(self, sets: list[frozenset[int]]) -> list[frozenset[int]]:
+        """The sets of a family that no symmetry takes to an earlier one."""
+        return [sets[i] for i in sorted(set(self.symmetries.sets(sets).tolist()))]
+
+    def border(self, ranks: frozenset[int], *, entering: bool) -> Border | None:
+        """The jobs that must enter (or leave) a set; None where there are none."""
+        if (ranks, entering) not in self._borders:
+            self._borders[ranks, entering] = self._find_border(ranks, entering)
+        return self._borders[ranks, entering]
+
+    def _find_border(self, ranks: frozenset[int], entering: bool) -> Border | None:
+        at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
+        jobs: list[Job] = []
+        kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
+        for kind in kinds:
+            self.deadline.check()
+            count = self.classes[kind]
+            for job in self._jobs_of_chunk(self.example[kind], kind.units, ranks, at, entering):
+                jobs.extend([job] * count)
+        return Border(ranks, tuple(jobs)) if jobs else None
+
+    def _jobs_of_chunk(
+        self, c: int, units: int, ranks: frozenset[int], at: frozenset[int], entering: bool
+    ) -> Iterator[Job]:
+        """The sends of one chunk that must enter (or leave) a set of ranks over the links at its border.
+
+        A chunk that spreads enters a set that lacks it at least once. A sum that everyone needs carries
+        the contributions of the rest into every set, and those of the set out of it. Where the sketch lets
+        reductions cross only straight to the root's node, each other node's contributions enter that node
+        by themselves.
+        """
+        data = self.problem.collective.chunks[c]
+        origins, destinations = set(self.distances.origins(c)), set(data.destinations)
+        if not self.sums_for_all:
+            if entering:
+                if origins & ranks or not destinations & ranks:
+                    return
+                targets = destinations & ranks
+            else:
+                if not origins <= ranks or destinations <= ranks:
+                    return
+                targets = destinations - ranks
+            links = self._carried(c, reducing=False)
+            yield from self._job(links, links, at, units, origins, targets)
+            return
+        sources = origins - ranks if entering else origins & ranks
+        targets = destinations & ranks if entering else destinations - ranks
+        if not sources or not targets:
+            return
+        every = self._carried(c, reducing=None)
+        direct = self.problem.clauses.direct_crossing and len(ranks) > 1
+        if not (direct and entering and data.root in ranks):
+            yield from self._job(every, every, at, units, sources, targets)
+            return
+        node = self.topology.node_of_rank
+        reducing = self._carried(c, reducing=True)
+        for other in sorted({node[r] for r in sources}):
+            theirs = {r for r in sources if node[r] == other}
+            starts = self.topology.links
+            border = frozenset(e for e in at if any(node[r] == other for r in starts[e].srcs))
+            yield from self._job(reducing, every, border, units, theirs, destinations - theirs)
+
+    def _carried(self, c: int, *, reducing: bool | None) -> int:
+        if (c, reducing) not in self._links_of:
+            self._links_of[c, reducing] = self.distances.carried(c, reducing=reducing)
+        return self._links_of[c, reducing]
+
+    def _job(
+        self, over: int, links: int, at: frozenset[int], units: int, sources: set[int], targets: set[int]
+    ) -> Iterator[Job]:
+        """The job of crossing a border over one of a set of links, after the sources, before the targets.
+
+        Several crossings may share the work, so the job is the one that serves the farthest target; of a
+        sum, the one that brings the farthest contribution. Of a copy, any source will do.
+        """
+        crossing = self._crossing(over, links, at, units)
+        if crossing is None:
+            return
+        reached = crossing.to_border[sorted(sources)]
+        tail = int(crossing.from_border[sorted(targets)].max())
+        onward = self.onward(links, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
+        release = int(reached.max() if self.sums_for_all else reached.min())
+        yield Job(crossing.links, units, release, tail, onward)
+
+    def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
+        """The links of a border that belong to a set, with the times to and from them; None if none does."""
+        key = (over, links, at, units)
+        if key not in self._crossings:
+            crossing = sorted(at & self.distances.link_set(over))
+            self._crossings[key] = self._timed(crossing, links, units) if crossing else None
+        return self._crossings[key]
+
+    def _timed(self, crossing: list[int], links: int, units: int) -> _Crossing:
+        times = self.distances.times(links, units)
+        ends = [self.topology.links[e] for e in crossing]
+        # A link of several sources is taken to wait for its first: a sum, or its reverse, may.
+        if self.single_ended:
+            before = self._times_to(links, units)[sorted({e.src for e in ends})]  # end x rank
+            after = times[sorted({e.dst for e in ends})]
+        else:
+            before = np.array([times[:, list(e.srcs)].min(axis=1) for e in ends])
+            after = np.array([times[list(e.dsts)].min(axis=0) for e in ends])
+        return _Crossing(
+            frozenset(crossing),
+            np.where(np.isfinite(before.max(axis=0)), before.min(axis=0), 0),
+            np.where(np.isfinite(after.max(axis=0)), after.min(axis=0), 0),
+            frozenset(d for e in ends for d in e.dsts),
+        )
+
+    def _times_to(self, links: int, units: int) -> NDArray[np.float64]:
+        """(num_ranks, num_ranks) the times of `Distances.times`, from the column's rank to the row's."""
+        if (links, units) not in self._to:
+            self._to[links, units] = np.ascontiguousarray(self.distances.times(links, units).T)
+        return self._to[links, units]
+
+    def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
+        """(resource, ticks) of what a chunk must hold, whichever of the ranks it leaves over any link.
+
+        Where the chunk may travel merged with others, it holds the resource for its bytes only.
+        """
+        key = (links, units, ranks)
+        if key not in self._onward:
+            clauses, some = self.problem.clauses, self.distances.link_set(links)
+            ways = [e for r in sorted(ranks) for e in self.topology.links_from[r] if e in some]
+            common: set[int] | None = None
+            for e in ways:
+                # At the receiving end it may be held late, so that it says nothing about when a chunk leaves.
+                leaving = {r for r, (_, _, receives) in self.held[e].items() if not receives}
+                common = leaving if common is None else common & leaving
+                if not common:
+                    break
+            merges = {e for e in ways if clauses.max_merge > 1 and e in clauses.merging}
+            self._onward[key] = frozenset(
+                (
+                    r,
+                    min(
+                        (0 if e in merges else self.held[e][r][0]) + units * self.held[e][r][1] for e in ways
+                    ),
+                )
+                for r in common or ()
+            )
+        return self._onward[key]
+
+
+def _kinds(problem: Problem) -> list[Kind]:
+    """The kind of every chunk; of a derived one, after that of its source."""
+    chunks, units = problem.collective.chunks, problem.costs.chunk_units.tolist()
+    made = {d.chunk: d for d in problem.collective.derivations}
+    if not made:
+        holders = map(problem.holders, range(len(chunks)))
+        return [Kind(*each, None) for each in zip(chunks, units, holders, strict=True)]
+    number: dict[Kind, int] = {}
+    kinds: dict[int, Kind] = {}
+    for last in range(len(chunks)):
+        chain = [last]
+        while chain[-1] in made and made[chain[-1]].source not in kinds:
+            chain.append(made[chain[-1]].source)
+            if chain[-1] in chain[:-1]:
+                break  # made of itself, in the end: like nothing else
+        for c in reversed(chain):
+            each = made.get(c)
+            source = None
+            if each is not None:
+                of = number[kinds[each.source]] if each.source in kinds else -1 - each.source
+                source = (each.rank, of)
+            kinds[c] = Kind(chunks[c], units[c], problem.holders(c), source)
+            number.setdefault(kinds[c], len(number))
+    return [kinds[c] for c in range(len(chunks))]

@@ -1,0 +1,167 @@
+"""The spread-tail bound: what enters a node last must still spread to all ranks of the node that want it.
+
+However the sends into the node are ordered, the last k chunks are in no sooner than the resources at its
+border have let in all but k - 1. Before that no rank of the node has any of these k, and each rank that wants
+one must still get it: over the border, or from a rank of the node that has some of them by then. A chunk that
+comes to a rank lets one rank more send such chunks, at most.
+"""
+
+# n chunks that enter, k the last of them; a pair is a chunk and a rank of the node that wants it
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.certificate import SpreadTail
+from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, gates_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.analysis.certificates.needed_sends import NeededSends
+
+    Ints = NDArray[np.int64]
+
+__all__ = ["spread_tail_bounds"]
+
+#: Of how many last chunks every number is tried, and how many they are at most.
+_EVERY, _MOST = 16, 256
+#: So many numbers of ranks that want a chunk are tried as the least.
+_MOST_SIZES = 4
+
+
+def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[tuple[int, str, SpreadTail]]:
+    """(ticks, what limits, witness) of every node that no symmetry takes to an earlier one.
+
+    Chunks must all have one size, over links from one rank to one rank that merge none inside nodes, and none
+    is made from another. Of a sum, what ranks outside contribute is such a chunk, unless switches are granted
+    to reduce.
+    """
+    alike = len({kind.units for kind in demand.classes}) == 1
+    if not alike or not demand.single_ended or demand.problem.collective.derivations:
+        return
+    if demand.topology.num_nodes == 1 or (demand.sums_for_all and in_network):
+        return
+    costs = Costs(demand)
+    for ranks in demand.different([frozenset(some) for some in demand.topology.ranks_of_node]):
+        if len(ranks) < 2:
+            continue
+        sizes, release = _entering(demand, costs, ranks)
+        spread = _Spread.of(costs, ranks, release)
+        if spread is None:
+            continue
+        for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
+            some = [size for size in sizes if size >= least]
+            ticks, last = spread.best(some)
+            node = demand.topology.node_of_rank[min(ranks)]
+            of = f"{last} of {len(some)} chunks" if len(some) > 1 else "chunk"
+            what = f"the last {of} to enter node {node}, which then spread to {least} ranks or more of it"
+            yield ticks, what, SpreadTail(ranks, least, last)
+
+
+def _entering(demand: NeededSends, costs: Costs, ranks: frozenset[int]) -> tuple[list[int], Ints]:
+    """By how many ranks of a node chunks are wanted that must enter it, rising; when links can have one."""
+    sizes: list[int] = []
+    starts: dict[int, set[int]] = {}
+    for kind, c in demand.example.items():
+        outside, wanted = set(kind.data.origins) - ranks, ranks.intersection(kind.data.destinations)
+        if outside and wanted and (demand.sums_for_all or ranks.isdisjoint(kind.data.origins)):
+            sizes += [len(wanted)] * demand.classes[kind]
+            number = demand.distances.carried(c, reducing=None if demand.sums_for_all else False)
+            starts.setdefault(number, set()).update(outside)
+    release = np.full(len(costs.src), FOREVER)
+    units = int(demand.problem.costs.chunk_units[0])
+    for number, some in starts.items():
+        links = np.array(demand.distances.links(number), dtype=np.int64)
+        heads = demand.distances.nearest(number, units, some)[costs.src[links]]
+        known = np.isfinite(heads)
+        release[links[known]] = np.minimum(release[links[known]], heads[known].astype(np.int64))
+    return sorted(sizes), release
+
+
+class _Spread:
+    """How fast chunks can come into a node, and spread inside."""
+
+    def __init__(self, enter: Gates, inside: Gates, direct: Gates, out: Gates, num_ranks: int) -> None:
+        self.enter, self.inside, self.direct, self.num_ranks = enter, inside, direct, num_ranks
+        places: dict[int, list[tuple[int, int]]] = {}
+        lengths, soonest = out.alpha + out.beta, out.offset + out.rest[0]
+        for i, length, first in zip(out.of_set.tolist(), lengths.tolist(), soonest.tolist(), strict=True):
+            places.setdefault(i, []).append((length, first))
+        by_place: dict[int, list[tuple[int, int]]] = {}
+        for gates in places.values():
+            for place, gate in enumerate(sorted(gates)):
+                by_place.setdefault(place, []).append(gate)
+        #: (soonest end, ticks to the next) of sends by a rank that outdoes all others, gate by gate.
+        self.senders = [
+            (min(first for _, first in some), min(length for length, _ in some)) for some in by_place.values()
+        ]
+
+    @classmethod
+    def of(cls, costs: Costs, ranks: frozenset[int], release: Ints) -> _Spread | None:
+        """The gates of a node; None where nothing can be said."""
+        inner = np.zeros(int(max(costs.src.max(), costs.dst.max())) + 1, dtype=bool)
+        inner[list(ranks)] = True
+        used = (release < FOREVER) & inner[costs.dst]
+        border, inside = np.flatnonzero(used & ~inner[costs.src]), np.flatnonzero(used & inner[costs.src])
+        if not len(border) or costs.merges[inside].any():
+            return None
+        none = np.zeros(len(costs.src), dtype=np.int64)
+        return cls(
+            gates_of(costs, border, none, release),
+            gates_of(costs, inside, costs.dst, none),
+            gates_of(costs, border, costs.dst, none),
+            gates_of(costs, inside, costs.src, none),
+            len(ranks),
+        )
+
+    def best(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """(ticks, k) of the number of last chunks that says the most; `sizes` are those of chunks, rising."""
+        num, most = len(sizes), min(len(sizes), _MOST)
+        pairs = np.cumsum(sizes[:most])
+        entries = np.sort(self.enter.arrivals(num + int(pairs[-1])).ravel())[: num + int(pairs[-1])]
+        into_rank = self._into_ranks(most)
+        best, last = (0, 1), 0
+        while last < most:
+            last = min(most, last + 1 if last < _EVERY else last + last // 4)
+            # All that can be in no sooner than the last so many.
+            since = int(entries[num - last])
+            last = min(most, num - int(np.searchsorted(entries, since)))
+            into = np.sort(into_rank[:, :last], axis=None) + since
+            ticks = self._spread(entries[num - last :].tolist(), into.tolist(), int(pairs[last - 1]))
+            best = max(best, (ticks, last), key=lambda each: each[0])
+        return best
+
+    def _into_ranks(self, num: int) -> Ints:
+        """(num_ranks, num) after how long since some moment so many chunks can come to each rank."""
+        found: dict[int, list[Ints]] = {}
+        for gates, times in (
+            (self.inside, self.inside.arrivals(num)),
+            (self.direct, self.direct.more_ends(num)),
+        ):
+            for i, ticks in zip(gates.of_set.tolist(), times, strict=True):
+                found.setdefault(i, []).append(ticks)
+        return np.array([np.sort(np.concatenate(each))[:num] for each in found.values()], dtype=np.int64)
+
+    def _spread(self, entries: Sequence[int], into: Sequence[int], pairs: int) -> int:
+        """When so many pairs can have come about: by entries, and by ranks that have a chunk by then."""
+        queue: list[tuple[int, int]] = []
+        entered = awake = when = 0
+        for soonest in into[:pairs]:
+            if queue and queue[0][0] <= entries[entered]:
+                when, again = queue[0]
+                heapq.heapreplace(queue, (when + again, again))
+            else:
+                when = entries[entered]
+                entered += 1
+            when = max(when, soonest)
+            if awake < self.num_ranks:
+                awake += 1
+                for first, again in self.senders:
+                    heapq.heappush(queue, (when + first, again))
+        return when

@@ -1,0 +1,76 @@
+"""Since when each rank has each chunk, for the verifier of compact schedules."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.schedule.compact import CompactSchedule
+
+__all__ = ["ArrivalTable", "pairs"]
+
+
+class ArrivalTable:
+    """Since when each rank has each chunk: of all pairs, or only of those that something is sent to.
+
+    Attributes
+    ----------
+    since : (num_places + 1,) int32 or int64
+        Ticks; `never` of what has not arrived. The last entry stands for all pairs that nothing is sent to:
+        there no chunk ever is.
+    keys : (num_places,) int64
+        The pairs that something is sent to, ``chunk * num_ranks + rank``, in order. None: all pairs, each at
+        the place of that number.
+    first : (num_chunks + 1,) int64
+        Where the keys of every chunk begin. Of all pairs there is none.
+    """
+
+    def __init__(self, schedule: CompactSchedule) -> None:
+        problem = schedule.problem
+        self.num_ranks = problem.topology.num_ranks
+        num_chunks = problem.collective.num_chunks
+        narrow = schedule.finish_ticks < 2**31 - 1
+        self.never = int(np.iinfo(np.int32 if narrow else np.int64).max)
+        chunk, origin = pairs([data.origins for data in problem.collective.chunks])
+        num_places, num_entered = self.num_ranks * num_chunks, len(schedule) + len(origin)
+        self.keys = self.first = np.zeros(0, np.int64)
+        # Sorted keys take twelve bytes for a pair that is entered, and a table four for every pair.
+        if num_places > 3 * num_entered:
+            dst = np.array([e.dst for e in problem.topology.links], dtype=np.int64)
+            keys = np.empty(num_entered, np.int64)
+            keys[: len(origin)] = chunk * self.num_ranks + origin
+            at = len(origin)
+            for sent, link, _, _ in schedule.blocks():
+                keys[at : at + len(sent)] = sent * self.num_ranks + dst[link]
+                at += len(sent)
+            keys.sort()
+            self.keys, num_places = keys, len(keys)
+            self.first = np.searchsorted(keys, np.arange(num_chunks + 1) * self.num_ranks).astype(np.int64)
+        self.since = np.full(num_places + 1, self.never, np.int32 if narrow else np.int64)
+        self.since[self.of(chunk, origin)] = 0
+
+    def of(self, chunk: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places of `since` that stand for chunks at ranks; quick where chunks are in order."""
+        key = chunk * self.num_ranks + rank
+        if not len(self.first):
+            return key
+        place = np.searchsorted(self.keys, key)
+        place[place == len(self.keys)] = 0
+        place[self.keys[place] != key] = len(self.keys)
+        return place
+
+
+def pairs(
+    ranks_of_chunk: Sequence[tuple[int, ...]], *, first: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Chunk and rank of all pairs of them, from the ranks of every chunk, the first of which is `first`."""
+    counts = np.fromiter(map(len, ranks_of_chunk), np.int64, len(ranks_of_chunk))
+    rank = np.fromiter(chain.from_iterable(ranks_of_chunk), np.int64, int(counts.sum()))
+    return np.repeat(np.arange(first, first + len(counts)), counts), rank

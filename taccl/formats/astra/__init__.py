@@ -1,0 +1,1 @@
+"""Files of ASTRA-sim: execution traces, and network files."""

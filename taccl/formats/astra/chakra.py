@@ -1,0 +1,284 @@
+"""Chakra execution traces, one per rank, that ASTRA-sim runs as a custom collective.
+
+A trace is a graph of nodes: a send, a receive, or the computation of a sum. A node waits for the nodes that
+it names: a send for what brought its chunks, and for the sends of its rank that held one of its resources
+before it. So every rank keeps the schedule's order; what the sends take is the simulator's business, which
+has a network of its own. What is lost with that, `LossyConversionWarning` names.
+
+A message is a length, then so many bytes in protobuf's wire format: first `GlobalMetadata`, then every
+`Node`. The few fields that are needed are written by hand:
+
+============== ============================================================================================
+message        fields, by number
+============== ============================================================================================
+GlobalMetadata 1 version, 2 attributes
+Node           1 id, 2 name, 3 type, 5 ids of the nodes it waits for, 7 duration in us, 10 attributes
+AttributeProto 1 name; 7 int32, 9 int64, 27 bool or 29 string
+============== ============================================================================================
+
+Each send has a tag of its own, so that no two receives can be mixed up. The sizes of messages are given in
+bytes (``comm_size``), and, where chunks are alike, also in chunks (``msg_chunk_cnt`` of ``total_chunk_cnt``):
+ASTRA-sim versions that know these scale the messages to the size that the workload asks for.
+
+References
+----------
+https://github.com/mlcommons/chakra (``et_def.proto``) and https://github.com/astra-sim/astra-sim
+(``CustomAlgorithm.cc``).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taccl.analysis.simulation.events import DATA, events_of
+from taccl.errors import ExportError, LossyConversionWarning
+from taccl.formats.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.analysis.simulation.events import Events
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["chakra_traces", "save_chakra"]
+
+_COMP, _SEND, _RECEIVE = 4, 5, 6
+_VERSION = "0.0.4"
+_SUFFIX = ".et"
+#: Collectives whose size ASTRA-sim knows how to cut into chunks.
+_SCALED = frozenset(("allgather", "allreduce", "alltoall", "reduce-scatter"))
+_SHOWN = 3
+
+
+def save_chakra(
+    schedule: Schedule, path: str | os.PathLike[str], *, overwrite: bool = False
+) -> tuple[Path, ...]:
+    """Write ``PREFIX.0.et``, ``PREFIX.1.et``, ..., a file per rank; `path` is the prefix, or ``PREFIX.et``.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Over links that each join two ranks.
+    path : path
+        The prefix, or ``PREFIX.et``.
+    overwrite : bool
+        Whether files of these names may be replaced.
+
+    Returns
+    -------
+    tuple of Path
+        The files. If one cannot be written, none of those that are new stays.
+
+    Raises
+    ------
+    ExportError
+        If a link that the schedule uses joins more than two ranks.
+    InputError
+        If a file exists and `overwrite` is False, it cannot be written, or the schedule is none of its
+        problem.
+    """
+    prefix = os.fspath(path).removesuffix(_SUFFIX)
+    paths = [Path(f"{prefix}.{rank}{_SUFFIX}") for rank in range(schedule.problem.topology.num_ranks)]
+    for each in paths:
+        check_writable(each, overwrite=overwrite)
+    traces = chakra_traces(schedule)
+    made: list[Path] = []
+    try:
+        for each, trace in zip(paths, traces, strict=True):
+            if not each.exists():
+                made.append(each)
+            write_whole(each, trace, overwrite=overwrite)
+    except BaseException:
+        for each in made:
+            each.unlink(missing_ok=True)
+        raise
+    return tuple(paths)
+
+
+def chakra_traces(schedule: Schedule) -> list[bytes]:
+    """The trace of every rank, with a warning that says what is lost.
+
+    Raises
+    ------
+    ExportError
+        If a link that the schedule uses joins more than two ranks.
+    InputError
+        If the schedule is none of its problem.
+    """
+    problem = schedule.problem
+    links = problem.topology.links
+    wide = next((e for e in set(schedule.link.tolist()) if len(links[e].srcs) + len(links[e].dsts) > 2), None)
+    if wide is not None:
+        raise ExportError(
+            f"link {links[wide]} joins more than two ranks, and an execution trace has only sends from one "
+            "to another; synthesize without switches that multicast or reduce"
+        )
+    events = events_of(schedule, problem)
+    lost = ["times and costs: the simulator times the sends on a network of its own"]
+    crossing = _shared_by_ranks(problem, events)
+    if crossing:
+        more = f" and {len(crossing) - _SHOWN} more" if len(crossing) > _SHOWN else ""
+        lost.append(
+            f"the order of sends of different ranks on resources they share ({', '.join(crossing[:_SHOWN])}"
+            f"{more})"
+        )
+    warnings.warn(
+        f"an execution trace has no place for {'; '.join(lost)}", LossyConversionWarning, stacklevel=2
+    )
+    return [_encoded(nodes, problem) for nodes in _nodes(schedule, events)]
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node of one rank's trace; `after` are ids of others of that rank."""
+
+    kind: int
+    name: str
+    after: set[int] = field(default_factory=set)
+    attributes: Sequence[bytes] = ()
+
+
+def _nodes(schedule: Schedule, events: Events) -> list[list[_Node]]:
+    """The nodes of every rank; a node's id is its place."""
+    problem = schedule.problem
+    links = problem.topology.links
+    start, end = ([int(column[m[0]]) for m in events.transfers] for column in (schedule.start, schedule.end))
+    nodes: list[list[_Node]] = [[] for _ in range(problem.topology.num_ranks)]
+    arrived: dict[int, int] = {}  # send -> node at its destination after which its chunks are there
+    sent: dict[int, int] = {}
+    total = _total_chunks(problem)
+    # What arrives at a moment is listed before what starts then, so that nodes wait for earlier ones only.
+    moments = sorted([(t, 0, s) for s, t in enumerate(end)] + [(t, 1, s) for s, t in enumerate(start)])
+    for _, starts, s in moments:
+        chunks = [int(schedule.chunk[t]) for t in events.transfers[s]]
+        ends = links[events.link[s]]
+        size = [
+            _attribute("comm_size", sum(problem.chunk_bytes[c] for c in chunks), _INT64),
+            _attribute("comm_tag", s, _INT32),
+            _attribute("msg_chunk_cnt", len(chunks) if total else -1, _INT32),
+            _attribute("msg_chunk_idx", chunks[0] % total if total else -1, _INT32),
+            _attribute("total_chunk_cnt", total or -1, _INT32),
+            _attribute("is_cpu_op", 0, _BOOL),
+        ]
+        what = "chunk " + " ".join(map(str, chunks))
+        here = nodes[ends.src if starts else ends.dst]
+        if starts:
+            peer = [_attribute("comm_type", _SEND, _INT64), _attribute("comm_dst", ends.dst, _INT32)]
+            sent[s] = len(here)
+            here.append(_Node(_SEND, f"send {what} to {ends.dst}", attributes=[*peer, *size]))
+            continue
+        peer = [_attribute("comm_type", _RECEIVE, _INT64), _attribute("comm_src", ends.src, _INT32)]
+        arrived[s] = len(here)
+        here.append(_Node(_RECEIVE, f"receive {what} from {ends.src}", attributes=[*peer, *size]))
+        if schedule.reduce[events.transfers[s][0]]:
+            arrived[s] = len(here)
+            attributes = [_attribute("is_cpu_op", 0, _BOOL)]
+            here.append(_Node(_COMP, f"add {what} of {ends.src}", {len(here) - 1}, attributes))
+    for s, link in enumerate(events.link):
+        mine = nodes[links[link].src][sent[s]]
+        mine.after |= {arrived[source] for source in _sources(events, s)}
+    for before, s in _kept_order(problem, events, start, end):
+        nodes[links[events.link[s]].src][sent[s]].after.add(sent[before])
+    for each in nodes:
+        if not each:  # a trace without a node that may start is taken for a deadlock
+            each.append(_Node(_COMP, "nothing to do", attributes=[_attribute("is_cpu_op", 0, _BOOL)]))
+    return nodes
+
+
+def _sources(events: Events, send: int) -> set[int]:
+    """The sends that bring what a send passes on."""
+    found: set[int] = set()
+    pending = [send]
+    while pending:
+        for wait in events.waits_of[pending.pop()]:
+            if events.cause[wait] != DATA or events.tile[wait]:
+                continue
+            source = events.source[wait]
+            if source < events.num_sends:
+                found.add(source)
+            else:  # a join of several arrivals
+                pending.append(source)
+    return found
+
+
+def _kept_order(
+    problem: Problem, events: Events, start: Sequence[int], end: Sequence[int]
+) -> set[tuple[int, int]]:
+    """Pairs of one rank's sends, of which the first held a resource of the second's, and ended before it."""
+    links = problem.topology.links
+    pairs = set()
+    for uses in events.uses.values():
+        last: dict[int, int] = {}
+        for use in uses:
+            rank = links[events.link[use.send]].src
+            before = last.get(rank)
+            if before is not None and end[before] <= start[use.send]:
+                pairs.add((before, use.send))
+            last[rank] = use.send
+    return pairs
+
+
+def _shared_by_ranks(problem: Problem, events: Events) -> list[str]:
+    """Names of the resources that sends of several ranks hold."""
+    links = problem.topology.links
+    return [
+        problem.topology.resources[resource].name
+        for resource, uses in sorted(events.uses.items())
+        if len({links[events.link[use.send]].src for use in uses}) > 1
+    ]
+
+
+def _total_chunks(problem: Problem) -> int:
+    """Chunks of the whole collective, as ASTRA-sim counts them; 0 where it could not scale them."""
+    collective = problem.collective
+    alike = len(set(problem.chunk_bytes)) == 1 and collective.name in _SCALED
+    return collective.size_chunks if alike and collective.size_chunks % collective.num_ranks == 0 else 0
+
+
+#: Numbers of an attribute's field for its value.
+_INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
+
+
+def _encoded(nodes: Sequence[_Node], problem: Problem) -> bytes:
+    """The messages of one rank's file."""
+    name = problem.title
+    parts = [_text(1, _VERSION) + _bytes(2, _text(1, "schedule") + _text(_STRING, name))]
+    for number, node in enumerate(nodes):
+        content = _integer(1, number) + _text(2, node.name) + _integer(3, node.kind)
+        if node.after:
+            content += _bytes(5, b"".join(_varint(each) for each in sorted(node.after)))
+        parts.append(content + b"".join(_bytes(10, each) for each in node.attributes))
+    return b"".join(_varint(len(part)) + part for part in parts)
+
+
+def _attribute(name: str, value: int, field: int) -> bytes:
+    return _text(1, name) + _varint(field << 3) + _varint(value)
+
+
+def _text(field: int, value: str) -> bytes:
+    return _bytes(field, value.encode())
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _integer(field: int, value: int) -> bytes:
+    """A number that is a field by itself, and left out where it is 0; in a choice of fields 0 is written."""
+    return _varint(field << 3) + _varint(value) if value else b""
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first; a negative number as its two's complement in 64 bits."""
+    value &= (1 << 64) - 1
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

@@ -1,0 +1,254 @@
+"""Network files of ASTRA-sim's analytical backends, and the fabrics they stand for.
+
+A file gives, for every dimension, a building block, its number of NPUs, and the rate and latency of a link::
+
+    topology: [ Ring, Switch ]     # Ring, FullyConnected or Switch
+    npus_count: [ 4, 8 ]           # 32 NPUs; the first dimension varies fastest
+    bandwidth: [ 50.0, 25.0 ]      # GB/s of each link and direction, where 1 GB is 2**30 bytes
+    latency: [ 500.0, 2000.0 ]     # ns of each link
+
+That much of YAML is read here: keys at the left margin, each with a list in brackets or line by line. What
+blocks, units and occupation mean was read in the backends' sources.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from fractions import Fraction
+from itertools import permutations
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taccl.arguments import quoted
+from taccl.errors import FormatError, InputError, TopologyError
+from taccl.reading import read_text
+from taccl.topology.parts import add_crossbar, check_count, check_num_links
+from taccl.topology.topology import TopologyBuilder
+from taccl.units import exact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.formats.nccl.server import AlphaMeaning
+    from taccl.topology.topology import Topology
+
+__all__ = ["MAX_FILE_BYTES", "load_astra_network"]
+
+MAX_FILE_BYTES = 10**6
+_MAX_DIMENSIONS = 16
+_BYTES_PER_GB = 2**30
+_FIELDS = ("topology", "npus_count", "bandwidth", "latency")
+_BLOCKS = ("Ring", "FullyConnected", "Switch")
+_KEY = re.compile(r"^([A-Za-z_][\w-]*|'[^']*'|\"[^\"]*\")\s*:(?:\s+(.*))?$")
+_ITEM = re.compile(r"""^(?:'([^'\\]*)'|"([^"\\]*)"|([^\s'"&*!|>%@`{}\[\],#:][^'"{}\[\],#:]*))$""")
+
+# A value and the line it is in.
+Item = tuple[str, int]
+
+
+def load_astra_network(
+    path: str | os.PathLike[str],
+    *,
+    alpha_meaning: AlphaMeaning = "pipelined",
+    ranks_per_node: int | None = None,
+) -> Topology:
+    """The topology that an ASTRA-sim network file describes; ranks are its NPUs.
+
+    Parameters
+    ----------
+    alpha_meaning : {"pipelined", "occupies"}
+        Whether a link is free again once the bytes have left, as in ASTRA-sim, or busy during its alpha.
+    ranks_per_node : int, optional
+        Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node, since the
+        file knows no nodes.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read.
+    FormatError
+        If it is no such file; file, line and field are named.
+    TopologyError
+        If `ranks_per_node` does not divide the ranks.
+
+    Notes
+    -----
+    A send through a switch takes the latency of two links and its bytes once, as the backend without
+    congestion counts. The one with congestion stores and forwards: there the bytes take twice as long.
+    """
+    where = os.fspath(path)
+    lists = _lists(read_text(path, MAX_FILE_BYTES), where)
+    blocks, counts, betas, alphas = _fields(lists, where)
+    num_ranks = prod(counts)
+    num_links = sum(
+        num_ranks * (2 if block == "Ring" else n - 1) for block, n in zip(blocks, counts, strict=True)
+    )
+    try:
+        check_num_links(max(num_ranks, num_links), where=f"{where}: npus_count")
+    except TopologyError as error:
+        raise FormatError(error.message, where=error.where) from None
+    per_node = num_ranks if ranks_per_node is None else check_count(ranks_per_node, where="ranks_per_node")
+    if num_ranks % per_node:
+        raise TopologyError(
+            f"found {per_node}; expected a divisor of the {num_ranks} ranks", where="ranks_per_node"
+        )
+    builder = TopologyBuilder(
+        Path(where).stem, [rank // per_node for rank in range(num_ranks)],
+        alpha_meaning=alpha_meaning, profile="astra-sim",
+    )  # fmt: skip
+    stride = 1
+    for dimension, (block, count) in enumerate(zip(blocks, counts, strict=True)):
+        firsts = [rank for rank in range(num_ranks) if rank // stride % count == 0]
+        for number, first in enumerate(firsts):
+            ranks = [first + i * stride for i in range(count)]
+            name = f"switch {number} of dimension {dimension}"
+            _add_block(builder, block, ranks, alphas[dimension], betas[dimension], name)
+        stride *= count
+    return builder.build(notes=_notes(lists, blocks, alpha_meaning, ranks_per_node))
+
+
+def _add_block(
+    builder: TopologyBuilder, block: str, ranks: list[int], alpha_us: Fraction, beta: Fraction, name: str
+) -> None:
+    """One building block among some ranks."""
+    if block == "Switch":
+        # To the switch and from it: two links.
+        add_crossbar(
+            builder, ranks, name=name, alpha_us=2 * alpha_us, beta_us_per_mb=beta, link_name="Switch"
+        )
+        return
+    pairs: list[tuple[int, int]] = list(permutations(ranks, 2))
+    if block == "Ring" and len(ranks) > 2:
+        upwards = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+        pairs = upwards + [(dst, src) for src, dst in upwards]
+    for src, dst in pairs:
+        builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=beta, name=block)
+
+
+def _notes(
+    lists: dict[str, list[Item]], blocks: list[str], alpha_meaning: AlphaMeaning, ranks_per_node: int | None
+) -> list[str]:
+    notes = ["1 GB/s of the file is 2**30 bytes a second of each link and direction, as ASTRA-sim counts"]
+    if alpha_meaning == "pipelined":
+        notes.append("a link is free once the bytes have left it, as in ASTRA-sim: alpha is pipelined")
+    if "Switch" in blocks:
+        notes.append(
+            "a send through a switch takes two latencies and its bytes once; ASTRA-sim's backend with "
+            "congestion stores and forwards, and takes the bytes twice"
+        )
+    if ranks_per_node is None:
+        notes.append("the file has no nodes: all ranks are in one (ranks_per_node= cuts them)")
+    unread = sorted(set(lists) - set(_FIELDS))
+    if unread:
+        notes.append("fields that are not read: " + ", ".join(name[:40] for name in unread[:8]))
+    return notes
+
+
+def _fields(
+    lists: dict[str, list[Item]], where: str
+) -> tuple[list[str], list[int], list[Fraction], list[Fraction]]:
+    """Blocks, numbers of NPUs, betas in us per MB and alphas in us, each by dimension."""
+    for name in _FIELDS:
+        if name not in lists:
+            raise FormatError(
+                f"found no {name}; expected topology, npus_count, bandwidth and latency; add it", where=where
+            )
+        if len(lists[name]) != len(lists["topology"]) or not 0 < len(lists[name]) <= _MAX_DIMENSIONS:
+            raise FormatError(
+                f"found {len(lists[name])} values for {len(lists['topology'])} dimensions; expected one for "
+                f"each of 1 to {_MAX_DIMENSIONS} dimensions; correct the lists",
+                where=f"{where}: {name}",
+            )
+    for text, line in lists["topology"]:
+        if text not in _BLOCKS:
+            raise FormatError(
+                f"found {quoted(text)}; expected {', '.join(_BLOCKS[:-1])} or {_BLOCKS[-1]}; correct it",
+                where=f"{where}: line {line}: topology",
+            )
+    for text, line in lists["npus_count"]:
+        if not re.fullmatch(r"\d{1,9}", text) or int(text) < 2:
+            raise FormatError(
+                f"found {quoted(text)}; expected a whole number of at least 2; correct it",
+                where=f"{where}: line {line}: npus_count",
+            )
+    return (
+        [text for text, _ in lists["topology"]],
+        [int(text) for text, _ in lists["npus_count"]],
+        [Fraction(10**12, _BYTES_PER_GB) / rate for rate in _numbers(lists, "bandwidth", where)],
+        [time / 1000 for time in _numbers(lists, "latency", where)],
+    )
+
+
+def _numbers(lists: dict[str, list[Item]], name: str, where: str) -> Iterator[Fraction]:
+    for text, line in lists[name]:
+        place = f"{where}: line {line}: {name}"
+        try:
+            value = exact(text, where=place)
+        except InputError as error:
+            raise FormatError(error.message, where=place) from None
+        if value == 0 and name == "bandwidth":
+            raise FormatError("found 0 GB/s; expected a positive bandwidth; correct it", where=place)
+        yield value
+
+
+def _lists(text: str, where: str) -> dict[str, list[Item]]:
+    """The lists of a file by their keys, as text."""
+    lists: dict[str, list[Item]] = {}
+    raw: dict[str, list[Item]] = {}
+    key = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        content = re.sub(r"(^|\s)#.*$", "", line).rstrip()
+        if not content.strip() or content in ("---", "..."):
+            continue
+        match = _KEY.match(content)
+        if match:
+            key = match[1].strip("'\"")
+            if key in raw:
+                raise FormatError(f"found {key[:40]} twice; remove one", where=f"{where}: line {number}")
+            raw[key] = [(match[2] or "", number)]
+        elif key and (content[0] in " \t-]"):
+            raw[key].append((content, number))
+        else:
+            raise FormatError(
+                f"found {quoted(content)}; expected a field such as `npus_count: [ 8 ]`; correct the line",
+                where=f"{where}: line {number}",
+            )
+    for key, pieces in raw.items():
+        if key in _FIELDS:
+            lists[key] = list(_items(key, pieces, where))
+        else:
+            lists[key] = []
+    return lists
+
+
+def _items(key: str, pieces: list[Item], where: str) -> Iterator[Item]:
+    """The items of one list: in brackets, or each on a line behind a dash."""
+    pieces = [(text.strip(), line) for text, line in pieces if text.strip()]
+    place = f"{where}: line {pieces[0][1] if pieces else 1}: {key}"
+    if pieces and pieces[0][0].startswith("[") and pieces[-1][0].endswith("]"):
+        parts = [(part, line) for text, line in pieces for part in _split(text)]
+        inner = parts[1:-1]
+        if inner and inner[-1][0] == ",":
+            inner.pop()
+        values, commas = inner[0::2], inner[1::2]
+        good = len(inner) % 2 == 1 and all(text == "," for text, _ in commas)
+    else:
+        values = [(text[1:].strip(), line) for text, line in pieces if text.startswith("- ")]
+        good = len(values) == len(pieces) > 0
+    if not good:
+        raise FormatError("found no list; expected one such as [ 4, 8 ]; correct it", where=place)
+    for text, line in values:
+        match = _ITEM.match(text)
+        if match is None:
+            raise FormatError(
+                f"found {quoted(text)}; expected a word or a number; correct it",
+                where=f"{where}: line {line}: {key}",
+            )
+        yield next(group for group in match.groups() if group is not None).strip(), line
+
+
+def _split(text: str) -> list[str]:
+    """A line of a bracketed list as brackets, commas and what is between them."""
+    return [piece.strip() for piece in re.split(r"([\[\],])", text) if piece.strip()]

@@ -1,0 +1,1 @@
+"""MSCCL XML: programs to files, and back."""

@@ -1,0 +1,330 @@
+"""MSCCL XML to a program: the fields of such files, and every rule that can be checked without running one.
+
+The runtime's own parser does not notice unknown dependencies, dependencies on steps that do not announce
+their end (``hasdep``), queues shared by two threadblocks, chunks past the end of a buffer, or threadblocks
+too high to be waited for. Each makes it hang or compute garbage; here each is refused, with its line.
+What remains (deadlocks, races, wrong results) needs the program to be run: `taccl.program.interpret`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+from taccl.collective import Chunk, Collective
+from taccl.collectives import make
+from taccl.errors import FormatError
+from taccl.formats.xml_elements import Element, parse_xml
+from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
+from taccl.reading import read_text
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+__all__ = [
+    "LIMIT_COUNT", "LIMIT_ELEMENTS", "LIMIT_NAME", "MAX_CHANNELS", "MAX_DEPENDED_ID", "MAX_PEERS",
+    "MAX_STEPS", "MAX_THREADBLOCKS", "TYPES", "load_msccl_xml", "parse_msccl_xml",
+]  # fmt: skip
+
+#: Limits of the runtime's parser and kernels.
+MAX_THREADBLOCKS, MAX_DEPENDED_ID, MAX_STEPS, MAX_CHANNELS, MAX_PEERS = 216, 127, 256, 32, 32
+LIMIT_COUNT, LIMIT_ELEMENTS, LIMIT_NAME, LIMIT_ATTRIBUTES, LIMIT_VALUE = 71, 4096, 63, 16, 255
+
+#: Types of steps.
+TYPES = {
+    "s": "send", "r": "receive", "rcs": "receive-send", "rrc": "receive-reduce",
+    "rrs": "receive-reduce-send", "rrcs": "receive-reduce-copy-send", "cpy": "copy", "re": "reduce",
+    "nop": "nop",
+}  # fmt: skip
+_BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
+_COLLECTIVES = ("allreduce", "allgather", "reduce", "broadcast", "alltoall", "reduce_scatter", "custom")
+_LIMIT_BYTES = 64 * 10**6
+_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
+
+
+def load_msccl_xml(
+    path: str | os.PathLike[str], *, collective: Collective | None = None, root: int | None = None
+) -> Program:
+    """The program in a file; see `parse_msccl_xml`.
+
+    Parameters
+    ----------
+    path : path
+        Of the file.
+    collective, root
+        As in `parse_msccl_xml`.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read.
+    FormatError
+        If it is too large, or as under `parse_msccl_xml`.
+    """
+    return parse_msccl_xml(read_text(path, _LIMIT_BYTES), where=str(path), collective=collective, root=root)
+
+
+def parse_msccl_xml(
+    text: str, *, where: str = "MSCCL XML", collective: Collective | None = None, root: int | None = None
+) -> Program:
+    """The program in the text of a file.
+
+    Parameters
+    ----------
+    collective : Collective, optional
+        What it is for, of a file that does not say (``coll="custom"``); without it, its outputs are not
+        judged.
+    root : int, optional
+        Of a broadcast or reduce. Default: the file's attribute ``root``, else 0.
+
+    Raises
+    ------
+    FormatError
+        If the runtime would not read the text, or would hang or compute garbage for a reason that shows
+        without running it: what, in which line, and what was expected.
+    """
+    _check_spelling(text, where)
+    return _File(parse_xml(text, where=where), where).program(collective, root)
+
+
+def _check_spelling(text: str, where: str) -> None:
+    """Raise `FormatError` for what XML allows and the runtime's parser does not."""
+    bare = re.sub(r"<!--.*?-->", lambda found: re.sub(r"[^\n]", " ", found.group()), text, flags=re.DOTALL)
+    for pattern, found, remedy in (
+        (r"<\?", "an XML declaration", "remove it"),
+        (r"\t", "a tab", "indent with spaces"),
+        (r"<[^<>\n]*\n", "a tag that goes on in the next line", "write it in one line"),
+        (r"<[^<>]*\s\w+\s*=\s*'", "single quotes", "use double quotes"),
+    ):
+        match = re.search(pattern, bare)
+        if match:
+            line = bare.count("\n", 0, match.start()) + 1
+            raise FormatError(
+                f"found {found}, which the MSCCL runtime does not read; {remedy}",
+                where=f"{where}: line {line}",
+            )
+
+
+class _File:
+    """The checks and conversions of one file; every method raises `FormatError` with the line at fault."""
+
+    def __init__(self, algo: Element, where: str) -> None:
+        self.algo, self.where = algo, where
+        if algo.tag != "algo":
+            self._refuse(algo, f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
+        self.num_ranks = self._number(algo, "ngpus", 1, 2**15)
+        self.num_channels = self._number(algo, "nchannels", 1, MAX_CHANNELS)
+        self.size = self._number(algo, "nchunksperloop", 1, 2**20)
+        self.kind = self._choice(algo, "coll", _COLLECTIVES)
+        self.in_place = bool(self._number(algo, "inplace", 0, 1))
+
+    def program(self, collective: Collective | None, root: int | None) -> Program:
+        algo = self.algo
+        name = self._text(algo, "name")
+        if len(name) > LIMIT_NAME:
+            self._refuse(algo, f"name has {len(name)} characters; expected at most {LIMIT_NAME}")
+        least = self._number(algo, "minBytes", 0, 2**63 - 1, default=0)
+        most = self._number(algo, "maxBytes", 0, 2**63 - 1, default=2**27)
+        if least > most:
+            self._refuse(algo, f"minBytes is {least} and maxBytes {most}; expected a range")
+        gpus = {self._number(gpu, "id", 0, self.num_ranks - 1): gpu for gpu in algo.all("gpu")}
+        if len(algo.all("gpu")) != self.num_ranks or len(gpus) != self.num_ranks:
+            self._refuse(
+                algo,
+                f"found {len(algo.all('gpu'))} <gpu> elements with {len(gpus)} ids; expected "
+                f"{self.num_ranks}, one for each of ngpus",
+            )
+        purpose = self._collective(collective, root)
+        return Program(
+            name,
+            tuple(self._rank(gpus[rank], rank) for rank in range(self.num_ranks)),
+            purpose,
+            self.in_place,
+            self._choice(algo, "proto", tuple(PROTOCOLS)),
+        )
+
+    def _collective(self, given: Collective | None, root: int | None) -> Collective | None:
+        n, size = self.num_ranks, self.size
+        if given is not None and given.num_ranks != n:
+            self._refuse(self.algo, f"ngpus is {n}; the collective is over {given.num_ranks} ranks")
+        if given is not None or self.kind == "custom":
+            return given
+        if self.kind in ("broadcast", "reduce"):
+            stated = self._number(self.algo, "root", 0, n - 1, default=0)
+            return make(self.kind, n, root=stated if root is None else root, chunks_per_rank=size)
+        if self.kind == "allreduce":
+            everyone = tuple(range(n))
+            each = -(-size // n)
+            chunks = tuple(Chunk(everyone, everyone, c // each) for c in range(size))
+            return Collective("allreduce", n, chunks, True, each)
+        if size % n:
+            self._refuse(
+                self.algo, f"nchunksperloop is {size}; expected a multiple of ngpus, {n}, of {self.kind}"
+            )
+        return make(self.kind, n, chunks_per_rank=size // n)
+
+    def _rank(self, gpu: Element, rank: int) -> RankProgram:
+        sizes = []
+        for attribute, small in (("i_chunks", "allgather"), ("o_chunks", "reduce_scatter")):
+            expected = self.size // self.num_ranks if self.kind == small else self.size
+            found = self._number(gpu, attribute, 0, 2**20)
+            # In place the runtime needs one of the two; the other may be declared empty.
+            if found != expected and not (self.in_place and found == 0):
+                self._refuse(
+                    gpu, f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"
+                )
+            sizes.append(expected)
+        limits = {"i": sizes[0], "o": sizes[1], "s": self._number(gpu, "s_chunks", 0, 2**20)}
+        blocks = gpu.all("tb")
+        if len(blocks) > MAX_THREADBLOCKS:
+            self._refuse(gpu, f"found {len(blocks)} threadblocks; expected at most {MAX_THREADBLOCKS}")
+        total = 1 + self.num_ranks + len(blocks) + sum(len(tb.all("step")) for tb in blocks)
+        if total >= LIMIT_ELEMENTS:
+            self._refuse(gpu, f"found {total} elements; expected fewer than {LIMIT_ELEMENTS}")
+        by_id = {self._number(tb, "id", 0, MAX_THREADBLOCKS - 1): tb for tb in blocks}
+        if sorted(by_id) != list(range(len(blocks))):
+            self._refuse(
+                gpu, f"threadblocks have ids {sorted(by_id)}; expected 0 to {len(blocks) - 1}, each once"
+            )
+        ordered = [by_id[t] for t in range(len(blocks))]
+        threadblocks = tuple(self._threadblock(tb, rank, ordered, limits) for tb in ordered)
+        self._check_queues(gpu, ordered, threadblocks)
+        return RankProgram(limits["i"], limits["o"], limits["s"], threadblocks)
+
+    def _check_queues(
+        self, gpu: Element, elements: Sequence[Element], threadblocks: Sequence[Threadblock]
+    ) -> None:
+        for word in ("send", "recv"):
+            known: dict[tuple[int, int], int] = {}
+            peers = [0] * MAX_CHANNELS
+            for t, (element, tb) in enumerate(zip(elements, threadblocks, strict=True)):
+                peer = tb.send_to if word == "send" else tb.receive_from
+                if peer is None:
+                    continue
+                other = known.setdefault((peer, tb.channel), t)
+                if other != t:
+                    self._refuse(
+                        element,
+                        f"threadblocks {other} and {t} both {word} with rank {peer} over channel "
+                        f"{tb.channel}; expected one: give the other a channel of its own",
+                    )
+                peers[tb.channel] += 1
+            if max(peers) > MAX_PEERS:
+                channel = peers.index(max(peers))
+                self._refuse(
+                    gpu,
+                    f"found {max(peers)} {word} peers over channel {channel}; expected at most {MAX_PEERS}",
+                )
+
+    def _threadblock(
+        self, tb: Element, rank: int, blocks: Sequence[Element], limits: dict[str, int]
+    ) -> Threadblock:
+        peers: list[int | None] = []
+        for word in ("send", "recv"):
+            peer = self._number(tb, word, -1, self.num_ranks - 1)
+            if peer == rank:
+                self._refuse(tb, f"{word} is {peer}, the rank itself; expected another")
+            peers.append(None if peer < 0 else peer)
+        channel = self._number(tb, "chan", 0, self.num_channels - 1)
+        elements = tb.all("step")
+        if len(elements) > MAX_STEPS:
+            self._refuse(tb, f"found {len(elements)} steps; expected at most {MAX_STEPS}")
+        steps = []
+        waited = False
+        for s, element in enumerate(elements):
+            step = self._step(element, s, blocks, limits)
+            parts = OPERATIONS[step.operation]
+            for word, acts, other in (("send", parts.sends, peers[0]), ("recv", parts.receives, peers[1])):
+                if acts and other is None:
+                    self._refuse(element, f"a step of type {element.attributes['type']}, but {word} is -1")
+            if step.operation == "nop":
+                waited = waited or bool(step.depends)
+            elif waited and not step.depends:
+                self._refuse(
+                    element,
+                    "a step after steps that only wait does not wait itself; expected depid and deps: the "
+                    "last of its dependencies",
+                )
+            else:
+                waited = False
+            steps.append(step)
+        return Threadblock(tuple(steps), peers[0], peers[1], channel)
+
+    def _step(self, step: Element, place: int, blocks: Sequence[Element], limits: dict[str, int]) -> Step:
+        if self._number(step, "s", 0, MAX_STEPS - 1) != place:
+            self._refuse(step, f"s is {step.attributes['s']}; expected {place}, its position")
+        kind = self._choice(step, "type", tuple(TYPES))
+        operation = TYPES[kind]
+        parts = OPERATIONS[operation]
+        depends = self._depends(step, blocks)
+        self._number(step, "hasdep", 0, 1)
+        if operation == "nop":
+            return Step("nop", depends=depends, count=1)
+        count = self._number(step, "cnt", 1, LIMIT_COUNT)
+        src = self._slot(step, "src", count if parts.reads else 0, limits)
+        dst = self._slot(step, "dst", count if parts.writes else 0, limits)
+        return Step(operation, src if parts.reads else None, dst if parts.writes else None, count, depends)
+
+    def _slot(self, step: Element, side: str, count: int, limits: dict[str, int]) -> Slot:
+        """A buffer and an offset; where the step uses them, `count` chunks must be within the buffer."""
+        buffer = self._choice(step, f"{side}buf", tuple(_BUFFERS))
+        offset = self._number(step, f"{side}off", -(2**20), 2**20)
+        if count and not 0 <= offset <= limits[buffer] - count:
+            self._refuse(
+                step,
+                f"{side}off {offset} and cnt {count} reach past {buffer}, which holds {limits[buffer]} "
+                "chunks",
+            )
+        return Slot(_BUFFERS[buffer], offset)
+
+    def _depends(self, step: Element, blocks: Sequence[Element]) -> tuple[tuple[int, int], ...]:
+        block = self._number(step, "depid", -1, 2**20)
+        index = self._number(step, "deps", -1, 2**20)
+        if block < 0:
+            return ()
+        if block > MAX_DEPENDED_ID:
+            self._refuse(
+                step, f"depid is {block}; expected at most {MAX_DEPENDED_ID}: number the threadblocks anew"
+            )
+        if block >= len(blocks):
+            self._refuse(step, f"depid is {block}; the rank has threadblocks 0-{len(blocks) - 1}")
+        steps = blocks[block].all("step")
+        if not 0 <= index < len(steps):
+            self._refuse(step, f"deps is {index}; threadblock {block} has steps 0-{len(steps) - 1}")
+        if self._number(steps[index], "hasdep", 0, 1) != 1:
+            self._refuse(
+                step,
+                f"waits for step {index} of threadblock {block}, in line {steps[index].line}, which has no "
+                'hasdep="1" and so never says that it is done',
+            )
+        return ((block, index),)
+
+    def _text(self, element: Element, name: str) -> str:
+        if len(element.attributes) > LIMIT_ATTRIBUTES:
+            self._refuse(
+                element, f"found {len(element.attributes)} attributes; expected at most {LIMIT_ATTRIBUTES}"
+            )
+        value = element.attributes.get(name)
+        if value is None:
+            self._refuse(element, f"has no {name}; add it")
+        if len(value) > LIMIT_VALUE:
+            self._refuse(element, f"{name} has {len(value)} characters; expected at most {LIMIT_VALUE}")
+        return value
+
+    def _number(self, element: Element, name: str, least: int, most: int, default: int | None = None) -> int:
+        if default is not None and name not in element.attributes:
+            return default
+        text = self._text(element, name)
+        if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
+            self._refuse(element, f"{name} is {text[:30]!r}; expected a whole number from {least} to {most}")
+        return int(text)
+
+    def _choice(self, element: Element, name: str, known: Sequence[str]) -> str:
+        text = self._text(element, name)
+        if text not in known:
+            self._refuse(element, f"{name} is {text[:30]!r}; expected one of {', '.join(known)}")
+        return text
+
+    def _refuse(self, element: Element, message: str) -> NoReturn:
+        raise FormatError(message, where=element.place(self.where))

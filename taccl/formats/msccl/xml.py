@@ -1,0 +1,255 @@
+"""Programs as MSCCL XML, the file that the MSCCL runtime (a fork of NCCL) and TACCL's runtime load.
+
+What is written follows what that runtime's parser reads and what its kernels do, which is stricter than XML:
+no declaration, no tabs, no tag over several lines, double quotes. Limits of the format are checked before
+anything is written. What a program's several dependencies of one step become is a chain of steps that do
+nothing but wait.
+
+What is read is held to the same rules, among them those that the runtime does not check and that make it
+hang or compute garbage: see `taccl.formats.msccl.reading`. Whether the program then does what its
+collective asks for is for `taccl.program.interpret` to judge.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from taccl.errors import ExportError, InputError
+from taccl.formats.msccl.reading import (
+    LIMIT_COUNT,
+    LIMIT_ELEMENTS,
+    LIMIT_NAME,
+    MAX_CHANNELS,
+    MAX_DEPENDED_ID,
+    MAX_PEERS,
+    MAX_STEPS,
+    MAX_THREADBLOCKS,
+    TYPES,
+    load_msccl_xml,
+    parse_msccl_xml,
+)
+from taccl.formats.program_kind import kind_of
+from taccl.program.program import OPERATIONS
+from taccl.program.split import split_threadblocks, weight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+
+__all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
+
+_TYPE_OF = {operation: kind for kind, operation in TYPES.items()}
+
+
+def dump_msccl_xml(
+    program: Program, *, min_bytes: int = 0, max_bytes: int = 2**27, split: bool = False, name: str = ""
+) -> str:
+    """The text of the file.
+
+    Parameters
+    ----------
+    min_bytes, max_bytes : int
+        The sizes that the runtime uses the program for. It allocates ``max_bytes`` times the part that
+        scratch has of the buffer.
+    split : bool
+        Whether a threadblock of too many steps becomes several, which take turns: see
+        `taccl.program.split`. Each has a channel of its own.
+    name : str
+        Default: the program's; other characters than letters, digits, ``_``, ``.`` and ``-`` become ``-``.
+
+    Raises
+    ------
+    InputError
+        If the sizes are no range.
+    ExportError
+        If the format cannot hold the program: the limit, and how to lower the schedule within it.
+    """
+    if not 0 <= min_bytes <= max_bytes:
+        raise InputError(f"found {min_bytes} to {max_bytes} bytes; expected a range", where="min_bytes")
+    kind = kind_of(program, "MSCCL XML")
+    if split:
+        program = split_threadblocks(program, max_steps=MAX_STEPS)
+    _check_limits(program)
+    mirrored = _mirrored(program)
+    scratch = program.scratch_chunks
+    attributes: dict[str, object] = {
+        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[:LIMIT_NAME],
+        "proto": program.protocol,
+        "nchannels": program.num_channels,
+        "nchunksperloop": kind.size,
+        "ngpus": program.num_ranks,
+        "coll": kind.name,
+        "inplace": int(program.in_place),
+        "outofplace": int(not program.in_place),
+        "minBytes": min_bytes,
+        "maxBytes": max_bytes,
+    }
+    if kind.root is not None:
+        attributes["root"] = kind.root
+    lines = [_tag("algo", attributes)]
+    inputs, outputs = kind.buffer_chunks(program.num_ranks)
+    for r, rank in enumerate(program.ranks):
+        lines.append(
+            "  " + _tag("gpu", {"id": r, "i_chunks": inputs, "o_chunks": outputs, "s_chunks": scratch})
+        )
+        lines += _rank_lines(r, rank, mirrored)
+        lines.append("  </gpu>")
+    lines.append("</algo>")
+    return "\n".join(lines) + "\n"
+
+
+def _check_limits(program: Program) -> None:
+    """Raise `ExportError` where the format cannot hold the program."""
+    if program.num_channels > MAX_CHANNELS:
+        raise ExportError(
+            f"MSCCL XML holds at most {MAX_CHANNELS} channels, and the program has {program.num_channels}; "
+            "lower the schedule with fewer num_channels or instances"
+        )
+    for r, rank in enumerate(program.ranks):
+        count = len(rank.threadblocks)
+        if count > MAX_THREADBLOCKS:
+            pairs = {(tb.send_to, tb.channel) for tb in rank.threadblocks}
+            pairs |= {(tb.receive_from, tb.channel) for tb in rank.threadblocks}
+            remedy = "lower the schedule with threadblocks='per-peer'"
+            if len(pairs) > MAX_THREADBLOCKS:
+                remedy = (
+                    "let a rank talk to fewer others, by a sketch, or use fewer num_channels or instances"
+                )
+            raise ExportError(
+                f"MSCCL XML holds at most {MAX_THREADBLOCKS} threadblocks a rank, and rank {r} has {count}; "
+                f"{remedy}"
+            )
+        _check_peers(r, rank)
+        total = 1 + program.num_ranks + count
+        for t, threadblock in enumerate(rank.threadblocks):
+            total += _check_steps(r, t, threadblock)
+        if total >= LIMIT_ELEMENTS:
+            raise ExportError(
+                f"MSCCL XML holds fewer than {LIMIT_ELEMENTS} elements a rank, and rank {r} makes {total} of "
+                "its threadblocks and steps; lower the schedule with fewer instances, or cut the data into "
+                "fewer chunks"
+            )
+        for t, s in sorted({each for tb in rank.threadblocks for step in tb.steps for each in step.depends}):
+            if t > MAX_DEPENDED_ID:
+                raise ExportError(
+                    f"MSCCL XML lets steps wait for threadblocks 0-{MAX_DEPENDED_ID} only, and one of rank "
+                    f"{r} waits for step {s} of threadblock {t}; lower the schedule with "
+                    "threadblocks='per-peer', or fewer num_channels or instances"
+                )
+
+
+def _check_peers(r: int, rank: RankProgram) -> None:
+    for word in ("send_to", "receive_from"):
+        peers: dict[int, set[int]] = defaultdict(set)
+        for threadblock in rank.threadblocks:
+            peer = getattr(threadblock, word)
+            if peer is not None:
+                peers[threadblock.channel].add(peer)
+        for channel, known in sorted(peers.items()):
+            if len(known) > MAX_PEERS:
+                raise ExportError(
+                    f"MSCCL XML holds at most {MAX_PEERS} peers a channel, and rank {r} has {len(known)} to "
+                    f"{word.replace('_', ' ')} over channel {channel}; lower the schedule with "
+                    f"channels='by-peer', num_channels={math.ceil(len(known) / MAX_PEERS) + 1}"
+                )
+
+
+def _check_steps(r: int, t: int, threadblock: Threadblock) -> int:
+    """How many steps of the file a threadblock makes."""
+    total = sum(map(weight, threadblock.steps))
+    if total > MAX_STEPS:
+        raise ExportError(
+            f"MSCCL XML holds at most {MAX_STEPS} steps a threadblock, and threadblock {t} of rank {r} makes "
+            f"{total}, with those that only wait; give split=True, or lower the schedule with "
+            f"channels='round-robin', num_channels={math.ceil(total / MAX_STEPS)} or more, or cut the data "
+            "into fewer chunks"
+        )
+    for s, step in enumerate(threadblock.steps):
+        if step.count > LIMIT_COUNT:
+            raise ExportError(
+                f"MSCCL XML moves at most {LIMIT_COUNT} chunks in a step, and step {s} of threadblock {t} of "
+                f"rank {r} moves {step.count}; lower the schedule with max_count={LIMIT_COUNT}"
+            )
+    return total
+
+
+def _mirrored(program: Program) -> dict[tuple[int, int, int], tuple[Slot | None, Slot | None]]:
+    """Of steps that send, or receive: the source of what comes, and where what goes is put."""
+    sent: dict[tuple[int, int, int], list[tuple[StepAddress, Step]]] = defaultdict(list)
+    received: dict[tuple[int, int, int], list[tuple[StepAddress, Step]]] = defaultdict(list)
+    for address, step in program.steps():
+        threadblock = program.ranks[address.rank].threadblocks[address.threadblock]
+        parts, channel = OPERATIONS[step.operation], threadblock.channel
+        if parts.sends and threadblock.send_to is not None:
+            sent[address.rank, threadblock.send_to, channel].append((address, step))
+        if parts.receives and threadblock.receive_from is not None:
+            received[threadblock.receive_from, address.rank, channel].append((address, step))
+    sources: dict[tuple[int, int, int], Slot | None] = {}
+    targets: dict[tuple[int, int, int], Slot | None] = {}
+    for queue, ours in sent.items():
+        for (address, step), (other, theirs) in zip(ours, received.get(queue, ()), strict=False):
+            targets[address] = theirs.dst or theirs.src
+            sources[other] = step.src or step.dst
+    return {key: (sources.get(key), targets.get(key)) for key in {*sources, *targets}}
+
+
+def _rank_lines(
+    r: int,
+    rank: RankProgram,
+    mirrored: dict[tuple[int, int, int], tuple[Slot | None, Slot | None]],
+) -> list[str]:
+    """The threadblocks of a rank; a step that waits for several others follows steps that do nothing else."""
+    # Where each step is once those that only wait are counted.
+    places: list[list[int]] = []
+    for threadblock in rank.threadblocks:
+        place, column = -1, []
+        for step in threadblock.steps:
+            place += max(len(step.depends), 1)
+            column.append(place)
+        places.append(column)
+    awaited = {each for tb in rank.threadblocks for step in tb.steps for each in step.depends}
+    lines = []
+    for t, threadblock in enumerate(rank.threadblocks):
+        send = -1 if threadblock.send_to is None else threadblock.send_to
+        receive = -1 if threadblock.receive_from is None else threadblock.receive_from
+        lines.append(
+            "    " + _tag("tb", {"id": t, "send": send, "recv": receive, "chan": threadblock.channel})
+        )
+        for s, step in enumerate(threadblock.steps):
+            waits = [(other, places[other][index]) for other, index in step.depends] or [(-1, -1)]
+            first = places[t][s] - len(waits) + 1
+            for i, wait in enumerate(waits[:-1]):
+                lines.append(_step_line(first + i, "nop", None, None, 0, wait, hasdep=False))
+            source, target = mirrored.get((r, t, s), (None, None))
+            src, dst = step.src or source or step.dst, step.dst or target or step.src
+            kind, count = _TYPE_OF[step.operation], 0 if step.operation == "nop" else step.count
+            lines.append(_step_line(places[t][s], kind, src, dst, count, waits[-1], hasdep=(t, s) in awaited))
+        lines.append("    </tb>")
+    return lines
+
+
+def _step_line(
+    place: int,
+    kind: str,
+    src: Slot | None,
+    dst: Slot | None,
+    count: int,
+    wait: tuple[int, int],
+    *,
+    hasdep: bool,
+) -> str:
+    values = {
+        "s": place, "type": kind,
+        "srcbuf": src.buffer[0] if src else "i", "srcoff": src.offset if src else -1,
+        "dstbuf": dst.buffer[0] if dst else "o", "dstoff": dst.offset if dst else -1,
+        "cnt": count, "depid": wait[0], "deps": wait[1], "hasdep": int(hasdep),
+    }  # fmt: skip
+    return "      " + _tag("step", values)[:-1] + "/>"
+
+
+def _tag(name: str, attributes: Mapping[str, object]) -> str:
+    return f"<{name} " + " ".join(f'{key}="{value}"' for key, value in attributes.items()) + ">"

@@ -1,0 +1,344 @@
+"""MSCCL++ execution plans, run on arrays by the rules of the executor, and judged.
+
+It knows nothing of programs and schedules: what counts is what the executor makes of the JSON. Every
+threadblock has a first thread, which alone signals, waits and asks a NIC for something, and other threads,
+which copy and add together with it; they meet at ``nop`` only. A NIC works through the requests of its
+channel one after another, and nobody knows when, until a ``flush`` or a signal that it carries. Of each place
+of memory it is kept who touched it last and what they knew by then (`taccl.formats.mscclpp.clocks`), so that
+two accesses that nothing orders are found however the run goes.
+
+Only what `taccl.formats.mscclpp.plan` writes can be run: other operations are named and refused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import FormatError
+from taccl.formats.mscclpp.clocks import Clocks
+from taccl.formats.mscclpp.memory import PlanMemory, packets
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["OPERATIONS", "PlanRun", "run_plan"]
+
+#: Operations that can be run.
+OPERATIONS = (
+    "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
+    "sem_release",
+)  # fmt: skip
+
+_MAX_OPERATIONS, _MAX_CHANNELS, _MAX_IDS = 64, 16, 16
+
+Op = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRun:
+    """What a run found.
+
+    Parameters
+    ----------
+    faults : tuple of str
+    num_operations : int
+        Operations that were run to their end.
+    outputs_checked : bool
+        Whether it is known what the outputs must be, and all ran.
+    """
+
+    faults: tuple[str, ...]
+    num_operations: int
+    outputs_checked: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether no fault was found."""
+        return not self.faults
+
+
+def run_plan(
+    plan: Mapping[str, Any], *, seed: int = 0, root: int = 0, races: bool = True, max_faults: int = 20
+) -> PlanRun:
+    """Run a plan once on random whole numbers.
+
+    Outputs are judged of ``allgather``, ``allreduce``, ``reducescatter``, ``alltoall``, ``broadcast`` and
+    ``reduce``; of the last two from or to `root`.
+
+    Parameters
+    ----------
+    races : bool
+        Whether accesses that nothing orders are looked for, which takes most of the time.
+
+    Raises
+    ------
+    FormatError
+        If the plan is none, goes beyond a limit of the executor, or has an operation that is not known here.
+    """
+    try:
+        return _Machine(plan, np.random.default_rng(seed), races).run(root, max_faults)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise FormatError(
+            f"found {type(error).__name__} {error}; expected an MSCCL++ execution plan", where="plan"
+        ) from None
+
+
+@dataclass(slots=True)
+class _Channel:
+    """One end of a channel: the signals that came in, each with what its sender knew."""
+
+    peer: int
+    inbound: deque[Any] = field(default_factory=deque)
+    other: _Channel | None = None
+    nic: int = -1
+
+
+class _Machine:
+    """Every rank's channels, semaphores and threadblocks, and the operation that each is at."""
+
+    def __init__(self, plan: Mapping[str, Any], random: np.random.Generator, races: bool) -> None:
+        self.gpus = plan["gpus"]
+        self.blocks = [(r, t) for r, gpu in enumerate(self.gpus) for t in range(len(gpu["threadblocks"]))]
+        for r, t in self.blocks:
+            _check_threadblock(f"threadblock {t} of gpu {r}", t, self.gpus[r]["threadblocks"][t])
+        self.number_of = {block: i for i, block in enumerate(self.blocks)}
+        self.channels = [_channels(gpu) for gpu in self.gpus]
+        self._join_channels()
+        self.semaphores = [
+            [deque([None] * each["init_value"]) for each in gpu.get("semaphores", ())] for gpu in self.gpus
+        ]
+        # Two threads a threadblock, a NIC a port channel, and the user of every rank.
+        count = 2 * len(self.blocks)
+        for ends in self.channels:
+            for channel in ends.get("port", ()):
+                channel.nic, count = count, count + 1
+        users = range(count, count + len(self.gpus))
+        self.clocks = Clocks(users.stop) if races else None
+        self.memory = PlanMemory(plan, random, self.clocks, users)
+        for block in self.blocks:
+            for thread in self._threads(*block):
+                self._learn(thread, self._tell(users[block[0]]))
+        self.actions = {
+            "nop": self._nop, "put": self._put, "ppkt": self._put_packets, "copy": self._copy,
+            "upkt": self._unpack, "re": self._reduce, "repkt": self._reduce_packets, "signal": self._signal,
+            "wait": self._wait, "flush": self._flush, "sem_acquire": self._acquire,
+            "sem_release": self._release,
+        }  # fmt: skip
+
+    def _join_channels(self) -> None:
+        """Channels of two ranks are joined in the order in which each lists those to the other."""
+        for kind in ("memory", "port"):
+            ends: dict[tuple[int, int], list[_Channel]] = defaultdict(list)
+            for r, channels in enumerate(self.channels):
+                for channel in channels.get(kind, ()):
+                    ends[r, channel.peer].append(channel)
+            for (r, peer), mine in ends.items():
+                for a, b in zip(mine, ends.get((peer, r), ()), strict=False):
+                    a.other = b
+
+    def run(self, root: int, max_faults: int) -> PlanRun:
+        """Run whatever can go on until nothing can."""
+        faults = self.memory.faults
+        position = dict.fromkeys(self.blocks, 0)
+        done, before = 0, -1
+        while before < done:
+            before = done
+            for block in self.blocks:
+                ops = self._ops(block)
+                while position[block] < len(ops) and self._ready(*block, ops[position[block]]):
+                    op = ops[position[block]]
+                    self.memory.label = (
+                        f"operation {position[block]} ({op['name']}) of threadblock {block[1]} "
+                    )
+                    self.memory.label += f"of gpu {block[0]}"
+                    self.actions[op["name"]](*block, op)
+                    position[block] += 1
+                    done += 1
+                    if len(faults) >= max_faults:
+                        return PlanRun(tuple(faults[:max_faults]), done, outputs_checked=False)
+        stuck = [block for block in self.blocks if position[block] < len(self._ops(block))]
+        for r, t in stuck[:1]:
+            s = position[r, t]
+            faults.append(
+                f"deadlock: {format_count(len(stuck), 'threadblock')} cannot go on; the first is threadblock "
+                f"{t} of gpu {r}, at operation {s} ({self._ops((r, t))[s]['name']})"
+            )
+        if not stuck:
+            self._end()
+        checked = not stuck and self.memory.check_outputs(root)
+        return PlanRun(tuple(faults[:max_faults]), done, outputs_checked=checked)
+
+    def _ops(self, block: tuple[int, int]) -> list[Op]:
+        ops: list[Op] = self.gpus[block[0]]["threadblocks"][block[1]]["ops"]
+        return ops
+
+    def _threads(self, r: int, t: int) -> tuple[int, int]:
+        """The first thread, and all others."""
+        number = self.number_of[r, t]
+        return 2 * number, 2 * number + 1
+
+    def _tell(self, thread: int) -> Any:
+        return None if self.clocks is None else self.clocks.snapshot(thread)
+
+    def _learn(self, thread: int, known: Any) -> None:
+        if self.clocks is not None and known is not None:
+            self.clocks.join(thread, known)
+
+    def _channel(self, r: int, t: int, op: Op, i: int) -> _Channel:
+        """The channel of the i-th number of an operation, which counts in the threadblock's own list."""
+        kind, threadblock = op["channel_type"], self.gpus[r]["threadblocks"][t]
+        ids = _listed(threadblock["channels"], "channel_type", kind, "channel_ids")
+        channel: _Channel = self.channels[r][kind][ids[op["channel_ids"][i]]]
+        return channel
+
+    def _remote(self, r: int, t: int, kind: str, number: int) -> tuple[int, str]:
+        """The rank and the name of a remote buffer, by its number in the threadblock's list."""
+        references = self.gpus[r]["threadblocks"][t]["remote_buffer_refs"]
+        buffer = self.gpus[r]["remote_buffers"][
+            _listed(references, "access_channel_type", kind, "remote_buffer_ids")[number]
+        ]
+        if kind not in buffer["access_channel_types"]:
+            self.memory.faults.append(f"{self.memory.label}: its buffer is not reached over {kind} channels")
+        return buffer["rank"], buffer["type"]
+
+    def _ready(self, r: int, t: int, op: Op) -> bool:
+        if op["name"] == "wait":
+            return all(self._channel(r, t, op, i).inbound for i in range(len(op["channel_ids"])))
+        if op["name"] == "sem_acquire":
+            return all(self.semaphores[r][i] for i in op["semaphore_ids"])
+        awaited = {"upkt": op["src_buff"][:1], "repkt": op["src_buff"][1:]} if "src_buff" in op else {}
+        return all(p in self.memory.flags[r] for each in awaited.get(op["name"], ()) for p in packets(each))
+
+    def _nop(self, r: int, t: int, _op: Op) -> None:
+        if self.clocks is not None:
+            self.clocks.meet(self._threads(r, t))
+
+    def _signal(self, r: int, t: int, op: Op) -> None:
+        for i in range(len(op["channel_ids"])):
+            channel, thread = self._channel(r, t, op, i), self._threads(r, t)[min(i, 1)]
+            if op["channel_type"] == "port":
+                self._learn(channel.nic, self._tell(thread))
+                thread = channel.nic
+            if channel.other is None:
+                self.memory.faults.append(
+                    f"{self.memory.label}: gpu {channel.peer} has no end of the channel"
+                )
+                return
+            channel.other.inbound.append(self._tell(thread))
+
+    def _wait(self, r: int, t: int, op: Op) -> None:
+        for i in range(len(op["channel_ids"])):
+            self._learn(self._threads(r, t)[min(i, 1)], self._channel(r, t, op, i).inbound.popleft())
+
+    def _flush(self, r: int, t: int, op: Op) -> None:
+        # As many channels as there are destinations are flushed.
+        for i in range(min(len(op["channel_ids"]), len(op.get("dst_buff", ())))):
+            self._learn(self._threads(r, t)[min(i, 1)], self._tell(self._channel(r, t, op, i).nic))
+
+    def _release(self, r: int, t: int, op: Op) -> None:
+        for i, number in enumerate(op["semaphore_ids"]):
+            self.semaphores[r][number].append(self._tell(self._threads(r, t)[min(i, 1)]))
+
+    def _acquire(self, r: int, t: int, op: Op) -> None:
+        for i, number in enumerate(op["semaphore_ids"]):
+            self._learn(self._threads(r, t)[min(i, 1)], self.semaphores[r][number].popleft())
+
+    def _put(self, r: int, t: int, op: Op) -> None:
+        for i, (src, dst) in enumerate(zip(op["src_buff"], op["dst_buff"], strict=True)):
+            threads: tuple[int, ...] = self._threads(r, t)
+            if op["channel_type"] == "port":
+                nic = self._channel(r, t, op, i).nic
+                self._learn(nic, self._tell(threads[min(i, 1)]))
+                threads = (nic,)
+            peer, buffer = self._remote(r, t, op["channel_type"], dst["buffer_id"])
+            sources = self.memory.rows(r, r, src["type"], src)
+            self.memory.carry(sources, self.memory.rows(r, peer, buffer, dst), threads)
+
+    def _put_packets(self, r: int, t: int, op: Op) -> None:
+        threads = self._threads(r, t)
+        for src, dst in zip(op["src_buff"], op["dst_buff"], strict=True):
+            peer, buffer = self._remote(r, t, "memory", dst["buffer_id"])
+            if buffer != "s":
+                self.memory.faults.append(f"{self.memory.label}: packets go to {buffer}; expected s, scratch")
+                return
+            for place, number in zip(self.memory.rows(r, r, src["type"], src), packets(dst), strict=False):
+                self.memory.send_packet(peer, number, self.memory.read(place, threads), threads)
+
+    def _copy(self, r: int, t: int, op: Op) -> None:
+        (src,), (dst,) = op["src_buff"], op["dst_buff"]
+        sources = self.memory.rows(r, r, src["type"], src)
+        self.memory.carry(sources, self.memory.rows(r, r, dst["type"], dst), self._threads(r, t))
+
+    def _reduce(self, r: int, t: int, op: Op) -> None:
+        (dst,), threads = op["dst_buff"], self._threads(r, t)
+        columns = [self.memory.rows(r, r, src["type"], src) for src in op["src_buff"]]
+        targets = self.memory.rows(r, r, dst["type"], dst)
+        for places, target in zip(zip(*columns, strict=False), targets, strict=False):
+            self.memory.write(target, sum(self.memory.read(place, threads) for place in places), threads)
+
+    def _unpack(self, r: int, t: int, op: Op) -> None:
+        (src,), (dst,) = op["src_buff"], op["dst_buff"]
+        for number, place in zip(packets(src), self.memory.rows(r, r, dst["type"], dst), strict=False):
+            self.memory.write(place, self.memory.packet(r, number), self._threads(r, t))
+
+    def _reduce_packets(self, r: int, t: int, op: Op) -> None:
+        own, *arriving = op["src_buff"]
+        (dst,), threads = op["dst_buff"], self._threads(r, t)
+        sources, targets = (self.memory.rows(r, r, each["type"], each) for each in (own, dst))
+        for source, target, *numbers in zip(sources, targets, *map(packets, arriving), strict=False):
+            value = self.memory.read(source, threads)
+            self.memory.write(target, value + sum(self.memory.packet(r, p) for p in numbers), threads)
+
+    def _end(self) -> None:
+        """The next call finds everything as this one did."""
+        for r, t in self.blocks:
+            for thread in self._threads(r, t):
+                self._learn(self.memory.users[r], self._tell(thread))
+        self.memory.end()
+        for r, gpu in enumerate(self.gpus):
+            for kind, channels in self.channels[r].items():
+                for number, channel in enumerate(channels):
+                    if channel.inbound:
+                        left = format_count(len(channel.inbound), "signal")
+                        self.memory.faults.append(f"{left} too many on {kind} channel {number} of gpu {r}")
+            for number, semaphore in enumerate(self.semaphores[r]):
+                if len(semaphore) != gpu["semaphores"][number]["init_value"]:
+                    self.memory.faults.append(f"semaphore {number} of gpu {r} ends at {len(semaphore)}")
+
+
+def _channels(gpu: Mapping[str, Any]) -> dict[str, list[_Channel]]:
+    channels: dict[str, list[_Channel]] = defaultdict(list)
+    for entry in gpu["channels"]:
+        channels[entry["channel_type"]].extend(_Channel(peer) for peer in entry["connected_to"])
+    return dict(channels)
+
+
+def _listed(entries: list[Op], key: str, kind: str, ids: str) -> list[int]:
+    return [number for entry in entries if entry[key] == kind for number in entry[ids]]
+
+
+def _check_threadblock(where: str, number: int, threadblock: Mapping[str, Any]) -> None:
+    """Raise `FormatError` beyond a limit of the executor, and for operations that are not known here."""
+    ops = threadblock["ops"]
+    if threadblock["id"] != number:
+        raise FormatError(f"found id {threadblock['id']}; expected {number}", where=where)
+    if len(ops) > _MAX_OPERATIONS:
+        raise FormatError(f"found {len(ops)} operations; expected at most {_MAX_OPERATIONS}", where=where)
+    for entry in (*threadblock["channels"], *threadblock["remote_buffer_refs"]):
+        count = len(entry["channel_ids"] if "channel_ids" in entry else entry["remote_buffer_ids"])
+        if count > _MAX_CHANNELS:
+            raise FormatError(
+                f"found {count} channels or buffers; expected at most {_MAX_CHANNELS}", where=where
+            )
+    for op in ops:
+        if op["name"] not in OPERATIONS:
+            raise FormatError(
+                f"found operation {op['name']!r}; expected one of {', '.join(OPERATIONS)}", where=where
+            )
+        if len(op.get("semaphore_ids", ())) > _MAX_IDS:
+            raise FormatError(f"found more than {_MAX_IDS} semaphores in an operation", where=where)

@@ -1,0 +1,242 @@
+"""One rank's part of an MSCCL++ plan: its threadblocks, channels, remote buffers and semaphores.
+
+Every queue of the program has a channel of its own, in both directions: signals one way say that data is
+there, and the other way that there is room. Every pair of threadblocks of which one waits for the other has a
+semaphore of its own, that counts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import ExportError
+from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS, Op, PlanThreadblock, remote
+from taccl.program.program import OPERATIONS, Slot, StepAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taccl.formats.mscclpp.messages import Messages
+    from taccl.program.checks import Queue
+    from taccl.program.program import Program, Step
+
+__all__ = ["PlanGpu"]
+
+
+@dataclass(slots=True)
+class _References:
+    """What one threadblock uses of its rank's channels and remote buffers: its own numbers for each."""
+
+    channels: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    buffers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    @staticmethod
+    def number(known: list[int], wanted: int) -> int:
+        if wanted not in known:
+            known.append(wanted)
+        return known.index(wanted)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "channels": [
+                {"channel_type": kind, "channel_ids": ids} for kind, ids in sorted(self.channels.items())
+            ],
+            "remote_buffer_refs": [
+                {"access_channel_type": kind, "remote_buffer_ids": ids}
+                for kind, ids in sorted(self.buffers.items())
+            ],
+        }
+
+
+class PlanGpu:
+    """One rank's part of the plan."""
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        nodes: Sequence[int],
+        messages: Messages,
+        packets: bool,
+        queues: Sequence[Queue],
+    ) -> None:
+        self.program, self.rank, self.nodes = program, rank, nodes
+        self.messages, self.packets = messages, packets
+        self.threadblocks = program.ranks[rank].threadblocks
+        self.channel_of: dict[Queue, tuple[str, int]] = {}
+        self.peers: dict[str, list[int]] = {"memory": [], "port": []}
+        self.remote_buffers: list[tuple[int, str]] = []
+        # At both ends channels of one pair of ranks stand in the same order, which is what pairs them.
+        for queue in queues:
+            if rank in (queue.src, queue.dst):
+                peer = queue.dst if rank == queue.src else queue.src
+                kind = self._kind(peer)
+                self.channel_of[queue] = (kind, len(self.peers[kind]))
+                self.peers[kind].append(peer)
+        self.waits, self.releases, self.num_semaphores = self._semaphores()
+
+    def plan(self, buffers: tuple[int, int], split: bool, max_threadblocks: int) -> dict[str, Any]:
+        """What the plan's JSON has of this rank."""
+        threadblocks: list[dict[str, Any]] = []
+        for t in range(len(self.threadblocks)):
+            references = _References()
+            steps = self._threadblock(t, references)
+            for ops in self._pieces(t, steps, split):
+                threadblocks.append({"id": len(threadblocks), "ops": ops} | references.to_dict())
+        if len(threadblocks) > max_threadblocks:
+            raise ExportError(
+                f"MSCCL++ runs at most {max_threadblocks} threadblocks of a rank at once, and rank "
+                f"{self.rank} has {len(threadblocks)}; lower the schedule with threadblocks='per-peer', or "
+                "fewer num_channels or instances, or give max_threadblocks, as many as the GPU has "
+                "multiprocessors"
+            )
+        return {
+            "id": self.rank,
+            "input_chunks": buffers[0],
+            "output_chunks": buffers[1],
+            "scratch_chunks": self.messages.scratch_chunks,
+            "threadblocks": threadblocks,
+            "channels": [
+                {"channel_type": kind, "connected_to": peers} for kind, peers in self.peers.items() if peers
+            ],
+            "remote_buffers": [
+                {"rank": peer, "type": buffer, "access_channel_types": [self._kind(peer)]}
+                for peer, buffer in self.remote_buffers
+            ],
+            "semaphores": [{"init_value": 0}] * self.num_semaphores,
+        }
+
+    def _kind(self, peer: int) -> str:
+        return "memory" if self.nodes[peer] == self.nodes[self.rank] else "port"
+
+    def _semaphores(self) -> tuple[dict[StepAddress, list[int]], dict[StepAddress, list[int]], int]:
+        """The semaphores that each step waits for, and releases; none for what earlier waits imply."""
+        numbers: dict[tuple[int, int], int] = {}
+        waits: dict[StepAddress, list[int]] = defaultdict(list)
+        released: dict[StepAddress, list[int]] = defaultdict(list)
+        for t, threadblock in enumerate(self.threadblocks):
+            passed: dict[int, int] = {}
+            for s, step in enumerate(threadblock.steps):
+                latest: dict[int, int] = {}
+                for other, index in step.depends:
+                    latest[other] = max(index, latest.get(other, -1))
+                for other, index in latest.items():
+                    if other == t or passed.get(other, -1) >= index:
+                        continue
+                    passed[other] = index
+                    number = numbers.setdefault((other, t), len(numbers))
+                    waits[StepAddress(self.rank, t, s)].append(number)
+                    released[StepAddress(self.rank, other, index)].append(number)
+        return waits, released, len(numbers)
+
+    def _pieces(self, t: int, steps: Sequence[list[Op]], split: bool) -> Iterator[list[Op]]:
+        """The operations of one threadblock, or of the several that it becomes."""
+        total = sum(len(each) for each in steps)
+        if total <= MAX_OPERATIONS:
+            yield [op for each in steps for op in each]
+            return
+        if not split:
+            raise ExportError(
+                f"MSCCL++ holds at most {MAX_OPERATIONS} operations a threadblock, and threadblock {t} of "
+                f"rank {self.rank} makes {total}; give split=True, or lower the schedule with "
+                f"channels='round-robin', num_channels={-(-total // MAX_OPERATIONS)}"
+            )
+        room = MAX_OPERATIONS - 4  # two operations to take over, and two to hand on
+        ops: list[Op] = []
+        for each in steps:
+            if len(ops) + len(each) > room:
+                hand_on = self.num_semaphores
+                self.num_semaphores += 1
+                yield [*ops, {"name": "nop"}, {"name": "sem_release", "semaphore_ids": [hand_on]}]
+                ops = [{"name": "sem_acquire", "semaphore_ids": [hand_on]}, {"name": "nop"}]
+            ops += each
+        yield ops
+
+    def _threadblock(self, t: int, references: _References) -> list[list[Op]]:
+        """The operations of a threadblock, step by step."""
+        ops = PlanThreadblock()
+        ops.begin_step()
+        for parcel in self.messages.opening.get((self.rank, t), ()):
+            ops.signal(*self._channel(parcel.queue, references))
+        for s, step in enumerate(self.threadblocks[t].steps):
+            address = StepAddress(self.rank, t, s)
+            ops.begin_step()
+            parts = OPERATIONS[step.operation]
+            if not parts.sends:
+                ops.flush()
+            ops.acquire(self.waits.get(address, ()))
+            self._step(ops, address, step, references)
+            if address in self.releases:
+                ops.flush()
+                ops.release(self.releases[address])
+        ops.begin_step()
+        ops.flush()
+        return ops.steps
+
+    def _step(self, ops: PlanThreadblock, address: StepAddress, step: Step, references: _References) -> None:
+        """Take in what comes, work on it, and send it on."""
+        for parcel in () if self.packets else self.messages.received.get(address, ()):
+            if parcel in self.messages.crowded:
+                ops.flush()
+                ops.signal(*self._channel(parcel.queue, references))
+            ops.wait(*self._channel(parcel.queue, references))
+        result = self._work(ops, address, step)
+        for parcel in self.messages.sent.get(address, ()):
+            assert result is not None, "what is sent is somewhere"
+            channel, kind = self._channel(parcel.queue, references)
+            landing = self.messages.landing[parcel.receive]
+            buffer = self._remote_buffer(parcel.queue.dst, landing.buffer[0], references)
+            source = Slot(result.buffer, result.offset + parcel.send_offset)
+            target = remote(buffer, landing.offset + parcel.receive_offset, parcel.chunks)
+            if self.packets:
+                ops.put_packets(source, parcel.chunks, target)
+                continue
+            if parcel in self.messages.awaiting:
+                ops.wait(channel, kind)
+            ops.put(kind, channel, source, parcel.chunks, target)
+            ops.signal(channel, kind)
+
+    def _work(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> Slot | None:
+        """What a step does within its rank; returns where the result is."""
+        src, dst = self._own(step.src), self._own(step.dst)
+        landing = self.messages.landing.get(address)
+        if step.operation in ("copy", "reduce"):
+            assert src is not None
+            assert dst is not None
+            if step.operation == "copy":
+                ops.copy(src, dst, step.count)
+            else:
+                ops.reduce(dst, src, dst, step.count)
+        elif landing is None:
+            return src
+        elif OPERATIONS[step.operation].reads:
+            dst = dst if OPERATIONS[step.operation].writes else self.messages.sums[address]
+            assert src is not None
+            assert dst is not None
+            if self.packets:
+                ops.reduce_packets(src, landing.offset, dst, step.count)
+            else:
+                ops.reduce(src, landing, dst, step.count)
+        elif self.packets:
+            assert dst is not None
+            ops.unpack(landing.offset, dst, step.count)
+        return dst
+
+    def _channel(self, queue: Queue, references: _References) -> tuple[int, str]:
+        """The threadblock's number of a queue's channel, and the kind of channel."""
+        kind, number = self.channel_of[queue]
+        return references.number(references.channels[kind], number), kind
+
+    def _remote_buffer(self, peer: int, buffer: str, references: _References) -> int:
+        if (peer, buffer) not in self.remote_buffers:
+            self.remote_buffers.append((peer, buffer))
+        number = self.remote_buffers.index((peer, buffer))
+        return references.number(references.buffers[self._kind(peer)], number)
+
+    def _own(self, slot: Slot | None) -> Slot | None:
+        """The one name of a place of the rank."""
+        if slot is None:
+            return None
+        return self.messages.layouts[self.rank].canonical(slot, in_place=self.program.in_place)

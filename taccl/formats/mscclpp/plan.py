@@ -1,0 +1,285 @@
+"""Programs as MSCCL++ execution plans, the JSON that the executor of MSCCL++ runs.
+
+Every send becomes a put into the receiver's memory and a signal after it, every receive a wait for that
+signal; `taccl.formats.mscclpp.messages` says where messages land and which must wait for room. What is to be
+added to something lands beside it, and is added there. Within a node data goes over memory channels, written
+by the GPU's own threads, and between nodes over port channels, written by its NIC. Other operations of the
+executor (``get``, reading sums, those fused with signals) are not used: these few are right over both kinds
+of channel, and the same for every collective.
+
+Under protocol LL messages are packets that say themselves that they have come; no signals are needed then.
+
+Every plan is run before it is written, by `taccl.formats.mscclpp.executor`, which knows the executor's rules
+and nothing of programs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import ExportError, InputError
+from taccl.formats.files import check_writable, write_whole
+from taccl.formats.mscclpp.executor import run_plan
+from taccl.formats.mscclpp.gpu import PlanGpu
+from taccl.formats.mscclpp.messages import place_messages
+from taccl.formats.mscclpp.registration import registration_snippet
+from taccl.formats.program_kind import ProgramKind, kind_of
+from taccl.program.checks import queue_ends
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from taccl.program.program import Program
+
+__all__ = ["COLLECTIVES", "build_mscclpp_plan", "plan_text", "save_mscclpp_plan"]
+
+#: What MSCCL++ calls the collectives.
+COLLECTIVES = {
+    "allgather": "allgather", "allreduce": "allreduce", "reduce_scatter": "reducescatter",
+    "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
+}  # fmt: skip
+
+#: The executor keeps offsets in so many bytes, and data at multiples of so many.
+_OFFSETS, _ALIGNMENT = 2**32 - 1, 16
+_MAX_THREADS = 1024
+_SEARCHED_FOR_RACES = 100_000
+
+
+def save_mscclpp_plan(
+    program: Program,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    register: bool = False,
+    min_bytes: int = 0,
+    max_bytes: int | None = None,
+    ranks_per_node: int | None = None,
+    num_threads_per_block: int = 1024,
+    max_threadblocks: int = 80,
+    split: bool = False,
+    name: str = "",
+) -> tuple[Path, ...]:
+    """Write the plan, and with `register` the Python that registers it; returns the files written.
+
+    Parameters
+    ----------
+    register : bool
+        Whether a module is written beside the plan, ``NAME_register.py``, which makes the plan known to
+        MSCCL++ and chooses it where it fits: see `taccl.formats.mscclpp.registration`.
+    min_bytes, max_bytes, ranks_per_node, num_threads_per_block, max_threadblocks, split, name
+        See `build_mscclpp_plan`.
+
+    Raises
+    ------
+    InputError
+        As `build_mscclpp_plan`; or if a file exists and `overwrite` is False, or cannot be written.
+    ExportError
+        As `build_mscclpp_plan`.
+    """
+    target = Path(path)
+    stem = re.sub(r"\W", "_", target.name.removesuffix(".json").removesuffix(".plan"))
+    module = target.with_name(f"{stem}_register.py")
+    for each in (target, module) if register else (target,):
+        check_writable(each, overwrite=overwrite)
+    plan = build_mscclpp_plan(
+        program,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        ranks_per_node=ranks_per_node,
+        num_threads_per_block=num_threads_per_block,
+        max_threadblocks=max_threadblocks,
+        split=split,
+        name=name,
+    )
+    write_whole(target, plan_text(plan), overwrite=overwrite)
+    if not register:
+        return (target,)
+    sizes = set(Counter(_nodes(program, ranks_per_node)).values())
+    snippet = registration_snippet(
+        {target.name: plan}, ranks_per_node=sizes.pop() if len(sizes) == 1 else 0, module=module.stem
+    )
+    write_whole(module, snippet, overwrite=overwrite)
+    return target, module
+
+
+def build_mscclpp_plan(
+    program: Program,
+    *,
+    min_bytes: int = 0,
+    max_bytes: int | None = None,
+    ranks_per_node: int | None = None,
+    num_threads_per_block: int = 1024,
+    max_threadblocks: int = 80,
+    split: bool = False,
+    name: str = "",
+) -> dict[str, Any]:
+    """The plan as plain values, run once to see that it works.
+
+    Parameters
+    ----------
+    min_bytes, max_bytes : int
+        The sizes that the plan is for, of the larger of a rank's two buffers; default: as large as the
+        executor's 32-bit offsets reach.
+    ranks_per_node : int, optional
+        Default: as the topology says that the program was lowered for.
+    num_threads_per_block : int
+        Threads of each threadblock, a multiple of 32.
+    max_threadblocks : int
+        As many as surely run at once: a threadblock that never begins makes others wait forever. With 1024
+        threads that is one for each of the GPU's multiprocessors; default: those of a V100.
+    split : bool
+        Whether a threadblock of more operations than the executor holds becomes several, which take turns.
+    name : str
+        Default: the program's. MSCCL++ keeps plans by name: give every plan its own.
+
+    Raises
+    ------
+    InputError
+        If an option is out of range, or the program cannot run.
+    ExportError
+        If MSCCL++ cannot hold the program: the limit, and what helps.
+    """
+    nodes = _nodes(program, ranks_per_node)
+    if num_threads_per_block % 32 or not 32 <= num_threads_per_block <= _MAX_THREADS:
+        raise InputError(
+            f"found {num_threads_per_block}; expected a multiple of 32, at most {_MAX_THREADS}",
+            where="num_threads_per_block",
+        )
+    packets = _uses_packets(program, nodes)
+    kind = kind_of(program, "MSCCL++")
+    buffers = _buffers(program, kind)
+    messages = place_messages(program, packets=packets)
+    longest = max(*(max(each) for each in buffers), messages.scratch_chunks * (2 if packets else 1))
+    reach = _OFFSETS // longest // _ALIGNMENT * _ALIGNMENT * max(max(each) for each in buffers)
+    least, most = min_bytes, reach if max_bytes is None else max_bytes
+    if not 0 <= least <= most:
+        raise InputError(f"found {least} to {most} bytes; expected a range", where="min_bytes")
+    if most > reach:
+        raise ExportError(
+            f"MSCCL++ keeps offsets in 32 bits, which this plan exceeds beyond {reach} bytes, and max_bytes "
+            f"is {most}; give max_bytes={reach}"
+        )
+    queues = sorted(queue_ends(program)[0])
+    gpus = [
+        PlanGpu(program, r, nodes, messages, packets, queues).plan(buffers[r], split, max_threadblocks)
+        for r in range(program.num_ranks)
+    ]
+    plan = {
+        "name": name or program.name,
+        "collective": COLLECTIVES.get(kind.name) or _own_name(program),
+        "protocol": "LL" if packets else "Simple",
+        "inplace": program.in_place,
+        # Shared resources would keep the addresses of the first call's buffers.
+        "reuse_resources": False,
+        "num_threads_per_block": num_threads_per_block,
+        "use_double_scratch_buffer": packets,
+        "buffer_alignment": _ALIGNMENT,
+        "min_message_size": least,
+        "max_message_size": most,
+        "gpus": gpus,
+    }
+    _check(plan, kind)
+    return plan
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """A plan as JSON, with a line for every operation."""
+    lines = ["{"]
+    lines += [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in plan.items() if key != "gpus"]
+    lines.append(' "gpus": [')
+    for g, gpu in enumerate(plan["gpus"]):
+        heads = {key: value for key, value in gpu.items() if key != "threadblocks"}
+        lines.append("  {")
+        lines += [f"   {json.dumps(key)}: {json.dumps(value)}," for key, value in heads.items()]
+        lines.append('   "threadblocks": [')
+        for t, threadblock in enumerate(gpu["threadblocks"]):
+            tail = {key: value for key, value in threadblock.items() if key not in ("id", "ops")}
+            ops = ",\n".join(f"     {json.dumps(op)}" for op in threadblock["ops"])
+            comma = "," if t + 1 < len(gpu["threadblocks"]) else ""
+            lines.append(f'    {{"id": {threadblock["id"]}, {json.dumps(tail)[1:-1]}, "ops": [')
+            lines += [ops] if ops else []
+            lines.append(f"    ]}}{comma}")
+        lines.append("   ]")
+        lines.append("  }" + ("," if g + 1 < len(plan["gpus"]) else ""))
+    lines += [" ]", "}"]
+    return "\n".join(lines) + "\n"
+
+
+def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
+    if ranks_per_node is not None:
+        if ranks_per_node < 1:
+            raise InputError(f"found {ranks_per_node}; expected at least 1", where="ranks_per_node")
+        return tuple(r // ranks_per_node for r in range(program.num_ranks))
+    if program.node_of_rank is None:
+        raise InputError(
+            "MSCCL++ reaches ranks of other nodes over other channels, and the program does not say which "
+            "ranks share a node; give ranks_per_node",
+            where="ranks_per_node",
+        )
+    return program.node_of_rank
+
+
+def _own_name(program: Program) -> str:
+    return "custom" if program.collective is None else program.collective.name
+
+
+def _uses_packets(program: Program, nodes: Sequence[int]) -> bool:
+    """Whether data goes as packets.
+
+    The two halves of the scratch buffer take turns. A rank may then write what it wrote two calls ago, which
+    is only sure to be read by then if it has heard of every other rank since.
+    """
+    if program.protocol == "Simple":
+        return False
+    if program.protocol != "LL":
+        raise ExportError(
+            f"MSCCL++ has protocols Simple and LL, and the program is for {program.protocol}; lower the "
+            "schedule with protocol='LL'"
+        )
+    if len(set(nodes)) > 1:
+        raise ExportError(
+            "plans of several nodes are not written as packets (LL); lower the schedule with "
+            "protocol='Simple'"
+        )
+    collective = program.collective
+    for rank in range(program.num_ranks):
+        heard = {rank}
+        for chunk in collective.chunks if collective is not None else ():
+            if rank in chunk.destinations:
+                heard.update(chunk.origins)
+        if len(heard) < program.num_ranks:
+            raise ExportError(
+                "packets (LL) are safe only where every rank's output depends on every rank, and that of "
+                f"rank {rank} does not; lower the schedule with protocol='Simple'"
+            )
+    return True
+
+
+def _buffers(program: Program, kind: ProgramKind) -> list[tuple[int, int]]:
+    """Chunks of every rank's input and output."""
+    if kind.name in COLLECTIVES:
+        return [kind.buffer_chunks(program.num_ranks)] * program.num_ranks
+    for r, rank in enumerate(program.ranks):
+        if not rank.input_chunks or not rank.output_chunks:
+            empty = "output" if rank.input_chunks else "input"
+            raise ExportError(
+                f"MSCCL++ has no ranks without {empty}, and rank {r} has none; choose one of "
+                f"{', '.join(COLLECTIVES)}"
+            )
+    return [(rank.input_chunks, rank.output_chunks) for rank in program.ranks]
+
+
+def _check(plan: Mapping[str, Any], kind: ProgramKind) -> None:
+    """Raise `ExportError` if the plan does not do what it should; large ones are not searched for races."""
+    size = sum(len(threadblock["ops"]) for gpu in plan["gpus"] for threadblock in gpu["threadblocks"])
+    run = run_plan(plan, root=kind.root or 0, races=size <= _SEARCHED_FOR_RACES, max_faults=1)
+    if not run.ok:
+        raise ExportError(
+            f"the plan would not work ({run.faults[0]}); interpret the program, which may be at fault, or "
+            "lower the schedule with other options"
+        )

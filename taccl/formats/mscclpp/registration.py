@@ -1,0 +1,123 @@
+"""The lines of Python that register MSCCL++ plans, and choose among them by size, world size and in place."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["registration_snippet"]
+
+_SNIPPET = '''"""Registers execution plans with MSCCL++, which then serve torch.distributed.
+
+In the program, before `init_process_group`: `import {module}; {module}.register(rank)`.
+Run it with MSCCL++ in NCCL's place: `LD_PRELOAD=.../libmscclpp_nccl.so torchrun ...`.
+"""
+
+from pathlib import Path
+
+import mscclpp
+from mscclpp.ext import AlgorithmCollectionBuilder
+
+FOLDER = Path(__file__).resolve().parent
+
+# File, name, collective, ranks, ranks per node (0: any), in place, and the bytes from and to.
+PLANS = [
+{plans}
+]
+
+
+def algorithms(rank):
+    """An algorithm for each plan, which an executor can also be given directly."""
+    return {{
+        name: mscclpp.Algorithm(
+            id=name,
+            execution_plan=mscclpp.ExecutionPlan(str(FOLDER / file), rank),
+            constraint=mscclpp.Algorithm.Constraint(world_size=ranks, n_ranks_per_node=per_node),
+        )
+        for file, name, _, ranks, per_node, _, _, _ in PLANS
+    }}
+
+
+def select(known, request):
+    """The plan for a call, or None: then MSCCL++ goes on as it does without plans."""
+    size, offset = request.message_size, 0
+    if request.collective == "allgather":  # asked for with the bytes of one rank
+        offset = request.rank * size
+        size *= request.world_size
+    in_place = request.input_buffer == request.output_buffer + offset
+    if request.collective == "reducescatter":
+        begin = request.input_buffer + request.rank * (size // request.world_size)
+        in_place = request.output_buffer == begin
+    for _, name, collective, ranks, per_node, plan_in_place, least, most in PLANS:
+        if (
+            (collective, ranks, plan_in_place) == (request.collective, request.world_size, in_place)
+            and per_node in (0, request.n_ranks_per_node)
+            and least <= size <= most
+        ):
+            return known[collective][name]
+    return None
+
+
+def register(rank):
+    """Make the plans known, once in each process."""
+    builder = AlgorithmCollectionBuilder()
+    for algorithm in algorithms(rank).values():
+        builder.add_algorithm_builder(algorithm)
+    builder.set_algorithm_selector(select)
+'''
+
+
+def registration_snippet(
+    plans: Mapping[str | os.PathLike[str], Mapping[str, Any]],
+    *,
+    ranks_per_node: int = 0,
+    module: str = "taccl_plans",
+) -> str:
+    """The text of a Python module that registers plans and installs a selector.
+
+    Parameters
+    ----------
+    plans : mapping of file name to plan
+        As `taccl.formats.mscclpp.plan.build_mscclpp_plan` made them, or as JSON reads them; the files are
+        looked for beside the module. Of several that fit a call, the first is taken.
+    ranks_per_node : int
+        0: any number.
+    module : str
+        What the module is to be called.
+
+    Raises
+    ------
+    InputError
+        If there is no plan, two have one name, or there is none of that shape.
+    """
+    if not plans:
+        raise InputError("found no plan; expected at least one", where="plans")
+    rows: list[str] = []
+    names: set[str] = set()
+    for file, plan in plans.items():
+        try:
+            row = (
+                os.path.basename(os.fspath(file)),
+                plan["name"],
+                plan["collective"],
+                len(plan["gpus"]),
+                ranks_per_node,
+                bool(plan["inplace"]),
+                plan["min_message_size"],
+                plan["max_message_size"],
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(f"found no {error}; expected an MSCCL++ plan", where=os.fspath(file)) from None
+        if plan["name"] in names:
+            raise InputError(
+                f"found two plans named {plan['name']!r}; MSCCL++ keeps plans by name, so give each its own",
+                where=os.fspath(file),
+            )
+        names.add(plan["name"])
+        rows.append(f"    {row!r},")
+    return _SNIPPET.format(plans="\n".join(rows), module=module)

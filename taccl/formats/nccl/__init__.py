@@ -1,0 +1,1 @@
+"""Servers as NCCL and nvidia-smi describe them."""

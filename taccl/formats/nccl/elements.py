@@ -1,0 +1,346 @@
+"""The elements of an NCCL topology file as a tree of parts, GPUs and NICs, with what was assumed.
+
+Constants are NCCL's (`src/graph/topo.h` and `topo.cc` of NCCL, as of 2026), and so is what is assumed where
+an attribute is missing: NCCL asks the machine first, a file alone cannot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from taccl.arguments import quoted
+from taccl.errors import FormatError
+from taccl.formats.nccl.server import Nic, Part
+from taccl.topology.parts import beta_of_bandwidth
+
+if TYPE_CHECKING:
+    from taccl.formats.xml_elements import Element
+
+__all__ = ["Given", "Gpu", "System", "read_system", "whole"]
+
+#: NCCL itself reads files of at most 256 elements.
+_MAX_DEVICES = 1024
+#: Units of 100 Mbit/s a lane, by GT/s; GB/s are lanes * units / 80.
+_PCIE_UNITS = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
+_PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
+_SPEED = re.compile(r"^(\d{1,3}?)(?:\.0+|(\.5))? ?GT/s")
+_MBIT_PER_S_UNKNOWN = 10_000
+_GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What arguments say in place of the file: bus ids of devices, and us per MB."""
+
+    gpus: tuple[str, ...] | None = None
+    nics: tuple[str, ...] | None = None
+    pcie_beta: Fraction | None = None
+    cpu_beta: Fraction | None = None
+    nic_beta: Fraction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of the file; `rank` and `sm` (its compute capability, times ten) where the file has them."""
+
+    part: int
+    busid: str
+    rank: int | None
+    sm: int | None
+    element: Element
+
+    @property
+    def nvlinks(self) -> list[Element]:
+        """The NVLinks that the file lists for it."""
+        return [link for gpu in self.element.all("gpu") for link in gpu.all("nvlink")]
+
+
+@dataclass(slots=True)
+class System:
+    """What a file holds, in its order; notes are sentences on what was assumed."""
+
+    parts: list[Part] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    nics: list[Nic] = field(default_factory=list)
+    latency_us: Fraction = Fraction(0)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_system(top: Element, where: str, given: Given) -> System:
+    """The parts, GPUs and NICs in the ``<system>`` element.
+
+    Raises
+    ------
+    FormatError
+        If an element lacks what no argument supplies, or has a value that cannot be read; file, line and
+        element are named.
+    """
+    reader = _Reader(where, given)
+    cpus = top.all("cpu")
+    hosts = {cpu.attributes.get("host_hash", "") for cpu in cpus}
+    if len(hosts) > 1:
+        raise FormatError(
+            f"found CPUs of {len(hosts)} hosts (host_hash); expected one; keep the <cpu> elements of one "
+            "host, and say nodes= for more of its kind",
+            where=top.place(where),
+        )
+    for number, cpu in enumerate(cpus):
+        reader.add_cpu(cpu, number)
+    reader.finish(top)
+    return reader.system
+
+
+def whole(element: Element, name: str, where: str, default: int | None = None) -> int:
+    """The whole number in an attribute, or `default` where it is missing or empty.
+
+    Raises
+    ------
+    FormatError
+        If it is no whole number, or missing without a default.
+    """
+    text = element.attributes.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    if not re.fullmatch(r"-?\d{1,9}", text):
+        found = f"{name}={quoted(text)}" if text else f"no {name}"
+        raise FormatError(
+            f"found {found}; expected a whole number; correct the attribute", where=element.place(where)
+        )
+    return int(text)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A walk through the elements: what was found, and what must be said about it at the end."""
+
+    where: str
+    given: Given
+    system: System = field(default_factory=System)
+    seen: set[str] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
+    unknown: list[Element] = field(default_factory=list)
+    assumed: Counter[str] = field(default_factory=Counter)
+    passed: set[str] = field(default_factory=set)
+
+    def add_cpu(self, cpu: Element, number: int) -> None:
+        """A CPU, and everything below it."""
+        name = f"CPU {whole(cpu, 'numaid', self.where, number)}"
+        self._once(name, cpu)
+        beta, why = self.given.cpu_beta, "as given"
+        if beta is None:
+            rate, why = _cpu_rate(cpu, self.where)
+            beta = None if rate is None else beta_of_bandwidth(rate)
+        said = "no known limit" if beta is None else f"{float(1000 / beta):g} GB/s"
+        self.assumed[f"{said} from a CPU to each other CPU ({why})"] += 1
+        self.system.parts.append(Part(name, None, beta))
+        self._below(cpu, len(self.system.parts) - 1, None)
+
+    def _below(self, element: Element, part: int, slot_beta: Fraction | None) -> None:
+        for child in element.children:
+            if child.tag == "pci":
+                self._add_device(child, part)
+            elif child.tag == "nic":
+                for net in child.all("net"):
+                    self._add_nic(net, part, _net_name(net), slot_beta)
+            elif child.tag != "gpu":
+                self.passed.add(child.tag)
+
+    def _add_device(self, pci: Element, parent: int) -> None:
+        busid = pci.attributes.get("busid", "").strip().lower()
+        if not busid or len(busid) > 32:
+            raise FormatError(
+                f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it",
+                where=pci.place(self.where),
+            )
+        self._once(busid, pci)
+        kind = self._kind(pci, busid)
+        if kind is None:
+            self.unknown.append(pci)
+            return
+        if kind == _NVSWITCH:
+            return
+        beta = self.given.pcie_beta or self._pcie_beta(pci)
+        part = len(self.system.parts)
+        self.system.parts.append(Part(f"{kind} {busid}", parent, beta))
+        if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
+            self._add_gpu(pci, part, busid)
+        nets = [net for nic in pci.all("nic") for net in nic.all("net")]
+        if kind == _NIC and not nets:
+            self._add_nic(pci, part, busid, beta)
+        self._below(pci, part, beta)
+
+    def _kind(self, pci: Element, busid: str) -> str | None:
+        """What a device is; None where the file does not say."""
+        children = {child.tag for child in pci.children}
+        code = pci.attributes.get("class", "").strip().lower()
+        if busid in (self.given.gpus or ()):
+            return _GPU
+        if busid in (self.given.nics or ()):
+            return _NIC
+        if "gpu" in children or code.startswith("0x03"):
+            return _GPU
+        if "nic" in children or code.startswith("0x02"):
+            return _NIC
+        if code.startswith("0x0680"):
+            return _NVSWITCH
+        return _SWITCH if code or "pci" in children else None
+
+    def _add_gpu(self, pci: Element, part: int, busid: str) -> None:
+        gpus = pci.all("gpu")
+        if len(gpus) > 1:
+            raise FormatError(
+                f"found {len(gpus)} <gpu> in one device; expected one; keep one", where=pci.place(self.where)
+            )
+        rank, sm = -1, -1
+        if gpus:
+            rank, sm = whole(gpus[0], "rank", self.where, -1), whole(gpus[0], "sm", self.where, -1)
+            self.passed |= {child.tag for child in gpus[0].children if child.tag != "nvlink"}
+        self.system.gpus.append(
+            Gpu(part, busid, None if rank < 0 else rank, None if sm < 0 else sm, pci)
+        )  # fmt: skip
+
+    def _add_nic(self, element: Element, part: int, name: str, slot_beta: Fraction | None) -> None:
+        busid = self.system.parts[part].name.rpartition(" ")[2]
+        if not self._wanted(name, self.given.nics, "NICs", busid):
+            return
+        beta = self.given.nic_beta
+        if beta is None and element.attributes.get("speed", "").strip():
+            rate = whole(element, "speed", self.where)
+            if rate <= 0:  # NCCL's way with network devices that do not know their speed
+                rate = _MBIT_PER_S_UNKNOWN
+                self.assumed[f"{rate} Mbit/s for a NIC without a speed"] += 1
+            beta = beta_of_bandwidth(Fraction(rate, 8000))
+        elif beta is None and slot_beta is not None:
+            beta = slot_beta
+            self.assumed[
+                "the rate of its PCIe link for a NIC without a speed (nic_gb_per_s= says another)"
+            ] += 1
+        if beta is None:
+            raise FormatError(
+                f"found NIC {name[:40]} without a speed; expected one in Mbit/s; add it, or give "
+                "nic_gb_per_s=",
+                where=element.place(self.where),
+            )
+        self.system.latency_us = max(self.system.latency_us, self._latency(element))
+        self._check_number()
+        self.system.nics.append(
+            Nic(f"{name} #{len(self.system.nics)}" if self._is_taken(name) else name, part, beta)
+        )
+
+    def _is_taken(self, name: str) -> bool:
+        return any(nic.name == name for nic in self.system.nics)
+
+    def _latency(self, net: Element) -> Fraction:
+        text = net.attributes.get("latency", "").strip() or "0"
+        if not re.fullmatch(r"\d{1,9}(\.\d{1,12})?", text):
+            raise FormatError(
+                f"found latency={quoted(text)}; expected microseconds; correct it",
+                where=net.place(self.where),
+            )
+        return Fraction(text)
+
+    def _wanted(self, name: str, given: tuple[str, ...] | None, kind: str, other: str = "") -> bool:
+        """Whether an argument, if there is one, names a device."""
+        hits = {name.lower(), other.lower()} & set(given or ())
+        self.named |= hits
+        if given is not None and not hits:
+            self.assumed[f"that {kind} which {kind.lower()}= leaves out do not count"] += 1
+        return given is None or bool(hits)
+
+    def _once(self, name: str, element: Element) -> None:
+        if name in self.seen:
+            raise FormatError(
+                f"found {name[:40]} twice; expected it once; correct one", where=element.place(self.where)
+            )
+        self.seen.add(name)
+        self._check_number()
+
+    def _check_number(self) -> None:
+        if len(self.seen) + len(self.system.nics) > _MAX_DEVICES:
+            raise FormatError(
+                f"found more than {_MAX_DEVICES} devices; expected those of one server; take the rest out",
+                where=self.where,
+            )
+
+    def _pcie_beta(self, pci: Element) -> Fraction:
+        """From lanes and rate; where the file lacks one, as NCCL assumes."""
+        lanes = whole(pci, "link_width", self.where, 0)
+        if not 0 <= lanes <= 64:
+            raise FormatError(
+                f"found link_width={lanes}; expected 0 to 64 lanes; correct it", where=pci.place(self.where)
+            )
+        match = _SPEED.match(pci.attributes.get("link_speed", "").strip())
+        units = _PCIE_UNITS.get(match[1] + (match[2] or "")) if match else None
+        if not lanes or units is None:
+            self.assumed[
+                "PCIe of 16 lanes, or 8 GT/s (12 GB/s), where a device does not say (pcie_gb_per_s=)"
+            ] += 1
+        return beta_of_bandwidth(Fraction((lanes or _LANES_UNKNOWN) * (units or _PCIE_UNITS_UNKNOWN), 80))
+
+    def finish(self, top: Element) -> None:
+        """Check that there are GPUs, and that every device named by an argument was found; say the rest."""
+        names = ", ".join(pci.attributes["busid"] for pci in self.unknown[:4])
+        more = ", ..." if len(self.unknown) > 4 else ""
+        for argument, given in (("gpus", self.given.gpus), ("nics", self.given.nics)):
+            missing = sorted(set(given or ()) - self.named)
+            if missing:
+                raise FormatError(
+                    f"found no device {missing[0][:40]}, which {argument}= names; give bus ids as the file "
+                    "writes them",
+                    where=top.place(self.where),
+                )
+        if not self.system.gpus:
+            lacking = f", and {len(self.unknown)} devices without a class ({names}{more})" if names else ""
+            raise FormatError(
+                f"found no GPU{lacking}; expected devices of class 0x03...; name them by bus id: gpus=[...], "
+                "and NICs by nics=[...]",
+                where=top.place(self.where),
+            )
+        if self.unknown:
+            self.assumed[
+                f"that {len(self.unknown)} devices without a class are of no use ({names}{more})"
+            ] += 1
+        notes = self.system.notes
+        notes += [
+            f"assumed {what}, {count} times" if count > 1 else f"assumed {what}"
+            for what, count in self.assumed.items()
+        ]
+        if self.passed:
+            notes.append(
+                "elements that are not read: " + ", ".join(sorted(tag[:20] for tag in self.passed)[:8])
+            )
+
+
+def _net_name(net: Element) -> str:
+    return net.attributes.get("name", "").strip()[:60] or f"net {net.attributes.get('dev', '?')[:20]}"
+
+
+def _cpu_rate(cpu: Element, where: str) -> tuple[Fraction | None, str]:
+    """GB/s from a CPU to another, and which kind of CPU that is for; None where the kind is not known."""
+    arch, vendor = cpu.attributes.get("arch", ""), cpu.attributes.get("vendor", "")
+    family, model = (whole(cpu, name, where, 0) for name in ("familyid", "modelid"))
+    if arch == "ppc64":
+        return Fraction(32), "POWER"
+    if arch == "arm64":
+        return Fraction(6), "Arm"
+    if arch == "x86_64" and vendor == "GenuineIntel":
+        return Fraction(_intel_rate(family, model)), f"Intel, family {family}, model {model}"
+    if arch == "x86_64" and vendor == "AuthenticAMD":
+        # Second numbers: what earlier NCCLs wrote for the same families.
+        rate = 32 if family in (26, 0xBF) else 24 if family in (25, 0xAF) else 16
+        return Fraction(rate), f"AMD, family {family}"
+    if arch == "x86_64" and vendor in ("CentaurHauls", "  Shanghai  "):
+        return Fraction(9 if (family, model) == (7, 0x5B) else 6), "Zhaoxin"
+    return None, "the file does not say the CPU; cpu_gb_per_s= sets a limit"
+
+
+def _intel_rate(family: int, model: int) -> int:
+    if family != 6 or model < 0x55:
+        return 6
+    if model >= 0xCF or model in (0xAD, 0xAE, 0xAF):
+        return 40
+    return 22 if model >= 0x8F else 10

@@ -1,0 +1,317 @@
+"""The matrix that ``nvidia-smi topo -m`` prints: which devices of a server are joined, and how.
+
+A cell has a number of NVLinks (``NV2``), or how far PCIe goes: through one switch (``PIX``), several
+(``PXB``), the CPU (``PHB``, ``NODE``), or from one CPU to another (``SYS``). There are no rates in it and no
+latencies: they come from arguments, and what their defaults stand for is among the topology's notes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from taccl.arguments import quoted
+from taccl.errors import FormatError, TopologyError
+from taccl.formats.nccl.server import (
+    INTERNODE_ALPHA_US,
+    INTRANODE_ALPHA_US,
+    Nic,
+    Part,
+    Server,
+    Wiring,
+    build_servers,
+)
+from taccl.reading import read_text
+from taccl.topology.parts import beta_of_bandwidth, exact_cost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from fractions import Fraction
+
+    from taccl.formats.nccl.server import AlphaMeaning, Number, PcieUse
+    from taccl.topology.topology import Topology
+
+    NvlinkUse = Literal["auto", "pairs", "switch"]
+
+__all__ = ["MAX_FILE_BYTES", "load_nvidia_smi"]
+
+MAX_FILE_BYTES = 10**6
+_MAX_DEVICES = 512
+#: H100 and B200 have the most NVLinks; a GPU that seems to have more shares them through NVSwitch.
+_MOST_NVLINKS = 18
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
+_ONE_SWITCH, _SWITCHES, _ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB", "NODE"}
+_CELLS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE or SYS"
+
+
+def load_nvidia_smi(
+    path: str | os.PathLike[str],
+    *,
+    nodes: int = 1,
+    nics: Sequence[str] | None = None,
+    nvlink_joins: NvlinkUse = "auto",
+    nvlink_gb_per_s: Number = 25,
+    pcie: PcieUse = "where-needed",
+    pcie_gb_per_s: Number = 12,
+    cpu_gb_per_s: Number | None = None,
+    nic_gb_per_s: Number | None = None,
+    rails: bool = False,
+    intranode_alpha_us: Number = INTRANODE_ALPHA_US,
+    internode_alpha_us: Number = INTERNODE_ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
+) -> Topology:
+    """The topology of servers as ``nvidia-smi topo -m`` shows one; ranks of a node are its GPU columns.
+
+    Bandwidths are of each direction, in 10**9 bytes a second.
+
+    Parameters
+    ----------
+    nodes : int
+        Number of such servers.
+    nics : sequence of str, optional
+        Names of the devices that count as NICs, as the matrix or its legend has them; by default all.
+    nvlink_joins : {"auto", "pairs", "switch"}
+        Whether NVLinks join GPUs pair by pair or through NVSwitch, which the matrix shows alike. By default
+        it is NVSwitch where all of three or more GPUs have equal cells that add up to more than 18.
+    nvlink_gb_per_s : number
+        Of one NVLink; 25 is that of V100, A100 and H100.
+    pcie : {"where-needed", "always"}
+        PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or always.
+    pcie_gb_per_s : number
+        Of every PCIe link; 12 is about that of 16 lanes of PCIe 3.
+    cpu_gb_per_s : number, optional
+        Between two CPUs; by default they limit nothing.
+    nic_gb_per_s : number, optional
+        Of every NIC; required for more than one node.
+    rails : bool
+        With rails, a rank talks across nodes to the ranks of its own local rank only.
+    intranode_alpha_us, internode_alpha_us : number
+        Latency of links.
+    alpha_meaning : {"occupies", "pipelined"}
+        Whether a link stays busy during its alpha.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read.
+    FormatError
+        If it has no such matrix, or one that does not add up; file, line and device are named.
+    TopologyError
+        If an argument cannot be used.
+    """
+    where = os.fspath(path)
+    matrix = _read_matrix(read_text(path, MAX_FILE_BYTES), where)
+    named = _names(nics, matrix, where)
+    if nic_gb_per_s is None and nodes != 1:
+        raise TopologyError(
+            "the file does not say how fast a NIC is; give nic_gb_per_s=, e.g. 12.5 for one of 100 Gb/s",
+            where="nic_gb_per_s",
+        )
+    nic_beta = beta_of_bandwidth(1 if nic_gb_per_s is None else nic_gb_per_s, where="nic_gb_per_s")
+    pcie_beta = beta_of_bandwidth(pcie_gb_per_s, where="pcie_gb_per_s")
+    cpu_beta = None if cpu_gb_per_s is None else beta_of_bandwidth(cpu_gb_per_s, where="cpu_gb_per_s")
+    parts, part_of = _tree(matrix, pcie_beta, cpu_beta)
+    pairs, switches = _nvlinks(matrix, nvlink_joins, where)
+    gpus = list(matrix.gpus)
+    server = Server(
+        Path(where).stem, tuple(parts), tuple(part_of[gpu] for gpu in gpus),
+        tuple(Nic(matrix.names.get(nic, nic), part_of[nic], nic_beta) for nic in named),
+        pairs, switches, beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s"),
+    )  # fmt: skip
+    wiring = Wiring(
+        nodes, pcie, rails,
+        exact_cost(intranode_alpha_us, where="intranode_alpha_us"),
+        exact_cost(internode_alpha_us, where="internode_alpha_us"),
+        alpha_meaning,
+    )  # fmt: skip
+    limit = "without limit" if cpu_gb_per_s is None else f"at {cpu_gb_per_s} GB/s"
+    notes = [
+        "the file has no rates: NVLinks are taken to carry "
+        f"{nvlink_gb_per_s} GB/s each and each way (25: V100, A100, H100), PCIe links {pcie_gb_per_s} GB/s "
+        f"(12: PCIe 3 of 16 lanes), and CPUs to talk to each other {limit}",
+        *(
+            f"ranks {ranks[0]}-{ranks[-1]} are taken to share an NVSwitch, with {count} NVLinks each "
+            "(nvlink_joins='pairs' says otherwise)"
+            for ranks, count in switches
+        ),
+    ]
+    if gpus != [f"GPU{rank}" for rank in range(len(gpus))]:
+        notes.append(f"ranks are GPU columns in their order: {', '.join(gpus)}")
+    return build_servers(server, wiring, profile="nvidia-smi", notes=notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """Devices in the order of their columns, their cells, and what else the text says of them."""
+
+    devices: tuple[str, ...]
+    cells: dict[tuple[str, str], str]
+    affinity: dict[str, str]
+    names: dict[str, str]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(device for device in self.devices if re.fullmatch(r"GPU\d+", device))
+
+    def groups(self, kinds: set[str]) -> list[set[str]]:
+        """Devices that cells of these kinds join, directly or by way of others; in the order of columns."""
+        groups: list[set[str]] = []
+        for device in self.devices:
+            near = {device} | {other for other in self.devices if self.cells[device, other] in kinds}
+            if kinds == _ONE_CPU and device in self.affinity:
+                near |= {other for other, cpus in self.affinity.items() if cpus == self.affinity[device]}
+            for group in [group for group in groups if group & near]:
+                near |= group
+                groups.remove(group)
+            groups.append(near)
+        return sorted(groups, key=lambda group: min(map(self.devices.index, group)))
+
+
+def _read_matrix(text: str, where: str) -> _Matrix:
+    lines = [_COLOUR.sub("", line) for line in text.splitlines()]
+    start = next((i for i, line in enumerate(lines) if re.match(r"\s*GPU\d+(\s|$)", line)), None)
+    if start is None:
+        raise FormatError(
+            "found no line that begins with GPU0; expected what `nvidia-smi topo -m` prints; save it whole",
+            where=where,
+        )
+    words = lines[start].split()
+    ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
+    devices = tuple(words[: min(ends, default=len(words))])
+    place = f"{where}: line {start + 1}"
+    if len(set(devices)) < len(devices) or len(devices) > _MAX_DEVICES:
+        raise FormatError(
+            f"found {len(devices)} columns, {len(set(devices))} of them different; expected at most "
+            f"{_MAX_DEVICES} different devices; save the output anew",
+            where=place,
+        )
+    cells: dict[tuple[str, str], str] = {}
+    affinity: dict[str, str] = {}
+    for number, line in enumerate(lines[start + 1 :], start + 2):
+        words = line.split()
+        if not words or words[0] not in devices or (words[0], words[0]) in cells:
+            continue
+        row = words[1 : 1 + len(devices)]
+        _check_row(words[0], row, devices, f"{where}: line {number}")
+        cells |= {(words[0], device): cell for device, cell in zip(devices, row, strict=True)}
+        if len(words) > 1 + len(devices) and words[0].startswith("GPU"):
+            affinity[words[0]] = words[1 + len(devices)]
+    for a in devices:
+        if (a, a) not in cells:
+            raise FormatError(
+                f"found no row of {a[:40]}; expected one for every column; save it whole", where=place
+            )
+        for b in devices[: devices.index(a)]:
+            if cells[a, b] != cells[b, a]:
+                raise FormatError(
+                    f"found {cells[b, a]} from {b[:40]} to {a[:40]} and {cells[a, b]} back; expected the "
+                    "same; save the output anew",
+                    where=place,
+                )
+    legend = (re.match(r"\s*(\w+): (\S+)\s*$", line) for line in lines)
+    return _Matrix(devices, cells, affinity, {m[1]: m[2][:60] for m in legend if m and m[1] in devices})
+
+
+def _check_row(device: str, row: list[str], devices: tuple[str, ...], where: str) -> None:
+    """Raise `FormatError` for a row that is short, or has a cell that the legend does not know."""
+    if len(row) < len(devices):
+        raise FormatError(
+            f"found {len(row)} cells of {device[:40]}; expected {len(devices)}; save the output whole",
+            where=where,
+        )
+    for other, cell in zip(devices, row, strict=True):
+        known = cell in {"SYS", *_ONE_CPU} or _NVLINK.match(cell)
+        if (cell != "X") if other == device else not known:
+            raise FormatError(
+                f"found {quoted(cell)} from {device[:40]} to {other[:40]}; expected {_CELLS}; save the "
+                "output anew",
+                where=where,
+            )
+
+
+def _names(nics: Sequence[str] | None, matrix: _Matrix, where: str) -> list[str]:
+    """The devices that count as NICs."""
+    gpus = set(matrix.gpus)
+    others = [device for device in matrix.devices if device not in gpus]
+    if nics is None:
+        return others
+    by_name = {matrix.names.get(device, device): device for device in others} | {
+        each: each for each in others
+    }
+    unknown = next((nic for nic in nics if nic not in by_name), None)
+    if isinstance(nics, str) or unknown is not None:
+        raise TopologyError(
+            f"found {quoted(nics if unknown is None else unknown)}; expected a list of names out of "
+            f"{', '.join(others) or 'none'}",
+            where=f"{where}: nics",
+        )
+    return [device for device in others if device in {by_name[nic] for nic in nics}]
+
+
+def _tree(
+    matrix: _Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None
+) -> tuple[list[Part], dict[str, int]]:
+    """The tree of PCIe that the cells tell of, and the part that each device is."""
+    parts: list[Part] = []
+    above: dict[str, int] = {}
+    for number, group in enumerate(matrix.groups(_ONE_CPU)):
+        above |= dict.fromkeys(group, len(parts))
+        parts.append(Part(f"CPU {number}", None, cpu_beta))
+    outer = matrix.groups(_SWITCHES)
+    inner = [group for group in matrix.groups(_ONE_SWITCH) if group not in outer]
+    for number, group in enumerate(group for group in (*outer, *inner) if len(group) > 1):
+        parent = above[next(iter(group))]
+        above |= dict.fromkeys(group, len(parts))
+        parts.append(Part(f"PCIe switch {number}", parent, pcie_beta))
+    first = len(parts)
+    parts += [Part(matrix.names.get(device, device), above[device], pcie_beta) for device in matrix.devices]
+    return parts, {device: first + i for i, device in enumerate(matrix.devices)}
+
+
+def _nvlinks(
+    matrix: _Matrix, joins: NvlinkUse, where: str
+) -> tuple[dict[tuple[int, int], int], tuple[tuple[tuple[int, ...], int], ...]]:
+    """NVLinks between pairs of local ranks, and NVSwitches with the ranks that each joins."""
+    if joins not in ("auto", "pairs", "switch"):
+        raise TopologyError(
+            f"found {quoted(joins)}; expected 'auto', 'pairs' or 'switch'", where="nvlink_joins"
+        )
+    gpus = matrix.gpus
+    count: dict[tuple[int, int], int] = {}
+    for a, gpu in enumerate(gpus):
+        for b in range(a + 1, len(gpus)):
+            if match := _NVLINK.match(matrix.cells[gpu, gpus[b]]):
+                count[a, b] = int(match[1])
+    switches = []
+    for ranks in _components(len(gpus), count):
+        pairs = [(a, b) for a in ranks for b in ranks if a < b]
+        counts = {count.get(pair, 0) for pair in pairs}
+        most = max(sum(count.get((min(a, b), max(a, b)), 0) for b in ranks) for a in ranks)
+        if joins == "pairs" or (joins == "auto" and most <= _MOST_NVLINKS):
+            continue
+        if len(counts) > 1:
+            raise FormatError(
+                f"found GPUs {', '.join(gpus[rank] for rank in ranks)} with up to {most} NVLinks each, and "
+                "not as many between all of them; expected equal cells behind an NVSwitch, or at most "
+                f"{_MOST_NVLINKS} each; say nvlink_joins='pairs' if they are joined so",
+                where=where,
+            )
+        switches.append((tuple(ranks), counts.pop()))
+        for pair in pairs:
+            del count[pair]
+    return count, tuple(switches)
+
+
+def _components(num_ranks: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Ranks that the pairs join, directly or by way of others: groups of at least two."""
+    group = list(range(num_ranks))
+    for a, b in pairs:
+        old, new = group[b], group[a]
+        if old != new:
+            group = [new if each == old else each for each in group]
+    members = ([rank for rank in range(num_ranks) if group[rank] == each] for each in dict.fromkeys(group))
+    return [ranks for ranks in members if len(ranks) > 1]

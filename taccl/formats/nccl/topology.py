@@ -1,0 +1,252 @@
+"""NCCL topology XML: what NCCL dumps (``NCCL_TOPO_DUMP_FILE``) and reads (``NCCL_TOPO_FILE``).
+
+A file has the tree of PCIe, and where NCCL wrote it on the machine itself also ranks, NVLinks and NICs with
+their speed. Files that cloud providers ship have less; what is missing comes from arguments, or is assumed as
+NCCL assumes it, and every assumption is a note of the topology. Rates are NCCL's own, which are about what a
+program gets, not what a data sheet promises.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taccl.arguments import quoted
+from taccl.errors import FormatError, TopologyError
+from taccl.formats.nccl.elements import Given, read_system, whole
+from taccl.formats.nccl.server import INTERNODE_ALPHA_US, INTRANODE_ALPHA_US, Server, Wiring, build_servers
+from taccl.formats.xml_elements import parse_xml
+from taccl.reading import read_text
+from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
+
+if TYPE_CHECKING:
+    from taccl.formats.nccl.elements import Gpu
+    from taccl.formats.nccl.server import AlphaMeaning, Number, PcieUse
+    from taccl.topology.topology import Topology
+
+    Pairs = dict[tuple[int, int], int]
+    Switches = tuple[tuple[tuple[int, ...], int], ...]
+
+__all__ = ["MAX_FILE_BYTES", "load_nccl_topology"]
+
+MAX_FILE_BYTES = 16 * 10**6
+#: GB/s of one NVLink in each direction by compute capability, from the highest down: NCCL's constants.
+_NVLINK_GB_PER_S = ((100, "40.1"), (90, "20.6"), (87, "20"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
+_NVLINK_GB_PER_S_UNKNOWN = "20"
+
+
+def load_nccl_topology(
+    path: str | os.PathLike[str],
+    *,
+    nodes: int = 1,
+    gpus: Sequence[str] | None = None,
+    nics: Sequence[str] | None = None,
+    nvlinks: int | Mapping[tuple[int, int], int] | None = None,
+    nvlink_gb_per_s: Number | None = None,
+    pcie: PcieUse = "where-needed",
+    pcie_gb_per_s: Number | None = None,
+    cpu_gb_per_s: Number | None = None,
+    nic_gb_per_s: Number | None = None,
+    rails: bool = False,
+    intranode_alpha_us: Number | None = None,
+    internode_alpha_us: Number | None = None,
+    alpha_meaning: AlphaMeaning = "occupies",
+) -> Topology:
+    """The topology of servers as an NCCL topology file describes one.
+
+    Ranks of a node are as in the file, or else GPUs in the order of their bus ids. What an argument says
+    beats the file. Bandwidths are of each direction, in 10**9 bytes a second.
+
+    Parameters
+    ----------
+    nodes : int
+        Number of such servers.
+    gpus, nics : sequence of str, optional
+        Bus ids of the devices that count as GPUs and as NICs, where the file does not say the class of its
+        devices, or has too many. A NIC may be named as its ``<net>`` is.
+    nvlinks : int or mapping of (int, int) to int, optional
+        NVLinks of every rank into one NVSwitch, or NVLinks between two local ranks.
+    nvlink_gb_per_s : number, optional
+        Of one NVLink; by default NCCL's for the GPU's compute capability.
+    pcie : {"where-needed", "always"}
+        PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or always.
+    pcie_gb_per_s : number, optional
+        Of every PCIe link; by default lanes times rate, and 12 GB/s where the file does not say.
+    cpu_gb_per_s : number, optional
+        Between two CPUs; by default NCCL's for the kind of CPU, and no limit where the file does not say it.
+    nic_gb_per_s : number, optional
+        Of every NIC; by default as in the file, or that of its PCIe link.
+    rails : bool
+        With rails, a rank talks across nodes to the ranks of its own local rank only.
+    intranode_alpha_us, internode_alpha_us : number, optional
+        Latency of links; by default 0.3 and 2.6, or between nodes that of the file's NICs.
+    alpha_meaning : {"occupies", "pipelined"}
+        Whether a link stays busy during its alpha.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read.
+    FormatError
+        If it is no NCCL topology, or lacks what no argument supplies; file, line and element are named.
+    TopologyError
+        If an argument cannot be used.
+    """
+    where = os.fspath(path)
+    top = parse_xml(read_text(path, MAX_FILE_BYTES), where=where)
+    if top.tag != "system" or top.attributes.get("version", "1") != "1":
+        found = f"<{top.tag[:40]}> of version {quoted(top.attributes.get('version', ''))}"
+        raise FormatError(
+            f"found {found}; expected <system> of version 1; give a file that NCCL wrote",
+            where=f"{where}: line {top.line}",
+        )
+    given = Given(
+        gpus=_names(gpus, "gpus"), nics=_names(nics, "nics"),
+        pcie_beta=_beta(pcie_gb_per_s, "pcie_gb_per_s"),
+        cpu_beta=_beta(cpu_gb_per_s, "cpu_gb_per_s"),
+        nic_beta=_beta(nic_gb_per_s, "nic_gb_per_s"),
+    )  # fmt: skip
+    system = read_system(top, where, given)
+    notes = system.notes
+    ranked = _ranked(system.gpus, where, notes)
+    if nvlinks is None:
+        pairs, switches = _nvlinks(ranked, where, notes)
+    else:
+        pairs, switches = _given_nvlinks(nvlinks, len(ranked))
+    if not pairs and not switches and len(ranked) > 1:
+        notes.append(
+            "the file has no NVLinks between its GPUs (NCCL asks the machine); if there are any, give "
+            "nvlinks=: how many each rank has into NVSwitch, or how many join each pair of local ranks"
+        )
+    nvlink_beta = _beta(nvlink_gb_per_s, "nvlink_gb_per_s")
+    if nvlink_beta is None:
+        nvlink_beta = _nvlink_beta(ranked, notes if pairs or switches else [])
+    server = Server(
+        Path(where).stem, tuple(system.parts), tuple(gpu.part for gpu in ranked), tuple(system.nics),
+        pairs, switches, nvlink_beta,
+    )  # fmt: skip
+    wiring = Wiring(
+        nodes, pcie, rails,
+        _alpha(intranode_alpha_us, INTRANODE_ALPHA_US, "intranode_alpha_us"),
+        _alpha(internode_alpha_us, system.latency_us or INTERNODE_ALPHA_US, "internode_alpha_us"),
+        alpha_meaning,
+    )  # fmt: skip
+    return build_servers(server, wiring, profile="nccl", notes=notes)
+
+
+def _names(names: Sequence[str] | None, where: str) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise TopologyError(f"found {quoted(names)}; expected a list of bus ids", where=where)
+    return tuple(name.strip().lower() for name in names)
+
+
+def _beta(gb_per_s: Number | None, where: str) -> Fraction | None:
+    return None if gb_per_s is None else beta_of_bandwidth(gb_per_s, where=where)
+
+
+def _alpha(alpha_us: Number | None, default: Fraction, where: str) -> Fraction:
+    return default if alpha_us is None else exact_cost(alpha_us, where=where)
+
+
+def _ranked(gpus: list[Gpu], where: str, notes: list[str]) -> list[Gpu]:
+    """GPUs in the order of their local ranks."""
+    ranks = [gpu.rank for gpu in gpus if gpu.rank is not None]
+    if not ranks:
+        notes.append("the file has no ranks; GPUs are ranks in the order of their bus ids")
+        return sorted(gpus, key=lambda gpu: gpu.busid)
+    rank, count = Counter(ranks).most_common(1)[0]
+    if count > 1:
+        twice = next(gpu for gpu in gpus if gpu.rank == rank)
+        raise FormatError(
+            f"found rank {rank} {count} times; expected it once; correct it",
+            where=twice.element.place(where),
+        )
+    if len(ranks) < len(gpus):
+        notes.append(f"{len(gpus) - len(ranks)} GPUs without a rank are left out, as NCCL leaves them out")
+    if sorted(ranks) != list(range(len(ranks))):
+        notes.append("the file's ranks have gaps; they are numbered anew from 0, in their order")
+    return sorted((gpu for gpu in gpus if gpu.rank is not None), key=lambda gpu: gpu.rank or 0)
+
+
+def _nvlinks(ranked: list[Gpu], where: str, notes: list[str]) -> tuple[Pairs, Switches]:
+    """NVLinks between pairs of local ranks, and into the NVSwitch, as the file lists them."""
+    rank_of = {gpu.busid: rank for rank, gpu in enumerate(ranked)}
+    directed: Counter[tuple[int, int]] = Counter()
+    into_switch: Counter[int] = Counter()
+    left_out: Counter[str] = Counter()
+    for rank, gpu in enumerate(ranked):
+        for link in gpu.nvlinks:
+            count = whole(link, "count", where)
+            if not 0 < count <= 1024:
+                raise FormatError(f"found count={count}; expected 1 to 1024", where=link.place(where))
+            code = link.attributes.get("tclass", "").strip().lower()
+            target = link.attributes.get("target", "").strip().lower()
+            if code.startswith("0x068001"):
+                left_out["a CPU"] += count
+            elif code.startswith("0x0680"):
+                into_switch[rank] += count
+            elif not code.startswith("0x03") and target not in rank_of:
+                raise FormatError(
+                    f"found tclass={quoted(code)}; expected 0x03... (GPU) or 0x068000 (NVSwitch); correct it",
+                    where=link.place(where),
+                )
+            elif target == gpu.busid:
+                left_out["the GPU itself"] += count
+            elif target not in rank_of:
+                left_out["GPUs that the file does not have"] += count
+            else:
+                directed[rank, rank_of[target]] += count
+    for (a, b), count in directed.items():
+        if directed[b, a] != count:
+            raise FormatError(
+                f"found {count} NVLinks from {ranked[a].busid} to {ranked[b].busid} and {directed[b, a]} "
+                "back; expected as many; correct the counts",
+                where=ranked[a].element.place(where),
+            )
+    notes += [f"{count} NVLinks to {what} are left out" for what, count in left_out.items()]
+    if into_switch:
+        fewest, most = min(into_switch.values()), max(into_switch.values())
+        if fewest < most:
+            notes.append(f"ranks have {fewest} to {most} NVLinks into NVSwitch; every port is given {fewest}")
+        switches: Switches = ((tuple(sorted(into_switch)), fewest),)
+    else:
+        switches = ()
+    return {pair: count for pair, count in directed.items() if pair[0] < pair[1]}, switches
+
+
+def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) -> tuple[Pairs, Switches]:
+    """NVLinks as the argument says."""
+    if not isinstance(nvlinks, Mapping):
+        return {}, ((tuple(range(num_gpus)), check_count(nvlinks, where="nvlinks")),)
+    pairs: Pairs = {}
+    for pair, count in nvlinks.items():
+        good = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(rank, int) for rank in pair)
+        if not good or pair[0] == pair[1] or not all(0 <= rank < num_gpus for rank in pair):
+            raise TopologyError(
+                f"found {quoted(pair)}; expected two different local ranks of 0-{num_gpus - 1}",
+                where="nvlinks",
+            )
+        low, high = sorted(pair)
+        if pairs.setdefault((low, high), check_count(count, where=f"nvlinks: {pair}")) != count:
+            raise TopologyError(f"found two numbers for the pair {low}, {high}; give one", where="nvlinks")
+    return pairs, ()
+
+
+def _nvlink_beta(ranked: list[Gpu], notes: list[str]) -> Fraction:
+    """Of one NVLink: NCCL's constant for the slowest of the GPUs."""
+    rates = []
+    for sm in {gpu.sm for gpu in ranked}:
+        known = next((rate for least, rate in _NVLINK_GB_PER_S if sm is not None and sm >= least), None)
+        kind = "GPUs that the file does not name" if sm is None else f"compute capability {sm / 10:g}"
+        rates.append(Fraction(known or _NVLINK_GB_PER_S_UNKNOWN))
+        notes.append(
+            f"NVLink: {float(rates[-1]):g} GB/s each and each way, NCCL's constant for {kind} "
+            "(nvlink_gb_per_s= says another)"
+        )
+    return beta_of_bandwidth(min(rates))

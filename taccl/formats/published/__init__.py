@@ -1,0 +1,1 @@
+"""Algorithm files of the published TACCL tool: read, and written."""

@@ -1,0 +1,308 @@
+"""Algorithms of the published TACCL tool: its JSON file to a schedule that `verify` can judge.
+
+The file's own topology is rebuilt under the upstream cost model, and every send keeps the start that the
+file states, so that the judgement is of the file and not of a better timed copy. Sends over one link between
+nodes that start together are one merged send. `retimed` says what the sends take in the order stated.
+
+Two things in such a file are no statements about time, and are not judged as such:
+
+- Starts are cut to tenths of the file's unit. Where that hides a fraction of a cost, sends seem to overlap
+  by less than a tenth.
+- An algorithm that combines is put together of two halves, of which the second is stated to begin one unit
+  after the last *start* of the first, whatever still travels then. It is moved to after the first half.
+
+Where nothing but this keeps a file's starts from being possible, the schedule is that of `retimed`, and the
+problem's notes say so. Anything else that is wrong is left for `verify` to find.
+
+References
+----------
+Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023, and
+https://github.com/microsoft/taccl, whose tool writes these files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.verification.verify import verify
+from taccl.errors import FormatError, InputError
+from taccl.formats.published.collective import collective_of
+from taccl.formats.published.fields import algorithm_file
+from taccl.formats.published.topology import build_topology
+from taccl.problem import make_problem
+from taccl.reading import parse_json, read_text
+from taccl.schedule.schedule import make_schedule
+from taccl.schedule.timing import exact_times
+from taccl.units import BYTES_PER_MB, exact, parse_size
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.formats.published.fields import AlgorithmFile
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+__all__ = ["load_upstream_algorithm", "retimed"]
+
+_LIMIT_BYTES = 64 * 10**6
+_LAST_TICK = 2**61
+_LONGEST_NAME = 200
+
+
+def load_upstream_algorithm(
+    path: str | os.PathLike[str],
+    *,
+    topology: Topology | None = None,
+    chunk_size: int | str | None = None,
+    time_unit_us: int | float | str | None = None,
+) -> Schedule:
+    """The schedule in a file of the published tool, with the starts that the file states.
+
+    Parameters
+    ----------
+    topology : Topology, optional
+        Where the sends are to run instead; they are then timed anew, in the order that the file states.
+    chunk_size : int or str, optional
+        Bytes of a chunk. The file does not name them: without it ``size_bytes`` is not known, and a
+        `topology` is given chunks of 10**6 bytes.
+    time_unit_us : number, optional
+        Microseconds in the file's unit of time; one unless given.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or an argument does not fit.
+    FormatError
+        If the file is no algorithm of that tool, lacks a field, contradicts itself, or does not fit
+        `topology`.
+    """
+    where = str(path)
+    file = algorithm_file(parse_json(read_text(path, _LIMIT_BYTES), source=where, exact=True), where=where)
+    unit_us = exact(1 if time_unit_us is None else time_unit_us, where="time_unit_us")
+    if unit_us == 0:
+        raise InputError("found 0; expected the microseconds in a unit", where="time_unit_us")
+    if topology is not None and time_unit_us is not None:
+        raise InputError(
+            "a time unit says what the file's costs mean, but a topology sets them aside; leave one out",
+            where="time_unit_us",
+        )
+    chunk_bytes = BYTES_PER_MB if chunk_size is None else parse_size(chunk_size, where="chunk_size")
+    reducing = any(send.reduces for send in file.sends)
+    built = build_topology(file, chunk_bytes, unit_us, reducing=reducing) if topology is None else topology
+    if built.num_ranks != file.num_ranks:
+        raise FormatError(
+            f"found {file.num_ranks} ranks, but topology {built.name} has {built.num_ranks}; give one of "
+            "equal size",
+            where=f"{where}: collective.nodes",
+        )
+    try:
+        chunk_of, collective, notes = collective_of(file)
+        problem = make_problem(built, collective, chunk_bytes=chunk_bytes, notes=notes)
+        _ = problem.costs
+    except FormatError:
+        raise
+    except InputError as error:
+        raise FormatError(f"{error}; write the file anew with the tool that made it", where=where) from None
+    if chunk_size is None:
+        problem = replace(problem, size_bytes=None)
+    places = _places(file, problem, chunk_of)
+    if topology is None:
+        return _as_stated(file, problem, places, unit_us)
+    return _on_other_topology(file, problem, places)
+
+
+def retimed(schedule: Schedule) -> Schedule | None:
+    """The schedule with every send as early as data and resources allow, in the order of its starts.
+
+    Its finish is what the sends really take where stated starts overlap, and no later than the stated finish
+    where they do not. Merged sends stay merged.
+
+    Returns
+    -------
+    Schedule or None
+        None if in that order a chunk is sent from where it is not yet on its way to, or the transfers of a
+        merged send do not belong together.
+    """
+    problem = schedule.problem
+    first: dict[int, int] = {}
+    for position, group in enumerate(schedule.group.tolist()):
+        first.setdefault(group, position)
+    sequence = [first[group] for group in schedule.group.tolist()]
+    if not _in_causal_order(schedule, sequence):
+        return None
+    try:
+        return exact_times(
+            problem,
+            chunk=schedule.chunk,
+            link=schedule.link,
+            sequence=sequence,
+            group=schedule.group,
+            reduce=schedule.reduce,
+            producer=schedule.producer,
+        )
+    except ValueError:
+        return None
+
+
+def _in_causal_order(schedule: Schedule, sequence: Sequence[int]) -> bool:
+    """Whether chunk and link of each send exist, and what brings its chunk to its source comes before it.
+
+    Of a combining collective every rank has something of every chunk from the start.
+    """
+    problem = schedule.problem
+    collective, links = problem.collective, problem.topology.links
+    chunks, on_links = schedule.chunk.tolist(), schedule.link.tolist()
+    known = range(collective.num_chunks), range(len(links))
+    if not all(c in known[0] and e in known[1] for c, e in zip(chunks, on_links, strict=True)):
+        return False
+    if collective.combining and not collective.derivations:
+        return True
+    there = {(c, rank) for c, data in enumerate(collective.chunks) for rank in data.origins}
+    made = {(d.source, d.rank): d.chunk for d in collective.derivations}
+    members: dict[int, list[int]] = defaultdict(list)
+    for i, position in enumerate(sequence):
+        members[position].append(i)
+    for position in sorted(members):
+        together = members[position]
+        if any((chunks[i], rank) not in there for i in together for rank in links[on_links[i]].srcs):
+            return False
+        arrived = [(chunks[i], rank) for i in together for rank in links[on_links[i]].dsts]
+        while arrived:
+            chunk, rank = arrived.pop()
+            there.add((chunk, rank))
+            derived = made.get((chunk, rank))
+            if derived is not None and (derived, rank) not in there:
+                arrived.append((derived, rank))
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Chunk, link and merged send of every send in the file's order."""
+
+    chunk: list[int]
+    link: list[int]
+    group: list[int]
+
+
+def _places(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) -> _Places:
+    """Where each send goes; those over one link between nodes that start together are merged."""
+    topology = problem.topology
+    parallel: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, link in enumerate(topology.links):
+        if len(link.srcs) == len(link.dsts) == 1:
+            parallel[link.src, link.dst].append(index)
+    across = set(topology.internode_links)
+    groups: dict[tuple[int, ...], int] = {}
+    places = _Places([], [], [])
+    for position, send in enumerate(file.sends):
+        if send.chunk not in chunk_of:
+            raise FormatError(
+                f"found chunk {send.chunk}; expected one of the {len(chunk_of)} of collective.chunks; write "
+                "the file anew with the tool that made it",
+                where=f"{file.where}: {send.place()}",
+            )
+        links = parallel.get((send.src, send.dst), ())
+        if send.number >= len(links):
+            found = f"{len(links)} links" if links else "no link"
+            raise FormatError(
+                f"found link {send.number} from rank {send.src} to rank {send.dst}; topology {topology.name} "
+                f"has {found} there; correct the send, or the topology",
+                where=f"{file.where}: {send.place()}",
+            )
+        index = links[send.number]
+        key = (index, send.start, int(send.reduces)) if index in across else (index, send.start, -1, position)
+        places.chunk.append(chunk_of[send.chunk])
+        places.link.append(index)
+        places.group.append(groups.setdefault(key, len(groups)))
+    return places
+
+
+def _as_stated(file: AlgorithmFile, problem: Problem, places: _Places, unit_us: Fraction) -> Schedule:
+    """The sends at the starts stated, but for what says nothing about time (see the module)."""
+    costs = problem.costs
+    tenth = unit_us / 10 * costs.ticks_per_us
+    exact_starts = [send.start * tenth for send in file.sends]
+    if max(exact_starts, default=Fraction(0)) > _LAST_TICK:
+        raise FormatError(
+            f"found starts up to {max(send.start for send in file.sends)} tenths of a unit, which need more "
+            f"than 64 bits at {costs.ticks_per_us} ticks a microsecond; expected less; check the file",
+            where=f"{file.where}: steps",
+        )
+    start = np.array([math.floor(each) for each in exact_starts], dtype=np.int64)
+    size_of_group = Counter(places.group)
+    duration = np.array(
+        [costs.duration(e, size_of_group[g]) for e, g in zip(places.link, places.group, strict=True)],
+        dtype=np.int64,
+    )
+    reduce = np.array([send.reduces for send in file.sends], dtype=bool)
+    shift = _shift_of_second_half(start, duration, reduce)
+    start = np.where(reduce, start, start + shift)
+    schedule = make_schedule(
+        problem, chunk=places.chunk, link=places.link, start=start, end=start + duration,
+        group=places.group, reduce=reduce, producer=file.name[:_LONGEST_NAME],
+    )  # fmt: skip
+    steps = {int(each) for e in set(places.link) for each in (costs.link_alpha[e], costs.link_beta[e])}
+    cut = any((each / tenth).denominator > 1 for each in steps) or any(
+        e.denominator > 1 for e in exact_starts
+    )
+    if not shift and (not cut or verify(schedule).ok):
+        return schedule
+    early = retimed(schedule)
+    slack = math.ceil(tenth) if cut else 0
+    possible = early is not None and bool(np.all(_by_place(early) <= _by_place(schedule) + slack))
+    chosen = early if early is not None and possible else schedule
+    notes = []
+    if shift:
+        notes.append(
+            f"{file.where}: the copies are stated to start {float(shift / tenth / 10):g} units before the "
+            "last reduction ends, as the published tool writes two halves; they are taken to follow it"
+        )
+    if possible:
+        why = ", because starts are cut to tenths of a unit" if cut else ""
+        notes.append(f"{file.where}: the sends are timed anew, in the order stated{why}")
+    return replace(chosen, problem=replace(problem, notes=(*problem.notes, *notes)))
+
+
+def _shift_of_second_half(
+    start: NDArray[np.int64], duration: NDArray[np.int64], reduce: NDArray[np.bool_]
+) -> int:
+    """Ticks by which copies must move to follow the reductions; 0 where the two are not halves."""
+    if reduce.all() or not reduce.any():
+        return 0
+    first_copy = int(start[~reduce].min())
+    if first_copy <= int(start[reduce].max()):
+        return 0
+    return max(0, int((start + duration)[reduce].max()) - first_copy)
+
+
+def _by_place(schedule: Schedule) -> NDArray[np.int64]:
+    """Starts ordered by link, then chunk: the same place for the same transfer, whatever its time."""
+    return schedule.start[np.lexsort((schedule.start, schedule.chunk, schedule.link))]
+
+
+def _on_other_topology(file: AlgorithmFile, problem: Problem, places: _Places) -> Schedule:
+    """The sends on a topology that the file was not made for, timed in the order stated."""
+    start = np.array([send.start for send in file.sends], dtype=np.int64)
+    order_only = make_schedule(
+        problem, chunk=places.chunk, link=places.link, start=start, end=start + 1,
+        group=places.group, reduce=[send.reduces for send in file.sends], producer=file.name[:_LONGEST_NAME],
+    )  # fmt: skip
+    schedule = retimed(order_only)
+    if schedule is None:
+        raise FormatError(
+            "found a chunk that is sent from a rank where, in the order stated, it is not on its way to; "
+            "expected an order that can be timed; verify the file without another topology first",
+            where=f"{file.where}: steps",
+        )
+    return schedule

@@ -1,0 +1,107 @@
+"""The collective of an upstream algorithm file, from where its chunks start and must end.
+
+Chunks of one address are contributions to one sum. The tool's own allreduce is an exception: its sends name
+chunks by number, and all of these share a few addresses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taccl.collective import Chunk, Collective
+from taccl.collectives import ROOTED, make
+from taccl.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.formats.published.fields import AlgorithmFile
+
+__all__ = ["collective_of"]
+
+_LONGEST_NAME = 200
+
+#: Collectives by the tool's name for them; n ranks have n to the power given of chunks, or a multiple.
+_KINDS = {
+    "Allgather": ("allgather", 1), "Alltoall": ("alltoall", 2), "Broadcast": ("broadcast", 0),
+    "Scatter": ("scatter", 1), "Gather": ("gather", 1), "Allreduce": ("allreduce", 1),
+    "Reduce": ("reduce", 0), "ReduceScatter": ("reduce-scatter", 1),
+}  # fmt: skip
+
+
+def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list[str]]:
+    """The chunk of every number that sends use, the collective, and what a person should know.
+
+    Raises
+    ------
+    FormatError
+        If the chunks make no collective whose result can be judged.
+    """
+    by_address: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
+    for pre, post, address in file.chunks:
+        by_address[address].append((pre, post))
+    if len(by_address) == len(file.chunks):
+        numbered = {address: index for index, (_, _, address) in enumerate(file.chunks)}
+        return numbered, _named(file, [Chunk(pre, post) for pre, post, _ in file.chunks], combining=False), []
+    numbers = {send.chunk for send in file.sends}
+    if numbers.issubset(by_address) or not any(send.reduces for send in file.sends):
+        numbered = {address: index for index, address in enumerate(by_address)}
+        sums = [_sum(file, address, parts) for address, parts in by_address.items()]
+        return numbered, _named(file, sums, combining=True), []
+    # The tool's own allreduce: its sends name chunks by number, and each is a piece of everyone's data
+    # that is summed at the rank where the file has it start.
+    everyone = tuple(range(file.num_ranks))
+    pieces = []
+    for index, (pre, post, _) in enumerate(file.chunks):
+        if len(pre) != 1 or not post:
+            raise FormatError(
+                f"found {len(pre)} ranks where it starts and {len(post)} where it ends; expected one rank, "
+                "at which it is summed, and at least one; write the file anew with the tool that made it",
+                where=f"{file.where}: collective.chunks[{index}]",
+            )
+        pieces.append(Chunk(everyone, post, pre[0]))
+    note = (
+        f"{file.where}: sends name {len(numbers)} chunks, but the buffers hold {len(by_address)}; the chunks "
+        "are taken as pieces of every rank's data, and the buffer maps are set aside"
+    )
+    return {index: index for index in range(len(pieces))}, _named(file, pieces, combining=True), [note]
+
+
+def _sum(
+    file: AlgorithmFile, address: int, parts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> Chunk:
+    """The chunk that contributions to one address make; its root is the first rank that asks for it."""
+    origins = sorted(rank for pre, _ in parts for rank in pre)
+    destinations = parts[0][1]
+    if any(post != destinations for _, post in parts) or len(set(origins)) < len(origins) or not destinations:
+        raise FormatError(
+            f"address {address}: found contributions that end at different ranks, come twice from one, or "
+            "end nowhere; expected one sum that the same ranks ask for; others (scan) are not read",
+            where=f"{file.where}: collective.chunks",
+        )
+    return Chunk(tuple(origins), destinations, destinations[0])
+
+
+def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Collective:
+    """The collective of these chunks, by our name for it where they are what that name says."""
+    collective = Collective(file.collective[:_LONGEST_NAME], file.num_ranks, tuple(chunks), combining)
+    name = file.collective.partition("(")[0]
+    if name not in _KINDS:
+        return collective
+    kind, fewest = _KINDS[name][0], file.num_ranks ** _KINDS[name][1]
+    per_rank, rest = divmod(len(chunks), fewest)
+    ends = chunks[0].destinations if kind in ("gather", "reduce") else chunks[0].origins
+    if rest or not per_rank or not ends:
+        return collective
+    root = ends[0] if kind in ROOTED else None
+    known = make(kind, file.num_ranks, root=root, chunks_per_rank=per_rank)
+    if _ends(known) != _ends(collective):
+        return collective
+    return replace(collective, name=kind, chunks_per_rank=per_rank)
+
+
+def _ends(collective: Collective) -> Counter[tuple[object, ...]]:
+    """How many chunks start and end where; which is rooted where is the tool's choice."""
+    return Counter((c.origins, c.destinations, collective.combining) for c in collective.chunks)

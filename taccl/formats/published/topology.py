@@ -1,0 +1,233 @@
+"""The topology that an upstream algorithm file was made for, rebuilt under the upstream cost model.
+
+The file holds costs as the published tool used them: whole units for a send inside a node, planes of a switch
+already apart, and the NICs already split among the links between nodes. The same sketch and topology file
+read by `taccl.sketch.upstream` make the same links and ports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from taccl.errors import FormatError, InputError
+from taccl.topology.parts import check_num_links
+from taccl.topology.topology import TopologyBuilder
+from taccl.units import BYTES_PER_MB
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from taccl.formats.published.fields import AlgorithmFile, TopologyFields
+    from taccl.topology.topology import Topology
+
+__all__ = ["build_topology"]
+
+#: The tool puts the kind of machine before the name of its topology file, and often the ranks in a node
+#: after it.
+_NAME = re.compile(r"^(NDv2|DGX2|HubAndSpoke|Custom)-(.+?)(?:-\(n=\d+\))?$")
+_MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """A link to be; `plane` is the switch and its plane, inside a node only."""
+
+    src: int
+    dst: int
+    alpha_us: Fraction | int
+    beta_us_per_mb: Fraction
+    plane: tuple[int, int] | None = None
+    name: str = ""
+
+
+def build_topology(
+    file: AlgorithmFile, chunk_bytes: int, time_unit_us: Fraction, *, reducing: bool
+) -> Topology:
+    """Links inside and between nodes, and the ports that serialise them.
+
+    Parameters
+    ----------
+    chunk_bytes : int
+        Bytes that the file's costs are for.
+    time_unit_us : Fraction
+        Microseconds in the file's unit of time.
+    reducing : bool
+        Whether some sends reduce. The tool reduces over its links turned round, so those that lack the other
+        direction get it.
+
+    Raises
+    ------
+    FormatError
+        If the fields make no topology.
+    """
+    fields = file.topology
+    _check_size(fields, file.where, reducing=reducing)
+    per_mb = time_unit_us * BYTES_PER_MB / chunk_bytes
+    inside = _inside(fields, file.where, per_mb)
+    across = _across(fields, file.where, per_mb, time_unit_us) if fields.copies > 1 else []
+    if reducing:
+        inside += _turned_round(inside)
+        across += _turned_round(across)
+    match = _NAME.match(fields.name)
+    kind, name = (match[1], match[2]) if match else ("", fields.name)
+    size = fields.ngpus_per_node
+    builder = TopologyBuilder(
+        f"{name} x{fields.copies}",
+        [node for node in range(fields.copies) for _ in range(size)],
+        profile=name,
+        machine=_MACHINES.get(kind, ""),
+        cost_model="upstream",
+    )
+    ports = _Ports(builder)
+    try:
+        for node in range(fields.copies):
+            _add_node(builder, ports, inside, node, size)
+        for edge in across:
+            link = _add_link(builder, edge, 0)
+            if fields.copies > 2:
+                ports.hold(link, edge.src, edge.dst, "remote port {} rank {}")
+        return builder.build()
+    except InputError as error:
+        raise FormatError(
+            f"{error}; write the file anew with the tool that made it", where=f"{file.where}: topology"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """Resources of ranks, made when they are first held."""
+
+    builder: TopologyBuilder
+    by_name: dict[str, int] = field(default_factory=dict)
+
+    def hold(self, link: int, src: int, dst: int, text: str) -> None:
+        """Let a link hold the port out of its source and the port into its destination."""
+        cost = self.builder.links[link]
+        sides: tuple[tuple[Literal["send", "receive"], str, int], ...]
+        sides = (("send", "out of", src), ("receive", "into", dst))
+        for side, way, rank in sides:
+            name = text.format(way, rank)
+            if name not in self.by_name:
+                self.by_name[name] = self.builder.add_resource(name)
+            self.builder.add_hold(
+                link,
+                self.by_name[name],
+                alpha_us=cost.alpha_us,
+                beta_us_per_mb=cost.beta_us_per_mb,
+                side=side,
+            )
+
+
+def _check_size(fields: TopologyFields, where: str, *, reducing: bool) -> None:
+    """Raise `FormatError` for a topology that memory could not hold."""
+    inside = sum(map(sum, fields.node_links)) * fields.copies
+    receivers = sum(map(len, (fields.internode_conn or {}).values()))
+    across = receivers * fields.copies * (fields.copies - 1)
+    try:
+        check_num_links((inside + across) * (2 if reducing else 1), where=f"{where}: topology")
+    except InputError as error:
+        raise FormatError(error.message, where=error.where) from None
+
+
+def _inside(fields: TopologyFields, where: str, per_mb: Fraction) -> list[_Edge]:
+    """Links inside node 0; of parallel ones through a switch, each has a plane."""
+    planes = _planes(fields, where)
+    edges = []
+    ranks = range(fields.ngpus_per_node)
+    for src in ranks:
+        for dst in ranks:
+            parallel, cost = fields.node_links[dst][src], fields.node_invbws[dst][src]
+            if src == dst or not parallel:
+                continue
+            if cost == 0:
+                raise FormatError(
+                    f"found cost 0 of the link from local rank {src} to {dst}; expected more; give it a "
+                    "cost, or take the link out of node_links",
+                    where=f"{where}: topology.node_invbws[{dst}][{src}]",
+                )
+            switch, num_planes = planes.get((src, dst), (None, 1))
+            for number in range(parallel):
+                plane = number % num_planes
+                edges.append(
+                    _Edge(
+                        src, dst, 0, cost * per_mb,
+                        None if switch is None else (switch, plane),
+                        f"plane {plane}" if num_planes > 1 else "",
+                    )
+                )  # fmt: skip
+    return edges
+
+
+def _planes(fields: TopologyFields, where: str) -> dict[tuple[int, int], tuple[int, int]]:
+    """The switch between two local ranks, and its number of planes: equal switches are planes of one."""
+    count = Counter(frozenset(ranks) for ranks in fields.local_switches)
+    joined: dict[tuple[int, int], tuple[int, int]] = {}
+    of_rank: dict[int, int] = {}
+    for switch, (ranks, num_planes) in enumerate(count.items()):
+        for rank in ranks:
+            if of_rank.setdefault(rank, switch) != switch:
+                raise FormatError(
+                    f"found local rank {rank} in two switches; expected switches that are equal or disjoint; "
+                    "correct the lists",
+                    where=f"{where}: topology.local_switches",
+                )
+        joined |= {(src, dst): (switch, num_planes) for src in ranks for dst in ranks}
+    return joined
+
+
+def _across(fields: TopologyFields, where: str, per_mb: Fraction, time_unit_us: Fraction) -> list[_Edge]:
+    """Links between nodes: the connections, for every ordered pair of nodes."""
+    alpha_us = fields.remote_cost("remote_alpha", where) * time_unit_us
+    beta = fields.remote_cost("remote_beta", where)
+    if beta == 0:
+        raise FormatError(
+            "found 0; expected the cost of a chunk between nodes, which is more; correct it",
+            where=f"{where}: topology.remote_beta",
+        )
+    size, nodes = fields.ngpus_per_node, range(fields.copies)
+    connections = {int(sender): receivers for sender, receivers in (fields.internode_conn or {}).items()}
+    return [
+        _Edge(here * size + sender, there * size + receiver, alpha_us, beta * per_mb)
+        for here in nodes for there in nodes if here != there
+        for sender, receivers in connections.items() for receiver in receivers
+    ]  # fmt: skip
+
+
+def _turned_round(edges: list[_Edge]) -> list[_Edge]:
+    """The links turned round, as far as there are fewer of them in the other direction."""
+    there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
+    seen: Counter[tuple[int, int]] = Counter()
+    turned = []
+    for edge in edges:
+        seen[edge.src, edge.dst] += 1
+        if seen[edge.src, edge.dst] > there[edge.dst, edge.src]:
+            turned.append(replace(edge, src=edge.dst, dst=edge.src))
+    return turned
+
+
+def _add_node(builder: TopologyBuilder, ports: _Ports, inside: list[_Edge], node: int, size: int) -> None:
+    """Links inside one node; a switch's planes serialise what a rank sends, and what it receives."""
+    base = node * size
+    ranks: dict[tuple[int, int], set[int]] = defaultdict(set)
+    links: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for edge in inside:
+        link = _add_link(builder, edge, base)
+        if edge.plane is not None:
+            switch, plane = edge.plane
+            text = f"port {{}} rank {{}} at plane {plane} of switch {switch}"
+            ports.hold(link, base + edge.src, base + edge.dst, text)
+            ranks[edge.plane] |= {base + edge.src, base + edge.dst}
+            links[edge.plane].append(link)
+    for (switch, plane), joined in ranks.items():
+        name = f"plane {plane} of switch {switch} of node {node}"
+        builder.add_switch(name, sorted(joined), links[switch, plane])
+
+
+def _add_link(builder: TopologyBuilder, edge: _Edge, base: int) -> int:
+    return builder.add_link(
+        base + edge.src, base + edge.dst,
+        alpha_us=edge.alpha_us, beta_us_per_mb=edge.beta_us_per_mb, name=edge.name,
+    )  # fmt: skip

@@ -1,0 +1,342 @@
+"""What the ranks do together: agree on a job, execute it and MPI's own collective, and report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+import traceback
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl import errors
+from taccl.errors import ExecutionError, InputError, TacclError
+from taccl.runtime.buffers import Buffers, Data
+from taccl.runtime.engine import Engine, Stuck
+from taccl.runtime.job import Job
+from taccl.runtime.parent_death_guard import remove_segments, segments_of
+from taccl.runtime.reference import COMPUTED, Counterpart, counterpart, expected_output, find_wrong
+from taccl.runtime.report import Execution, Times, Wait, WrongChunk, was_moving
+from taccl.runtime.waits import cause_first
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from taccl.runtime.watchdog import Watchdog
+
+__all__ = ["execute_on_rank"]
+
+_POLL_S = 5e-4
+#: What a process that Ctrl-C ended says to its shell.
+_INTERRUPTED = 130
+#: Wrong chunks that a rank reports one by one.
+_MAX_WRONG_PER_RANK = 20
+
+
+def execute_on_rank(
+    communicator: Any,
+    make: Callable[[], Job],
+    watchdog: Watchdog,
+    note: Callable[[str], None] = lambda _: None,
+) -> Execution:
+    """Execute a job with all ranks of a communicator; called by each of them.
+
+    Parameters
+    ----------
+    communicator : mpi4py.MPI.Comm
+    make : callable
+        Gives the job; called by rank 0 alone.
+    note : callable, optional
+        Told what is going on, at rank 0.
+
+    Returns
+    -------
+    Execution
+        The same at every rank.
+
+    Raises
+    ------
+    TacclError
+        At every rank, whatever `make` raised at rank 0.
+    InputError
+        At every rank, if the program is for another number of ranks.
+    """
+    job = _agree_on_job(communicator, make, watchdog)
+    try:
+        watchdog.expect("getting buffers ready", job.timeout_s)
+        mine = communicator.Dup()
+        outcome = _Rank(mine, job, watchdog, note if communicator.rank == 0 else lambda _: None).run()
+        watchdog.expect("reporting", job.timeout_s)
+        reports = _gather(mine, outcome)
+        report: dict[str, Any] = _broadcast(mine, None if reports is None else _report(job, reports))
+        mine.Free()
+    except BaseException as error:
+        # A rank that fails alone would leave all others waiting for it, and MPICH leaves its memory behind.
+        remove_segments(segments_of(os.getpid()))
+        if isinstance(error, KeyboardInterrupt):
+            communicator.Abort(_INTERRUPTED)
+        else:
+            traceback.print_exc()
+            communicator.Abort(1)
+        raise
+    return Execution.from_dict(report)
+
+
+def _agree_on_job(communicator: Any, make: Callable[[], Job], watchdog: Watchdog) -> Job:
+    message: dict[str, Any] = {}
+    raised: BaseException | None = None
+    if communicator.rank == 0:
+        try:
+            job = make()
+            if job.program.num_ranks != communicator.size:
+                raise InputError(
+                    f"found {format_count(communicator.size, 'MPI rank')}; the program is for "
+                    f"{job.program.num_ranks}; start it with -n {job.program.num_ranks}",
+                    where="mpiexec",
+                )
+            message = {"job": job.to_dict()}
+        except BaseException as error:  # the others must not wait for what never comes
+            raised = error
+            message = {
+                "error": type(error).__name__,
+                "message": getattr(error, "message", str(error)),
+                "where": getattr(error, "where", None),
+            }
+    watchdog.expect("agreeing on what to do", None)
+    message = _broadcast(communicator, message)
+    if raised is not None:
+        raise raised
+    if "error" in message:
+        raise _error_named(message)
+    return Job.from_dict(message["job"])
+
+
+def _error_named(message: dict[str, Any]) -> TacclError:
+    """The error that rank 0 had, for the others to raise."""
+    kind = getattr(errors, message["error"], None)
+    if isinstance(kind, type) and issubclass(kind, InputError):
+        return kind(message["message"], where=message["where"])
+    if isinstance(kind, type) and issubclass(kind, TacclError):
+        return kind(message["message"])
+    return ExecutionError(f"rank 0 failed: {message['error']}: {message['message']}")
+
+
+class _Rank:
+    """One rank's part in a job."""
+
+    def __init__(self, communicator: Any, job: Job, watchdog: Watchdog, note: Callable[[str], None]) -> None:
+        self.communicator, self.rank, self.job = communicator, communicator.rank, job
+        self.watchdog, self.note = watchdog, note
+        self.local_ranks, self.num_hosts = _placing(communicator)
+        self.buffers = Buffers(job, self.rank)
+        collective = job.program.collective
+        self.counterpart = None if collective is None else counterpart(collective)
+        self.tolerance = 0.0 if collective is None else Data(job).tolerance
+        self.compared_with = "" if collective is None else COMPUTED
+        if self.counterpart is not None:
+            self.compared_with = self.counterpart.name
+        self.wrong: list[WrongChunk] = []
+        self.num_wrong = 0
+
+    def run(self) -> dict[str, Any]:
+        """Everything, and what there is to report."""
+        stuck, times, mpi_times = None, [], []
+        expected: NDArray[Any] | None = None
+        if self.counterpart is not None:
+            self.note(f"running {self.counterpart.name}")
+            expected = self._expected_by_mpi(self.counterpart)
+            mpi_times = self._time_mpi(self.counterpart, np.empty_like(expected))
+        elif self.job.program.collective is not None:
+            self.note("working out what outputs must be")
+            self._expect("working out what outputs must be")
+            expected = expected_output(self.job, self.rank)
+        crowded = self._any(self.local_ranks > _num_cores())
+        engine = Engine(self.job.program, self.rank, self.buffers.memory, self.communicator, crowded=crowded)
+        for run in range(1 + self.job.repetitions):
+            self.note(f"run {run} of {self.job.repetitions}" if run else "warming up")
+            self._expect(f"run {run}")
+            self.buffers.restore()
+            stuck, took_us = self._timed_run(engine)
+            if self._any(stuck is not None):
+                self._expect("giving up")
+                engine.abandon()
+                break
+            if run:
+                times.append(took_us)
+            if expected is not None:
+                self._judge(expected, run)
+        return {
+            "wrong": [asdict(each) for each in self.wrong[:_MAX_WRONG_PER_RANK]],
+            "num_wrong": self.num_wrong,
+            "waits": [] if stuck is None else [asdict(each) for each in stuck.waits],
+            "idle_s": None if stuck is None else stuck.idle_s,
+            "times": self._slowest(times),
+            "mpi_times": self._slowest(mpi_times),
+            "compared_with": self.compared_with,
+            "tolerance": self.tolerance,
+            "num_hosts": self.num_hosts,
+            "crowded": crowded,
+        }
+
+    def _expect(self, what: str) -> None:
+        self.watchdog.expect(what, self.job.timeout_s)
+
+    def _timed_run(self, engine: Engine) -> tuple[Stuck | None, float]:
+        self.communicator.Barrier()
+        began = time.perf_counter()
+        stuck = engine.run(self.job.timeout_s)
+        return stuck, (time.perf_counter() - began) * 1e6
+
+    def _expected_by_mpi(self, own: Counterpart) -> NDArray[Any]:
+        self._expect(own.name)
+        layouts = self.job.layouts()
+        assert layouts is not None
+        output = np.empty((len(layouts[self.rank].outputs), self.job.elements), self.job.dtype)
+        own.run(self.communicator, self.buffers.given, output)
+        return output
+
+    def _time_mpi(self, own: Counterpart, output: NDArray[Any]) -> list[float]:
+        times = []
+        for _ in range(self.job.repetitions):
+            self._expect(own.name)
+            self.communicator.Barrier()
+            began = time.perf_counter()
+            own.run(self.communicator, self.buffers.given, output)
+            times.append((time.perf_counter() - began) * 1e6)
+        return times
+
+    def _judge(self, expected: NDArray[Any], run: int) -> None:
+        wrong = find_wrong(
+            self.job, self.rank, self.buffers, expected, tolerance=self.tolerance, run=run,
+            by=self.counterpart.name if self.counterpart is not None else "what is due",
+        )  # fmt: skip
+        known = {(each.buffer, each.slot) for each in self.wrong}
+        new = [each for each in wrong if (each.buffer, each.slot) not in known]
+        self.wrong += new
+        self.num_wrong += len(new)
+
+    def _any(self, mine: bool) -> bool:
+        from mpi4py import MPI
+
+        answer = np.array([0], dtype=np.int32)
+        _patiently(self.communicator.Iallreduce(np.array([mine], dtype=np.int32), answer, MPI.MAX))
+        return bool(answer[0])
+
+    def _slowest(self, times_us: list[float]) -> list[float]:
+        """Of every repetition the time at the rank that took longest."""
+        from mpi4py import MPI
+
+        slowest = np.array(times_us)
+        if len(slowest):
+            self.communicator.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+        return [float(each) for each in slowest]
+
+
+def _report(job: Job, reports: list[dict[str, Any]]) -> dict[str, Any]:
+    first = reports[0]
+    stuck = any(each["waits"] for each in reports)
+    idle_s = [each["idle_s"] for each in reports if each["idle_s"] is not None]
+    idle = min(idle_s, default=0.0)
+    waits = tuple(Wait.from_dict(each) for report in reports for each in report["waits"])
+    num_in_cycle = 0
+    if not was_moving(idle, job.timeout_s):
+        waits, num_in_cycle = cause_first(job.program, waits)
+    collective = job.program.collective
+    return Execution(
+        program=job.program.name,
+        collective="" if collective is None else collective.name,
+        num_ranks=job.program.num_ranks,
+        num_hosts=first["num_hosts"],
+        crowded=first["crowded"],
+        size_bytes=job.size_bytes,
+        dtype=job.dtype,
+        in_place=job.program.in_place,
+        busbw_factor=1.0 if collective is None else collective.busbw_factor,
+        timeout_s=job.timeout_s,
+        compared_with="" if stuck else first["compared_with"],
+        tolerance=first["tolerance"],
+        num_wrong=sum(each["num_wrong"] for each in reports),
+        wrong=tuple(WrongChunk(**each) for report in reports for each in report["wrong"]),
+        waits=waits,
+        num_in_cycle=num_in_cycle,
+        idle_s=idle,
+        times=None if stuck else Times(tuple(first["times"])),
+        mpi_times=Times(tuple(first["mpi_times"])) if first["mpi_times"] else None,
+        versions=_versions(),
+    ).to_dict()
+
+
+def _versions() -> dict[str, str]:
+    from mpi4py import MPI
+
+    library = " ".join(MPI.Get_library_version().partition("\n")[0].partition(",")[0].split())
+    return {
+        "mpi": library.rstrip("\0"),
+        "mpi4py": _version_of("mpi4py"),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "taccl": _version_of("taccl"),
+    }
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
+
+
+def _placing(communicator: Any) -> tuple[int, int]:
+    """How many ranks share this one's machine, and how many machines there are."""
+    from mpi4py import MPI
+
+    local = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+    local_ranks, is_first = local.size, local.rank == 0
+    local.Free()
+    firsts = np.array([is_first], dtype=np.int32)
+    communicator.Allreduce(MPI.IN_PLACE, firsts)
+    return local_ranks, int(firsts[0])
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _broadcast(communicator: Any, value: Any) -> Any:
+    """Rank 0's plain values, at every rank."""
+    content = json.dumps(value).encode() if communicator.rank == 0 else b""
+    length = np.array([len(content)], dtype=np.int64)
+    _patiently(communicator.Ibcast(length))
+    buffer = bytearray(content or int(length[0]))
+    _patiently(communicator.Ibcast(buffer))
+    return json.loads(buffer)
+
+
+def _gather(communicator: Any, value: Any) -> list[Any] | None:
+    """Every rank's plain values, at rank 0; None elsewhere."""
+    from mpi4py import MPI
+
+    content = json.dumps(value).encode()
+    is_first = communicator.rank == 0
+    lengths = np.zeros(communicator.size, dtype=np.int64) if is_first else None
+    _patiently(communicator.Igather(np.array([len(content)], dtype=np.int64), lengths))
+    if lengths is None:
+        _patiently(communicator.Igatherv([content, MPI.BYTE], None))
+        return None
+    buffer = bytearray(int(lengths.sum()))
+    _patiently(communicator.Igatherv([content, MPI.BYTE], [buffer, lengths.tolist(), MPI.BYTE]))
+    ends = np.cumsum(lengths)
+    return [json.loads(buffer[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+
+
+def _patiently(request: Any) -> None:
+    """Wait without keeping a core busy."""
+    while not request.Test():
+        time.sleep(_POLL_S)

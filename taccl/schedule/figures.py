@@ -1,0 +1,57 @@
+"""Figures that all schedules have: listed, compact, implicit and simulated ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taccl.units import gb_per_s
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+__all__ = ["Figures"]
+
+
+class Figures:
+    """The finish of a schedule, and what follows from it; a subclass says in which tick that is."""
+
+    if TYPE_CHECKING:
+        problem: Any
+
+        @property
+        def finish_ticks(self) -> int:
+            """The last arrival, in ticks; 0 of an empty schedule."""
+
+    @property
+    def finish(self) -> Fraction:
+        """The last arrival, in exact microseconds."""
+        finish: Fraction = self.problem.costs.us(self.finish_ticks)
+        return finish
+
+    @property
+    def finish_us(self) -> float:
+        """The last arrival, in microseconds."""
+        return float(self.finish)
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The larger of one rank's input and output buffer, as nccl-tests counts it; None if not known."""
+        size: int | None = self.problem.size_bytes
+        return size
+
+    @property
+    def busbw_factor(self) -> float:
+        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
+        factor: float = self.problem.collective.busbw_factor
+        return factor
+
+    @property
+    def algbw_gb_per_s(self) -> float | None:
+        """Size over finish in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
+        return gb_per_s(self.size_bytes, self.finish)
+
+    @property
+    def busbw_gb_per_s(self) -> float | None:
+        """Bus bandwidth in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
+        algbw = self.algbw_gb_per_s
+        return None if algbw is None else algbw * self.busbw_factor

@@ -1,0 +1,355 @@
+"""The precedence graph of an order of sends: what each of them waits for, and for how long.
+
+An event is the start of a send. It waits for chunks to arrive, and for its turn on every resource. Which
+chunk, and whose turn, is read off times: those of a schedule, tentative ones, or places in a sequence. How
+long each wait takes follows the costs of a problem, which may differ in sizes and costs from the one that the
+times are of.
+
+A wait says ``start[target] >= start[source] + after - lead + extra``: `after` is how long after the
+source's start something ends (a hold, the send itself), `lead` how long after the target's own start it is
+needed, both in ticks, and `extra` is the one tick by which a sum must be taken before it changes. A wait
+with `tile` 1 reaches from one tile of a message to the next: the first send on a resource follows the last
+one of the tile before. Events beyond the sends are joins, which happen when all that they wait for has.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.costs import hold_columns
+from taccl.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Costs, Problem
+
+__all__ = ["CLAUSE", "DATA", "SUM", "Precedence", "Use", "Wait"]
+
+#: Causes of a wait; a cause that is not negative is the resource.
+DATA, SUM, CLAUSE = -1, -2, -3
+#: A send waits for no more than so many events one by one; more are joined first.
+_FEW = 2
+#: Source, target, after, lead, extra, cause, tile; a plain tuple, as there are very many.
+Wait = tuple[int, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A send holds a resource from `begin` until `until` ticks after its start."""
+
+    send: int
+    begin: int
+    until: int
+
+
+class Precedence:
+    """Sends in their order, and their waits.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its costs say how long waits take.
+    own : Problem
+        The problem that the times are of.
+    chunk, link, group, reduce : (num_transfers,) array
+        As in `make_schedule`.
+    start : (num_transfers,) array
+        Tentative starts in ticks of `own`, of which a send's is its latest; or places in a sequence.
+    end : (num_transfers,) array, optional
+        By default a send ends when it has taken its time.
+    places : bool
+        Whether `start` are places: sends take resources in this order, and read what came before.
+    impose : bool
+        Whether times are tentative: where a clause asks for own chunks first, and the order has them first,
+        they go first by the gap that it asks for, even if the times do not have it.
+
+    Attributes
+    ----------
+    num_sends, num_events : int
+        Sends come first, in order of their groups, then joins.
+    link, start, end, duration : (num_sends,) list of int
+        The times are the given ones; durations follow the costs of `problem`.
+    transfers : (num_sends,) list of list of int
+        What travels in each send.
+    waits : list of Wait
+    uses : mapping of resource to list of Use
+        In order.
+
+    Raises
+    ------
+    InputError
+        If a chunk or a link is not one, transfers of one group are not one send, or a chunk is sent from a
+        rank where it never is.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        own: Problem,
+        *,
+        chunk: NDArray[np.integer],
+        link: NDArray[np.integer],
+        group: NDArray[np.integer],
+        reduce: NDArray[np.bool_],
+        start: NDArray[np.int64],
+        end: NDArray[np.int64] | None = None,
+        places: bool = False,
+        impose: bool = False,
+    ) -> None:
+        self.problem, self.own, self._places, self._impose = problem, own, places, impose
+        num_chunks, num_links = own.collective.num_chunks, len(own.topology.links)
+        for name, indices, count in (("chunk", chunk, num_chunks), ("link", link, num_links)):
+            if len(indices) and not (indices.min() >= 0 and indices.max() < count):
+                raise _wrong(f"found a {name} outside 0-{count - 1}")
+        _, first, send = np.unique(group, return_index=True, return_inverse=True)
+        timed = [] if end is None else [("start", start), ("end", end)]
+        for name, column in (("link", link), ("reduce", reduce), *timed):
+            odd = np.flatnonzero(column != column[first][send])
+            if len(odd):
+                raise _wrong(
+                    f"transfers of group {group[odd[0]]} differ in {name}; expected one send, at one time "
+                    "over one link, that copies or reduces"
+                )
+        self.num_sends = self.num_events = len(first)
+        self.link: list[int] = link[first].tolist()
+        self.chunk: list[int] = chunk.tolist()
+        self.reduce: list[bool] = reduce.tolist()
+        self.send: list[int] = send.tolist()
+        self.transfers: list[list[int]] = [[] for _ in range(self.num_sends)]
+        for transfer, s in enumerate(self.send):
+            self.transfers[s].append(transfer)
+        self.units, self.own_units = (self._sum(p.costs.chunk_units, chunk, send) for p in (problem, own))
+        duration, own_duration = (
+            p.costs.link_alpha[link[first]] + units * p.costs.link_beta[link[first]]
+            for p, units in ((problem, self.units), (own, self.own_units))
+        )
+        self.duration: list[int] = duration.tolist()
+        latest = np.full(self.num_sends, np.iinfo(np.int64).min)
+        np.maximum.at(latest, send, start)
+        self.start: list[int] = latest.tolist()
+        ends = end[first] if end is not None else latest if places else latest + own_duration
+        self.end: list[int] = ends.tolist()
+        self.waits: list[Wait] = []
+        self.uses = self._on_resources()
+        if own.collective.combining and not own.collective.derivations:
+            self._of_sums()
+        else:
+            self._of_copies()
+        self._of_own_first()
+
+    def _sum(
+        self, units: NDArray[np.int64], chunk: NDArray[np.integer], send: NDArray[np.intp]
+    ) -> NDArray[np.int64]:
+        total = np.zeros(self.num_sends, dtype=np.int64)
+        np.add.at(total, send, units[chunk])
+        return total
+
+    def _wait(
+        self,
+        source: int,
+        target: int,
+        cause: int,
+        *,
+        after: int = 0,
+        lead: int = 0,
+        extra: int = 0,
+        tile: int = 0,
+    ) -> None:
+        self.waits.append((source, target, after, lead, extra, cause, tile))
+
+    def _join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
+        """A new event, when `after` ticks have passed since each (source, after)."""
+        joined = self.num_events
+        self.num_events += 1
+        for source, after in pending:
+            self._wait(source, joined, cause, after=after)
+        return joined
+
+    def _on_resources(self) -> dict[int, list[Use]]:
+        """One send at a time holds a resource, in the given order; and tile after tile."""
+        rows = self._held()
+        uses: dict[int, list[Use]] = defaultdict(list)
+        for resource, send, begin, until in zip(*(column.tolist() for column in rows), strict=True):
+            queue = uses[resource]
+            if queue:
+                self._wait(queue[-1].send, send, resource, after=queue[-1].until, lead=begin)
+            queue.append(Use(send, begin, until))
+        for resource, queue in uses.items():
+            self._wait(
+                queue[-1].send, queue[0].send, resource, after=queue[-1].until, lead=queue[0].begin, tile=1
+            )
+        return dict(uses)
+
+    def _held(self) -> tuple[NDArray[np.int64], ...]:
+        """Resource, send, begin and until of every use, by resource and own time."""
+        columns = hold_columns(self.problem.topology)
+        link, start, end, duration = (
+            np.array(column, dtype=np.int64) for column in (self.link, self.start, self.end, self.duration)
+        )
+        send, hold = columns.of_sends(link)
+        resource, receives = columns.resource[hold], columns.receives[hold]
+
+        def span(
+            problem: Problem, units: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
+        ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            held = problem.costs.hold_alpha[hold] + units[send] * problem.costs.hold_beta[hold]
+            return np.where(receives, end[send] - held, start[send]), np.where(
+                receives, end[send], start[send] + held
+            )
+
+        own_begin, own_until = (
+            (start[send],) * 2 if self._places else span(self.own, self.own_units, start, end)
+        )
+        begin, until = span(self.problem, self.units, np.zeros_like(duration), duration)
+        if not len(send):
+            return resource, send, begin, until
+        # A link may hold one resource twice, at its start and at its end: then also in between.
+        order = np.lexsort((send, resource))
+        new = np.flatnonzero(np.diff(resource[order], prepend=-1) | np.diff(send[order], prepend=-1))
+        resource, send = resource[order][new], send[order][new]
+        own_begin, begin = (np.minimum.reduceat(column[order], new) for column in (own_begin, begin))
+        own_until, until = (np.maximum.reduceat(column[order], new) for column in (own_until, until))
+        # What begins at one moment is tentative where it takes time: then those named first go first.
+        ties = (own_until > own_begin,) if self._impose else (start[send], own_until)
+        order = np.lexsort((send, *ties, own_begin, resource))
+        return resource[order], send[order], begin[order], until[order]
+
+    def _of_copies(self) -> None:
+        """A chunk is sent on after the arrival that brought it first, or brought what it is made from."""
+        collective, links = self.own.collective, self.own.topology.links
+        duration, end = self.duration, self.end
+        brought: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk) -> (arrival, send)
+        for transfer, s in enumerate(self.send):
+            for rank in links[self.link[s]].dsts:
+                key = (rank, self.chunk[transfer])
+                brought[key] = min(brought.get(key, (end[s], s)), (end[s], s))
+        for chunk, data in enumerate(collective.chunks):
+            for rank in data.origins:
+                brought[rank, chunk] = (-1, -1)
+        makes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for each in collective.derivations:
+            makes[each.rank, each.source].append(each.chunk)
+        pending = [key for key in makes if key in brought]
+        while pending:
+            rank, origin = pending.pop()
+            for chunk in makes[rank, origin]:
+                if brought[rank, origin] < brought.get((rank, chunk), (2**63, 0)):
+                    brought[rank, chunk] = brought[rank, origin]
+                    pending.append((rank, chunk))
+        for transfer, s in enumerate(self.send):
+            for rank in links[self.link[s]].srcs:
+                if (rank, self.chunk[transfer]) not in brought:
+                    raise _absent(rank, self.chunk[transfer])
+                source = brought[rank, self.chunk[transfer]][1]
+                if source >= 0:
+                    self._wait(source, s, DATA, after=duration[source])
+
+    def _of_sums(self) -> None:
+        """A sum is sent on after all that it is to include arrived, and before anything else does."""
+        links = self.own.topology.links
+        moments: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        for transfer, s in enumerate(self.send):
+            ends, chunk = links[self.link[s]], self.chunk[transfer]
+            # At one moment come first arrivals that are added, then copies, then starts.
+            for rank in ends.dsts:
+                moments[rank, chunk].append((self.end[s], 0 if self.reduce[transfer] else 1, s))
+            for rank in ends.srcs:
+                moments[rank, chunk].append((self.start[s], 2, s))
+        for (rank, chunk), here in moments.items():
+            contributes = rank in self.own.collective.chunks[chunk].origins
+            self._of_sum(rank, chunk, sorted(here), contributes=contributes)
+
+    def _of_sum(
+        self, rank: int, chunk: int, moments: list[tuple[int, int, int]], *, contributes: bool
+    ) -> None:
+        duration = self.duration
+        included: list[tuple[int, int]] = []  # what the next reader includes: (event, ticks after it)
+        readers: list[tuple[int, int]] = []
+        copies: list[tuple[int, int]] = []
+        when: dict[int, int] = {}  # own arrivals of what is included
+        for time, phase, s in moments:
+            if phase == 2:
+                if not (included or contributes or self._impose):
+                    raise _absent(rank, chunk)
+                if len(included) > _FEW:
+                    included = [(self._join(included, DATA), 0)]
+                for source, after in included:
+                    self._wait(source, s, DATA, after=after)
+                readers.append((s, 0))
+                continue
+            lead = duration[s]
+            if len(readers) > _FEW:
+                readers = [(self._join(readers, SUM), 0)]
+            replaced = copies if phase == 0 else included
+            before = [each for each in replaced if when.get(each[0], -1) < time]
+            for source, after in (*readers, *before):
+                self._wait(source, s, SUM, after=after, lead=lead, extra=1)
+            when[s] = time
+            if phase == 1:
+                included = [each for each in included if each not in before]
+                copies = [each for each in copies if when[each[0]] == time] + [(s, lead)]
+            included.append((s, lead))
+
+    def _of_own_first(self) -> None:
+        """Where own chunks go before relayed ones, they start (of a reduction: end) a latency apart.
+
+        An order that has the gap keeps it; where it is imposed, one that has own chunks first gets it.
+        """
+        topology, costs, own_costs = self.own.topology, self.problem.costs, self.own.costs
+        lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        for transfer, s in enumerate(self.send):
+            if self.link[s] in self.own.clauses.own_first:
+                lanes[self.link[s], self.reduce[transfer]].append(transfer)
+        for (link, reducing), members in lanes.items():
+            near = set(topology.links[link].dsts if reducing else topology.links[link].srcs)
+            own = [t for t in members if not near.isdisjoint(self._starts(self.chunk[t], reducing))]
+            rest = sorted({self.send[t] for t in members} - {self.send[t] for t in own})
+            if not own or not rest:
+                continue
+            latency, own_latency = self._latencies(costs, own), self._latencies(own_costs, own)
+            if reducing:
+                joined = self._join([(s, self.duration[s]) for s in rest], CLAUSE)
+                last = max((self.start if self._impose else self.end)[s] for s in rest)
+                for s in latency:
+                    if last <= (self.start[s] if self._impose else self.end[s] - own_latency[s]):
+                        self._wait(joined, s, CLAUSE, lead=self.duration[s] - latency[s])
+                continue
+            joined = self._join(latency.items(), CLAUSE)
+            free = max(self.start[s] + (0 if self._impose else gap) for s, gap in own_latency.items())
+            for s in rest:
+                if self.start[s] >= free:
+                    self._wait(joined, s, CLAUSE)
+
+    def _latencies(self, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
+        """By send, the latency of the largest chunk among some transfers of it."""
+        found: dict[int, int] = {}
+        for t in transfers:
+            s, units = self.send[t], int(costs.chunk_units[self.chunk[t]])
+            found[s] = max(found.get(s, 0), costs.duration(self.link[s], units))
+        return found
+
+    def _starts(self, chunk: int, reducing: bool) -> set[int | None]:
+        """Where a chunk starts to spread, or the root that it is reduced to."""
+        collective = self.own.collective
+        data = collective.chunks[chunk]
+        if reducing:
+            return {data.root}
+        spreads: set[int | None] = (
+            {data.root} if collective.combining and data.root is not None else set(data.origins)
+        )
+        return spreads | {d.rank for d in collective.derivations if d.chunk == chunk}
+
+
+def _absent(rank: int, chunk: int) -> InputError:
+    return _wrong(f"rank {rank} sends chunk {chunk}, which it never holds")
+
+
+def _wrong(what: str) -> InputError:
+    return InputError(f"{what}; verify the schedule to see where", where="schedule")

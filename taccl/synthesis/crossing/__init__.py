@@ -1,1 +1,0 @@
-"""Synthesis in two levels: what crosses between nodes is planned first; what moves inside them fits in."""

@@ -1,0 +1,189 @@
+"""Reductions: split into halves that only spread, and joined again, whatever searches the halves.
+
+A collective that combines is a reduction, which is a spread read backwards over reversed links, and the
+spreading of its sums. What is found for each half is turned the right way round, and put one behind the
+other.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
+from taccl.schedule.spill import room_for
+from taccl.synthesis.isomorphic import find_isomorphism, hand_over
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+    from taccl.synthesis.search import Search
+
+__all__ = ["Half", "join", "search_halves", "split"]
+
+S = TypeVar("S", Schedule, CompactSchedule)
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """What is searched at once.
+
+    Parameters
+    ----------
+    name : str
+        ``"reduce"`` or ``"spread"``; empty for a problem that is not split.
+    problem : Problem
+        Whose chunks spread.
+    """
+
+    name: str
+    problem: Problem
+
+    @property
+    def prefix(self) -> str:
+        """Before the names of the stages of its search."""
+        return f"{self.name}: " if self.name else ""
+
+
+def split(problem: Problem) -> tuple[Half, ...]:
+    """The halves of a problem that combines, the reduction first; any other problem as it is.
+
+    There is no spreading where every sum stays at its root.
+    """
+    collective = problem.collective
+    if not collective.combining or collective.derivations:
+        return (Half("", problem),)
+    halves = [Half("reduce", _copying(reduction_half(problem)))]
+    if any(set(chunk.destinations) != {chunk.root} for chunk in collective.chunks):
+        halves.append(Half("spread", _copying(spreading_half(problem))))
+    return tuple(halves)
+
+
+def join(problem: Problem, found: Iterable[S], *, spill_dir: str | os.PathLike[str] | None = None) -> S:
+    """The schedule of a problem, of those of its halves in the order of `split`.
+
+    Parameters
+    ----------
+    found : iterable
+        Each half is asked for once the one before has been turned round, and is let go then.
+    spill_dir : path, optional
+        A folder for the columns of compact schedules.
+    """
+    schedules: Iterator[Any] = iter(found)
+    joined: Any = next(schedules)
+    if problem.collective.combining and not problem.collective.derivations:
+        is_compact = isinstance(joined, CompactSchedule)
+        joined = _reversed(joined, problem, spill_dir) if is_compact else reverse(joined, problem)
+        for after in schedules:
+            if is_compact:
+                joined = _one_after_another(joined, after, spill_dir)
+            else:
+                joined = concatenate([joined, replace(after, problem=problem)], problem)
+    return cast("S", joined)
+
+
+def search_halves(search: Search, search_half: Callable[[Search], None]) -> list[Search]:
+    """Search each half of a problem, join what is found, and offer it; the searches that were made.
+
+    A half that is isomorphic to the one before takes its schedule. A problem that is not split is searched as
+    it is, and nothing is joined where a half has no schedule.
+    """
+    halves = split(search.problem)
+    if not halves[0].name:
+        search_half(search)
+        return [search]
+    times = search.parameters.halves
+    names = find_isomorphism(*(half.problem for half in halves)) if len(halves) == 2 else None
+    first_share = times.first_share if names is None else times.isomorphic_share
+    searches: list[Search] = []
+    for half, share in zip(
+        halves, (first_share, times.second_share) if len(halves) == 2 else (1.0,), strict=True
+    ):
+        since = time.monotonic()
+        part = search.part(half.problem, half.prefix, search.deadline.sooner(share * search.deadline.left_s))
+        if searches and names is not None:
+            part.bound = searches[0].bound
+        if searches and names is not None and hand_over(searches[0], part, names):
+            part.record("renamed", "taccl", "done", since, finish_us=part.best_us, message="the other half's")
+        else:
+            search_half(part)
+        searches.append(part)
+    search.ran_out = any(part.ran_out for part in searches)
+    found = [part.best for part in searches if isinstance(part.best, Schedule)]
+    if len(found) < len(halves):
+        return searches
+    try:
+        whole = join(search.problem, found)
+    except KeyboardInterrupt:  # it takes a moment, and all is there
+        search.interrupt()
+        whole = join(search.problem, found)
+    search.offer_whole(whole, producer=whole.producer)
+    return searches
+
+
+def _copying(half: Problem) -> Problem:
+    """A half without the links that would count a contribution twice.
+
+    A link of several sources adds up what they hold: copies must not go there; nor, in a reduction, which is
+    searched backwards, over what was a link of several destinations.
+    """
+    links = half.topology.links
+    fit = [e for e in half.links_allowed if len(links[e].srcs) == 1]
+    return half if len(fit) == len(half.links_allowed) else half.with_clauses(links_allowed=frozenset(fit))
+
+
+def _reversed(
+    schedule: CompactSchedule, problem: Problem, spill_dir: str | os.PathLike[str] | None
+) -> CompactSchedule:
+    """The reduction that a spread is when it is read backwards in time."""
+    finish, count = schedule.finish_ticks, len(schedule)
+    start = room_for(count, schedule.start.dtype, spill_dir)
+    at = count  # the last to start comes first
+    for _, _, _, end in schedule.blocks():
+        start[at - len(end) : at] = finish - end[::-1]
+        at -= len(end)
+    columns: tuple[NDArray[Any], ...] = (schedule.chunk[::-1], schedule.link[::-1], start)
+    order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else None
+    turned = []
+    for column in columns:
+        if order is None and column is start:
+            turned.append(start)
+            continue
+        room = room_for(count, column.dtype, spill_dir)
+        if order is None:
+            room[:] = column
+        else:
+            np.take(column, order, out=room, mode="clip")
+        turned.append(room)
+    chunk, link, start = turned
+    return CompactSchedule(problem, chunk, link, start, schedule.producer, count)
+
+
+def _one_after_another(
+    reduction: CompactSchedule, spreading: CompactSchedule, spill_dir: str | os.PathLike[str] | None
+) -> CompactSchedule:
+    """The sums, and their copies once all of them are complete."""
+    after = reduction.finish_ticks
+    last = after + int(spreading.start[-1:].max(initial=0))
+    columns = []
+    for name, dtype, later in (
+        ("chunk", reduction.chunk.dtype, 0),
+        ("link", np.int32, 0),
+        ("start", np.int32 if last < 2**31 else np.int64, after),
+    ):
+        first, second = getattr(reduction, name), getattr(spreading, name)
+        column = room_for(len(first) + len(second), dtype, spill_dir)
+        column[: len(first)] = first
+        np.add(second, later, out=column[len(first) :], casting="unsafe")
+        columns.append(column)
+    chunk, link, start = columns
+    return replace(reduction, chunk=chunk, link=link, start=start)

@@ -1,0 +1,351 @@
+"""What a compiled kernel needs to know of a topology: arrays, no object per link or per chunk.
+
+Links are put in the order of their *slots*: by destination, then by speed class (fastest first), then by
+how far the source is ahead of the destination in number. A destination's links are thus neighbours in
+memory, and destinations that go through their links in step ask different sources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.costs import hold_columns
+from taccl.errors import CollectiveError, TopologyError
+from taccl.synthesis.heuristic.speeds import components, crowded, fast_rates, speed_classes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.collective import Collective
+    from taccl.problem import Costs, Problem
+    from taccl.synthesis.heuristic.router import Routes
+    from taccl.topology.topology import Topology
+
+__all__ = ["Demand", "Fabric", "Holds", "make_demand", "make_fabric", "pack_bits", "problem_arrays"]
+
+
+class Fabric(NamedTuple):
+    """Links by slot, the resources that several links share, and how fast ranks are joined.
+
+    A send of u units over a slot takes ``alpha + u * beta`` ticks; the slot is free again after
+    ``own_alpha + u * own_beta``. Where a resource is held by one link alone, on the sending side, these two
+    say so; every other hold is a row of `hold_resource`.
+
+    Parameters
+    ----------
+    link : (num_slots,) int32
+        The topology's link of every slot. Links with several ends have none.
+    src, dst, speed : (num_slots,) int64
+        The ends, and the speed class, 0 for the fastest.
+    into : (num_ranks + 1,) int64
+        The slots into rank r are ``into[r]:into[r + 1]``.
+    out_of, out_slot : (num_ranks + 1,), (num_slots,) int64
+        The slots out of rank r are ``out_slot[out_of[r]:out_of[r + 1]]``.
+    hold_of : (num_slots + 1,) int64
+        The holds of slot e are rows ``hold_of[e]:hold_of[e + 1]`` of the next four.
+    hold_resource, hold_alpha, hold_beta, hold_receives, hold_lead : (num_holds,)
+        The lead is the time from a send's start to where it takes the resource: of chunks of several sizes
+        the shortest.
+    num_resources : int
+        Resources that the rows name.
+    wake_of, wake_group, wake_hold : (num_slots + 1,), (num_wakes,), (num_wakes,) int64
+        Groups of slots to look at again when a send over slot e lets go of the resource of a row.
+    group_of, group_slot, group_lead : (num_groups + 1,), (num_wakes,), (num_groups,) int64
+        Slots that hold one resource with one lead.
+    component : (num_classes, num_ranks) int64
+        Ranks that share a number reach one another over links of faster classes than k.
+    fast_rate : (num_classes, num_ranks) float64
+        Chunks of typical size that a rank can receive in a tick over links of faster classes than k.
+    """
+
+    num_ranks: int
+    num_links: int
+    link: NDArray[np.int32]
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    speed: NDArray[np.int64]
+    alpha: NDArray[np.int64]
+    beta: NDArray[np.int64]
+    own_alpha: NDArray[np.int64]
+    own_beta: NDArray[np.int64]
+    into: NDArray[np.int64]
+    out_of: NDArray[np.int64]
+    out_slot: NDArray[np.int64]
+    hold_of: NDArray[np.int64]
+    hold_resource: NDArray[np.int64]
+    hold_alpha: NDArray[np.int64]
+    hold_beta: NDArray[np.int64]
+    hold_receives: NDArray[np.bool_]
+    hold_lead: NDArray[np.int64]
+    num_resources: int
+    wake_of: NDArray[np.int64]
+    wake_group: NDArray[np.int64]
+    wake_hold: NDArray[np.int64]
+    group_of: NDArray[np.int64]
+    group_slot: NDArray[np.int64]
+    group_lead: NDArray[np.int64]
+    component: NDArray[np.int64]
+    fast_rate: NDArray[np.float64]
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.link)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.component)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Which chunks there are, where each starts, and which ranks may receive it.
+
+    Parameters
+    ----------
+    units : (num_chunks,) int64
+        Size of every chunk, in the units of `Costs`.
+    origin_of, origin : (num_chunks + 1,) int64, int32
+        Chunk c starts at ranks ``origin[origin_of[c]:origin_of[c + 1]]``.
+    wanted : (num_ranks, ceil(num_chunks / 8)) uint8, optional
+        Bit ``c & 7`` of byte ``c >> 3`` says that a rank is to receive chunk c. None: every rank, every
+        chunk.
+    needed : like `wanted`, optional
+        The same without relays, where there are any: what does not lead there is left out in the end.
+    reach : (num_chunks,) int64, optional
+        How far each chunk has to go. A rank sends its own in this order, farthest first.
+    target : (num_chunks,) int32, optional
+        The one rank that each chunk goes to, where that is so for all. Then `wanted` is left out.
+    routes : Routes, optional
+        How each chunk goes to its targets.
+    """
+
+    units: NDArray[np.int64]
+    origin_of: NDArray[np.int64]
+    origin: NDArray[np.int32]
+    wanted: NDArray[np.uint8] | None = None
+    needed: NDArray[np.uint8] | None = None
+    reach: NDArray[np.int64] | None = None
+    target: NDArray[np.int32] | None = None
+    routes: Routes | None = None
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.units)
+
+
+def problem_arrays(problem: Problem) -> tuple[Fabric, Demand]:
+    """The arrays of a problem, links that its sketch rules out left out."""
+    units = problem.costs.chunk_units
+    fabric = make_fabric(
+        problem.topology,
+        problem.costs,
+        links=None if problem.clauses.links_allowed is None else problem.links_allowed,
+        units=int(np.median(units)) if len(units) else 1,
+    )
+    return fabric, make_demand(problem.collective, problem.costs)
+
+
+def make_fabric(
+    topology: Topology, costs: Costs, *, links: Sequence[int] | None = None, units: int = 1
+) -> Fabric:
+    """The arrays of a topology.
+
+    Parameters
+    ----------
+    links : sequence of int, optional
+        Links that may be used; by default all. A link with several sources or destinations is left out.
+    units : int
+        The size of chunk, in the units of `costs`, that speed classes are told by.
+
+    Raises
+    ------
+    TopologyError
+        If no link is left.
+    """
+    num_links = len(topology.links)
+    srcs, dsts = np.empty((2, num_links), np.int64)
+    usable = np.zeros(num_links, bool)
+    for e, ends in enumerate(topology.links):
+        srcs[e], dsts[e] = ends.srcs[0], ends.dsts[0]
+        usable[e] = len(ends.srcs) == 1 == len(ends.dsts)
+    if links is not None:
+        allowed = np.zeros(num_links, bool)
+        allowed[np.asarray(links, dtype=np.int64)] = True
+        usable &= allowed
+    kept = np.flatnonzero(usable)
+    if not len(kept):
+        raise TopologyError("found no link from one rank to one rank; expected at least one", where="links")
+    duration = costs.link_alpha + units * costs.link_beta
+    speed = np.zeros(num_links, np.int64)
+    everything = _holds(topology, costs, np.where(usable, np.arange(num_links), -1), num_links)
+    speed[kept] = speed_classes(crowded(everything, srcs, dsts, duration, units)[kept])
+    ahead = (srcs - dsts) % topology.num_ranks
+    link = kept[np.lexsort((kept, ahead[kept], speed[kept], dsts[kept]))].astype(np.int32)
+    slot_of_link = np.full(num_links, -1)
+    slot_of_link[link] = np.arange(len(link))
+    src, dst, speed = srcs[link], dsts[link], speed[link]
+    out_slot = np.argsort(src, kind="stable")
+    holds = _holds(topology, costs, slot_of_link, len(link))
+    wakes = _wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units)
+    component = components(src, dst, speed, topology.num_ranks)
+    return Fabric(
+        num_ranks=topology.num_ranks,
+        num_links=num_links,
+        link=link,
+        src=src,
+        dst=dst,
+        speed=speed,
+        alpha=costs.link_alpha[link],
+        beta=costs.link_beta[link],
+        own_alpha=holds.own_alpha,
+        own_beta=holds.own_beta,
+        into=_starts(dst, topology.num_ranks),
+        out_of=_starts(src, topology.num_ranks),
+        out_slot=out_slot,
+        hold_of=_starts(holds.slot, len(link)),
+        hold_resource=holds.resource,
+        hold_alpha=holds.alpha,
+        hold_beta=holds.beta,
+        hold_receives=holds.receives,
+        hold_lead=wakes.hold_lead,
+        num_resources=holds.num_resources,
+        wake_of=wakes.wake_of,
+        wake_group=wakes.wake_group,
+        wake_hold=wakes.wake_hold,
+        group_of=wakes.group_of,
+        group_slot=wakes.group_slot,
+        group_lead=wakes.group_lead,
+        component=component,
+        fast_rate=fast_rates(holds, src, dst, speed, duration[link], units, component),
+    )
+
+
+def make_demand(collective: Collective, costs: Costs) -> Demand:
+    """The arrays of a collective in which nothing is combined.
+
+    Raises
+    ------
+    CollectiveError
+        If the collective combines, or makes chunks from one another.
+    """
+    if collective.combining or collective.derivations:
+        raise CollectiveError(
+            "found a collective that combines; give the halves that spread chunks", where=collective.name
+        )
+    origins = [chunk.origins for chunk in collective.chunks]
+    destinations = [chunk.destinations for chunk in collective.chunks]
+    num_chunks, num_ranks = collective.num_chunks, collective.num_ranks
+    counts, arrivals = (np.fromiter(map(len, ends), np.int64, num_chunks) for ends in (origins, destinations))
+    origin = np.fromiter(chain.from_iterable(origins), np.int32, int(counts.sum()))
+    origin_of = np.concatenate(([0], np.cumsum(counts)))
+    if num_chunks and (arrivals == 1).all():
+        target = np.fromiter(chain.from_iterable(destinations), np.int32, num_chunks)
+        return Demand(costs.chunk_units, origin_of, origin, target=target)
+    wanted: NDArray[np.uint8] | None = None
+    if not (arrivals == num_ranks).all():
+        rows = np.zeros((num_ranks, num_chunks), bool)
+        for c, ranks in enumerate(destinations):
+            rows[list(ranks), c] = True
+        wanted = pack_bits(rows)
+    return Demand(costs.chunk_units, origin_of, origin, wanted)
+
+
+def pack_bits(rows: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Rows of truth values as bits: value c is bit ``c & 7`` of byte ``c >> 3``."""
+    return np.packbits(rows, axis=1, bitorder="little")
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Rows of holds that are not one link's alone, ordered by slot; and what a link holds by itself."""
+
+    own_alpha: NDArray[np.int64]
+    own_beta: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    resource: NDArray[np.int64]
+    alpha: NDArray[np.int64]
+    beta: NDArray[np.int64]
+    receives: NDArray[np.bool_]
+    num_resources: int
+
+
+def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int64], num_slots: int) -> Holds:
+    columns = hold_columns(topology)
+    slot = slot_of_link[columns.link]
+    alpha, beta = costs.hold_alpha, costs.hold_beta
+    usable = slot >= 0
+    slot, resource, receives = slot[usable], columns.resource[usable], columns.receives[usable]
+    alpha, beta = alpha[usable], beta[usable]
+    holders = np.bincount(resource, minlength=1)
+    private = (holders[resource] == 1) & ~receives
+    # A link is never free sooner than all it holds lets it be: consecutive sends are as far apart.
+    own_alpha, own_beta = np.zeros(num_slots, np.int64), np.zeros(num_slots, np.int64)
+    np.maximum.at(own_alpha, slot, alpha)
+    np.maximum.at(own_beta, slot, beta)
+    own_beta[(own_alpha == 0) & (own_beta == 0)] = 1
+    kept = np.flatnonzero(~private)
+    kept = kept[np.argsort(slot[kept], kind="stable")]
+    names, numbered = np.unique(resource[kept], return_inverse=True)
+    return Holds(
+        own_alpha,
+        own_beta,
+        slot[kept],
+        numbered,
+        alpha[kept],
+        beta[kept],
+        receives[kept],
+        len(names),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wakes:
+    """The fields of `Fabric` that say what to look at again when a resource is let go."""
+
+    hold_lead: NDArray[np.int64]
+    wake_of: NDArray[np.int64]
+    wake_group: NDArray[np.int64]
+    wake_hold: NDArray[np.int64]
+    group_of: NDArray[np.int64]
+    group_slot: NDArray[np.int64]
+    group_lead: NDArray[np.int64]
+
+
+def _wakes(
+    holds: Holds, alpha: NDArray[np.int64], beta: NDArray[np.int64], units: NDArray[np.int64]
+) -> _Wakes:
+    """Groups of slots by resource and lead, and for every slot the groups that its holds concern.
+
+    Of leads that depend on the chunk the shortest counts: a group is looked at late rather than never.
+    """
+    lead_alpha, lead_beta = alpha[holds.slot] - holds.alpha, beta[holds.slot] - holds.beta
+    fewest, most = int(units.min(initial=1)), int(units.max(initial=1))
+    lead = np.minimum(lead_alpha + fewest * lead_beta, lead_alpha + most * lead_beta)
+    lead = np.where(holds.receives, np.maximum(lead, 0), 0)
+    keys, group = np.unique(np.stack((holds.resource, lead)), axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    groups_of_resource = _starts(keys[0], holds.num_resources)
+    each = np.diff(groups_of_resource)[holds.resource] if len(group) else np.zeros(0, np.int64)
+    hold = np.repeat(np.arange(len(holds.slot)), each)
+    first = np.repeat(np.cumsum(each) - each, each)
+    wake_group = groups_of_resource[holds.resource[hold]] + np.arange(len(hold)) - first
+    return _Wakes(
+        hold_lead=lead,
+        wake_of=_starts(holds.slot[hold], len(alpha)),
+        wake_group=wake_group,
+        wake_hold=hold,
+        group_of=_starts(group, keys.shape[1]),
+        group_slot=holds.slot[np.argsort(group, kind="stable")],
+        group_lead=keys[1].astype(np.int64),
+    )
+
+
+def _starts(sorted_or_not: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Where each number's rows begin once sorted by number; one more entry for the end."""
+    return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)

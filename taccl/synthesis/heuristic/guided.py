@@ -1,0 +1,151 @@
+"""Schedules that obey what a sketch says of single chunks: which links may carry them, and which go first.
+
+Chunks to which the same links are open share a fabric of their own, on which their trees are grown; the load
+that earlier trees put on links and resources is common to all. Then comes the order of sends along the trees.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import NoSolutionError
+from taccl.synthesis.heuristic.events import part
+from taccl.synthesis.heuristic.queues import SCHEDULER, send_best
+from taccl.synthesis.heuristic.router import find_trees
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+    from taccl.synthesis.heuristic.fabric import Demand, Fabric
+    from taccl.synthesis.heuristic.router import Routes
+
+__all__ = ["is_guided", "spread_guided"]
+
+
+def is_guided(problem: Problem) -> bool:
+    """Whether a sketch says of single chunks which links may carry them, or when."""
+    return bool(problem.clauses.said("chunk", "group", "path", "order"))
+
+
+def spread_guided(
+    problem: Problem,
+    fabric: Fabric,
+    demand: Demand,
+    *,
+    seed: int = 0,
+    num_runs: int | None = None,
+    target_ticks: int = 0,
+    time_limit_s: float | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
+    """(chunk, link, start) of every send in order of start.
+
+    Parameters
+    ----------
+    problem : Problem
+        One whose chunks spread; `fabric` and `demand` are its arrays.
+    num_runs : int, optional
+        How many orders of sends to try; by default two along each of two sets of trees.
+    target_ticks, time_limit_s, spill_dir
+        As in `taccl.synthesis.heuristic.spreading.spread`.
+
+    Raises
+    ------
+    CollectiveError
+        If a chunk cannot reach a rank that wants it over the links that are open to it.
+    """
+    masks = _masks(problem, fabric)
+
+    def find(seed: int, seconds: float | None) -> Routes:
+        routes = find_trees(fabric, demand, seed=seed, masks=masks, seconds=seconds)
+        return replace(routes, urgent=_urgent(problem, fabric, routes.hop_of, routes.slot))
+
+    began = time.monotonic()
+    with part("", ahead=1.0):
+        routes = find(seed, None)
+    with part(""):
+        best = send_best(
+            fabric, demand, routes, find, orders=SCHEDULER.tree_orders, seed=seed, spill_dir=spill_dir,
+            num_runs=num_runs or SCHEDULER.guided_runs, target_ticks=target_ticks,
+            seconds=None if time_limit_s is None else time_limit_s - (time.monotonic() - began),
+        )  # fmt: skip
+    if best is None:
+        raise NoSolutionError("found no schedule along the trees chosen")
+    return best.columns
+
+
+def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.int64]]]:
+    """Chunks to which the same links are open, and the fabric of these links alone."""
+    clauses, topology, collective = problem.clauses, problem.topology, problem.collective
+    node = np.array(topology.node_of_rank)
+    members: dict[tuple[object, ...], list[int]] = {}
+    for c, chunk in enumerate(collective.chunks):
+        key: tuple[object, ...] = ()
+        if clauses.carries_from or clauses.path_limit is not None:
+            key += (chunk.origins,)
+        if clauses.direct_crossing:
+            nodes = [frozenset(node[list(ranks)].tolist()) for ranks in (chunk.origins, chunk.destinations)]
+            key += tuple(nodes)
+        if clauses.relays is not None:
+            key += (collective.group_of_chunk[c],)
+        members.setdefault(key, []).append(c)
+    links, admits = fabric.link.tolist(), clauses.carries_from
+    guarded = [(e, admits[link]) for e, link in enumerate(links) if link in admits]
+    src_node, dst_node = node[fabric.src], node[fabric.dst]
+    crosses = src_node != dst_node
+    classes = []
+    for chunks in members.values():
+        chunk = collective.chunks[chunks[0]]
+        is_open = np.ones(fabric.num_slots, bool)
+        for e, admitted in guarded:
+            is_open[e] = not admitted.isdisjoint(chunk.origins)
+        if clauses.direct_crossing:
+            starts, needs = node[list(chunk.origins)], node[list(chunk.destinations)]
+            is_open &= ~crosses | (np.isin(src_node, starts) & np.isin(dst_node, needs))
+        holders = problem.holders(chunks[0])
+        if holders is not None:
+            holds = np.isin(np.arange(fabric.num_ranks), sorted(holders))
+            is_open &= holds[fabric.src] & holds[fabric.dst]
+        if clauses.path_limit is not None:
+            is_open &= _on_fewest_links(fabric, is_open, chunk.origins, clauses.path_limit)
+        kept = fabric.out_slot[is_open[fabric.out_slot]]
+        count = np.bincount(fabric.src[kept], minlength=fabric.num_ranks)
+        out_of = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
+        classes.append((fabric._replace(out_of=out_of, out_slot=kept), np.array(chunks, np.int64)))
+    return classes
+
+
+def _on_fewest_links(
+    fabric: Fabric, is_open: NDArray[np.bool_], origins: Sequence[int], most: int
+) -> NDArray[np.bool_]:
+    """Slots on paths of the fewest links from some ranks: no tree of these is deeper than it must be."""
+    hops = np.full(fabric.num_ranks, most + 1)
+    hops[list(origins)] = 0
+    for passed in range(most):
+        ahead = is_open & (hops[fabric.src] == passed)
+        np.minimum.at(hops, fabric.dst[ahead], passed + 1)
+    found: NDArray[np.bool_] = hops[fabric.dst] == hops[fabric.src] + 1
+    return found & (hops[fabric.dst] <= most)
+
+
+def _urgent(
+    problem: Problem, fabric: Fabric, hop_of: NDArray[np.int64], slot: NDArray[np.int32]
+) -> NDArray[np.bool_] | None:
+    """Hops of a link's own chunks, where the sketch has these go first."""
+    if not problem.clauses.own_first:
+        return None
+    first = np.isin(fabric.link[slot], sorted(problem.clauses.own_first))
+    chunk = np.repeat(np.arange(len(hop_of) - 1), np.diff(hop_of))
+    chunks = problem.collective.chunks
+    starts = np.fromiter((r for c in chunks for r in c.origins), np.int64)
+    keys = np.repeat(np.arange(len(chunks)), [len(c.origins) for c in chunks]) * fabric.num_ranks + starts
+    is_own: NDArray[np.bool_] = np.isin(chunk * fabric.num_ranks + fabric.src[slot], keys)
+    return first & is_own

@@ -1,0 +1,430 @@
+"""Better schedules by ruin and recreate, over routes and order at once, for any problem.
+
+Sources: Schrimpf, Schneider, Stamm-Wilbrandt and Dueck, "Record breaking optimization results using the ruin
+and recreate principle", Journal of Computational Physics 159 (2000), for the loop; Christiaens and Vanden
+Berghe, "Slack induction by string removals for vehicle routing problems", Transportation Science 54 (2020),
+for taking out what lies next to one another; Dueck, "New optimization heuristics: the great deluge algorithm
+and the record-to-record travel", Journal of Computational Physics 104 (1993), for what is kept; Li and
+Willis, EJOR 56 (1992), for timing all forwards and backwards by turns.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.collectives import make
+from taccl.problem import make_problem
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.heuristic.events import stopping
+from taccl.synthesis.heuristic.improvement_kernel import (
+    Arcs,
+    Calendar,
+    Room,
+    Rules,
+    State,
+    Trees,
+    Work,
+    improve,
+)
+from taccl.synthesis.heuristic.routes import bare_trees, read_trees
+from taccl.topology.fabrics import ring
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.heuristic.routes import Tree
+
+__all__ = ["Improvement", "compile_improvement", "few_turns", "improve_schedule", "suits_improvement"]
+
+#: Problems with more routes (trees times ranks) than this are left as they are.
+_MOST_ROUTES = 40_000
+#: Sends of more chunks than this are not made (the schedule that is improved may have some: they are parted).
+_MOST_MERGED = 16
+#: Room for so many holds of one resource at most; a schedule that needs more is not found.
+_MOST_HOLDS = 4_096
+#: So many sends over turns without a better finish end the search, within limits in turns.
+_PATIENCE_SENDS, _LEAST_PATIENCE, _MOST_PATIENCE = 20_000_000, 2_000, 20_000
+_MANY = 1 << 40
+#: What the compiled list scheduler finds is improved in so many turns: fewer the more sends each has to time.
+_TURN_SENDS, _LEAST_TURNS = 1_500_000, 50
+#: In every turn: sends taken out at most, about; and how often all is timed backwards and forwards again.
+_MOST_RUINED, _PASSES = 40, 1
+#: How much worse than the present one, relatively, a schedule may be to go on from.
+_THRESHOLD = 0.0
+#: Of two schedules that finish alike, what counts is how late sends end, and how busy resources are; both
+#: as parts of the finish.
+_LATENESS, _ECONOMY = 0.1, 0.1
+
+
+def suits_improvement(problem: Problem) -> bool:
+    """Whether the loop knows all that the problem asks, and it is small enough."""
+    collective, clauses = problem.collective, problem.clauses
+    routes = collective.num_chunks * problem.topology.num_ranks * (2 if collective.combining else 1)
+    return (
+        not collective.derivations
+        and not clauses.own_first
+        and clauses.path_limit is None
+        and routes <= _MOST_ROUTES
+        and bool((problem.costs.link_alpha + problem.costs.link_beta > 0).all())
+    )
+
+
+class Improvement:
+    """A problem as arrays, and the best schedule of it so far.
+
+    Parameters
+    ----------
+    problem : Problem
+        One that `suits_improvement`.
+    trees : sequence of Tree
+        Of all chunks; those that do not reach all their targets yet are completed.
+    merges : bool
+        Whether a send may carry several chunks, where the problem allows it.
+    chunks : collection of int, optional
+        Those whose routes may change; by default all.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        trees: Sequence[Tree],
+        *,
+        seed: int = 0,
+        merges: bool = True,
+        chunks: Collection[int] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.trees = list(trees)
+        self.arcs = _arcs(problem, merges=merges)
+        self.demand = _demand(problem, self.trees, chunks)
+        num_trees, num_ranks = self.demand.is_target.shape
+        self._states = (
+            _state(self.arcs, num_trees, num_ranks),
+            _state(self.arcs, num_trees, num_ranks),
+            _state(self.arcs, num_trees, num_ranks),
+        )
+        room = _room(self.arcs, num_trees, len(self.now.carries), seed)
+        self._work = Work(self.arcs, self.demand, _calendar(self.arcs, num_trees), room)
+        self.counts = np.zeros(3, np.int64)
+        self.signal = np.zeros(1, np.int64)
+
+    @property
+    def now(self) -> State:
+        return self._states[0]
+
+    @property
+    def best(self) -> State:
+        return self._states[2]
+
+    def start_from(self, schedule: Schedule | None) -> None:
+        """Take over the sends of a schedule that the trees were read from."""
+        now, arcs = self.now, self.arcs
+        row: dict[tuple[int, int, bool], tuple[int, int]] = {}
+        if schedule is not None:
+            columns = (schedule.chunk, schedule.link, schedule.reduce, schedule.start, schedule.group)
+            for c, e, reduces, start, group in zip(*(column.tolist() for column in columns), strict=True):
+                row.setdefault((c, e, reduces), (start, group))
+        send_of: dict[tuple[int, int], int] = {}
+        size, spare = 0, list(range(len(now.carries)))[::-1]
+        for t, tree in enumerate(self.trees):
+            now.root[t] = next(iter(tree.origins)) if self.demand.partner[t] >= 0 else -1
+            made: dict[int, int] = {}
+            for rank, e in tree.link_to.items():
+                if e not in made:
+                    start, group = row.get((tree.chunk, e, tree.reducing), (0, -1 - size))
+                    m = send_of.get((group, e), -1)
+                    if m < 0 or now.carries[m] == arcs.most_merged:
+                        m = send_of[group, e] = spare.pop()
+                        now.link[m], now.kind[m], now.carries[m] = e, int(tree.reducing), 0
+                        now.units[m], now.start[m] = 0, start
+                        now.order[size] = m
+                        size += 1
+                    now.member[m, now.carries[m]] = t
+                    now.carries[m] += 1
+                    now.units[m] += self.demand.units[t]
+                    made[e] = m
+                now.way[t, rank], now.send[t, rank] = e, made[e]
+        now.spare[: len(spare)] = spare
+        now.size[:] = size, len(spare), 0
+        used = now.order[:size]
+        now.end[used] = (
+            now.start[used] + arcs.alpha[now.link[used]] + now.units[used] * arcs.beta[now.link[used]]
+        )
+        now.order[:size] = used[np.argsort(now.start[used], kind="stable")]
+        now.size[2] = now.end[used].max(initial=0)
+        for m in used.tolist():
+            rows = slice(arcs.hold_of[now.link[m]], arcs.hold_of[now.link[m] + 1])
+            now.load[arcs.resource[rows]] += arcs.hold_alpha[rows] + now.units[m] * arcs.hold_beta[rows]
+
+    def run(
+        self,
+        *,
+        target_ticks: int = 0,
+        turns: int | None = None,
+        patience: int = _MOST_PATIENCE,
+        seconds: float | None = None,
+    ) -> int:
+        """Complete the trees and improve; the finish of the best in ticks, -1 where there is none."""
+        most, idle = (_MANY, patience) if turns is None else (turns, _MANY)
+        rules = Rules(target_ticks, most, idle, _PASSES, _THRESHOLD, _MOST_RUINED, _LATENESS, _ECONOMY)
+        with stopping(self.signal, seconds):
+            return int(
+                improve(self._work, self._states, rules, self.counts, self.signal)
+            )  # fmt: skip
+
+    def schedule(self, producer: str = "improvement") -> Schedule:
+        """The best schedule."""
+        best = self.best
+        used = best.order[: best.size[0]]
+        counts = best.carries[used]
+        send = np.repeat(used, counts)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        tree = best.member[send, np.arange(len(send)) - first]
+        chunk = np.array([each.chunk for each in self.trees], np.int64)
+        return exact_times(
+            self.problem,
+            chunk=chunk[tree],
+            link=best.link[send],
+            starts=best.start[send],
+            group=send,
+            reduce=best.kind[send] == 1,
+            producer=producer,
+        )
+
+
+def improve_schedule(
+    schedule: Schedule,
+    *,
+    target_ticks: int = 0,
+    seconds: float | None = None,
+    turns: int | None = None,
+    seed: int = 0,
+    merges: bool = True,
+    chunks: Collection[int] | None = None,
+) -> tuple[Schedule, str]:
+    """A schedule that finishes no later, and what was done for it.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Of a problem that `suits_improvement`.
+    target_ticks : int
+        A finish that is good enough.
+    seconds : float, optional
+        After which it stops.
+    turns : int, optional
+        After which it stops; by default once so many in a row found nothing better.
+    merges, chunks
+        As in `Improvement`.
+    """
+    search = Improvement(schedule.problem, read_trees(schedule), seed=seed, merges=merges, chunks=chunks)
+    search.start_from(schedule)
+    patience = min(_MOST_PATIENCE, max(_LEAST_PATIENCE, _PATIENCE_SENDS // max(1, len(schedule))))
+    if search.run(target_ticks=target_ticks, turns=turns, patience=patience, seconds=seconds) < 0:
+        return schedule, "not every chunk has a way along a tree"
+    found = search.schedule()
+    made, _, better = search.counts.tolist()
+    done = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
+    return (found if found.finish_ticks < schedule.finish_ticks else schedule), done
+
+
+def few_turns(num_sends: int) -> int:
+    """So many turns as take about a second."""
+    return max(_LEAST_TURNS, _TURN_SENDS // max(1, num_sends))
+
+
+@cache
+def compile_improvement() -> None:
+    """Have the kernels compiled, if they are not: once, as what is compiled is kept on disk."""
+    pair = make_problem(ring(2), make("allgather", 2), chunk_bytes=1)
+    search = Improvement(pair, bare_trees(pair))
+    search.start_from(None)
+    search.run(turns=1)
+
+
+def _arcs(problem: Problem, *, merges: bool) -> Arcs:
+    topology, costs, clauses = problem.topology, problem.costs, problem.clauses
+    links, num_links, n = topology.links, len(topology.links), topology.num_ranks
+    tail = np.full(2 * num_links, -1, np.int64)
+    heads: list[tuple[int, ...]] = [()] * (2 * num_links)
+    for e in problem.links_allowed:
+        ends = links[e]
+        if len(ends.srcs) == 1:
+            tail[e], heads[e] = ends.srcs[0], ends.dsts
+        if len(ends.dsts) == 1:
+            tail[num_links + e], heads[num_links + e] = ends.dsts[0], ends.srcs
+    arc = np.flatnonzero(tail >= 0)
+    kind = arc // num_links
+    reached = np.array([len(each) for each in heads], np.int64)
+    head_of = np.concatenate(([0], np.cumsum(reached)))
+    head = np.array([r for each in heads for r in each], np.int64)
+    out_of, out = _grouped(kind * n + tail[arc], arc, 2 * n)
+    by_head = np.repeat(np.arange(2 * num_links), reached)
+    in_of, into = _grouped(by_head // num_links * n + head, by_head, 2 * n)
+    hold_of, hold = _holds(problem)
+    may_merge = np.zeros(num_links, bool)
+    if merges and clauses.max_merge > 1:
+        # Where no resource is held for the latency, what is sent together only ends later.
+        may_merge[sorted(clauses.merging)] = True
+        pays = np.repeat(np.arange(num_links), np.diff(hold_of))[costs.hold_alpha[hold] > 0]
+        may_merge &= np.isin(np.arange(num_links), pays)
+    most_merged = min(clauses.max_merge, _MOST_MERGED) if may_merge.any() else 1
+    resource = np.array([h.resource for h in topology.holds], np.int64)[hold]
+    receives = np.array([h.side == "receive" for h in topology.holds], bool)[hold]
+    return Arcs(
+        n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), may_merge, most_merged,
+        hold_of, resource, costs.hold_alpha[hold], costs.hold_beta[hold], receives,
+        tail, head_of, head, out_of, out, in_of, into,
+    )  # fmt: skip
+
+
+def _grouped(
+    key: NDArray[np.int64], what: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Things in order of their keys, and where those of each key begin."""
+    first = np.concatenate(([0], np.cumsum(np.bincount(key, minlength=count)))).astype(np.int64)
+    return first, what[np.argsort(key, kind="stable")]
+
+
+def _holds(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Holds by link, without those of resources of one link alone that another of its holds implies."""
+    costs, holds = problem.costs, problem.topology.holds
+    alphas, betas = costs.hold_alpha.tolist(), costs.hold_beta.tolist()
+    by_link: dict[int, list[int]] = {}
+    users: dict[int, set[int]] = {}
+    for h, hold in enumerate(holds):
+        by_link.setdefault(hold.link, []).append(h)
+        users.setdefault(hold.resource, set()).add(hold.link)
+    kept, count = [], []
+    for e in range(len(problem.topology.links)):
+        mine = by_link.get(e, [])
+        for h in list(mine):
+            implied = any(
+                g != h and holds[g].side == holds[h].side and alphas[g] >= alphas[h] and betas[g] >= betas[h]
+                for g in mine
+            )
+            if implied and users[holds[h].resource] == {e}:
+                mine = [g for g in mine if g != h]
+        kept += mine
+        count.append(len(mine))
+    return np.concatenate(([0], np.cumsum(count))).astype(np.int64), np.array(kept, np.int64)
+
+
+def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | None) -> Trees:
+    n, chunks = problem.topology.num_ranks, problem.collective.chunks
+    count = len(trees)
+    kind = np.array([tree.reducing for tree in trees], np.int64)
+    partner = np.full(count, -1, np.int64)
+    known: dict[int, int] = {}
+    for t, tree in enumerate(trees):
+        if tree.chunk in known:
+            partner[t], partner[known[tree.chunk]] = known[tree.chunk], t
+        known[tree.chunk] = t
+    is_origin, is_target = np.zeros((count, n), bool), np.zeros((count, n), bool)
+    for t, tree in enumerate(trees):
+        is_origin[t, list(tree.origins)] = True
+        is_target[t, list(tree.targets)] = True
+        if partner[t] >= 0:
+            data = chunks[tree.chunk]
+            is_target[t, list(data.origins if tree.reducing else data.destinations)] = True
+    is_open, open_class = _open_links(problem, trees)
+    clauses = problem.clauses
+    bound = clauses.carries_from or clauses.carries_to or clauses.direct_crossing
+    return Trees(
+        problem.costs.chunk_units[[tree.chunk for tree in trees]].astype(np.int64),
+        kind, partner, is_origin, is_target, open_class, is_open,
+        np.array([free is None or tree.chunk in free for tree in trees], bool), not bound,
+    )  # fmt: skip
+
+
+def _open_links(problem: Problem, trees: Sequence[Tree]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Links that the clauses open to each class of trees, and every tree's class."""
+    clauses, collective, topology = problem.clauses, problem.collective, problem.topology
+    allowed = np.zeros(len(topology.links), bool)
+    allowed[list(problem.links_allowed)] = True
+    bound = clauses.carries_from or clauses.carries_to or clauses.direct_crossing
+    if not bound and clauses.relays is None:
+        return allowed[None, :], np.zeros(len(trees), np.int64)
+    classes: dict[tuple[object, ...], int] = {}
+    rows: list[list[bool]] = []
+    open_class = []
+    for tree in trees:
+        data, c = collective.chunks[tree.chunk], tree.chunk
+        key: tuple[object, ...] = (tree.reducing, collective.group_of_chunk[c] if clauses.relays else 0)
+        if bound:
+            key += (data.origins, data.destinations, data.root)
+        if key not in classes:
+            classes[key] = len(rows)
+            rows.append([problem.may_carry(e, c, reducing=tree.reducing) for e in range(len(allowed))])
+        open_class.append(classes[key])
+    return np.array(rows, bool), np.array(open_class, np.int64)
+
+
+def _state(arcs: Arcs, num_trees: int, num_ranks: int) -> State:
+    room = num_trees * num_ranks
+    num_resources = int(arcs.resource.max(initial=0)) + 1
+    return State(
+        root=np.full(num_trees, -1, np.int64),
+        way=np.full((num_trees, num_ranks), -1, np.int64),
+        send=np.full((num_trees, num_ranks), -1, np.int64),
+        link=np.zeros(room, np.int64),
+        kind=np.zeros(room, np.int64),
+        carries=np.zeros(room, np.int64),
+        units=np.zeros(room, np.int64),
+        start=np.zeros(room, np.int64),
+        end=np.zeros(room, np.int64),
+        member=np.zeros((room, arcs.most_merged), np.int64),
+        order=np.zeros(room, np.int64),
+        spare=np.zeros(room, np.int64),
+        size=np.zeros(3, np.int64),
+        load=np.zeros(num_resources, np.int64),
+    )
+
+
+def _calendar(arcs: Arcs, num_trees: int) -> Calendar:
+    num_resources = int(arcs.resource.max(initial=0)) + 1
+    rows = np.minimum(np.bincount(arcs.resource, minlength=num_resources) * num_trees, _MOST_HOLDS)
+    row_of = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
+    count = int(row_of[-1])
+    return Calendar(
+        row_of,
+        np.zeros(num_resources, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+    )
+
+
+def _room(arcs: Arcs, num_trees: int, num_sends: int, seed: int) -> Room:
+    n = arcs.num_ranks
+    heap = 16 * n + 4 * len(arcs.out)
+    start = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    return Room(
+        ready=np.zeros((num_trees, n), np.int64),
+        when=np.zeros(n, np.int64),
+        cost=np.zeros(n),
+        paid=np.zeros(n),
+        came=np.zeros(n, np.int64),
+        is_in=np.zeros(n, bool),
+        path=np.zeros(n + 1, np.int64),
+        heap_cost=np.zeros(heap),
+        heap_rank=np.zeros(heap, np.int64),
+        price=np.zeros(int(arcs.resource.max(initial=0)) + 1),
+        key=np.zeros(num_sends, np.int64),
+        sorted=np.zeros(num_sends, np.int64),
+        following=np.zeros(num_sends, np.int64),
+        first=np.full(len(arcs.tail), -1, np.int64),
+        ruined=np.zeros(num_trees, np.int64),
+        is_ruined=np.zeros(num_trees, bool),
+        queue=np.zeros(n + 2, np.int64),
+        chain=np.zeros(num_sends + 1, np.int64),
+        reach=np.zeros(2, np.int64),
+        random=start | np.uint64(1),
+    )

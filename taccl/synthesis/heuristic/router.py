@@ -1,0 +1,473 @@
+"""Routes of chunks, such that they load a fabric evenly: trees, or for those that go to one rank paths.
+
+The finish is hardly ever limited by how long routes are, but by the link or resource that most of them pass.
+See `taccl.synthesis.heuristic.router_kernel` for the search.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.errors import CollectiveError, NoSolutionError
+from taccl.synthesis.heuristic.events import is_stopped, part, stopping, time_left_s
+from taccl.synthesis.heuristic.router_kernel import (
+    DONE,
+    LOST,
+    STOP,
+    Nets,
+    Paths,
+    Prices,
+    Routing,
+    choose,
+    list_paths,
+    list_trees,
+    route,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import NDArray
+
+    from taccl.synthesis.heuristic.fabric import Demand, Fabric
+
+__all__ = [
+    "ROUTER", "Router", "RouterParameters", "Routes", "find_paths", "find_trees", "path_bytes",
+    "search_steps", "sending_ns",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RouterParameters:
+    """What the router goes by.
+
+    Parameters
+    ----------
+    tree_exponents : tuple of int
+        By which power of the load (of 2, to so many) prices rise, pass after pass. Low at first, so that
+        trees spread out; steep in the end, when only what is loaded most is to be led round.
+    tree_weight, path_weight : float
+        What a tick of the most loaded resource costs beyond its time.
+    waiting : float
+        What a tick costs for which a rank has to wait for a chunk.
+    most_steps : int
+        Links that all passes over all trees look at by default, which takes some seconds.
+    kept_steps : int
+        Routes by which relays are told are kept where all passes of the search for them look at up to so many
+        links. Of more chunks there are as many passes as that leaves.
+    most_searches : int
+        How many searches there are at most beyond, if chunks that start and end alike can share.
+    path_passes : tuple of (int, tuple of int)
+        For every tree that is added to those that paths are chosen from, the exponents in the search for it,
+        and in the choices that follow. Flat at first, so that paths differ, and steep in the end.
+    patience : int
+        No further tree after so many that did not help.
+    link_ns, choice_ns, queue_ns : int
+        Nanoseconds, about: to look at a link in the search for a tree, and for a hop, a tree and a resource
+        in a choice; and to send a hop, which is done once there are paths.
+    margin : float
+        No pass is begun that leaves less than so many times the time for sending that it would take.
+    sampled_groups, sampled_chunks : int
+        From how many groups of chunks, and chunks of them, it is sampled how many hops there will be.
+    """
+
+    tree_exponents: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 5, 6)
+    tree_weight: float = 8.0
+    path_weight: float = 4.0
+    waiting: float = 0.25
+    most_steps: int = 1_000_000_000
+    kept_steps: int = 480_000_000
+    most_searches: int = 4096
+    path_passes: tuple[tuple[int, tuple[int, ...]], ...] = (
+        (0, (1,)), (2, (3,)), (3, (4,)), (4, (5,)), (4, (5, 6)), (4, (5, 6)), (5, (6,)), (5, (6,)),
+    )  # fmt: skip
+    patience: int = 2
+    link_ns: int = 25
+    choice_ns: int = 35
+    queue_ns: int = 1000
+    margin: float = 1.3
+    sampled_groups: int = 8
+    sampled_chunks: int = 500
+
+
+ROUTER = RouterParameters()
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The route of every chunk, slot after slot, and the load that they make.
+
+    Parameters
+    ----------
+    hop_of : (num_chunks + 1,) int64
+    slot : (num_hops,) int32
+        The slots of chunk c are ``slot[hop_of[c]:hop_of[c + 1]]``.
+    peak_ticks : int
+        How long the busiest link or resource is taken: nothing along these routes finishes sooner.
+    may_relay : (num_ranks,) bool, optional
+        Ranks that they may pass; None for all.
+    urgent : (num_hops,) bool, optional
+        Hops that go before all others over their link; None for none.
+    """
+
+    hop_of: NDArray[np.int64]
+    slot: NDArray[np.int32]
+    peak_ticks: int
+    may_relay: NDArray[np.bool_] | None = None
+    urgent: NDArray[np.bool_] | None = None
+
+    @property
+    def chunk(self) -> NDArray[np.int64]:
+        """The chunk of every hop, (num_hops,)."""
+        return np.repeat(np.arange(len(self.hop_of) - 1), np.diff(self.hop_of))
+
+
+class Router:
+    """The trees of all chunks, which can be ripped up and routed anew.
+
+    Parameters
+    ----------
+    may_relay : (num_ranks,) bool, optional
+        Ranks that may carry what they do not want; by default all.
+
+    Attributes
+    ----------
+    signal : (3,) int64
+        Routing stops once the first is 1; see `taccl.synthesis.heuristic.router_kernel`.
+    """
+
+    def __init__(self, fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None = None) -> None:
+        self.fabric, self.may_relay = fabric, may_relay
+        self.nets = _nets(fabric, demand, may_relay)
+        self.state = _routing(fabric, np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32))
+        self.signal = np.array([0, 0, -1])
+
+    def route(
+        self,
+        order: NDArray[np.int64],
+        exponent: int,
+        *,
+        most: float = 0.0,
+        waiting: float = ROUTER.waiting,
+        in_turn: bool = False,
+    ) -> float:
+        """Route chunks anew, one after another; ticks of the busiest resource, infinite if it was stopped.
+
+        Parameters
+        ----------
+        order : (num_chunks,) int64
+            Some chunks or all.
+        exponent, most, waiting, in_turn
+            As of `taccl.synthesis.heuristic.router_kernel.Prices`.
+
+        Raises
+        ------
+        CollectiveError
+            If a chunk cannot reach a rank that wants it.
+        """
+        prices = Prices(exponent, ROUTER.tree_weight, float(waiting), bool(in_turn), float(most))
+        order = order[self.nets.target_of[order] < self.nets.target_of[order + 1]]
+        if not route(self.fabric, self.nets, self.state, prices, order, self.signal):
+            _raise_if_lost(self.signal)
+            return float("inf")
+        return _peak(self.state)
+
+    def routes(self, way: NDArray[np.int32], peak: float) -> Routes:
+        """Trees hop after hop, and how long they take the busiest resource."""
+        hop_of = np.concatenate(([0], np.cumsum((way >= 0).sum(axis=1)))).astype(np.int64)
+        slot = np.empty(int(hop_of[-1]), np.int32)
+        room = np.empty((3, self.fabric.num_ranks), np.int64)
+        list_trees(self.fabric, self.nets, way, room, hop_of, slot)
+        return Routes(hop_of, slot, round(peak), self.may_relay)
+
+
+def find_trees(
+    fabric: Fabric,
+    demand: Demand,
+    *,
+    seed: int = 0,
+    may_relay: NDArray[np.bool_] | None = None,
+    masks: Sequence[tuple[Fabric, NDArray[np.int64]]] | None = None,
+    waiting: float = ROUTER.waiting,
+    in_turn: bool = False,
+    most_steps: int = ROUTER.most_steps,
+    seconds: float | None = None,
+) -> Routes:
+    """Trees that load the fabric evenly.
+
+    Parameters
+    ----------
+    may_relay : (num_ranks,) bool, optional
+        Ranks that may carry what they do not want; by default all.
+    masks : sequence of (Fabric, (num_chunks,) int64), optional
+        Chunks, and the fabric of the links alone that are open to them; by default all are open to all.
+    waiting, in_turn
+        As of `taccl.synthesis.heuristic.router_kernel.Prices`.
+    most_steps : int
+        Links that all passes look at; one pass there is in any case.
+    seconds : float, optional
+        When to stop, and take the best so far.
+
+    Raises
+    ------
+    CollectiveError
+        If a chunk cannot reach a rank that wants it.
+    NoSolutionError
+        If it was stopped before every chunk had a tree.
+    """
+    router = Router(fabric, demand, may_relay)
+    classes = masks or [(fabric, np.arange(demand.num_chunks))]
+    rng = np.random.default_rng(seed)
+    best, least, peak = router.state.way, np.inf, 0.0
+    passes = ROUTER.tree_exponents[: max(1, most_steps // max(1, search_steps(fabric, demand)))]
+    with stopping(router.signal, seconds):
+        for i, exponent in enumerate(passes):
+            left = demand.num_chunks
+            with part(f"balancing trees, pass {i + 1} of {len(passes)}", ahead=len(passes) - i - 1):
+                for k in rng.permutation(len(classes)) if len(classes) > 1 else (0,):
+                    router.fabric, chunks = classes[k]
+                    left -= len(chunks)
+                    with _progress(router.signal, "", len(chunks), len(chunks), left):
+                        order = rng.permutation(chunks)
+                        peak = router.route(order, exponent, most=peak, waiting=waiting, in_turn=in_turn)
+            if peak < least:
+                best, least = router.state.way if i + 1 == len(passes) else router.state.way.copy(), peak
+            if router.signal[STOP]:
+                break
+    if not np.isfinite(least):
+        raise NoSolutionError("stopped before every chunk had a tree; give more time")
+    return router.routes(best, least)
+
+
+def find_paths(
+    fabric: Fabric,
+    demand: Demand,
+    *,
+    seed: int = 0,
+    may_relay: NDArray[np.bool_] | None = None,
+    seconds: float | None = None,
+) -> Routes:
+    """Paths of chunks that each go to one rank, chosen among trees that chunks of the same origins share.
+
+    Parameters
+    ----------
+    demand : Demand
+        With a target for every chunk.
+    may_relay : (num_ranks,) bool, optional
+        Ranks that may carry chunks that neither start nor end there; by default all.
+    seconds : float, optional
+        When to stop, and take the best so far.
+
+    Raises
+    ------
+    CollectiveError
+        If a chunk cannot reach its target.
+    NoSolutionError
+        If it was stopped before every chunk had a path, or all work was.
+    """
+    groups, paths = _groups(fabric, demand, may_relay)
+    state = _routing(fabric, paths.way[0])
+    signal = np.array([0, 0, -1])
+    with stopping(signal, seconds):
+        best, peak = _choose(fabric, groups, state, paths, np.random.default_rng(seed), signal)
+    if is_stopped():
+        raise NoSolutionError("stopped before anything was sent along the paths; give more time")
+    paths = paths._replace(tree=best)
+    hop_of = np.zeros(demand.num_chunks + 1, np.int64)
+    list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
+    np.cumsum(hop_of, out=hop_of)
+    slot = np.empty(int(hop_of[-1]), np.int32)
+    list_paths(fabric, paths, hop_of, slot)
+    return Routes(hop_of, slot, round(peak), may_relay)
+
+
+def search_steps(fabric: Fabric, demand: Demand) -> int:
+    """How many links a pass of the search for trees looks at, about."""
+    return demand.num_chunks * fabric.num_slots
+
+
+def sending_ns(fabric: Fabric, num_hops: float) -> float:
+    """Nanoseconds that it takes to send along so many hops, about."""
+    return ROUTER.queue_ns * num_hops * _rows_per_hop(fabric)
+
+
+def path_bytes(fabric: Fabric, demand: Demand) -> int:
+    """Bytes that the trees of `find_paths` take."""
+    num_groups = min(demand.num_chunks, len(np.unique(demand.origin)))
+    return 4 * len(ROUTER.path_passes) * num_groups * fabric.num_ranks
+
+
+def _choose(
+    fabric: Fabric,
+    groups: Nets,
+    state: Routing,
+    paths: Paths,
+    rng: np.random.Generator,
+    signal: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], float]:
+    """The tree that each chunk follows, and how long that takes the busiest resource."""
+    best, peak, idle = paths.tree, 0.0, 0
+    every = np.arange(len(groups.units))
+    num_hops = _sampled_hops(fabric, groups, state, paths, signal)
+    tree_ns = ROUTER.link_ns * len(every) * fabric.num_slots
+    hop_ns = ROUTER.choice_ns * num_hops * _rows_per_hop(fabric)
+    sending = sending_ns(fabric, num_hops)
+    num_passes = len(ROUTER.path_passes)
+    took_ns = [tree_ns + hop_ns * (k + 2) * len(each) for k, (_, each) in enumerate(ROUTER.path_passes)]
+    ended, began = 0.0, time.monotonic()
+    for k, (exponent, choices) in enumerate(ROUTER.path_passes):
+        # Whether there is time for this pass, and for sending after it, goes by the passes so far.
+        if k and ROUTER.margin * (time.monotonic() - began) * (took_ns[k] + sending) / ended > time_left_s():
+            break
+        name = f"balancing routes, pass {k + 1} of {num_passes}"
+        ahead = sum(took_ns[k + 1 :]) + sending
+        weight = ROUTER.path_weight if k else 0.0
+        with _progress(signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
+            prices = Prices(exponent, weight, 0.0, False, peak)
+            route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
+        for i, power in enumerate(choices):
+            order = np.lexsort((rng.random(len(paths.units)), -paths.units))
+            again = f"{name}, choice {i + 1} of {len(choices)}" if i else name
+            step = hop_ns * (k + 2)
+            with _progress(signal, again, len(order), step, ahead + step * (len(choices) - i - 1)):
+                prices = Prices(power, ROUTER.path_weight, 0.0, False, peak)
+                found = paths._replace(way=paths.way[: k + 1])
+                chosen = choose(fabric, groups, state, found, prices, order, signal)
+            _raise_if_lost(signal)
+            if k == 0 and not chosen:
+                raise NoSolutionError("stopped before every chunk had a path; give more time")
+        ended += took_ns[k]
+        idle += 1
+        now = _peak(state)
+        if k == 0 or now < peak:
+            best, peak, idle = paths.tree.copy(), now, 0
+        if idle >= ROUTER.patience or signal[STOP]:
+            break
+    return best, peak
+
+
+def _progress(
+    signal: NDArray[np.int64], name: str, count: int, steps: float, ahead: float
+) -> AbstractContextManager[None]:
+    """While a kernel deals with so many nets or chunks, which takes so many steps."""
+    signal[DONE] = 0
+    return part(name, done=lambda: float(signal[DONE]) / max(1, count), steps=steps, ahead=ahead)
+
+
+def _sampled_hops(
+    fabric: Fabric, groups: Nets, state: Routing, paths: Paths, signal: NDArray[np.int64]
+) -> float:
+    """How many hops all chunks have on their shortest paths, by those of some."""
+    num_groups, num_chunks = len(groups.units), len(paths.units)
+    some = np.arange(0, num_groups, max(1, num_groups // ROUTER.sampled_groups))
+    free = Prices(0, 0.0, 0.0, False, 0.0)
+    route(fabric, groups, state, free, some, signal)
+    chunks = np.flatnonzero(np.isin(paths.group, some))
+    chunks = chunks[:: max(1, len(chunks) // ROUTER.sampled_chunks)]
+    count, group, rank = 0, paths.group[chunks], paths.target[chunks]
+    while len(group):
+        slot = paths.way[0, group, rank]
+        group, rank = group[slot >= 0], fabric.src[slot[slot >= 0]]
+        count += len(group)
+    return count / max(1, len(chunks)) * num_chunks
+
+
+def _rows_per_hop(fabric: Fabric) -> float:
+    """How many times a hop takes something: its link, and what that shares."""
+    return 1 + len(fabric.hold_resource) / max(1, fabric.num_slots)
+
+
+def _peak(state: Routing) -> float:
+    """Ticks for which the busiest link or resource is taken."""
+    return float(max(state.load.max(initial=0.0), state.resource_load.max(initial=0.0)))
+
+
+def _raise_if_lost(signal: NDArray[np.int64]) -> None:
+    if signal[LOST] >= 0:
+        raise CollectiveError(
+            f"chunk {signal[LOST]} cannot reach a rank that wants it over the links and relays that may be "
+            "used; add links, or ranks that relay",
+            where="destinations",
+        )
+
+
+def _nets(fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None) -> Nets:
+    """Every chunk as a net."""
+    num_ranks, num_chunks = fabric.num_ranks, demand.num_chunks
+    every = np.arange(num_chunks)
+    if demand.target is not None:
+        chunk, target = every, demand.target.astype(np.int64)
+    elif demand.wanted is None:
+        chunk, target = np.repeat(every, num_ranks), np.tile(np.arange(num_ranks), num_chunks)
+    else:
+        bits = demand.wanted if demand.needed is None else demand.needed
+        chunk, target = np.nonzero(np.unpackbits(bits, axis=1, count=num_chunks, bitorder="little").T)
+    starts = np.repeat(every, np.diff(demand.origin_of)) * num_ranks + demand.origin
+    lacks = ~np.isin(chunk * num_ranks + target, starts)
+    chunk, target = chunk[lacks], target[lacks]
+    return Nets(
+        np.array(demand.units, dtype=np.int64),
+        demand.origin_of.astype(np.int64),
+        demand.origin.astype(np.int64),
+        np.concatenate(([0], np.cumsum(np.bincount(chunk, minlength=num_chunks)))).astype(np.int64),
+        target.astype(np.int32),
+        np.ones(num_ranks, bool) if may_relay is None else np.asarray(may_relay, bool),
+    )
+
+
+def _groups(fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None) -> tuple[Nets, Paths]:
+    """Chunks that start at the same ranks as one net, of their mean size, that is led to all ranks."""
+    assert demand.target is not None, "the caller has chunks with one target each"
+    if (np.diff(demand.origin_of) == 1).all():
+        origin, group = np.unique(demand.origin, return_inverse=True)
+        origin_of = np.arange(len(origin) + 1)
+    else:
+        starts = [tuple(each.tolist()) for each in np.split(demand.origin, demand.origin_of[1:-1])]
+        names = {name: number for number, name in enumerate(dict.fromkeys(starts))}
+        group = np.array([names[name] for name in starts])
+        origin = np.array([rank for name in names for rank in name])
+        origin_of = np.concatenate(([0], np.cumsum([len(name) for name in names])))
+    total, num_groups = np.bincount(group, weights=demand.units), len(origin_of) - 1
+    groups = Nets(
+        np.maximum(1, total // np.bincount(group)).astype(np.int64),
+        origin_of.astype(np.int64),
+        origin.astype(np.int64),
+        np.zeros(num_groups + 1, np.int64),
+        np.zeros(0, np.int32),
+        np.ones(fabric.num_ranks, bool) if may_relay is None else np.asarray(may_relay, bool),
+    )
+    paths = Paths(
+        np.array(demand.units, dtype=np.int64),
+        demand.target,
+        group.astype(np.int32),
+        np.full((len(ROUTER.path_passes), num_groups, fabric.num_ranks), -1, np.int32),
+        np.full(demand.num_chunks, -1, np.int32),
+    )
+    return groups, paths
+
+
+def _routing(fabric: Fabric, way: NDArray[np.int32]) -> Routing:
+    """Nothing loaded, and room for a search of so many nets."""
+    num_ranks, room = fabric.num_ranks, fabric.num_slots + 4 * fabric.num_ranks
+    return Routing(
+        way=way,
+        load=np.zeros(fabric.num_slots),
+        resource_load=np.zeros(fabric.num_resources),
+        price=np.zeros(fabric.num_slots),
+        resource_price=np.zeros(fabric.num_resources),
+        cost=np.zeros(num_ranks),
+        depth=np.zeros(num_ranks),
+        came=np.zeros(num_ranks, np.int64),
+        busy_until=np.zeros(fabric.num_resources),
+        path=np.zeros(num_ranks, np.int64),
+        before=np.zeros(num_ranks, np.int64),
+        is_wanted=np.zeros(num_ranks, bool),
+        is_in_tree=np.zeros(num_ranks, bool),
+        heap_cost=np.empty(room),
+        heap_rank=np.empty(room, np.int64),
+    )

@@ -1,0 +1,539 @@
+"""The compiled router: trees of chunks over links whose prices rise with their load.
+
+Net by net, again and again: what a net's tree loads is taken off, and the tree is found anew at the prices
+that the others make (rip-up and reroute). A tree grows from where the net starts: it reaches the nearest
+target first and goes on from all it has reached.
+
+Chunks that go to one rank each may be too many for a tree each. Then nets are groups of chunks that start
+alike and are led to all ranks, several times at different prices, and every chunk takes the cheapest of the
+paths that these trees have for it, its own load taken off first.
+
+Sources: McMurchie and Ebeling, "PathFinder: a negotiation-based performance-driven router for FPGAs", FPGA
+1995, for rerouting at congestion prices; Takahashi and Matsuyama, "An approximate solution for the Steiner
+problem in graphs", Mathematica Japonica 24 (1980), for growing trees.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.kernels import compiled, inner
+from taccl.synthesis.heuristic.events import ZERO, pop, push
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.synthesis.heuristic.fabric import Fabric
+
+__all__ = [
+    "DONE",
+    "LOST",
+    "STOP",
+    "Nets",
+    "Paths",
+    "Prices",
+    "Routing",
+    "choose",
+    "list_paths",
+    "list_trees",
+    "route",
+]
+
+_NONE = -1
+_NEVER = 1e300
+
+#: Places in the (3,) int64 array by which kernels are followed: they stop once the first is 1, the second
+#: becomes the number of nets or chunks that are done, and the third a net or chunk that has no route.
+STOP, DONE, LOST = range(3)
+
+
+class Nets(NamedTuple):
+    """What is to be routed: where each net starts, and the ranks that it is to reach.
+
+    Parameters
+    ----------
+    units : (num_nets,) int64
+        Sizes.
+    origin_of, origin : (num_nets + 1,), (num_origins,) int64
+        Net c starts at ``origin[origin_of[c]:origin_of[c + 1]]``.
+    target_of, target : (num_nets + 1,) int64, int32
+        Its targets are ``target[target_of[c]:target_of[c + 1]]``, none of them an origin. Without any it is
+        led to all ranks, and loads nothing.
+    may_relay : (num_ranks,) bool
+        Ranks that nets may pass which neither start there nor have them for a target.
+    """
+
+    units: NDArray[np.int64]
+    origin_of: NDArray[np.int64]
+    origin: NDArray[np.int64]
+    target_of: NDArray[np.int64]
+    target: NDArray[np.int32]
+    may_relay: NDArray[np.bool_]
+
+
+class Prices(NamedTuple):
+    """What a send costs: its time, and for as long as it takes a resource, the more the more that is loaded.
+
+    Parameters
+    ----------
+    exponent : int
+        The price rises by the 2 ** exponent-th power of the load.
+    weight : float
+        What a tick of the most loaded resource costs beyond its time.
+    waiting : float
+        What a tick costs for which a rank has to wait until the net reaches it.
+    in_turn : bool
+        Whether a rank's waiting counts in that resources it shares send one copy after another.
+    most : float
+        Ticks that count as the highest load, unless there is more; 0.0 for the highest so far.
+    """
+
+    exponent: int
+    weight: float
+    waiting: float
+    in_turn: bool
+    most: float
+
+
+class Routing(NamedTuple):
+    """Trees found so far, the load they make, and room for the search.
+
+    Parameters
+    ----------
+    way : (num_nets, num_ranks) int32
+        The slot by which a net's tree reaches a rank; -1 for none.
+    load, resource_load : (num_slots,), (num_resources,) float64
+        Ticks for which sends take links and resources.
+    price, resource_price : (num_slots,), (num_resources,) float64
+        Of a tick, beyond its time.
+    cost, depth : (num_ranks,) float64
+        What reaching a rank costs, and how long it takes from where the net starts.
+    came : (num_ranks,) int64
+        The slot by which a rank is reached most cheaply.
+    busy_until : (num_resources,) float64
+        Until when the tree that grows takes what is shared, were it alone.
+    path, before : (num_ranks,) int64
+        Room for a path.
+    is_wanted, is_in_tree : (num_ranks,) bool
+    heap_cost, heap_rank
+    """
+
+    way: NDArray[np.int32]
+    load: NDArray[np.float64]
+    resource_load: NDArray[np.float64]
+    price: NDArray[np.float64]
+    resource_price: NDArray[np.float64]
+    cost: NDArray[np.float64]
+    depth: NDArray[np.float64]
+    came: NDArray[np.int64]
+    busy_until: NDArray[np.float64]
+    path: NDArray[np.int64]
+    before: NDArray[np.int64]
+    is_wanted: NDArray[np.bool_]
+    is_in_tree: NDArray[np.bool_]
+    heap_cost: NDArray[np.float64]
+    heap_rank: NDArray[np.int64]
+
+
+class Paths(NamedTuple):
+    """Chunks that each go to one rank, and the trees of their groups that they choose among.
+
+    Parameters
+    ----------
+    units : (num_chunks,) int64
+        Sizes.
+    target, group : (num_chunks,) int32
+    way : (num_trees, num_groups, num_ranks) int32
+        The slot by which a tree leads a group's chunks to a rank; -1 for none.
+    tree : (num_chunks,) int32
+        The tree that each chunk follows; -1 for none yet.
+    """
+
+    units: NDArray[np.int64]
+    target: NDArray[np.int32]
+    group: NDArray[np.int32]
+    way: NDArray[np.int32]
+    tree: NDArray[np.int32]
+
+
+# In all below: c net or chunk, r rank, e slot, h hold, q resource, k tree, g group.
+
+
+@compiled
+def route(
+    fabric: Fabric,
+    nets: Nets,
+    s: Routing,
+    prices: Prices,
+    order: NDArray[np.int64],
+    signal: NDArray[np.int64],
+) -> bool:
+    """Route nets anew, in the order given; whether all were. What is left keeps the trees that it has."""
+    most = max(prices.most, 1.0)
+    _price_all(s, prices, most)
+    for i in range(len(order)):
+        if signal[STOP]:
+            return False
+        signal[DONE] = i
+        c = order[i]
+        loads = nets.target_of[c] < nets.target_of[c + 1]
+        if loads:
+            _load_tree(fabric, nets, s, prices, c, -1.0, most)
+        for r in range(s.way.shape[1]):
+            s.way[c, r] = _NONE
+        if not _grow(fabric, nets, s, prices, c):
+            signal[LOST] = c
+            return False
+        if loads:
+            now = _load_tree(fabric, nets, s, prices, c, 1.0, most)
+            if prices.most == 0.0 and now > 1.1 * most:
+                most = now
+                _price_all(s, prices, most)
+    return True
+
+
+@compiled
+def choose(
+    fabric: Fabric,
+    groups: Nets,
+    s: Routing,
+    paths: Paths,
+    prices: Prices,
+    order: NDArray[np.int64],
+    signal: NDArray[np.int64],
+) -> bool:
+    """Let every chunk, in the order given, take the cheapest of its paths; whether all have.
+
+    What is left keeps the paths that it has.
+    """
+    most = max(prices.most, 1.0)
+    for i in range(len(order)):
+        if signal[STOP]:
+            return False
+        signal[DONE] = i
+        c = order[i]
+        if paths.tree[c] >= 0:
+            _load_path(fabric, s, paths, c, -1.0)
+        best = _NEVER
+        for k in range(len(paths.way)):
+            cost = _path_cost(fabric, groups, s, paths, prices, c, k, most)
+            if cost < best:
+                best = cost
+                paths.tree[c] = k
+        if paths.tree[c] < 0:
+            signal[LOST] = c
+            return False
+        most = max(most, _load_path(fabric, s, paths, c, 1.0))
+    return True
+
+
+@compiled
+def list_paths(fabric: Fabric, paths: Paths, hop_of: NDArray[np.int64], slot: NDArray[np.int32]) -> None:
+    """Write down every chunk's path, slot after slot; without room, count its hops in ``hop_of[c + 1]``.
+
+    Parameters
+    ----------
+    hop_of : (num_chunks + 1,) int64
+    slot : (num_hops,) int32
+        Chunk c's path is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
+    """
+    for c in range(len(paths.target)):
+        row = hop_of[c + 1]
+        count = 0
+        e = paths.way[paths.tree[c], paths.group[c], paths.target[c]]
+        while e >= 0:
+            count += 1
+            if len(slot):
+                slot[row - count] = e
+            e = paths.way[paths.tree[c], paths.group[c], fabric.src[e]]
+        if not len(slot):
+            hop_of[c + 1] = count
+
+
+@compiled
+def list_trees(
+    fabric: Fabric,
+    nets: Nets,
+    way: NDArray[np.int32],
+    room: NDArray[np.int64],
+    hop_of: NDArray[np.int64],
+    slot: NDArray[np.int32],
+) -> None:
+    """Write down every net's tree, hops of one rank next to one another, those nearer the origin first.
+
+    Parameters
+    ----------
+    room : (3, num_ranks) int64
+    hop_of : (num_nets + 1,) int64
+    slot : (num_hops,) int32
+        Net c's tree is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
+    """
+    queue, first, following = room[0], room[1], room[2]
+    num_ranks = way.shape[1]
+    for c in range(len(nets.units)):
+        for r in range(num_ranks):
+            first[r] = _NONE
+        for r in range(num_ranks):
+            if way[c, r] >= 0:
+                src = fabric.src[way[c, r]]
+                following[r] = first[src]
+                first[src] = r
+        size = 0
+        for i in range(nets.origin_of[c], nets.origin_of[c + 1]):
+            queue[size] = nets.origin[i]
+            size += 1
+        done = 0
+        row = hop_of[c]
+        while done < size:
+            r = first[queue[done]]
+            done += 1
+            while r >= 0:
+                slot[row] = way[c, r]
+                row += 1
+                queue[size] = r
+                size += 1
+                r = following[r]
+
+
+@inner
+def _price(prices: Prices, load: float, most: float) -> float:
+    """What a tick costs beyond its time."""
+    x = load / most
+    for _ in range(prices.exponent):
+        x *= x
+    return prices.weight * x
+
+
+@inner
+def _price_all(s: Routing, prices: Prices, most: float) -> None:
+    for e in range(len(s.load)):
+        s.price[e] = _price(prices, s.load[e], most)
+    for q in range(len(s.resource_load)):
+        s.resource_price[q] = _price(prices, s.resource_load[q], most)
+
+
+@inner
+def _load_tree(
+    fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int, sign: float, most: float
+) -> float:
+    """Put the load of a net's tree on the fabric, or take it off; the most that any of it has then."""
+    highest = 0.0
+    for r in range(s.way.shape[1]):
+        e = int(np.int64(s.way[c, r]))
+        if e >= 0:
+            highest = max(highest, _load(fabric, s, e, nets.units[c], sign))
+            s.price[e] = _price(prices, s.load[e], most)
+            for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+                q = fabric.hold_resource[h]
+                s.resource_price[q] = _price(prices, s.resource_load[q], most)
+    return highest
+
+
+@inner
+def _load_path(fabric: Fabric, s: Routing, paths: Paths, c: int, sign: float) -> float:
+    """Put the load of a chunk on its path, or take it off; the most that any of it has then."""
+    highest = 0.0
+    k, g = paths.tree[c], paths.group[c]
+    e = int(np.int64(paths.way[k, g, paths.target[c]]))
+    while e >= 0:
+        highest = max(highest, _load(fabric, s, e, paths.units[c], sign))
+        e = int(np.int64(paths.way[k, g, fabric.src[e]]))
+    return highest
+
+
+@inner
+def _load(fabric: Fabric, s: Routing, e: int, size: int, sign: float) -> float:
+    """Put the load of a send on a link and its resources, or take it off; the most that any has then."""
+    s.load[e] = max(0.0, s.load[e] + sign * (fabric.own_alpha[e] + size * fabric.own_beta[e]))
+    highest = s.load[e]
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        q = fabric.hold_resource[h]
+        held = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+        s.resource_load[q] = max(0.0, s.resource_load[q] + sign * held)
+        highest = max(highest, s.resource_load[q])
+    return float(highest)
+
+
+@inner
+def _path_cost(
+    fabric: Fabric, groups: Nets, s: Routing, paths: Paths, prices: Prices, c: int, k: int, most: float
+) -> float:
+    """What the path of a chunk by a tree costs, its own load on it counted in; never, if there is none."""
+    g, r, size = paths.group[c], paths.target[c], paths.units[c]
+    cost = 0.0
+    e = int(np.int64(paths.way[k, g, r]))
+    if e < 0:
+        cost = _NEVER
+        for i in range(groups.origin_of[g], groups.origin_of[g + 1]):
+            if groups.origin[i] == r:
+                cost = 0.0
+    while e >= 0:
+        took = fabric.own_alpha[e] + size * fabric.own_beta[e]
+        cost += fabric.alpha[e] + size * fabric.beta[e]
+        cost += took * _price(prices, s.load[e] + took, most)
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            took = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+            cost += took * _price(prices, s.resource_load[fabric.hold_resource[h]] + took, most)
+        e = int(np.int64(paths.way[k, g, fabric.src[e]]))
+    return cost
+
+
+@inner
+def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> bool:
+    """Find one net's tree; whether it reaches all its targets."""
+    size = nets.units[c]
+    for r in range(len(s.cost)):
+        s.cost[r] = _NEVER
+        s.is_wanted[r] = False
+        s.is_in_tree[r] = False
+    if prices.in_turn:
+        for q in range(len(s.busy_until)):
+            s.busy_until[q] = 0.0
+    left = 0
+    for i in range(nets.target_of[c], nets.target_of[c + 1]):
+        s.is_wanted[nets.target[i]] = True
+        left += 1
+    goes_everywhere = left == 0
+    count = ZERO
+    for i in range(nets.origin_of[c], nets.origin_of[c + 1]):
+        r = nets.origin[i]
+        s.cost[r] = 0.0
+        s.depth[r] = 0.0
+        s.is_in_tree[r] = True
+        push(s.heap_cost, s.heap_rank, count, 0.0, r)
+        count += 1
+    while left or goes_everywhere:
+        if count == 0:
+            break
+        key = s.heap_cost[0]
+        r = pop(s.heap_cost, s.heap_rank, count)
+        count -= 1
+        if key != s.cost[r]:
+            continue
+        if s.is_wanted[r] and not s.is_in_tree[r]:
+            if prices.in_turn and _cost_over(fabric, s, prices, s.came[r], size) > key:
+                # The tree has come to send over what this path needs: another may be cheaper by now.
+                _look_around(fabric, nets, s, prices, r, size)
+                if s.cost[r] > key:
+                    push(s.heap_cost, s.heap_rank, count, s.cost[r], r)
+                    count += 1
+                    continue
+            left -= _attach(fabric, s, prices, c, r, size)
+            # All on the way here is in the tree from now on, and costs no more to branch off from.
+            x = r
+            while x >= 0:
+                s.cost[x] = prices.waiting * s.depth[x]
+                if x != r:
+                    push(s.heap_cost, s.heap_rank, count, s.cost[x], x)
+                    count += 1
+                x = s.before[x]
+        elif not s.is_in_tree[r] and not nets.may_relay[r]:
+            continue
+        for i in range(fabric.out_of[r], fabric.out_of[r + 1]):
+            e = fabric.out_slot[i]
+            d = fabric.dst[e]
+            if s.is_in_tree[d]:
+                continue
+            took = fabric.alpha[e] + size * fabric.beta[e]
+            if s.cost[r] + (prices.waiting + 1.0) * took >= s.cost[d]:
+                continue
+            cost = _cost_over(fabric, s, prices, e, size)
+            if cost < s.cost[d]:
+                s.cost[d] = cost
+                s.came[d] = e
+                s.depth[d] = _start(fabric, s, prices, e) + took
+                if count + len(s.cost) >= len(s.heap_cost):
+                    count = _tidy(s, count)
+                push(s.heap_cost, s.heap_rank, count, cost, d)
+                count += 1
+    if goes_everywhere:
+        for r in range(len(s.cost)):
+            if s.cost[r] < _NEVER and not s.is_in_tree[r]:
+                s.way[c, r] = s.came[r]
+    return left == 0
+
+
+@inner
+def _start(fabric: Fabric, s: Routing, prices: Prices, e: int) -> float:
+    """When the net can start over a link, if there were no others."""
+    start = s.depth[fabric.src[e]]
+    if prices.in_turn:
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            if not fabric.hold_receives[h]:
+                start = max(start, s.busy_until[fabric.hold_resource[h]])
+    return float(start)
+
+
+@inner
+def _cost_over(fabric: Fabric, s: Routing, prices: Prices, e: int, size: int) -> float:
+    """What reaching the end of a link costs, by way of its source."""
+    r = fabric.src[e]
+    took = fabric.alpha[e] + size * fabric.beta[e]
+    waits = _start(fabric, s, prices, e) - s.depth[r]
+    cost = s.cost[r] + prices.waiting * (waits + took) + took
+    cost += (fabric.own_alpha[e] + size * fabric.own_beta[e]) * s.price[e]
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        held = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+        cost += held * s.resource_price[fabric.hold_resource[h]]
+    return float(cost)
+
+
+@inner
+def _look_around(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, r: int, size: int) -> None:
+    """Find the cheapest link to a rank anew, from ranks that something is known of."""
+    s.cost[r] = _NEVER
+    for e in range(fabric.into[r], fabric.into[r + 1]):
+        x = fabric.src[e]
+        # Of the ranks outside the tree only those that a net may pass, and none that waits to be reached.
+        if s.cost[x] < _NEVER and (s.is_in_tree[x] or (nets.may_relay[x] and not s.is_wanted[x])):
+            cost = _cost_over(fabric, s, prices, e, size)
+            if cost < s.cost[r]:
+                s.cost[r] = cost
+                s.came[r] = e
+                s.depth[r] = _start(fabric, s, prices, e) + fabric.alpha[e] + size * fabric.beta[e]
+
+
+@inner
+def _attach(fabric: Fabric, s: Routing, prices: Prices, c: int, r: int, size: int) -> int:
+    """Put a rank, and all on the way to it, into the tree; how many of them are targets.
+
+    ``before`` is set to the rank before each, -1 for the first that was not in the tree's.
+    """
+    found = 0
+    length = 0
+    x = r
+    while not s.is_in_tree[x]:
+        s.path[length] = x
+        length += 1
+        x = fabric.src[s.came[x]]
+    before = x
+    s.before[before] = _NONE
+    for i in range(length - 1, -1, -1):
+        x = s.path[i]
+        e = s.came[x]
+        start = _start(fabric, s, prices, e)
+        s.depth[x] = start + fabric.alpha[e] + size * fabric.beta[e]
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            if prices.in_turn and not fabric.hold_receives[h]:
+                held = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+                s.busy_until[fabric.hold_resource[h]] = start + held
+        s.way[c, x] = e
+        s.is_in_tree[x] = True
+        found += s.is_wanted[x]
+        s.before[x] = before
+        before = x
+    return found
+
+
+@inner
+def _tidy(s: Routing, count: int) -> int:
+    """Leave out of the heap what is stale; how much is left."""
+    kept = ZERO
+    for i in range(count):
+        key, r = s.heap_cost[i], s.heap_rank[i]
+        if key == s.cost[r]:
+            push(s.heap_cost, s.heap_rank, kept, key, r)
+            kept += 1
+    return int(kept)

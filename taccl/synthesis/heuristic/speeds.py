@@ -1,0 +1,106 @@
+"""Which links are fast and which are slow, and what ranks can do with the fast ones alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.synthesis.heuristic.fabric import Holds
+
+__all__ = ["components", "crowded", "fast_rates", "speed_classes"]
+
+#: A link belongs to the next slower class when a send takes this many times that of the class's fastest.
+_CLASS_RATIO = 1.3
+_MAX_CLASSES = 4
+
+
+def crowded(
+    holds: Holds,
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+    duration: NDArray[np.int64],
+    units: int,
+) -> NDArray[np.int64]:
+    """Ticks that a send takes where all ranks send at once: those who share a resource wait for each other.
+
+    Parameters
+    ----------
+    src, dst, duration : (num_slots,)
+        Slots as `holds` has them.
+
+    Returns
+    -------
+    (num_slots,) int64
+    """
+    slowest = duration.copy()
+    if len(holds.slot):
+        # A rank's own port does not make it slower: it is who else sends, and who else receives, that does.
+        crowd = np.full(holds.num_resources, np.iinfo(np.int64).max)
+        for end in (src, dst):
+            pairs = np.unique(np.stack((holds.resource, end[holds.slot])), axis=1)
+            crowd = np.minimum(crowd, np.bincount(pairs[0], minlength=holds.num_resources))
+        length = (holds.alpha + units * holds.beta) * crowd[holds.resource]
+        np.maximum.at(slowest, holds.slot, length)
+    return slowest
+
+
+def speed_classes(duration: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Classes of similar durations, 0 for the shortest; what is beyond the last class joins it."""
+    values = np.unique(duration)
+    classes = np.zeros(len(values), np.int64)
+    shortest, number = values[0], 0
+    for i, value in enumerate(values):
+        if value > _CLASS_RATIO * shortest and number < _MAX_CLASSES - 1:
+            shortest, number = value, number + 1
+        classes[i] = number
+    return classes[np.searchsorted(values, duration)]
+
+
+def components(
+    src: NDArray[np.int64], dst: NDArray[np.int64], speed: NDArray[np.int64], num_ranks: int
+) -> NDArray[np.int64]:
+    num_classes = int(speed.max(initial=0)) + 1
+    component = np.tile(np.arange(num_ranks, dtype=np.int64), (num_classes, 1))
+    if num_classes > 1:
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        for k in range(1, num_classes):
+            fast = speed < k
+            graph = coo_array(
+                (np.ones(int(fast.sum()), np.int8), (src[fast], dst[fast])), shape=(num_ranks, num_ranks)
+            )
+            component[k] = connected_components(graph.tocsr(), directed=True, connection="strong")[1]
+    return component
+
+
+def fast_rates(
+    holds: Holds,
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+    speed: NDArray[np.int64],
+    duration: NDArray[np.int64],
+    units: int,
+    component: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Chunks a tick into every rank over links of faster classes, from its own component.
+
+    A link counts at its own rate, or, where resources are shared, at its part of the busiest of them.
+    """
+    rates = np.zeros(component.shape)
+    alone = 1.0 / np.maximum(holds.own_alpha + units * holds.own_beta, 1)
+    for k in range(1, len(component)):
+        fast = (speed < k) & (component[k][src] == component[k][dst])
+        rows = np.flatnonzero(fast[holds.slot] & holds.receives)
+        length = np.maximum(holds.alpha[rows] + units * holds.beta[rows], 1)
+        demanded = np.bincount(
+            holds.resource[rows], weights=length * alone[holds.slot[rows]], minlength=holds.num_resources
+        )
+        crowd = np.ones(len(src))
+        np.maximum.at(crowd, holds.slot[rows], demanded[holds.resource[rows]])
+        rates[k] = np.bincount(dst[fast], weights=(alone / crowd)[fast], minlength=component.shape[1])
+    return rates

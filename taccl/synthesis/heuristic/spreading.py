@@ -1,0 +1,414 @@
+"""Open spreading, of routes and times at once: chunks over a fabric in seconds, for thousands of ranks.
+
+`spread` runs the compiled kernel under several rules, and keeps the best. Its answer is columns, one row for
+every send and no Python object for any: `Spread.schedule` turns them into a `Schedule` where that is small.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.errors import CollectiveError, InputError, NoSolutionError
+from taccl.schedule.schedule import make_schedule
+from taccl.schedule.spill import room_for
+from taccl.synthesis.heuristic.events import Events, is_stopped, part, stopping
+from taccl.synthesis.heuristic.queues import queue_bytes, send_along_trees, send_queued
+from taccl.synthesis.heuristic.spreading_kernel import (
+    FEWEST_FIRST,
+    HEAP_FULL,
+    IN_TURN,
+    NUM_SENDS,
+    OVER_LIMIT,
+    SHUFFLED,
+    SIGNAL,
+    STUCK,
+    State,
+    mark_needed,
+    spread_chunks,
+)
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.heuristic.fabric import Demand, Fabric
+
+__all__ = ["Rule", "Spread", "default_rules", "memory_needed", "spread"]
+
+_MAX_LANES = 64
+_ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN, "shuffled": SHUFFLED}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the kernel chooses.
+
+    Parameters
+    ----------
+    order : {"fewest-first", "in-turn", "shuffled"}
+        Which link into a rank chooses first: that with the fewest chunks to offer, each in its turn, or any.
+    theta : float
+        How many slow sends' time a rank must be behind its fast component before a slow link repeats for
+        it what the component has already. Negative: links are all the same.
+    """
+
+    order: str = "fewest-first"
+    theta: float = 1.0
+
+
+#: How chunks are sent along routes that are given; `spread` does so where each goes to one rank.
+QUEUES = Rule("urgent-first", -1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What was found: a row for every send, in order of start.
+
+    Parameters
+    ----------
+    chunk : (num_sends,) uint16 or int32
+    link : (num_sends,) int32
+        By index of the topology.
+    start : (num_sends,) int32 or int64
+        Ticks.
+    finish_ticks : int
+        The last arrival.
+    rule, seed :
+        What it was found with.
+    num_runs : int
+        How many rules and seeds were tried.
+    """
+
+    chunk: NDArray[Any]
+    link: NDArray[np.int32]
+    start: NDArray[Any]
+    finish_ticks: int
+    rule: Rule
+    seed: int
+    num_runs: int
+
+    def schedule(self, problem: Problem, *, producer: str = "greedy") -> Schedule:
+        """The `Schedule` of these sends; for problems small enough to hold it."""
+        costs = problem.costs
+        duration = costs.link_alpha[self.link] + costs.chunk_units[self.chunk] * costs.link_beta[self.link]
+        start = self.start.astype(np.int64)
+        return make_schedule(
+            problem, chunk=self.chunk, link=self.link, start=start, end=start + duration, producer=producer
+        )
+
+
+def default_rules(fabric: Fabric) -> tuple[Rule, ...]:
+    """The rules worth trying on a fabric, best guess first."""
+    orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
+    thetas = (1.0, 2.0, 0.5, 0.0) if fabric.num_classes > 1 else (-1.0,)
+    return tuple(Rule(order, theta) for theta in thetas for order in orders)
+
+
+def spread(
+    fabric: Fabric,
+    demand: Demand,
+    *,
+    rules: Sequence[Rule] | None = None,
+    num_runs: int | None = None,
+    seed: int = 0,
+    target_ticks: int = 0,
+    time_limit_s: float | None = None,
+    memory_limit_bytes: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Spread:
+    """Sends that bring every chunk to all that want it, each rank once.
+
+    Parameters
+    ----------
+    rules : sequence of Rule, optional
+        Tried in order, then again with other seeds; by default `default_rules`.
+    num_runs : int, optional
+        How many runs to make; by default one for every rule.
+    target_ticks : int
+        A finish that is good enough, such as a lower bound: the search stops there.
+    time_limit_s : float, optional
+        After so many seconds no further run is begun, and one under way is given up, but for the first.
+    memory_limit_bytes : int, optional
+        Refuse what needs more.
+    spill_dir : path, optional
+        A folder for the columns, in files without names; by default they are in memory.
+
+    Raises
+    ------
+    CollectiveError
+        If a chunk cannot reach a rank that wants it.
+    InputError
+        If it needs more memory than it may.
+    """
+    needed = memory_needed(fabric, demand)
+    if memory_limit_bytes is not None and needed > memory_limit_bytes:
+        raise InputError(
+            f"{fabric.num_ranks} ranks and {demand.num_chunks} chunks need {format_size(needed)}, more than "
+            f"the {format_size(memory_limit_bytes)} allowed; raise the limit, or take fewer ranks or chunks",
+            where="memory_limit",
+        )
+    if demand.target is not None:
+        sent = send_queued(
+            fabric, demand, num_runs=num_runs, seed=seed, target_ticks=target_ticks,
+            time_limit_s=time_limit_s, spill_dir=spill_dir,
+        )  # fmt: skip
+        return Spread(*sent.columns, sent.finish_ticks, QUEUES, sent.seed, sent.num_runs)
+    rules = tuple(rules or default_rules(fabric))
+    began = time.monotonic()
+    best: Spread | None = None
+    runs = 0
+    lanes = _make_lanes(fabric, demand)
+    most_runs = num_runs or len(rules)
+    for rule, run_seed in _runs(rules, most_runs, seed):
+        seconds, limit = None, 2**62
+        if best is not None:
+            seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+            if best.finish_ticks <= target_ticks or (seconds is not None and seconds <= 0):
+                break
+            limit = best.finish_ticks - 1
+        runs += 1
+        name = f"run {runs} of {most_runs}" if most_runs > 1 else ""
+        with part(name, ahead=most_runs - runs):
+            found = _run(fabric, demand, lanes, rule, run_seed, limit, seconds, spill_dir)
+        if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
+            best = found
+        if is_stopped():
+            break
+    if best is None:
+        raise NoSolutionError("no rule found a schedule")
+    if best.finish_ticks > target_ticks and num_runs is None and not is_stopped():
+        seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+        if seconds is None or seconds > 0:
+            limit = best.finish_ticks - 1
+            with part("along trees"):
+                along = send_along_trees(
+                    fabric, demand, limit_ticks=limit, seed=seed, target_ticks=target_ticks,
+                    time_limit_s=seconds, spill_dir=spill_dir,
+                )  # fmt: skip
+            if along is not None:
+                runs += along.num_runs
+                best = Spread(*along.columns, along.finish_ticks, QUEUES, along.seed, runs)
+    return Spread(best.chunk, best.link, best.start, best.finish_ticks, best.rule, best.seed, runs)
+
+
+def memory_needed(fabric: Fabric, demand: Demand) -> int:
+    """Bytes that `spread` needs at its peak, within some percent."""
+    if demand.target is not None:
+        return queue_bytes(fabric, demand)
+    arrivals = fabric.num_ranks * demand.num_chunks
+    if demand.wanted is not None:
+        arrivals = int(np.bitwise_count(demand.wanted).sum())
+    small = 2 if demand.num_chunks <= 1 << 16 else 4
+    row = 2 * small + 4 + 4
+    bits = demand.num_chunks * (fabric.num_ranks + int(fabric.component[1:].max(initial=-1)) + 1) // 8
+    return arrivals * row + bits * max(1, fabric.num_classes - 1) + 400 * fabric.num_slots
+
+
+def _runs(rules: Sequence[Rule], num_runs: int, seed: int) -> Iterator[tuple[Rule, int]]:
+    for run in range(num_runs):
+        yield rules[run % len(rules)], seed + run // len(rules)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The lane of every event that a send over a slot causes, and the room that each lane has."""
+
+    arrival: NDArray[np.int32]
+    freed: NDArray[np.int32]
+    wake: NDArray[np.int32]
+    start: NDArray[np.int64]
+
+
+def _make_lanes(fabric: Fabric, demand: Demand) -> _Lanes:
+    """Events of one delay share a lane; of many delays, or of chunks of several sizes, none has one."""
+    units = demand.units
+    size = int(units[0]) if len(units) else 1
+    took = fabric.alpha + size * fabric.beta
+    own = fabric.own_alpha + size * fabric.own_beta
+    hold = fabric.wake_hold
+    slot = np.repeat(np.arange(fabric.num_slots), np.diff(fabric.wake_of))
+    length = fabric.hold_alpha[hold] + size * fabric.hold_beta[hold]
+    until = np.where(fabric.hold_receives[hold], took[slot], length)
+    wake = np.maximum(until - fabric.group_lead[fabric.wake_group], 0)
+    delays, lane = np.unique(np.concatenate((took, own, wake)), return_inverse=True)
+    lane = lane.reshape(-1)
+    cuts = [fabric.num_slots, 2 * fabric.num_slots]
+    if len(delays) > _MAX_LANES or (len(units) and int(units.min()) != int(units.max())):
+        nowhere = np.full(len(lane), -1, np.int32)
+        arrival, freed, wakes = np.split(nowhere, cuts)
+        return _Lanes(arrival, freed, wakes, np.zeros(1, np.int64))
+    # A slot starts a send every `own` ticks at most: so many of its events can be under way.
+    spacing = np.concatenate((own, own, own[slot]))
+    room = np.bincount(lane, weights=-(-delays[lane] // spacing) + 1, minlength=len(delays))
+    starts = np.concatenate(([0], np.cumsum(room))).astype(np.int64)
+    arrival, freed, wakes = (part.astype(np.int32) for part in np.split(lane, cuts))
+    return _Lanes(arrival, freed, wakes, starts)
+
+
+def _run(
+    fabric: Fabric,
+    demand: Demand,
+    lanes: _Lanes,
+    rule: Rule,
+    seed: int,
+    limit: int,
+    seconds: float | None,
+    spill_dir: str | os.PathLike[str] | None,
+) -> Spread | None:
+    """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
+    start_type: type[np.int32] | type[np.int64] = np.int32
+    heap_room = 0
+    if (lanes.arrival < 0).any():
+        heap_room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
+    units = np.array(demand.units, dtype=np.int64)
+    while True:
+        state = _make_state(
+            fabric, demand, lanes, tiered=rule.theta >= 0, start=start_type, spill_dir=spill_dir
+        )
+        scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
+        events = _make_events(lanes, heap_room)
+        most = int(np.iinfo(start_type).max)
+        done = partial(_done, scalar, num_sends)
+        with part("spreading chunks", done=done), stopping(scalar[SIGNAL:], seconds):
+            finish = int(
+                spread_chunks(
+                    fabric, state, events, units, _ORDERS[rule.order], rule.theta, seed, min(limit, most)
+                )
+            )
+        if finish == OVER_LIMIT and limit > most:
+            start_type = np.int64
+        elif finish == HEAP_FULL:
+            heap_room *= 4
+        else:
+            break
+    if finish == STUCK:
+        raise CollectiveError(
+            f"{int(state.missing.sum())} chunks cannot reach ranks that want them over the links that may be "
+            "used; add links, or ranks that relay",
+            where="destinations",
+        )
+    if finish < 0:
+        return None
+    columns = (state.sent_chunk, state.sent_link, state.sent_start)
+    if demand.needed is not None:
+        columns, finish = _pruned(fabric, demand, *columns)
+    return Spread(*columns, finish, rule, seed, 1)
+
+
+def _pruned(
+    fabric: Fabric, demand: Demand, chunk: NDArray[Any], link: NDArray[np.int32], start: NDArray[Any]
+) -> tuple[tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]], int]:
+    """The sends that lead to ranks that need the chunk, and the last arrival."""
+    assert demand.needed is not None
+    slot_of_link = np.zeros(fabric.num_links, np.int32)
+    slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
+    slot = slot_of_link[link]
+    keep = np.zeros(len(chunk), bool)
+    mark_needed(chunk, fabric.src[slot], fabric.dst[slot], demand.needed.copy(), keep)
+    chunk, link, start, slot = chunk[keep], link[keep], start[keep], slot[keep]
+    end = start + fabric.alpha[slot] + demand.units[chunk] * fabric.beta[slot]
+    return (chunk, link, start), int(end.max(initial=0))
+
+
+def _done(scalar: NDArray[np.int64], num_sends: int) -> float:
+    """The part of the sends that a kernel has found."""
+    return float(scalar[NUM_SENDS]) / num_sends
+
+
+def _make_state(
+    fabric: Fabric,
+    demand: Demand,
+    lanes: _Lanes,
+    *,
+    tiered: bool,
+    start: type[np.int32] | type[np.int64],
+    spill_dir: str | os.PathLike[str] | None,
+) -> State:
+    """The state before anything is sent."""
+    num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
+    width = -(-num_chunks // 8)
+    chunk_of_origin = np.repeat(np.arange(num_chunks), np.diff(demand.origin_of))
+    byte, bit = chunk_of_origin >> 3, (1 << (chunk_of_origin & 7)).astype(np.uint8)
+    if demand.wanted is None:
+        claimed = np.zeros((num_ranks, width), np.uint8)
+        np.bitwise_or.at(claimed, (demand.origin, byte), bit)
+        missing = num_chunks - np.bincount(demand.origin, minlength=num_ranks)
+    else:
+        claimed = ~demand.wanted
+        np.bitwise_or.at(claimed, (demand.origin, byte), bit)
+        missing = 8 * width - np.bitwise_count(claimed).sum(axis=1, dtype=np.int64)
+    filled = np.bincount(demand.origin, minlength=num_ranks)
+    log_of = np.concatenate(([0], np.cumsum(filled + missing)))
+    small = np.uint16 if num_chunks <= 1 << 16 else np.int32
+    log = np.empty(int(log_of[-1]), small)
+    far = np.zeros(num_chunks, np.int64) if demand.reach is None else -demand.reach
+    by_rank = np.lexsort((chunk_of_origin, far[chunk_of_origin], demand.origin))
+    first = np.repeat(log_of[:-1] - (np.cumsum(filled) - filled), filled)
+    log[first + np.arange(len(by_rank))] = chunk_of_origin[by_rank]
+    held, num_held = _held(fabric, demand, chunk_of_origin, tiered=tiered)
+    num_sends = int(missing.sum())
+    return State(
+        log_of=log_of,
+        log=log,
+        log_end=log_of[:-1] + filled,
+        claimed=claimed,
+        missing=missing,
+        held=held,
+        num_held=num_held,
+        resource_free=np.zeros(fabric.num_resources, np.int64),
+        link_free=np.zeros(num_slots, np.int64),
+        place=np.zeros(num_slots, np.int64),
+        fresh_place=np.zeros(num_slots, np.int64),
+        armed=np.zeros(num_slots, bool),
+        turn=np.zeros(num_slots, np.int64),
+        queue=np.zeros(num_slots, np.int64),
+        active=np.zeros(num_ranks, np.int64),
+        is_active=np.zeros(num_ranks, bool),
+        arrival_lane=lanes.arrival,
+        freed_lane=lanes.freed,
+        wake_lane=lanes.wake,
+        sent_chunk=room_for(num_sends, small, spill_dir),
+        sent_link=room_for(num_sends, np.int32, spill_dir),
+        sent_start=room_for(num_sends, start, spill_dir),
+        scalar=np.zeros(5, np.int64),
+    )
+
+
+def _make_events(lanes: _Lanes, heap_room: int) -> Events:
+    num_lanes, room = len(lanes.start) - 1, int(lanes.start[-1])
+    return Events(
+        lane_of=lanes.start,
+        lane_head=np.zeros(num_lanes, np.int64),
+        lane_size=np.zeros(num_lanes, np.int64),
+        lane_time=np.empty(room, np.int64),
+        lane_what=np.empty(room, np.int64),
+        heap_time=np.empty(heap_room, np.int64),
+        heap_what=np.empty(heap_room, np.int64),
+        heap_size=np.zeros(1, np.int64),
+    )
+
+
+def _held(
+    fabric: Fabric, demand: Demand, chunk_of_origin: NDArray[np.int64], *, tiered: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Bits of the chunks that some rank of a component has, by class and component; and their number."""
+    width = -(-demand.num_chunks // 8)
+    if not tiered or fabric.num_classes == 1:
+        return np.zeros((0, 0, width), np.uint8), np.zeros((0, 0), np.int64)
+    num_components = int(fabric.component[1:].max()) + 1
+    held = np.zeros((fabric.num_classes, num_components, width), np.uint8)
+    bit = (1 << (chunk_of_origin & 7)).astype(np.uint8)
+    for k in range(1, fabric.num_classes):
+        np.bitwise_or.at(held[k], (fabric.component[k][demand.origin], chunk_of_origin >> 3), bit)
+    return held, np.bitwise_count(held).sum(axis=2, dtype=np.int64)

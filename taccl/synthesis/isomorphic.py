@@ -1,0 +1,189 @@
+"""Halves of an allreduce that are one problem under other names: what is found for one serves the other.
+
+Turned round, a network is often the same again: with the ranks as they are, or with neighbours swapped, as
+where one rank of a pair sends for both and the other receives. Then a half is searched once, for longer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taccl.clauses import CLAUSES
+from taccl.sketch.symmetry import offset_permutation
+from taccl.synthesis.greedy import ListSchedule, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from taccl.problem import Problem
+    from taccl.synthesis.search import Search
+
+__all__ = ["Isomorphism", "find_isomorphism", "hand_over"]
+
+
+@dataclass(frozen=True, slots=True)
+class Isomorphism:
+    """What ranks, chunks and links of one problem are called in another.
+
+    Parameters
+    ----------
+    ranks, chunks : tuple of int
+    links : mapping of int to int
+        Of the links that may be used.
+    """
+
+    ranks: tuple[int, ...]
+    chunks: tuple[int, ...]
+    links: Mapping[int, int]
+
+
+def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
+    """How `one` is renamed to become `other`: by the identity, or by a shift inside blocks of ranks.
+
+    Returns
+    -------
+    Isomorphism or None
+        None also where it is another problem for reasons that no renaming mends, such as derived chunks.
+    """
+    if _scalars(one) != _scalars(other):
+        return None
+    for ranks in dict.fromkeys(_renamings(one.topology.num_ranks)):
+        chunks = _match(_chunk_names(one, ranks), _chunk_names(other, range(len(ranks))))
+        links = _match(_link_names(one, ranks), _link_names(other, range(len(ranks))))
+        if chunks is None or links is None or not _keeps_nodes(one, other, ranks):
+            continue
+        if _holders(one, links) == _holders(other, {e: e for e in links.values()}):
+            return Isomorphism(ranks, tuple(chunks[c] for c in range(len(chunks))), links)
+    return None
+
+
+def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
+    """Offer the schedule of one search to that of the isomorphic problem; whether it was taken.
+
+    It is not where the two are folded by different symmetries.
+    """
+    if found.best_fold is None:
+        return False
+    group = search.folded.group
+    back = _inverse(names.ranks)
+    others = found.folded.group
+    turned = [[names.ranks[g.ranks[r]] for r in back] for g in others.generators]
+    if not group.made_by(turned, others.order):
+        return False
+    number = {(move.chunk, move.link): m for m, move in enumerate(search.folded.moves)}
+    sends = []
+    for send in found.best_fold.sends:
+        moves = [found.folded.moves[m] for m in send.moves]
+        pairs = [(names.chunks[move.chunk], names.links[move.link]) for move in moves]
+        images = group.sends(pairs)
+        image = next((image for image in images if all(pair in number for pair in image)), None)
+        if image is None:
+            return False
+        renamed = tuple(number[pair] for pair in image)
+        link = search.folded.moves[renamed[0]].link_orbit
+        sends.append(Send(link, renamed, send.start_ticks, send.end_ticks))
+    schedule = ListSchedule(tuple(sends), found.best_fold.finish_ticks)
+    producer = found.best.producer if found.best is not None else ""
+    return search.offer(schedule, producer=producer) is not None
+
+
+def _renamings(num_ranks: int) -> Iterator[tuple[int, ...]]:
+    """The identity, then shifts inside blocks of ranks, small blocks first."""
+    yield tuple(range(num_ranks))
+    sizes = [size for size in range(2, num_ranks + 1) if num_ranks % size == 0]
+    for block in sizes:
+        for step in (1, *sizes):
+            if step < block and block % step == 0:
+                yield offset_permutation(num_ranks, step, block)
+
+
+def _keeps_nodes(one: Problem, other: Problem, ranks: Sequence[int]) -> bool:
+    """Whether ranks of one node stay together, and others apart."""
+    nodes = {
+        (one.topology.node_of_rank[r], other.topology.node_of_rank[image]) for r, image in enumerate(ranks)
+    }
+    return len(nodes) == one.topology.num_nodes == other.topology.num_nodes
+
+
+def _scalars(problem: Problem) -> tuple[Hashable, ...]:
+    """What no renaming changes."""
+    clauses, collective = problem.clauses, problem.collective
+    return (
+        problem.topology.num_ranks,
+        collective.num_chunks,
+        not collective.derivations and not collective.combining,
+        problem.costs.ticks_per_us,
+        tuple(getattr(clauses, name) for name, each in CLAUSES.items() if each.is_scalar),
+        clauses.relays is None,
+    )
+
+
+def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hashable]]:
+    """(chunk, what tells it from others) with ranks renamed."""
+    units = problem.costs.chunk_units.tolist()
+    return [
+        (c, (_renamed(data.origins, ranks), _renamed(data.destinations, ranks), units[c]))
+        for c, data in enumerate(problem.collective.chunks)
+    ]
+
+
+def _link_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hashable]]:
+    """(link, what tells it from others) of every link that may be used, with ranks renamed."""
+    topology, costs, clauses = problem.topology, problem.costs, problem.clauses
+    names: list[tuple[int, Hashable]] = []
+    for e in sorted(problem.links_allowed):
+        ends = topology.links[e]
+        name = (
+            _renamed(ends.srcs, ranks),
+            _renamed(ends.dsts, ranks),
+            topology.is_internode(e),
+            int(costs.link_alpha[e]),
+            int(costs.link_beta[e]),
+            tuple(each.at_link(getattr(clauses, name), e, ranks) for name, each in CLAUSES.items()),
+        )
+        names.append((e, name))
+    return names
+
+
+def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int, ...]]]:
+    """Per resource in use, which links hold it, when and for how long; links renamed."""
+    costs = problem.costs
+    held: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for index, hold in enumerate(problem.topology.holds):
+        if hold.link in links:
+            alpha, beta = int(costs.hold_alpha[index]), int(costs.hold_beta[index])
+            spare_alpha = int(costs.link_alpha[hold.link]) - alpha
+            spare_beta = int(costs.link_beta[hold.link]) - beta
+            late = hold.side == "receive"
+            held[hold.resource].append((links[hold.link], alpha, beta, spare_alpha * late, spare_beta * late))
+    resources = []
+    for holds in held.values():
+        # Holds that all begin equally long after their sends might as well begin with them.
+        alike = len({each[3:] for each in holds}) == 1 and not holds[0][4]
+        resources.append(sorted(each[:3] + ((0, 0) if alike else each[3:]) for each in holds))
+    return sorted(resources)
+
+
+def _match(
+    one: Iterable[tuple[int, Hashable]], other: Iterable[tuple[int, Hashable]]
+) -> dict[int, int] | None:
+    """Pair indices of equal names, in order; None where one is left over."""
+    waiting: dict[Hashable, list[int]] = defaultdict(list)
+    for index, name in other:
+        waiting[name].append(index)
+    pairs = {}
+    for index, name in one:
+        if not waiting[name]:
+            return None
+        pairs[index] = waiting[name].pop(0)
+    return None if any(waiting.values()) else pairs
+
+
+def _inverse(names: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(names)), key=lambda i: names[i]))
+
+
+def _renamed(ranks: Iterable[int], names: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted({names[r] for r in ranks}))

@@ -1,0 +1,178 @@
+"""An allreduce from its two halves: the reduction and the spreading as one job shop, so that they overlap.
+
+Each half brings its routes. A chunk's sum is complete at a rank when all that it reduces from has arrived
+(a join); from its root it spreads. CP-SAT orders and merges the sends of both halves together.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from taccl.schedule.schedule import Schedule
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.greedy import ListSchedule, Send
+from taccl.synthesis.paper import jobshop
+from taccl.synthesis.paper.orbits import Move, Orbits, Place
+from taccl.synthesis.paper.routing import needed_moves
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem import Problem
+    from taccl.synthesis.search import Search
+
+__all__ = ["overlap"]
+
+_PRODUCER = "both halves, overlapped"
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """Both halves on one fold: reducing moves first, then spreading ones."""
+
+    orbits: Orbits
+    reducing: frozenset[int]
+    joins: frozenset[int]
+
+
+def overlap(search: Search, halves: Sequence[Search]) -> None:
+    """Look for a schedule in which the halves overlap better; it is offered, and the stage recorded.
+
+    Parameters
+    ----------
+    search : Search
+        Of the whole, whose incumbent is one half after the other.
+    halves : (reduction, spreading) searches
+        Over folds by the same group.
+    """
+    since = time.monotonic()
+    reduction, spreading = halves
+    before = search.best
+    groups = [half.folded.group for half in halves]
+    same = groups[0].made_by((g.ranks for g in groups[1].generators), groups[1].order)
+    late = search.deadline.left_s < search.parameters.halves.least_overlap_s
+    if search.is_met or late or not same or not isinstance(before, Schedule):
+        return
+    joint = _joint(search.problem, reduction, spreading)
+    options = search.options
+    answer = jobshop.solve(
+        joint.orbits,
+        optional=(),
+        required=range(len(joint.orbits.moves)),
+        upper_ticks=before.finish_ticks,
+        lower_ticks=search.bound_ticks,
+        hint=_hint(joint, before),
+        joins=joint.joins,
+        reducing=joint.reducing,
+        time_limit_s=search.deadline.left_s,
+        threads=options.threads,
+        seed=options.seed,
+        memory_limit_mb=options.memory_limit_mb,
+        log=options.log,
+    )
+    if answer.status == "interrupted":
+        search.interrupt()
+    finish, message = None, answer.message
+    if answer.schedule is not None:
+        finish = search.offer_whole(_unfold(joint, answer.schedule.sends), producer=_PRODUCER, proposed=True)
+        message = message if finish is not None else "refused by the verifier"
+    bound_us = search.ticks_to_us(answer.bound_ticks)
+    search.record(
+        "overlap", "cpsat", answer.status, since, finish_us=finish, bound_us=bound_us, message=message
+    )
+
+
+def _joint(problem: Problem, reduction: Search, spreading: Search) -> _Joint:
+    """The chosen moves of both halves on one fold of the combining problem."""
+    moves: list[Move] = []
+    places: dict[tuple[str, int, int], int] = {}
+    kinds: list[tuple[str, Place]] = []
+
+    def place(half: str, at: Place) -> int:
+        # The spreading starts where the sum is complete: its origins are the reduction's roots.
+        key = ("reduce" if at.is_origin else half, at.chunk, at.rank)
+        if key not in places:
+            places[key] = len(kinds)
+            kinds.append((key[0], at))
+        return places[key]
+
+    for half, search in (("reduce", reduction), ("spread", spreading)):
+        assert search.best_fold is not None, "each half has a schedule"
+        for m in sorted(needed_moves(search.folded, search.best_fold)):
+            move = search.folded.moves[m]
+            srcs = tuple(place(half, search.folded.places[p]) for p in move.srcs)
+            dsts = tuple(place(half, search.folded.places[p]) for p in move.dsts)
+            if half == "reduce":
+                srcs, dsts = dsts, srcs
+            moves.append(replace(move, srcs=srcs, dsts=dsts, after_ticks=0, tail_ticks=0))
+    num_reducing = len(needed_moves(reduction.folded, reduction.best_fold))  # type: ignore[arg-type]
+    entered = {p for move in moves for p in move.dsts}
+    joins = {p for p, (kind, _) in enumerate(kinds) if kind == "reduce"}
+    base = spreading.folded
+    into = [tuple(m for m, move in enumerate(moves) if p in move.dsts) for p in range(len(kinds))]
+    out = [tuple(m for m, move in enumerate(moves) if p in move.srcs) for p in range(len(kinds))]
+    orbits = Orbits(
+        problem=problem,
+        group=base.group,
+        places=tuple(
+            Place(
+                at.chunk,
+                at.rank,
+                0,
+                p not in entered,
+                kind == "spread" and at.is_destination,
+                into[p],
+                out[p],
+            )
+            for p, (kind, at) in enumerate(kinds)
+        ),
+        moves=tuple(moves),
+        link_rep=base.link_rep,
+        holds=base.holds,
+        num_resources=base.num_resources,
+        single_path=(False,) * problem.collective.num_chunks,
+        link_orbit=base.link_orbit,
+        resource_orbit=base.resource_orbit,
+    )
+    return _Joint(orbits, frozenset(range(num_reducing)), frozenset(joins))
+
+
+def _hint(joint: _Joint, schedule: Schedule) -> ListSchedule:
+    """The halves one after the other, on the joint fold."""
+    number = {(move.chunk, move.link, m in joint.reducing): m for m, move in enumerate(joint.orbits.moves)}
+    groups: dict[int, list[int]] = {}
+    times: dict[int, tuple[int, int]] = {}
+    for t in schedule:
+        m = number.get((t.chunk, t.link, t.reduce))
+        if m is not None:
+            groups.setdefault(t.group, []).append(m)
+            times[t.group] = (t.start_ticks, t.end_ticks)
+    sends = [
+        Send(joint.orbits.moves[moves[0]].link_orbit, tuple(moves), *times[group])
+        for group, moves in groups.items()
+    ]
+    return ListSchedule(tuple(sends), schedule.finish_ticks)
+
+
+def _unfold(joint: _Joint, sends: Sequence[Send]) -> Schedule:
+    """The schedule of the whole problem that sends on the joint fold stand for."""
+    columns: dict[tuple[int, int, bool], tuple[int, int]] = {}
+    number = 0
+    for send in sends:
+        reduces = send.moves[0] in joint.reducing
+        moves = [joint.orbits.moves[m] for m in send.moves]
+        for pairs in joint.orbits.group.sends([(move.chunk, move.link) for move in moves]):
+            for c, e in pairs:
+                columns.setdefault((c, e, reduces), (send.start_ticks, number))
+            number += 1
+    return exact_times(
+        joint.orbits.problem,
+        chunk=[c for c, _, _ in columns],
+        link=[e for _, e, _ in columns],
+        reduce=[r for _, _, r in columns],
+        starts=[start for start, _ in columns.values()],
+        group=[group for _, group in columns.values()],
+        producer=_PRODUCER,
+    )

@@ -1,0 +1,365 @@
+"""The job shop in CP-SAT, built from plain arrays and solved; runs in a worker process.
+
+An interval per move that is sent by itself, a row of batches per link that merges; see `jobshop`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["run"]
+
+
+def run(payload: dict[str, Any], control: Any) -> dict[str, Any]:
+    """Build the job shop in CP-SAT and solve it; called in a worker process."""
+    from ortools.sat.python import cp_model
+
+    shop = _Shop(cp_model, payload)
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.max_time_in_seconds = max(0.1, min(payload["time_limit_s"], control.time_left_s()))
+    parameters.num_workers = max(1, int(payload["threads"]))
+    parameters.random_seed = int(payload["seed"]) % (2**31)
+    parameters.log_search_progress = bool(payload["log"])
+
+    class Watch(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
+        def on_solution_callback(self) -> None:
+            control.progress(
+                {"status": "feasible"}
+                | shop.read(self.value, self.objective_value, self.best_objective_bound)
+            )
+            if control.stop_requested():
+                self.stop_search()
+
+    status = solver.solve(shop.model, Watch())
+    names = {cp_model.OPTIMAL: "optimal", cp_model.FEASIBLE: "feasible", cp_model.INFEASIBLE: "infeasible"}
+    name = names.get(status, "no-solution")
+    if name in ("optimal", "feasible"):
+        return {"status": name} | shop.read(solver.value, solver.objective_value, solver.best_objective_bound)
+    return {"status": name, "bound": None}
+
+
+class _Shop:
+    """The CP-SAT model of a payload, and how to read its solutions."""
+
+    def __init__(self, cp: Any, payload: dict[str, Any]) -> None:
+        self.payload, self.model = payload, cp.CpModel()
+        model, upper = self.model, payload["upper"]
+        self.count = len(payload["link"])
+        self.finish = model.new_int_var(min(payload["lower"], upper), upper, "finish")
+        self.arrival: dict[int, Any] = {}
+        self.made: list[Any] = []
+        self.brings: dict[tuple[int, int], Any] = {}
+        self.begin: dict[int, Any] = {}
+        self.intervals: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
+        self.held: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+        self.batches: dict[int, _Batches] = {}
+        for link, *rest in payload["held"]:
+            self.held[link].append(tuple(rest))
+        self._route()
+        if payload["least_hops"]:
+            self._limit_hops()
+        moves_of_link: dict[int, list[int]] = defaultdict(list)
+        for m, link in enumerate(payload["link"]):
+            moves_of_link[link].append(m)
+        for link, moves in sorted(moves_of_link.items()):
+            if payload["merging"][link]:
+                self.batches[link] = _Batches(self, link, moves)
+            else:
+                for m in moves:
+                    self._single(m, link)
+                if payload["own_first"][link]:
+                    self._own_first(link, moves)
+        for used in self.intervals.values():
+            model.add_no_overlap([interval for interval, _ in used])
+            model.add(self.finish >= sum(load for _, load in used))
+        model.minimize(self.finish)
+
+    def at(self, place: int) -> Any:
+        """When the chunk is at a place."""
+        if self.payload["is_origin"][place]:
+            return 0
+        if place not in self.arrival:
+            head, upper = self.payload["head"][place], self.payload["upper"]
+            self.arrival[place] = self.model.new_int_var(min(head, upper), upper, "")
+            hinted = int(self.payload["hint_arrival"][place])
+            self.model.add_hint(self.arrival[place], hinted if hinted >= 0 else upper)
+            if self.payload["is_destination"][place]:
+                self.model.add(self.finish >= self.arrival[place])
+        return self.arrival[place]
+
+    def _route(self) -> None:
+        """Which moves are made: one into each destination, none out of a place that nothing enters."""
+        payload, model = self.payload, self.model
+        into: dict[int, list[int]] = defaultdict(list)
+        out: dict[int, list[int]] = defaultdict(list)
+        for m in range(self.count):
+            self.made.append(True if payload["is_required"][m] else model.new_bool_var(""))
+            for p in payload["dsts"][m]:
+                into[p].append(m)
+            for p in payload["srcs"][m]:
+                out[p].append(m)
+        for p in range(len(payload["head"])):
+            entering = [self._brings(m, p, into[p]) for m in into[p]]
+            leaving = [self.made[m] for m in out[p]]
+            single = any(payload["single"][m] for m in (*into[p], *out[p]))
+            if payload["is_join"][p]:
+                continue
+            if payload["is_origin"][p]:
+                if single and leaving and not payload["is_destination"][p]:
+                    model.add(sum(leaving) <= 1)
+                continue
+            if payload["is_destination"][p]:
+                model.add(sum(entering) == 1) if len(entering) > 1 else model.add_bool_or(entering or [False])
+            elif single:
+                model.add(sum(entering) == sum(leaving))
+            elif entering:
+                model.add(sum(entering) <= 1)
+            if not single or payload["is_destination"][p]:
+                for each in leaving:
+                    if each is True:
+                        model.add_bool_or(entering)
+                    else:
+                        model.add_bool_or([*entering, each.negated()])
+
+    def _limit_hops(self) -> None:
+        """How many links a chunk has passed at every place: one more than before the move that brings it."""
+        payload, model = self.payload, self.model
+        passed = [
+            0 if is_origin else model.new_int_var(min(least, most), max(least, most), "")
+            for is_origin, least, most in zip(
+                payload["is_origin"], payload["least_hops"], payload["most_hops"], strict=True
+            )
+        ]
+        for m, anew in enumerate(payload["starts_anew"]):
+            for p in payload["dsts"][m]:
+                for a in payload["srcs"][m] if not payload["is_origin"][p] else ():
+                    before = 0 if anew else passed[a]
+                    self.only_if(model.add(passed[p] >= before + 1), self.brings.get((m, p), self.made[m]))
+
+    def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:
+        """Whether the chunk is at a place by this move: a multicast may also bring what nobody needs."""
+        payload = self.payload
+        plain = payload["is_join"][p] or payload["is_origin"][p]
+        if plain or all(len(payload["dsts"][k]) == 1 for k in into):
+            return self.made[m]
+        brings = self.brings[m, p] = self.model.new_bool_var("")
+        if self.made[m] is not True:
+            self.model.add_implication(brings, self.made[m])
+        return brings
+
+    def only_if(self, constraint: Any, *literals: Any) -> None:
+        """Enforce a constraint only where all literals that are not plainly true hold."""
+        conditions = [literal for literal in literals if literal is not True]
+        if conditions:
+            constraint.only_enforce_if(conditions)
+
+    def _single(self, m: int, link: int) -> None:
+        """A send of one chunk: an interval on everything that its link holds."""
+        payload, model, upper = self.payload, self.model, self.payload["upper"]
+        duration, units, made = payload["duration"][m], payload["units"][m], self.made[m]
+        latest = max(0, upper - duration - payload["after"][m])
+        start = model.new_int_var(0, latest, "")
+        self.begin[m] = start
+        for p in payload["srcs"][m]:
+            self.only_if(model.add(start >= self.at(p)), made)
+        for p in payload["dsts"][m]:
+            self.only_if(model.add(self.at(p) >= start + duration), self.brings.get((m, p), made))
+        for resource, alpha, beta, receives in self.held[link]:
+            length = alpha + units * beta
+            offset = duration - length if receives else 0
+            if made is True:
+                interval = model.new_fixed_size_interval_var(start + offset, length, "")
+                self.intervals[resource].append((interval, length))
+            else:
+                interval = model.new_optional_fixed_size_interval_var(start + offset, length, made, "")
+                self.intervals[resource].append((interval, length * made))
+        hinted = int(payload["hint_start"][m])
+        if made is not True:
+            model.add_hint(made, hinted >= 0)
+        model.add_hint(start, max(0, min(hinted, latest)))
+
+    def _own_first(self, link: int, moves: Sequence[int]) -> None:
+        """Own chunks a latency before relayed ones; of reductions they end a latency after them."""
+        payload = self.payload
+        for own in (m for m in moves if payload["is_own"][m]):
+            reduces = payload["reduces"][own]
+            for relayed in (
+                m for m in moves if not payload["is_own"][m] and payload["reduces"][m] == reduces
+            ):
+                first, second = (relayed, own) if reduces else (own, relayed)
+                gap = payload["duration"][first]
+                self.only_if(
+                    self.model.add(self.begin[second] >= self.begin[first] + gap),
+                    self.made[own],
+                    self.made[relayed],
+                )
+
+    def read(self, value: Callable[[Any], int], objective: float, bound: float) -> dict[str, Any]:
+        """The moves that are made, when each starts, and which start together."""
+        moves, starts, together = [], [], []
+        for m in range(self.count):
+            if self.made[m] is not True and not value(self.made[m]):
+                continue
+            link = self.payload["link"][m]
+            moves.append(int(self.payload["move"][m]))
+            if link in self.batches:
+                begin, batch = self.batches[link].read(m, value)
+                starts.append(begin)
+                together.append(-1 - (link * self.count + batch))
+            else:
+                starts.append(int(value(self.begin[m])))
+                together.append(m)
+        return {
+            "move": np.array(moves, dtype=np.int64),
+            "start": np.array(starts, dtype=np.int64),
+            "batch": np.array(together, dtype=np.int64),
+            "finish": round(objective),
+            "bound": round(bound),
+        }
+
+
+class _Batches:
+    """The row of batches of one merging link: each a merged send, in order, used from the first on."""
+
+    def __init__(self, shop: _Shop, link: int, moves: Sequence[int]) -> None:
+        self.shop, self.link, self.moves = shop, link, moves
+        payload, model, upper = shop.payload, shop.model, shop.payload["upper"]
+        self.alpha, self.beta = payload["link_alpha"][link], payload["link_beta"][link]
+        self.max_merge, count = payload["max_merge"], len(moves)
+        hinted = sorted({int(payload["hint_batch"][m]) for m in moves} - {-1}, key=self._hinted_start)
+        rows = min(count, max(-(-count // self.max_merge) + 2, len(hinted)) if count > 10 else count)
+        total = sum(payload["units"][m] for m in moves)
+        self.starts = [model.new_int_var(0, upper, "") for _ in range(rows)]
+        self.ends = [model.new_int_var(0, upper, "") for _ in range(rows)]
+        self.units = [model.new_int_var(0, total, "") for _ in range(rows)]
+        self.used = [model.new_bool_var("") for _ in range(rows)]
+        self.chosen = {m: [model.new_bool_var("") for _ in range(rows)] for m in moves}
+        for m in moves:
+            model.add(sum(self.chosen[m]) == (1 if shop.made[m] is True else shop.made[m]))
+        for j in range(rows):
+            self._one(j)
+        for j in range(1, rows):
+            model.add_implication(self.used[j], self.used[j - 1])
+        self._hold()
+        self._apart()
+        if payload["own_first"][link]:
+            self._own_first()
+        self._hint(hinted)
+
+    def _hinted_start(self, batch: int) -> int:
+        payload = self.shop.payload
+        return min(int(payload["hint_start"][m]) for m in self.moves if payload["hint_batch"][m] == batch)
+
+    def _one(self, j: int) -> None:
+        """A batch lasts alpha plus beta for its chunks, there at its start and arriving at its end."""
+        shop, payload, model = self.shop, self.shop.payload, self.shop.model
+        inside = [self.chosen[m][j] for m in self.moves]
+        model.add(sum(inside) <= self.max_merge * self.used[j])
+        model.add(sum(inside) >= self.used[j])
+        model.add(self.units[j] == sum(payload["units"][m] * self.chosen[m][j] for m in self.moves))
+        model.add(self.ends[j] == self.starts[j] + self.alpha * self.used[j] + self.beta * self.units[j])
+        for m in self.moves:
+            for p in payload["srcs"][m]:
+                if not payload["is_origin"][p]:
+                    model.add(self.starts[j] >= shop.at(p)).only_enforce_if(self.chosen[m][j])
+            for p in payload["dsts"][m]:
+                arrives = model.add(shop.at(p) >= self.ends[j])
+                shop.only_if(arrives, self.chosen[m][j], shop.brings.get((m, p), True))
+
+    def _hold(self) -> None:
+        """Batches hold the link's resources one after another; those of others share by no-overlap."""
+        shop, model, upper = self.shop, self.shop.model, self.shop.payload["upper"]
+        shared = defaultdict(set)
+        for link, resource, *_ in shop.payload["held"]:
+            shared[resource].add(link)
+        for resource, alpha, beta, receives in shop.held[self.link]:
+            previous = None
+            for j in range(len(self.starts)):
+                length = alpha * self.used[j] + beta * self.units[j]
+                begin = self.ends[j] - length if receives else self.starts[j]
+                if previous is not None:
+                    model.add(begin >= previous)
+                previous = begin + length
+                if len(shared[resource]) > 1:
+                    size = model.new_int_var(0, upper, "")
+                    end = model.new_int_var(0, upper, "")
+                    first = model.new_int_var(0, upper, "")
+                    model.add(size == length)
+                    model.add(end == previous)
+                    model.add(first == begin)
+                    interval = model.new_optional_interval_var(first, size, end, self.used[j], "")
+                    shop.intervals[resource].append((interval, length))
+        model.add(shop.finish >= self.ends[-1])
+
+    def _apart(self) -> None:
+        """No batch both copies and reduces."""
+        payload, model = self.shop.payload, self.shop.model
+        if len({payload["reduces"][m] for m in self.moves}) < 2:
+            return
+        for j in range(len(self.starts)):
+            reduces = model.new_bool_var("")
+            for m in self.moves:
+                literal = reduces if payload["reduces"][m] else reduces.negated()
+                model.add_implication(self.chosen[m][j], literal)
+
+    def _own_first(self) -> None:
+        """Batches of own chunks come before batches of relayed ones; of reductions, after them."""
+        payload, model = self.shop.payload, self.shop.model
+        for reduces in (False, True):
+            moves = [m for m in self.moves if payload["reduces"][m] == reduces]
+            later = [model.new_bool_var("") for _ in self.starts]
+            for j in range(1, len(later)):
+                model.add_implication(later[j - 1], later[j])
+            for m in moves:
+                for j, phase in enumerate(later):
+                    goes_later = payload["is_own"][m] == reduces
+                    model.add_implication(self.chosen[m][j], phase if goes_later else phase.negated())
+            if len({payload["is_own"][m] for m in moves}) > 1:
+                self._latency_apart(moves, reduces=reduces)
+
+    def _latency_apart(self, moves: Sequence[int], *, reduces: bool) -> None:
+        """Relayed chunks start a latency after own ones; of reductions, own ones end one after them."""
+        payload, model = self.shop.payload, self.shop.model
+        turn = model.new_int_var(0, payload["upper"], "")
+        for m in moves:
+            own = bool(payload["is_own"][m])
+            latency = self.alpha + self.beta * payload["units"][m] if own else 0
+            for chosen, start, end in zip(self.chosen[m], self.starts, self.ends, strict=True):
+                if reduces:
+                    apart = model.add(end >= turn + latency) if own else model.add(turn >= end)
+                else:
+                    apart = model.add(turn >= start + latency) if own else model.add(start >= turn)
+                apart.only_enforce_if(chosen)
+
+    def _hint(self, hinted: Sequence[int]) -> None:
+        payload, model = self.shop.payload, self.shop.model
+        row = {batch: j for j, batch in enumerate(hinted) if j < len(self.starts)}
+        end = 0
+        for j in range(len(self.starts)):
+            inside = [m for m in self.moves if row.get(int(payload["hint_batch"][m])) == j]
+            begin = self._hinted_start(hinted[j]) if inside else end
+            units = sum(payload["units"][m] for m in inside)
+            end = begin + (self.alpha + self.beta * units if inside else 0)
+            model.add_hint(self.starts[j], begin)
+            model.add_hint(self.ends[j], end)
+            model.add_hint(self.units[j], units)
+            model.add_hint(self.used[j], bool(inside))
+            for m in self.moves:
+                model.add_hint(self.chosen[m][j], m in inside)
+        for m in self.moves:
+            if self.shop.made[m] is not True:
+                model.add_hint(self.shop.made[m], int(payload["hint_batch"][m]) in row)
+
+    def read(self, m: int, value: Callable[[Any], int]) -> tuple[int, int]:
+        """(start, batch) of a move that is made."""
+        for j, literal in enumerate(self.chosen[m]):
+            if value(literal):
+                return int(value(self.starts[j])), j
+        raise AssertionError("a move that is made is in a batch")

@@ -1,0 +1,473 @@
+"""The problem folded by its symmetry: a move per orbit of (chunk, link), a place per orbit of (chunk, rank).
+
+Routing, ordering, contiguity, the list scheduler and the job shop all work on `Orbits`. With the trivial
+group it is the problem itself. A *place* is a chunk at a rank; a *move* takes a chunk over a link, from
+places to places. Symmetry is applied by substitution: what the members of an orbit do, they do alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.distances import Distances
+from taccl.deadline import NEVER, Deadline
+from taccl.sketch.group import Symmetries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.problem import Problem
+    from taccl.topology.topology import Hold
+
+__all__ = ["Held", "Hops", "Move", "Orbits", "Place", "fold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A send of u units holds an orbit of resources for ``alpha + u * beta`` ticks, `count` times over."""
+
+    resource: int
+    alpha: int
+    beta: int
+    receives: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An orbit of chunks at ranks.
+
+    Parameters
+    ----------
+    chunk, rank : int
+        Of the representative.
+    head_ticks : int
+        Earliest possible arrival; 0 at an origin.
+    is_origin, is_destination : bool
+    moves_in, moves_out : tuple of int
+    """
+
+    chunk: int
+    rank: int
+    head_ticks: int
+    is_origin: bool
+    is_destination: bool
+    moves_in: tuple[int, ...]
+    moves_out: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An orbit of chunks over links.
+
+    Parameters
+    ----------
+    chunk, link : int
+        Of a member whose link represents its orbit, so that moves of one link orbit can merge.
+    link_orbit : int
+    srcs, dsts : tuple of int
+        Places. A destination that holds the chunk from the start is left out.
+    units, duration : int
+        Of a send of its own, in ticks.
+    tail_ticks : int
+        The longest shortest way that is left, from the end of the move, to a destination that the move
+        is on a shortest way to; -1 where it is on none.
+    after_ticks : int
+        The shortest way that is left, from the end of the move, to the nearest destination.
+    is_own : bool
+        Whether the chunk starts at the link's sender (for links on which own chunks go first).
+    enters : int
+        Where the link joins nodes and the chunk has more than one destination: the number of the orbit of
+        (chunk, node) that it enters; -1 elsewhere.
+    links : tuple of int
+        Those of the members whose chunk represents its orbit.
+    """
+
+    chunk: int
+    link: int
+    link_orbit: int
+    srcs: tuple[int, ...]
+    dsts: tuple[int, ...]
+    units: int
+    duration: int
+    tail_ticks: int
+    after_ticks: int
+    is_own: bool
+    enters: int = -1
+    links: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """How many links a chunk may pass; of each place the fewest to it, and from it to a destination."""
+
+    limit: int
+    least: list[int]
+    left: list[int]
+    starts_anew: frozenset[int]
+
+    def after(self, m: int, move: Move, passed: Sequence[int]) -> int:
+        """How many links the chunk has passed after a move, from how many it had at every place."""
+        return 1 if m in self.starts_anew else 1 + max(passed[p] for p in move.srcs)
+
+    def leads_on(self, after: int, p: int) -> bool:
+        """Whether a chunk that comes to a place after so many links may still get to a destination."""
+        return after + self.left[p] <= self.limit
+
+    def is_near(self, m: int, move: Move) -> bool:
+        """Whether a chunk that passes as few links as it can may still get to a destination after a move."""
+        after = self.after(m, move, self.least)
+        return any(self.leads_on(after, p) for p in move.dsts)
+
+    def is_shortest(self, m: int, move: Move, *, alone: bool) -> bool:
+        """Whether a move is on a path of the fewest links; `alone`: of a chunk with one destination.
+
+        Following such moves alone a chunk never comes too far to go on.
+        """
+        if alone:
+            return all(self.left[a] == 1 + min(self.left[p] for p in move.dsts) for a in move.srcs)
+        after = self.after(m, move, self.least)
+        return any(self.least[p] == after for p in move.dsts)
+
+
+@dataclass(frozen=True)
+class Orbits:
+    """A problem folded by a group; see `fold`.
+
+    Parameters
+    ----------
+    group : Symmetries
+    places, moves : tuple
+    link_rep : (num_link_orbits,) tuple of int
+        The representative of every orbit of links.
+    holds : tuple per link orbit of Held
+    num_resources : int
+        Orbits of resources.
+    single_path : tuple of bool, per chunk
+        Whether the chunk has one destination, so that it travels along one path.
+    link_orbit, resource_orbit : tuple of int
+        The number of the orbit that every link and resource is in.
+    """
+
+    problem: Problem
+    group: Symmetries
+    places: tuple[Place, ...]
+    moves: tuple[Move, ...]
+    link_rep: tuple[int, ...]
+    holds: tuple[tuple[Held, ...], ...]
+    num_resources: int
+    single_path: tuple[bool, ...]
+    link_orbit: tuple[int, ...]
+    resource_orbit: tuple[int, ...]
+
+    @cached_property
+    def merging(self) -> tuple[bool, ...]:
+        """Whether sends over each orbit of links may merge."""
+        clauses = self.problem.clauses
+        return tuple(clauses.max_merge > 1 and e in clauses.merging for e in self.link_rep)
+
+    @cached_property
+    def num_entries(self) -> int:
+        """Orbits of (chunk, node) that moves enter."""
+        return 1 + max((move.enters for move in self.moves), default=-1)
+
+    @cached_property
+    def moves_of_link(self) -> tuple[tuple[int, ...], ...]:
+        """The moves over every orbit of links."""
+        moves: list[list[int]] = [[] for _ in self.link_rep]
+        for m, move in enumerate(self.moves):
+            moves[move.link_orbit].append(m)
+        return tuple(tuple(each) for each in moves)
+
+    @cached_property
+    def hops(self) -> Hops | None:
+        """How many links chunks may pass where the problem limits that; else None."""
+        limit = self.problem.clauses.path_limit
+        if limit is None:
+            return None
+        never = limit + 1
+        least = [0 if place.is_origin else never for place in self.places]
+        left = [0 if place.is_destination else never for place in self.places]
+        hops = Hops(limit, least, left, self._starts_anew)
+        for _ in range(limit):
+            known = [*least, *left]
+            for m, move in enumerate(self.moves):
+                after, ahead = hops.after(m, move, least), min([left[p] for p in move.dsts], default=never)
+                for p in move.dsts:
+                    least[p] = min(least[p], after)
+                for p in move.srcs:
+                    left[p] = min(left[p], 0 if m in self._starts_anew else 1 + ahead)
+            if [*least, *left] == known:
+                break
+        return hops
+
+    @cached_property
+    def _starts_anew(self) -> frozenset[int]:
+        """Moves of derived chunks from where they are made, which is the place of what they are made from."""
+        derives = bool(self.problem.collective.derivations)
+        return frozenset(m for m, move in enumerate(self.moves) if derives and move.is_own)
+
+    @cached_property
+    def links_of_resource(self) -> tuple[tuple[int, ...], ...]:
+        """The orbits of links that hold every orbit of resources."""
+        links: list[list[int]] = [[] for _ in range(self.num_resources)]
+        for link, holds in enumerate(self.holds):
+            for held in holds:
+                links[held.resource].append(link)
+        return tuple(tuple(dict.fromkeys(each)) for each in links)
+
+    @cached_property
+    def indexed_holds(self) -> list[list[tuple[int, Hold]]]:
+        """(index, hold) of every link's holds."""
+        return _indexed_holds(self.problem)
+
+    def members(self, move: int) -> list[tuple[int, int]]:
+        """The (chunk, link) pairs of a move, one per member of its orbit."""
+        return [pair for (pair,) in self.group.sends([(self.moves[move].chunk, self.moves[move].link)])]
+
+    def num_members(self, move: int) -> int:
+        """How many members a move has."""
+        size = self._chunk_orbit_size[int(self.group.chunks[self.moves[move].chunk])]
+        return size * len(self.moves[move].links)
+
+    @cached_property
+    def _chunk_orbit_size(self) -> list[int]:
+        sizes: list[int] = np.bincount(self.group.chunks).tolist()
+        return sizes
+
+    def restrict(self, moves: Iterable[tuple[int, int]]) -> Orbits:
+        """The same fold with only the moves whose representative is among the (chunk, link) pairs."""
+        wanted = set(moves)
+        return _rebuild(self, [m for m in self.moves if (m.chunk, m.link) in wanted])
+
+
+def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline = NEVER) -> Orbits:
+    """Fold a problem by a group of its symmetries; by none, it is the problem itself.
+
+    Moves are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
+    destination keeps links on a way at most (1 + slack) times the shortest; one with several keeps links
+    whose both ends lie on such ways.
+
+    Raises
+    ------
+    OutOfTime
+        If it is time to give up.
+    """
+    topology, collective, costs = problem.topology, problem.collective, problem.costs
+    group = Symmetries(problem) if group is None else group
+    link_reps, link_number = np.unique(group.links, return_inverse=True)
+    resource_reps, resource_number = np.unique(group.resources, return_inverse=True)
+    link_orbit, resource_orbit = tuple(link_number.tolist()), tuple(resource_number.tolist())
+    alias = _derived_places(problem)
+    distances = Distances(problem)
+    found: list[Move] = []
+    entries: dict[tuple[int, int], int] = {}
+    places: dict[tuple[int, int], tuple[int, bool, bool]] = {}
+
+    def place(c: int, r: int) -> tuple[int, int]:
+        c, r = alias.get((c, r), (c, r))
+        r = int(fixing.ranks[r])
+        if (c, r) not in places:
+            data = collective.chunks[c]
+            head = _ticks(distances.heads(c)[r])
+            places[c, r] = (head, r in data.origins, r in data.destinations)
+        return c, r
+
+    keyed: list[tuple[Move, list[tuple[int, int]], list[tuple[int, int]]]] = []
+    for c in np.flatnonzero(group.chunks == np.arange(collective.num_chunks)).tolist():
+        give_up.check()
+        durations = (costs.link_alpha + costs.chunk_units[c] * costs.link_beta).tolist()
+        ways = _useful_links(problem, c, distances, durations)
+        origins = distances.origins(c)
+        targets = set(collective.chunks[c].destinations) - set(origins)
+        fixing = group.fixing(c)
+        smallest = fixing.links.tolist()
+        alike: dict[int, list[int]] = defaultdict(list)
+        for e, _, _ in ways:
+            alike[smallest[e]].append(e)
+        nodes = _alike_nodes(problem, fixing.ranks)
+        for e, tail, after in ways:
+            if smallest[e] != e:
+                continue
+            ends = topology.links[e]
+            move = Move(
+                chunk=int(fixing.turned[e]),
+                link=int(group.links[e]),
+                link_orbit=link_orbit[e],
+                srcs=(),
+                dsts=(),
+                units=int(costs.chunk_units[c]),
+                duration=durations[e],
+                tail_ticks=tail,
+                after_ticks=after,
+                is_own=bool(set(ends.srcs) & set(origins)),
+                enters=_entry(problem, entries, nodes, c, e) if len(targets) > 1 else -1,
+                links=tuple(alike[e]),
+            )
+            srcs = [place(c, r) for r in ends.srcs]
+            dsts = [place(c, r) for r in ends.dsts if r not in origins]
+            keyed.append((move, srcs, dsts))
+        for r in collective.chunks[c].destinations:
+            place(c, r)
+    names = sorted(places)
+    number = {name: i for i, name in enumerate(names)}
+    for move, srcs, dsts in keyed:
+        ends_at = (tuple(dict.fromkeys(number[at] for at in each)) for each in (srcs, dsts))
+        found.append(replace(move, srcs=next(ends_at), dsts=next(ends_at)))
+    # Where a link has several sources a chunk comes to it along several paths.
+    joined = any(len(topology.links[e].srcs) > 1 for e in problem.links_allowed)
+    single = tuple(
+        not joined and len(set(data.destinations) - set(distances.origins(c))) <= 1
+        for c, data in enumerate(collective.chunks)
+    )
+    indexed = _indexed_holds(problem)
+    empty = Orbits(
+        problem=problem,
+        group=group,
+        places=tuple(Place(c, r, *places[c, r], (), ()) for c, r in names),
+        moves=(),
+        link_rep=tuple(link_reps.tolist()),
+        holds=tuple(_fold_holds(problem, indexed, e, resource_orbit) for e in link_reps.tolist()),
+        num_resources=len(resource_reps),
+        single_path=single,
+        link_orbit=link_orbit,
+        resource_orbit=resource_orbit,
+    )
+    return _rebuild(empty, found)
+
+
+def _entry(
+    problem: Problem,
+    entries: dict[tuple[int, int], int],
+    alike: list[int],
+    c: int,
+    e: int,
+) -> int:
+    """The number of the (chunk, node) that a link between nodes enters; -1 inside a node, or at home."""
+    topology = problem.topology
+    if not topology.is_internode(e):
+        return -1
+    node = topology.node_of_rank
+    into = node[topology.links[e].dst]
+    if into in {node[r] for r in problem.collective.chunks[c].origins}:
+        return -1
+    return entries.setdefault((c, alike[into]), len(entries))
+
+
+def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
+    """For every node, the smallest of those that have ranks in the same orbits."""
+    node = np.asarray(problem.topology.node_of_rank)
+    smallest = np.full(len(ranks), len(ranks))
+    np.minimum.at(smallest, ranks, node)
+    alike = np.full(problem.topology.num_nodes, len(ranks))
+    np.minimum.at(alike, node, smallest[ranks])
+    nodes: list[int] = alike.tolist()
+    return nodes
+
+
+def _rebuild(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
+    """The fold with these moves, places knowing which of them enter and leave."""
+    into: dict[int, list[int]] = defaultdict(list)
+    out: dict[int, list[int]] = defaultdict(list)
+    for m, move in enumerate(moves):
+        for p in move.dsts:
+            into[p].append(m)
+        for p in move.srcs:
+            out[p].append(m)
+    places = tuple(
+        Place(p.chunk, p.rank, p.head_ticks, p.is_origin, p.is_destination, tuple(into[i]), tuple(out[i]))
+        for i, p in enumerate(orbits.places)
+    )
+    return Orbits(
+        orbits.problem,
+        orbits.group,
+        places,
+        tuple(moves),
+        orbits.link_rep,
+        orbits.holds,
+        orbits.num_resources,
+        orbits.single_path,
+        orbits.link_orbit,
+        orbits.resource_orbit,
+    )
+
+
+def _fold_holds(
+    problem: Problem,
+    indexed: Sequence[Sequence[tuple[int, Hold]]],
+    link: int,
+    resource_orbit: Sequence[int],
+) -> tuple[Held, ...]:
+    costs, counts = problem.costs, defaultdict[tuple[int, int, int, bool], int](int)
+    for index, hold in indexed[link]:
+        key = (
+            resource_orbit[hold.resource],
+            int(costs.hold_alpha[index]),
+            int(costs.hold_beta[index]),
+            hold.side == "receive",
+        )
+        counts[key] += 1
+    return tuple(Held(*key, count) for key, count in counts.items())
+
+
+def _indexed_holds(problem: Problem) -> list[list[tuple[int, Hold]]]:
+    table: list[list[tuple[int, Hold]]] = [[] for _ in problem.topology.links]
+    for index, hold in enumerate(problem.topology.holds):
+        table[hold.link].append((index, hold))
+    return table
+
+
+def _derived_places(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
+    """A derived chunk is where its source is: (chunk, rank) -> the underived place behind it."""
+    source = {(d.chunk, d.rank): (d.source, d.rank) for d in problem.collective.derivations}
+    alias = {}
+    for key in source:
+        behind = key
+        while behind in source:
+            behind = source[behind]
+        alias[key] = behind
+    return alias
+
+
+def _ticks(time: float) -> int:
+    """A time as ticks; 0 where a chunk cannot come, as no move leads there."""
+    return int(time) if np.isfinite(time) else 0
+
+
+def _useful_links(
+    problem: Problem, c: int, distances: Distances, durations: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """(link, tail, after) of the links worth considering for a chunk; see `Move` for the two times."""
+    topology = problem.topology
+    origins = distances.origins(c)
+    destinations = [r for r in problem.collective.chunks[c].destinations if r not in origins]
+    if not destinations:
+        return []
+    head = distances.heads(c)
+    to_go = np.array([distances.to_go(c, v) for v in destinations])  # destination x rank
+    release = min(origins.values())
+    slack = float(problem.clauses.routing_slack) + 1e-6
+    limit = head[destinations] + slack * (head[destinations] - release)
+    on_way = (head[None, :] + to_go <= limit[:, None]).any(axis=0)
+    useful = []
+    for e in distances.links(distances.carried(c)):
+        ends, time = topology.links[e], durations[e]
+        reached = [r for r in ends.dsts if r not in origins]
+        if not reached or not on_way[list(ends.srcs)].all() or not on_way[reached].any():
+            continue
+        start = head[list(ends.srcs)].max()
+        left = to_go[:, reached].min(axis=1)  # per destination
+        if not np.isfinite(left).any():
+            continue
+        if len(destinations) == 1 and start + time + left[0] > limit[0]:
+            continue
+        shortest = left[start + time + left <= head[destinations]]
+        useful.append((e, _ticks(shortest.max()) if len(shortest) else -1, _ticks(left.min())))
+    return useful

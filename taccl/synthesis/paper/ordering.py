@@ -1,0 +1,150 @@
+"""Stage 2, ordering: given a routing, who goes when on each resource, by a named rule.
+
+Every rule is a priority for the list scheduler, which always starts the most urgent send that can start.
+Source: the ordering heuristics of Shah et al., "TACCL", NSDI 2023, section 5.2, by name instead of number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taccl.errors import InputError
+from taccl.synthesis.greedy import ListSchedule, Send, list_schedule, unfold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from taccl.synthesis.paper.orbits import Orbits
+
+__all__ = ["RULES", "best_order", "order"]
+
+
+def order(orbits: Orbits, rule: str = "longest-path-first", *, patience: float = 0.0) -> ListSchedule | None:
+    """The schedule of a routing's moves under an ordering rule.
+
+    Parameters
+    ----------
+    orbits : Orbits
+        Restricted to the moves of a routing.
+    rule : str
+        One of `RULES`.
+    patience : float
+        How full a merged send must be before it starts; see `list_schedule`.
+
+    Raises
+    ------
+    InputError
+        If the rule is unknown.
+    """
+    if rule not in RULES:
+        raise InputError(f"found {rule!r}; expected one of {', '.join(RULES)}", where="rule")
+    return list_schedule(orbits, RULES[rule](orbits), patience=patience)
+
+
+def best_order(
+    orbits: Orbits, starts: Mapping[tuple[int, int], int] | None = None
+) -> tuple[ListSchedule, str] | None:
+    """The best schedule over all rules, and the rule that gave it; with `starts`, also in their order.
+
+    Parameters
+    ----------
+    starts : mapping of (chunk, link) to ticks, optional
+        When the routing model starts each send.
+    """
+    best: tuple[ListSchedule, str] | None = None
+    for rule in RULES:
+        for patience in (0.0, 0.5, 1.0) if any(orbits.merging) else (0.0,):
+            found = order(orbits, rule, patience=patience)
+            if found is not None and (best is None or found.finish_ticks < best[0].finish_ticks):
+                best = (found, rule)
+    planned = None if starts is None else _as_planned(orbits, starts)
+    if planned is not None and (best is None or planned.finish_ticks < best[0].finish_ticks):
+        best = (planned, "as routed")
+    return best
+
+
+def _as_planned(orbits: Orbits, starts: Mapping[tuple[int, int], int]) -> ListSchedule | None:
+    """Each move by itself, in order of these starts, exactly timed; None if the order contradicts itself."""
+    sends = [
+        Send(
+            move.link_orbit,
+            (m,),
+            starts[move.chunk, move.link],
+            starts[move.chunk, move.link] + move.duration,
+        )
+        for m, move in enumerate(orbits.moves)
+    ]
+    try:
+        timed = unfold(orbits, sends, producer="as routed")
+    except ValueError:
+        return None
+    times = {(t.chunk, t.link): (t.start_ticks, t.end_ticks) for t in timed}
+    kept = [
+        Send(send.link, send.moves, *times[move.chunk, move.link])
+        for send in sends
+        if ((move := orbits.moves[send.moves[0]]).chunk, move.link) in times
+    ]
+    kept.sort(key=lambda send: send.start_ticks)
+    return ListSchedule(tuple(kept), timed.finish_ticks)
+
+
+def _remaining(orbits: Orbits) -> list[float]:
+    """Per move, the longest way from its start to the last arrival that follows from it, in ticks."""
+
+    heights: dict[int, int] = {}
+    pending = list(range(len(orbits.moves)))
+    while pending:
+        m = pending[-1]
+        after = {n for p in orbits.moves[m].dsts for n in orbits.places[p].moves_out}
+        unknown = after - heights.keys() if m not in heights else ()
+        if not unknown:
+            longest = max((heights[n] for n in after), default=0)
+            heights[pending.pop()] = orbits.moves[m].duration + longest
+        pending += unknown
+    return [float(heights[m]) for m in range(len(orbits.moves))]
+
+
+def _longest_path_first(orbits: Orbits) -> list[float]:
+    return _remaining(orbits)
+
+
+def _own_chunk_first(orbits: Orbits) -> list[float]:
+    """Chunks that start at the sender first, then by remaining way."""
+    remaining = _remaining(orbits)
+    top = max(remaining, default=0.0)
+    return [r + (top if m.is_own else 0.0) for r, m in zip(remaining, orbits.moves, strict=True)]
+
+
+def _own_node_first(orbits: Orbits) -> list[float]:
+    """Chunks that start in the sender's node first, then by remaining way."""
+    remaining = _remaining(orbits)
+    top = max(remaining, default=0.0)
+    topology, chunks = orbits.problem.topology, orbits.problem.collective.chunks
+    node = topology.node_of_rank
+    return [
+        r + (top if node[topology.links[m.link].src] in {node[o] for o in chunks[m.chunk].origins} else 0.0)
+        for r, m in zip(remaining, orbits.moves, strict=True)
+    ]
+
+
+def _earliest_first(orbits: Orbits) -> list[float]:
+    """Chunks that can be there earliest first: first come, first served."""
+    return [-float(max(orbits.places[p].head_ticks for p in m.srcs)) for m in orbits.moves]
+
+
+def _backward(orbits: Orbits) -> list[float]:
+    """As if scheduled backward from the last hops: by remaining way, ties by the latest to come."""
+    return [
+        r + 1e-3 * max(orbits.places[p].head_ticks for p in m.srcs)
+        for r, m in zip(_remaining(orbits), orbits.moves, strict=True)
+    ]
+
+
+#: Ordering rules by name.
+RULES: dict[str, Callable[[Orbits], list[float]]] = {
+    "longest-path-first": _longest_path_first,
+    "own-chunk-first": _own_chunk_first,
+    "own-node-first": _own_node_first,
+    "earliest-first": _earliest_first,
+    "backward-from-last-hop": _backward,
+}

@@ -1,0 +1,352 @@
+"""From a problem to a verified schedule: `synthesize`.
+
+It chooses the search, has it run, and returns the best schedule, verified, with its bound. What searches is
+
+- the **portfolio** (``"auto"``), or the list scheduler or one solver alone: `taccl.synthesis.stages`;
+- the **compiled search**, where there are more moves than models reach: `taccl.synthesis.large_search`;
+- either of them under the best sketches that are suggested: `taccl.synthesis.suggesting.guided`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.arguments import checked
+from taccl.baselines import baseline
+from taccl.deadline import Deadline
+from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
+from taccl.schedule.schedule import Schedule
+from taccl.sketch.reachability import check_reachable
+from taccl.solvers.registry import require_known
+from taccl.solvers.worker import warm_up
+from taccl.synthesis import stages
+from taccl.synthesis.explaining.explain import explain
+from taccl.synthesis.halves import search_halves
+from taccl.synthesis.heuristic.improvement import suits_improvement
+from taccl.synthesis.large import effort, why_not
+from taccl.synthesis.large_search import search_large
+from taccl.synthesis.overlap import overlap
+from taccl.synthesis.paper.timing_group import timing_group
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.arguments import Count, Megabytes, Natural, Seconds
+    from taccl.problem import Problem
+    from taccl.synthesis.result import Result
+    from taccl.synthesis.suggesting.proposals import SketchProposal
+
+__all__ = ["choose", "synthesize"]
+
+
+@checked
+def synthesize(
+    problem: Problem,
+    *,
+    backend: str = "auto",
+    time_limit_s: Seconds = 30.0,
+    threads: Count | None = None,
+    seed: Natural = 0,
+    memory_limit_mb: Megabytes | None = None,
+    log: bool = False,
+    progress: Callable[[str, float | None, float | None], None] | None = None,
+    sketch: str | SketchProposal = "auto",
+    keep: Literal["schedule", "summary"] = "schedule",
+    spill_dir: str | os.PathLike[str] | None = None,
+    to_file: bool = False,
+    parameters: SearchParameters = DEFAULTS,
+) -> Result:
+    """A verified schedule of a problem, its proven bound, and how it was found.
+
+    Parameters
+    ----------
+    problem : Problem
+    backend : str
+        ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
+        contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``.
+    time_limit_s : float
+        Of the whole synthesis, without what is compiled at the first use. What is under way then is given
+        up; but where there is no schedule yet, the list scheduler's first run is finished, unless it is that
+        of the compiled one.
+    threads : int, optional
+        Of each solver; default: the cores that this process may use.
+    seed : int
+        Same problem, options and seed give the same schedule, unless a time limit cut a stage.
+    memory_limit_mb : int, optional
+        Of each solver's process; and what the compiled list scheduler may take, which works out its need
+        before it begins (default: 80 % of the memory that is free).
+    log : bool
+        Whether solvers write their logs to stderr.
+    progress : callable, optional
+        Called with (what is being done, best finish in us or None, bound in us or None).
+    sketch : str or SketchProposal
+        For a problem that has none, and the portfolio: ``"auto"`` also searches under the best sketch that
+        is suggested for the problem's chunks, and keeps the better schedule; ``"none"`` does not. A proposal
+        of `suggest_sketches` is used instead of the best.
+    keep : {"schedule", "summary"}
+        Of the compiled list scheduler, whether to keep the transfers, or their figures alone once they are
+        verified.
+    spill_dir : path, optional
+        A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`).
+    to_file : bool
+        Whether the schedule is to be saved, so that the memory for that counts as well.
+    parameters : SearchParameters
+        The constants of the search; ``SearchParameters.load(path)`` reads them from a TOML file.
+
+    Returns
+    -------
+    Result
+        Ctrl-C returns the best so far, with ``result.interrupted`` set.
+
+    Raises
+    ------
+    InputError
+        If the backend is unknown, the time limit is not positive, or there is not enough memory.
+    InfeasibleError
+        If no schedule exists.
+    SolverUnavailableError
+        If the named solver is not installed or not licensed for the problem.
+    NoSolutionError
+        If nothing was found in time.
+    KeyboardInterrupt
+        If Ctrl-C came before there was a schedule.
+    """
+    began = time.monotonic()
+    options = Options(
+        threads or _cores(), seed, memory_limit_mb, log, progress, keep,
+        None if spill_dir is None else Path(spill_dir), to_file, parameters,
+    )  # fmt: skip
+    deadline = Deadline(began + max(0.05, time_limit_s - parameters.budget.reserve_s))
+    is_large, choice = _check(problem, backend, time_limit_s, sketch, options)
+    search = Search(problem, options, deadline, began_s=began)
+    _check_feasible(problem, time_limit_s, parameters)
+    is_brief = is_large and time_limit_s < parameters.choice.compiling_s
+    is_open = sketch == "auto" and not is_brief and not _is_alone(backend, options)
+    is_guided = not isinstance(sketch, str) or (is_open and is_unguided(problem, parameters))
+    improving_s = 0.0
+    if (
+        backend == "auto"
+        and not _is_alone(backend, options)
+        and time_limit_s >= parameters.choice.compiling_s
+    ):
+        budget = parameters.budget
+        improving_s = (budget.improve_share if is_guided else budget.sketched_share) * time_limit_s
+        improving_s *= suits_improvement(problem)
+    try:
+        search.allow(-improving_s)
+        if is_guided:
+            _search_guided(search, is_large, None if isinstance(sketch, str) else sketch)
+        else:
+            _search_plain(search, backend, is_large)
+        if backend in ("auto", "greedy"):
+            _try_baselines(search)
+        search.allow(improving_s)
+        if improving_s:
+            stages.ruin_and_recreate(search)
+    except KeyboardInterrupt:
+        search.interrupt()
+        if search.best is None:
+            raise
+    return search.result(backend=backend, choice=choice)
+
+
+def choose(
+    problem: Problem, backend: str, time_limit_s: float, parameters: SearchParameters = DEFAULTS
+) -> tuple[bool, str]:
+    """Whether only the compiled search would end in time; and what runs, with the figures why.
+
+    Effort is counted in moves, chunks times links, of which a symmetry leaves one of each orbit.
+    """
+    if backend not in ("auto", "greedy"):
+        return False, f"{backend}, as asked"
+    limits = parameters.choice
+    own = "the portfolio" if backend == "auto" else "the list scheduler"
+    most = int(round(min(limits.most_moves, max(limits.few_moves, limits.moves_per_s * time_limit_s)), -3))
+    moves = effort(problem)
+    if moves <= most:
+        return False, f"{own}: {moves} moves, at most {most}"
+    folded = moves // timing_group(problem).counted
+    size = f"about {moves:.2g} moves, {folded:.2g} of them once folded by symmetry"
+    if folded <= most:
+        return False, f"{own}: {size}, at most {most}"
+    unknown = why_not(problem)
+    if unknown:
+        return False, f"{own}, slowly: {size}; the compiled list scheduler does not know {unknown}"
+    reached = f"{limits.most_moves} that models reach"
+    if folded <= limits.most_moves:
+        reached = f"{most} that models reach in {time_limit_s:.2g} s"
+    limited = ", over paths of the fewest links" if problem.clauses.path_limit is not None else ""
+    return True, f"the compiled list scheduler{limited}: {size}, more than the {reached}"
+
+
+def _check(
+    problem: Problem, backend: str, time_limit_s: float, sketch: str | SketchProposal, options: Options
+) -> tuple[bool, str]:
+    """Raise `InputError` for arguments that do not fit together; what `choose` says."""
+    if backend not in ("auto", "greedy"):
+        require_known(backend, others=("auto", "greedy"), where="backend")
+    if isinstance(sketch, str) and sketch not in ("auto", "none"):
+        raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
+    is_large, choice = choose(problem, backend, time_limit_s, options.parameters)
+    if options.spill_dir is not None and not is_large:
+        raise InputError(
+            f"only the compiled list scheduler spills, and what runs is {choice}; leave it out",
+            where="spill_dir",
+        )
+    if not isinstance(sketch, str):
+        check_proposal(sketch, problem)
+        if _is_alone(backend, options):
+            raise InputError(
+                "found a proposal, which guides the portfolio alone; leave it out, or give backend='auto' "
+                "and neither keep='summary' nor spill_dir",
+                where="sketch",
+            )
+    return is_large, choice
+
+
+def _is_alone(backend: str, options: Options) -> bool:
+    """Whether no sketch may be suggested beside what was asked for."""
+    return backend != "auto" or options.spill_dir is not None or options.keep == "summary"
+
+
+def _check_feasible(problem: Problem, time_limit_s: float, parameters: SearchParameters) -> None:
+    """Raise `InfeasibleError`, with the clauses that clash, where a sketch keeps a chunk from a destination.
+
+    Raises
+    ------
+    TopologyError
+        If the topology has no way even without the sketch.
+    """
+    try:
+        check_reachable(problem)
+    except SketchError as error:
+        raise _infeasible(problem, min(parameters.budget.explain_s, time_limit_s)) or InfeasibleError(
+            str(error)
+        ) from None
+
+
+def _infeasible(problem: Problem, time_limit_s: float) -> InfeasibleError | None:
+    """The clauses that clash, and what to change; None where that shows none."""
+    found = explain(problem, time_limit_s=time_limit_s)
+    if found.feasible:
+        return None
+    return InfeasibleError(f"{found.reason}; {found.change}", conflict=found.conflict)
+
+
+def _search_guided(search: Search, is_large: bool, proposal: SketchProposal | None) -> None:
+    """Search under suggested sketches, and without; what is large first without, for some of the time."""
+    is_first = is_large and proposal is None
+    if is_first:
+        limit_s = search.parameters.suggesting.large_share * search.deadline.left_s
+        part = search.part(search.problem, "", search.deadline.sooner(limit_s), serves_above=True)
+        try:
+            search_large(part)
+        except NoSolutionError:  # in all of the time there may be one
+            is_first = False
+        search.bound, search.ran_out = part.bound, part.ran_out
+    if search.bound is None and not search.interrupted and not is_first:
+        _prove(search)
+    if not (search.is_met or search.interrupted):
+        search_guided(search, _choose_and_search, proposal=proposal, is_searched=is_first)
+
+
+def _choose_and_search(search: Search, backend: str) -> None:
+    """Search a problem as it is, in the time that is left for it."""
+    is_large, _ = choose(search.problem, backend, search.deadline.left_s, search.parameters)
+    _search_plain(search, backend, is_large)
+
+
+def _search_plain(search: Search, backend: str, is_large: bool) -> None:
+    """The compiled search; or the stages of a backend, on each half of a reduction."""
+    if is_large:
+        search_large(search)
+        return
+    if backend in ("auto", "cpsat"):
+        warm_up("ortools")
+    if search.bound is None:
+        _prove(search)
+    searches = search_halves(search, partial(_search_spreading, backend=backend))
+    if len(searches) == 2 and backend == "auto" and not search.interrupted:
+        overlap(search, searches)
+
+
+def _search_spreading(search: Search, *, backend: str) -> None:
+    """The stages of a backend, on a problem whose chunks spread; after Ctrl-C the first schedule will do.
+
+    Raises
+    ------
+    InfeasibleError, NoSolutionError
+        If there is no schedule.
+    KeyboardInterrupt
+        If Ctrl-C came before there was one.
+    """
+    first = partial(stages.greedy, search, budget_s=0.0, max_runs=1)
+    try:
+        if search.bound is None and not search.interrupted:
+            _prove(search)
+        if search.interrupted or search.problem.collective.is_met:  # or nothing is to be sent
+            first()
+        else:
+            stages.run(search, backend, search.deadline.left_s)
+    except KeyboardInterrupt:
+        search.interrupt()
+        if search.best is None and search.half == "spread":  # the other half is there
+            first()
+    search.settle()
+    if search.best is None:
+        if search.interrupted:
+            raise KeyboardInterrupt
+        raise _infeasible(search.problem, search.parameters.budget.explain_s) or NoSolutionError(
+            f"{search.problem!r}: no schedule found; give more time or loosen the sketch",
+            bound_us=search.bound_us,
+        )
+    search.ran_out = search.deadline.has_passed and not search.is_met
+
+
+def _prove(search: Search) -> None:
+    """A lower bound in the part of the time that is meant for it."""
+    since, budget = time.monotonic(), search.parameters.budget
+    left_s = search.deadline.left_s
+    bound = lower_bound(
+        search.problem, budget_s=budget.bound_share * left_s, limit_s=budget.most_bound_share * left_s
+    )
+    search.prove(bound, since)
+
+
+def _try_baselines(search: Search) -> None:
+    """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
+    problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
+    arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
+    late = arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s
+    if (
+        search.is_met
+        or not isinstance(search.best, Schedule)
+        or arrivals > portfolio.baseline_arrivals
+        or late
+    ):
+        return
+    for name in ("ring", "pairwise"):
+        try:
+            other = replace(baseline(name, problem), problem=problem)
+        except InputError:  # it is not defined here
+            continue
+        if other.finish < search.best.finish and verify(other).ok:
+            search.offer_whole(other, producer=other.producer, verified=True)
+            search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,110 @@
+"""Topologies from networkx graphs, and as such graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taccl.arguments import checked_as
+from taccl.errors import TopologyError
+from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
+from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from fractions import Fraction
+
+    from networkx import Graph
+
+__all__ = ["from_networkx", "to_networkx"]
+
+
+@checked_as(TopologyError)
+def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning = "occupies") -> Topology:
+    """The topology that a networkx graph draws.
+
+    Parameters
+    ----------
+    graph : networkx.Graph, DiGraph, MultiGraph or MultiDiGraph
+        An edge needs ``beta_us_per_mb`` or ``bandwidth_gb_per_s``, and may have ``alpha_us`` (default 0)
+        and ``name``. An undirected edge is a link each way. A vertex may have ``node`` (default 0), the
+        number of the node it lives in. Vertices named 0..R-1 keep their number as ranks; others are
+        numbered in the graph's order.
+    name : str
+        Name of the topology; by default that of the graph.
+    alpha_meaning : {"occupies", "pipelined"}
+        Whether a link stays busy during its alpha.
+
+    Raises
+    ------
+    TopologyError
+        If the graph has no vertices, or an edge's costs are missing, given twice, or not positive.
+    """
+    vertices = list(graph.nodes)
+    name = name or str(graph.graph.get("name", "")) or "graph"
+    if not vertices:
+        raise TopologyError("found no vertices; expected at least one", where=name)
+    if set(vertices) == set(range(len(vertices))):
+        vertices = list(range(len(vertices)))
+    rank_of = {vertex: rank for rank, vertex in enumerate(vertices)}
+    for vertex in vertices:
+        check_count(graph.nodes[vertex].get("node", 0), where=f"{name}: node of {vertex}", least=0)
+    builder = TopologyBuilder(
+        name, [graph.nodes[vertex].get("node", 0) for vertex in vertices], alpha_meaning=alpha_meaning
+    )
+    edges = list(graph.edges(data=True))
+    # `to_networkx` leaves `link` on every edge, so that links come back in their order.
+    if all(isinstance(attributes.get("link"), int) for _, _, attributes in edges):
+        edges.sort(key=lambda edge: edge[2]["link"])
+    for u, v, attributes in edges:
+        where = f"{name}: edge {u}-{v}"
+        alpha = exact_cost(attributes.get("alpha_us", 0), where=f"{where}: alpha_us")
+        beta = _beta_of_edge(attributes, where)
+        ends = ((u, v),) if graph.is_directed() else ((u, v), (v, u))
+        for src, dst in ends:
+            builder.add_link(
+                rank_of[src],
+                rank_of[dst],
+                alpha_us=alpha,
+                beta_us_per_mb=beta,
+                name=str(attributes.get("name", "")),
+            )
+    return builder.build()
+
+
+@checked_as(TopologyError)
+def to_networkx(topology: Topology) -> Any:
+    """The topology as a networkx MultiDiGraph, for drawing and for graph algorithms.
+
+    Vertices are ranks with the attribute ``node``; edges carry ``link`` (the link's index), ``alpha_us``,
+    ``beta_us_per_mb`` (fractions) and ``name``. A link with several ends is an edge for every source and
+    destination. A graph has no place for resources, holds and switches: `from_networkx` gives every link
+    a resource of its own and no other.
+    """
+    import networkx as nx
+
+    graph = nx.MultiDiGraph(name=topology.name)
+    for rank, node in enumerate(topology.node_of_rank):
+        graph.add_node(rank, node=node)
+    for index, link in enumerate(topology.links):
+        for src in link.srcs:
+            for dst in link.dsts:
+                graph.add_edge(
+                    src,
+                    dst,
+                    link=index,
+                    alpha_us=link.alpha_us,
+                    beta_us_per_mb=link.beta_us_per_mb,
+                    name=link.name,
+                )
+    return graph
+
+
+def _beta_of_edge(attributes: Mapping[str, Any], where: str) -> Fraction:
+    if ("beta_us_per_mb" in attributes) == ("bandwidth_gb_per_s" in attributes):
+        raise TopologyError("give either beta_us_per_mb or bandwidth_gb_per_s", where=where)
+    if "beta_us_per_mb" in attributes:
+        beta = exact_cost(attributes["beta_us_per_mb"], where=f"{where}: beta_us_per_mb")
+        if beta == 0:
+            raise TopologyError("found 0; expected a positive cost", where=f"{where}: beta_us_per_mb")
+        return beta
+    return beta_of_bandwidth(attributes["bandwidth_gb_per_s"], where=f"{where}: bandwidth_gb_per_s")

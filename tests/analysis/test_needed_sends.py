@@ -1,0 +1,341 @@
+"""What every schedule must send into and out of sets of ranks: hand-derived jobs, and real schedules."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl import collectives
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.needed_sends import Job, NeededSends
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import BASELINES
+from taccl.errors import CollectiveError
+from taccl.problem import Clauses, make_problem
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.synthesize import synthesize
+from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
+
+if TYPE_CHECKING:
+    from taccl.collective import Collective
+    from taccl.problem import Problem
+    from taccl.topology.topology import Topology
+
+MB = 10**6
+
+
+def chain(collective: Collective, **options: object) -> Problem:
+    """0 -> 1 in 4 us, 1 -> 2 in 10 + 1 us into the other node, 2 -> 3 in 5 us: links 0, 1, 2."""
+    builder = TopologyBuilder("chain", [0, 0, 1, 1])
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=4)
+    builder.add_link(1, 2, alpha_us=10, beta_us_per_mb=1)
+    builder.add_link(2, 3, alpha_us=0, beta_us_per_mb=5)
+    return problem_of(builder.build(), collective, **options)  # type: ignore[arg-type]
+
+
+def held(*resource_and_ticks: int) -> frozenset[tuple[int, int]]:
+    """The onward part of a job: a resource and for how long it is held, or nothing."""
+    return frozenset([resource_and_ticks] if resource_and_ticks else [])  # type: ignore[list-item]
+
+
+def jobs_at(problem: Problem, *ranks: int, entering: bool = True) -> tuple[Job, ...]:
+    """The jobs at the border of one set of ranks."""
+    border = NeededSends(problem).border(frozenset(ranks), entering=entering)
+    return border.jobs if border else ()
+
+
+def test_ranks_and_nodes_are_looked_at() -> None:
+    """Each rank by itself, and each node where there are several."""
+    sets = {frozenset((r,)) for r in range(4)}
+    (name, ranks), (other, nodes) = NeededSends(problem_of(two_nodes(), collectives.allgather(4))).families
+    assert (name, set(ranks)) == ("rank", sets)
+    assert (other, nodes) == ("node", [frozenset({0, 1}), frozenset({2, 3})])
+
+
+def test_one_node_is_no_set() -> None:
+    """Nothing enters the only node."""
+    assert [name for name, _ in NeededSends(problem_of(ring(4), collectives.allgather(4))).families] == [
+        "rank"
+    ]
+
+
+def test_a_chunk_enters_the_node_that_needs_it() -> None:
+    """From rank 0 to 3: at the border after 4, then 5 more, in which it holds the link 2 -> 3."""
+    assert jobs_at(chain(custom(4, [([0], [3])])), 2, 3) == (Job(frozenset({1}), 1, 4, 5, held(2, 5)),)
+
+
+def test_a_chunk_leaves_the_node_where_it_starts() -> None:
+    """The same link seen from the other side."""
+    assert jobs_at(chain(custom(4, [([0], [3])])), 0, 1, entering=False) == (
+        Job(frozenset({1}), 1, 4, 5, held(2, 5)),
+    )
+
+
+def test_each_rank_has_its_own_border() -> None:
+    """Into rank 3 over link 2, after 4 + 11, with nothing left; out of rank 0 at once, with 11 + 5 left."""
+    problem = chain(custom(4, [([0], [3])]))
+    assert jobs_at(problem, 3) == (Job(frozenset({2}), 1, 15, 0, held()),)
+    assert jobs_at(problem, 0, entering=False) == (Job(frozenset({0}), 1, 0, 16, held(1, 11)),)
+
+
+def test_what_starts_or_ends_outside_is_no_job() -> None:
+    """Rank 2 only passes the chunk on, and rank 0 has it."""
+    problem = chain(custom(4, [([0], [3])]))
+    assert jobs_at(problem, 2) == jobs_at(problem, 0) == ()
+    assert jobs_at(problem, 1, entering=False) == jobs_at(problem, 3, entering=False) == ()
+
+
+def test_a_chunk_that_starts_on_both_sides_need_not_leave() -> None:
+    """Ranks 0 and 2 have it: it need not leave 0, nor enter the second node."""
+    problem = chain(custom(4, [([0, 2], [3])]))
+    assert jobs_at(problem, 0, entering=False) == jobs_at(problem, 2, 3) == ()
+    assert jobs_at(problem, 3) == (Job(frozenset({2}), 1, 0, 0, held()),)
+
+
+def test_alike_chunks_are_all_counted() -> None:
+    """Three chunks of 1 unit, and one of 2: 4 + 11, or 8 + 12, before rank 3's border."""
+    problem = chain(custom(4, [([0], [3])] * 4), chunk_bytes=[MB, MB, 2 * MB, MB])
+    assert sorted(jobs_at(problem, 3), key=lambda job: job.units) == [
+        *[Job(frozenset({2}), 1, 15, 0, held())] * 3,
+        Job(frozenset({2}), 2, 20, 0, held()),
+    ]
+
+
+def test_the_tail_is_that_of_the_farthest_destination() -> None:
+    """Needed at 2 and at 3: the one that is served later has 5 to go."""
+    (job,) = jobs_at(chain(custom(4, [([0], [2, 3])])), 2, 3)
+    assert (job.release, job.tail) == (4, 5)
+
+
+def test_of_several_links_the_best_times_count() -> None:
+    """Into {2, 3} of a star about 0, from rank 1: over 0 -> 2 or 0 -> 3, after 1 us to rank 0.
+
+    Rank 3, the farther one, has a link of its own, so nothing need be left behind the border.
+    """
+    (job,) = jobs_at(problem_of(star(3), custom(4, [([1], [2, 3])])), 2, 3)
+    assert (job.links, job.release, job.tail) == (frozenset({2, 4}), 1, 0)
+
+
+def test_only_links_that_may_carry_the_chunk_count() -> None:
+    """Full 3 without 0 -> 1: the chunk enters rank 1 from rank 2, after 1."""
+    topology = full(3)
+    closed = topology.links_between(0, 1)[0]
+    allowed = frozenset(range(6)) - {closed}
+    (job,) = jobs_at(problem_of(topology, custom(3, [([0], [1])]), links_allowed=allowed), 1)
+    assert job == Job(frozenset(topology.links_between(2, 1)), 1, 1, 0, held())
+
+
+def test_derived_chunks_enter_from_where_they_are_made() -> None:
+    """Scan on a ring of 3: prefix 1, made at rank 1, is the only chunk that rank 2 gets."""
+    problem = problem_of(ring(3), collectives.scan(3))
+    (job,) = jobs_at(problem, 2)
+    assert job.links == set(problem.topology.links_to[2])
+    assert 0 <= job.release <= 2
+
+
+def test_a_sum_enters_and_leaves_every_rank() -> None:
+    """Ring of 4, 2 us a hop: what enters rank 0 was 2 hops away, one before its border; the same out."""
+    problem = problem_of(ring(4), custom(4, [([0, 1, 2, 3], [0, 1, 2, 3])], combining=True))
+    links = problem.topology
+    (into,), (out,) = jobs_at(problem, 0), jobs_at(problem, 0, entering=False)
+    assert (into.links, into.release, into.tail) == (frozenset(links.links_to[0]), 2, 0)
+    assert (out.links, out.release, out.tail) == (frozenset(links.links_from[0]), 0, 2)
+
+
+def test_a_rank_that_adds_nothing_has_nothing_to_send() -> None:
+    """Rank 2 needs the sum of ranks 0 and 1."""
+    problem = problem_of(full(3), custom(3, [([0, 1], [0, 1, 2])], combining=True))
+    assert jobs_at(problem, 2, entering=False) == ()
+    assert len(jobs_at(problem, 2)) == 1
+
+
+def test_contributions_that_cross_straight_enter_one_by_one() -> None:
+    """Three nodes of two; the root is rank 0. Each other node's contributions enter node 0 by themselves."""
+    builder = TopologyBuilder("three nodes", [0, 0, 1, 1, 2, 2])
+    for src in range(6):
+        for dst in range(6):
+            if src != dst:
+                builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    everyone = list(range(6))
+    problem = problem_of(builder.build(), custom(6, [(everyone, everyone)], combining=True))
+    assert len(jobs_at(problem, 0, 1)) == 1
+    direct = problem.with_clauses(direct_crossing=True)
+    jobs = jobs_at(direct, 0, 1)
+    node, links = problem.topology.node_of_rank, problem.topology.links
+    assert sorted({node[links[e].src] for e in job.links} for job in jobs) == [{1}, {2}]
+    assert len(jobs_at(direct, 2, 3)) == 1
+
+
+def test_symmetry_skips_alike_sets() -> None:
+    """On a ring of 4 one rank stands for all, and on a chain none does."""
+    ranks = [frozenset((r,)) for r in range(4)]
+    assert NeededSends(problem_of(ring(4), collectives.allgather(4))).different(ranks) == ranks[:1]
+    assert NeededSends(chain(collectives.allgather(4))).different(ranks) == ranks
+
+
+def test_alike_sets_have_the_jobs_of_the_first() -> None:
+    """The jobs of each rank are those of rank 0, over the images of the links and resources."""
+    demand = NeededSends(problem_of(ring(4, betas=(0, 1)), collectives.alltoall(4)))
+    (turn,) = demand.symmetries.generators
+    moved = [
+        Job(
+            frozenset(turn.links[e] for e in j.links),
+            j.units,
+            j.release,
+            j.tail,
+            frozenset((turn.resources[r], t) for r, t in j.onward),
+        )
+        for j in jobs_at(demand.problem, 0)
+    ]
+    assert len(moved) == 3
+    assert Counter(moved) == Counter(jobs_at(demand.problem, turn.ranks[0]))
+
+
+def test_holds_by_link() -> None:
+    """Link 4 of the two nodes holds itself for 2 + 1 a unit, and the NIC for 1 + 1, both from its start."""
+    demand = NeededSends(problem_of(two_nodes(), collectives.allgather(4)))
+    nic = next(i for i, r in enumerate(demand.topology.resources) if r.name == "NIC of node 0")
+    own = next(iter(set(demand.held[4]) - {nic}))
+    assert demand.held[4] == {own: (2, 1, False), nic: (1, 1, False)}
+    assert set(demand.held[0]) & {own, nic} == set()
+
+
+def test_links_with_many_ends_are_told_apart() -> None:
+    """A multicast makes counting by borders wrong, unless the sketch leaves it out."""
+    builder = TopologyBuilder("multicast", [0] * 3)
+    builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(3, [([0], [1])]))
+    assert not NeededSends(problem).single_ended
+    assert NeededSends(problem.with_clauses(links_allowed=frozenset({1}))).single_ended
+
+
+def test_a_multicast_enters_where_one_of_its_ends_is() -> None:
+    """It serves rank 1 as well as the link that leads there alone."""
+    builder = TopologyBuilder("multicast", [0] * 3)
+    builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    (job,) = jobs_at(problem_of(builder.build(), custom(3, [([0], [1])])), 1)
+    assert job.links == {0, 1}
+
+
+def test_ways_out_share_a_port_or_nothing() -> None:
+    """Behind a port a chunk keeps all others from leaving for 1 us; without it there are two ways out."""
+    for port, onward in ((True, held(0, 1)), (False, held())):
+        demand = NeededSends(problem_of(full(3, port=port), custom(3, [([0], [1])])))
+        assert demand.onward(demand.distances.carried(0), 1, frozenset({0})) == onward
+
+
+def test_where_nothing_leads_out_nothing_is_held() -> None:
+    """Rank 3 is the end of the chain."""
+    demand = NeededSends(chain(custom(4, [([0], [3])])))
+    assert demand.onward(demand.distances.carried(0), 1, frozenset({3})) == held()
+    assert demand.onward(demand.distances.carried(0), 2, frozenset({1})) == held(1, 12)
+
+
+def must_cross(problem: Problem, ranks: frozenset[int], *, entering: bool) -> set[int]:
+    """The chunks that a set of ranks lacks and needs, or that it alone has and others need."""
+    chunks = set()
+    for c, data in enumerate(problem.collective.chunks):
+        starts, ends = set(data.origins), set(data.destinations)
+        if (entering and not starts & ranks and ends & ranks) or (
+            not entering and starts <= ranks and not ends <= ranks
+        ):
+            chunks.add(c)
+    return chunks
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_schedule_does_the_jobs(seed: int) -> None:
+    """Each chunk that must cross a border does, no earlier than the jobs' release, and before their tail."""
+    problem = random_problem(seed)
+    schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
+    demand = NeededSends(problem)
+    for _, sets in demand.families:
+        for entering in (True, False):
+            found = (demand.border(ranks, entering=entering) for ranks in sets)
+            for border in (each for each in found if each is not None):
+                chunks = must_cross(problem, border.ranks, entering=entering)
+                assert len(border.jobs) == len(chunks)
+                links = {e for job in border.jobs for e in job.links}
+                over = [t for t in schedule if t.link in links and t.chunk in chunks]
+                assert {t.chunk for t in over} == chunks
+                assert min(t.start_ticks for t in over) >= min(job.release for job in border.jobs)
+                least = min(job.tail for job in border.jobs)
+                assert schedule.finish_ticks >= min(t.end_ticks for t in over) + least
+
+
+def large_topology(seed: int) -> Topology:
+    """Up to 8 ranks in one or two nodes, more links than a ring, ports and NICs with any side."""
+    rng = random.Random(seed)
+    num_ranks = rng.choice((4, 6, 8))
+    halves = rng.random() < 0.6
+    builder = TopologyBuilder(
+        f"random {seed}",
+        [int(halves and 2 * r >= num_ranks) for r in range(num_ranks)],
+        alpha_meaning=rng.choice(("occupies", "pipelined")),
+    )
+    pairs = [(r, (r + d) % num_ranks) for r in range(num_ranks) for d in (1, -1)]
+    others = [(a, b) for a in range(num_ranks) for b in range(num_ranks) if a != b and (a, b) not in pairs]
+    pairs += rng.sample(others, rng.randint(0, len(others)))
+    shared = [builder.add_resource(f"shared {i}") for i in range(3)]
+    for src, dst in pairs:
+        alpha, beta = rng.choice((0, 1, 5)), rng.choice((1, 2, 3))
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        for resource in shared:
+            if rng.random() < 0.2:
+                side = rng.choice(("send", "receive"))
+                builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=beta, side=side)  # type: ignore[arg-type]
+    return builder.build()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_schedule_beats_the_bound(seed: int) -> None:
+    """The list scheduler's and all baselines', on random topologies, collectives and merging."""
+    rng = random.Random(seed)
+    topology = large_topology(seed)
+    names = [name for name in collectives.COLLECTIVES if not name.startswith("multi-root")]
+    collective = collectives.make(rng.choice(names), topology.num_ranks, chunks_per_rank=rng.choice((1, 2)))
+    links = rng.choice((frozenset(), frozenset(topology.internode_links)))
+    clauses = Clauses(max_merge=rng.choice((1, 2, 6)), merging=links)
+    problem = make_problem(topology, collective, chunk_bytes=MB, clauses=clauses)
+    schedules = [synthesize(problem, backend="greedy", time_limit_s=0.01).schedule]
+    for function in BASELINES.values():
+        try:
+            schedules.append(function(problem))
+        except CollectiveError:
+            continue
+    bound = lower_bound(problem).bound
+    for schedule in schedules:
+        assert verify(schedule).ok
+        assert bound <= schedule.finish
+        assert lower_bound(schedule.problem).bound <= schedule.finish
+
+
+def test_sums_may_meet_at_a_rank_that_needs_none() -> None:
+    """Ranks 0, 1, 2 share six sums, and meet at rank 3, over links of 1 us to it and from it.
+
+    Each sum is reduced to rank 3 over three links at once, and copied over the other three a microsecond
+    later: 7 us in all. The sends that enter rank 3 do not pass the links into ranks 0, 1, 2.
+    """
+    builder = TopologyBuilder("meeting", [0] * 4)
+    for rank in range(3):
+        builder.add_link(rank, 3, alpha_us=0, beta_us_per_mb=1)
+        builder.add_link(3, rank, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(4, [([0, 1, 2], [0, 1, 2])] * 6, combining=True))
+    sends = [(c, 2 * r + back, c + back) for c in range(6) for back in (0, 1) for r in range(3)]
+    schedule = exact_times(
+        problem,
+        chunk=[c for c, _, _ in sends],
+        link=[e for _, e, _ in sends],
+        reduce=[e % 2 == 0 for _, e, _ in sends],
+        starts=[start for _, _, start in sends],
+        group=list(range(len(sends))),
+    )
+    assert verify(schedule).ok
+    assert schedule.finish == 7
+    assert lower_bound(problem).bound <= 7

@@ -1,0 +1,243 @@
+"""The single-machine relaxation: hand-derived ends of batches, and brute force over all sequences of batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.needed_sends import Job, NeededSends
+from taccl.analysis.certificates.single_machine import batch_ends, machine_ticks
+from taccl.analysis.verification.verify import verify
+from taccl.schedule.timing import exact_times
+from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import custom, problem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taccl.problem import Problem
+
+MB = 10**6
+
+
+def sequences(queues: Sequence[Sequence[int]], most: int) -> Iterator[list[tuple[int, ...]]]:
+    """Every sequence of batches of at most `most` chunks of one queue, as indices into all the chunks."""
+    offsets = [sum(len(queue) for queue in queues[:q]) for q in range(len(queues))]
+    start = tuple(frozenset(range(o, o + len(queue))) for o, queue in zip(offsets, queues, strict=True))
+
+    def extend(left: tuple[frozenset[int], ...]) -> Iterator[list[tuple[int, ...]]]:
+        if not any(left):
+            yield []
+        for q, chunks in enumerate(left):
+            for size in range(1, min(most, len(chunks)) + 1):
+                for batch in itertools.combinations(sorted(chunks), size):
+                    rest = (*left[:q], chunks - set(batch), *left[q + 1 :])
+                    for sequence in extend(rest):
+                        yield [batch, *sequence]
+
+    yield from extend(start)
+
+
+def ends_of(sequence: Sequence[Sequence[int]], releases: Sequence[int], alpha: int, beta: int) -> list[int]:
+    """When each batch ends if all start as early as they can."""
+    ends, free = [], 0
+    for batch in sequence:
+        free = max(free, *(releases[c] for c in batch)) + alpha + len(batch) * beta
+        ends.append(free)
+    return ends
+
+
+def least_ends(queues: Sequence[Sequence[int]], alpha: int, beta: int, most: int) -> dict[int, int]:
+    """What `batch_ends` should say, by trying everything."""
+    releases = [release for queue in queues for release in queue]
+    least: dict[int, int] = {}
+    for sequence in sequences(queues, most):
+        end, last = ends_of(sequence, releases, alpha, beta)[-1], len(sequence[-1])
+        least[last] = min(end, least.get(last, end))
+    return least
+
+
+def chain(alpha: int = 2, *, max_merge: int = 2, onward: int = 5) -> Problem:
+    """0 -> 1 in alpha + 1 us a chunk, which may merge, then 1 -> 2 in `onward` us; ranks 0 and 1 start chunks."""
+    builder = TopologyBuilder("chain", [0] * 3)
+    builder.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=onward)
+    return problem_of(builder.build(), custom(3, [([0], [2])]), merging=frozenset({0}), max_merge=max_merge)
+
+
+def job(release: int, tail: int, *, onward: int = 0, link: int = 0) -> Job:
+    """A chunk of one unit over one link."""
+    return Job(frozenset({link}), 1, release, tail, frozenset({(1, onward)}) if onward else frozenset())
+
+
+def ticks(problem: Problem, jobs: Sequence[Job]) -> int:
+    """The bound of the jobs on link 0, which is a resource by the same number."""
+    demand = NeededSends(problem)
+    assert set(demand.held[0]) == {0}
+    return machine_ticks(demand, 0, jobs)
+
+
+def test_without_merging_jobs_go_by_release() -> None:
+    """Released at 0, 1 and 9, each 3: ends 3, 6 and 12. The last is always one chunk."""
+    assert batch_ends([[0, 1, 9]], 2, 1, 1) == {1: 12}
+
+
+def test_without_merging_queues_share_the_machine() -> None:
+    """Released at 0 and 9 on one link, at 1 on another: the same."""
+    assert batch_ends([[0, 9], [1]], 2, 1, 1) == {1: 12}
+
+
+def test_a_batch_pays_alpha_once() -> None:
+    """Three at 0 with alpha 10: all in one 13; two then one 12 + 11; one then two 11 + 12."""
+    assert batch_ends([[0, 0, 0]], 10, 1, 3) == {3: 13, 1: 23, 2: 23}
+
+
+def test_a_batch_waits_for_its_last_chunk() -> None:
+    """Released at 0 and 8, alpha 3: together from 8 they end at 13; apart at 4, then 12."""
+    assert batch_ends([[0, 8]], 3, 1, 2) == {2: 13, 1: 12}
+
+
+def test_batches_have_at_most_so_many_chunks() -> None:
+    """Four at 0 in twos: 2 * (10 + 2). In threes and one: 13 + 11 or 11 + 13."""
+    assert batch_ends([[0, 0, 0, 0]], 10, 1, 2)[2] == 24
+    assert batch_ends([[0, 0, 0, 0]], 10, 1, 3) == {1: 24, 2: 24, 3: 24}
+
+
+def test_chunks_of_two_queues_do_not_merge() -> None:
+    """One chunk on each of two links: alpha twice, though two may merge."""
+    assert batch_ends([[0], [0]], 10, 1, 2) == {1: 22}
+
+
+def test_too_many_states_only_weaken_the_bound() -> None:
+    """Ten queues of three chunks are 4 ** 10 states; as one queue of 30 they make 15 batches of 2 + 2."""
+    assert batch_ends([[0] * 3 for _ in range(10)], 2, 1, 2)[2] == 15 * 4
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ends_agree_with_brute_force(seed: int) -> None:
+    """Up to six chunks in up to three queues: no sequence of batches ends earlier, and one ends then."""
+    rng = random.Random(seed)
+    queues: list[list[int]] = [[] for _ in range(rng.randint(1, 3))]
+    for _ in range(rng.randint(len(queues), 5 + (seed % 5 == 0))):
+        rng.choice(queues).append(rng.randint(0, 12))
+    queues = [sorted(queue) for queue in queues if queue]
+    alpha, beta, most = rng.randint(0, 6), rng.randint(0, 3), rng.randint(1, 4)
+    assert batch_ends(queues, alpha, beta, most) == least_ends(queues, alpha, beta, most)
+
+
+def test_the_tail_of_some_jobs_counts() -> None:
+    """Two chunks of 3, one with 20 behind it: 3 + 20, more than both and nothing, 6."""
+    assert ticks(chain(max_merge=1), [job(0, 20), job(0, 0)]) == 23
+
+
+def test_the_least_tail_of_all_jobs_counts() -> None:
+    """Both have at least 4 behind them: 6 + 4, more than 3 + 6 for the one with 6."""
+    assert ticks(chain(max_merge=1), [job(0, 6), job(0, 4)]) == 10
+
+
+def test_releases_count() -> None:
+    """Released at 7 and 8: 7 + 3 + 3."""
+    assert ticks(chain(max_merge=1), [job(7, 0), job(8, 0)]) == 13
+
+
+def test_jobs_merge_where_links_do() -> None:
+    """Alpha 2, two in a batch: 4 for both, and 3 behind them."""
+    assert ticks(chain(), [job(0, 3), job(0, 3)]) == 7
+
+
+def test_a_batch_leaves_one_by_one() -> None:
+    """Two in one batch: 12, then 5 and 5; apart: 11 + 11 + 5. So 22."""
+    assert ticks(chain(10), [job(0, 5, onward=5), job(0, 5, onward=5)]) == 22
+
+
+def test_jobs_of_unequal_size_count_by_size() -> None:
+    """3 units of beta 1, and alpha 2 once for a batch of two."""
+    jobs = [Job(frozenset({0}), units, 4, 6, frozenset()) for units in (1, 2)]
+    assert ticks(chain(), jobs) == 4 + 2 + 3 + 6
+
+
+@pytest.mark.parametrize(("side", "expected"), [("send", 2 + 2 + 3), ("receive", 3 + 2 + 2)])
+def test_a_send_lasts_longer_than_its_hold(side: str, expected: int) -> None:
+    """Sends of 3 + 2 hold a port for 2: at their start, then the last is 3 on its way; or at their end."""
+    builder = TopologyBuilder("port", [0] * 2)
+    port = builder.add_resource("port")
+    link = builder.add_link(0, 1, alpha_us=3, beta_us_per_mb=2)
+    builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=2, side=side)  # type: ignore[arg-type]
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 2))
+    assert machine_ticks(NeededSends(problem), port, [job(0, 0, link=link)] * 2) == expected
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_sequence_beats_the_bound(seed: int) -> None:
+    """Up to four chunks with releases and tails, leaving one by one: no sequence and order is better."""
+    rng = random.Random(seed)
+    onward, most = rng.randint(0, 6), rng.randint(1, 3)
+    jobs = []
+    for _ in range(rng.randint(1, 4)):
+        tail = rng.choice((0, onward, onward + rng.randint(0, 9)))
+        jobs.append(job(rng.randint(0, 12), tail, onward=onward if tail else 0))
+    alpha = rng.randint(0, 10)
+    problem = chain(alpha, max_merge=most)
+    best = min(_finish(sequence, jobs, alpha, onward) for sequence in sequences([range(len(jobs))], most))
+    bound = ticks(problem, jobs)
+    assert bound <= best
+    if len({each.tail for each in jobs}) == 1 and not onward:
+        assert bound == best
+
+
+def _finish(sequence: list[tuple[int, ...]], jobs: Sequence[Job], alpha: int, onward: int) -> int:
+    """The least finish of a sequence: those with a tail pass a second machine, for `onward`, in any order."""
+    ends = ends_of(sequence, [each.release for each in jobs], alpha, 1)
+    arrival = {c: end for batch, end in zip(sequence, ends, strict=True) for c in batch}
+    tailed = [c for c, each in enumerate(jobs) if each.tail]
+    best = 10**9
+    for order in itertools.permutations(tailed):
+        free, last = 0, ends[-1]
+        for c in order:
+            begin = max(free, arrival[c])
+            free = begin + onward
+            last = max(last, begin + jobs[c].tail)
+        best = min(best, last)
+    return best
+
+
+def test_what_leaves_merged_does_not_leave_one_by_one() -> None:
+    """Both links of a chain merge: two chunks take 10 + 2 us over each, so 24."""
+    builder = TopologyBuilder("merging chain", [0] * 3)
+    for src in (0, 1):
+        builder.add_link(src, src + 1, alpha_us=10, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(3, [([0], [2])] * 2), merging=frozenset({0, 1}), max_merge=2)
+    schedule = exact_times(
+        problem, chunk=[0, 1, 0, 1], link=[0, 0, 1, 1], starts=[0, 0, 1, 1], group=[0, 0, 1, 1]
+    )
+    assert verify(schedule).ok
+    assert schedule.finish == 24
+    assert lower_bound(problem).bound <= 24
+
+
+def test_holds_at_the_receiving_end_may_come_late() -> None:
+    """Two chunks leave rank 1 at 12 by links that hold one ingress for their last 1 us of 1 and of 10.
+
+    One holds it from 12 to 13 and goes on for 9, the other holds it from 21 to 22: both end at 22, though
+    each has 10 behind it and they share the ingress.
+    """
+    builder = TopologyBuilder("late", [0] * 5)
+    ingress = builder.add_resource("ingress")
+    builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
+    for dst, alpha in ((2, 0), (4, 9)):
+        link = builder.add_link(1, dst, alpha_us=alpha, beta_us_per_mb=1)
+        builder.add_hold(link, ingress, alpha_us=0, beta_us_per_mb=1, side="receive")
+    builder.add_link(2, 3, alpha_us=0, beta_us_per_mb=9)
+    problem = problem_of(
+        builder.build(), custom(5, [([0], [3]), ([0], [4])]), merging=frozenset({0}), max_merge=2
+    )
+    schedule = exact_times(
+        problem, chunk=[0, 1, 0, 1, 0], link=[0, 0, 1, 2, 3], starts=[0, 0, 1, 2, 3], group=[0, 0, 1, 2, 3]
+    )
+    assert verify(schedule).ok
+    assert schedule.finish == 22
+    assert lower_bound(problem).bound <= 22

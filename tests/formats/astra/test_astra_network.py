@@ -1,0 +1,201 @@
+"""Network files of ASTRA-sim: building blocks, units, dimensions, and the YAML that is read."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl.errors import FormatError, InputError, TopologyError
+from taccl.formats.astra.network import load_astra_network
+from tests.foreign import OURS, foreign_files
+
+GB = Fraction(10**12, 2**30)  # us per MB at one of ASTRA-sim's GB/s, of 2**30 bytes
+
+
+@pytest.fixture
+def load(shared_data):
+    """A function that loads one of the real files."""
+    return lambda name, **arguments: load_astra_network(
+        shared_data / "astra-sim" / f"{name}.yml", **arguments
+    )
+
+
+def ours(name, **arguments):
+    """The topology of one of our files."""
+    return load_astra_network(OURS / "astra-sim" / f"{name}.yml", **arguments)
+
+
+def _write(tmp_path, text):
+    path = tmp_path / "network.yml"
+    path.write_text(text)
+    return path
+
+
+def _file(topology="[ Ring ]", npus_count="[ 4 ]", bandwidth="[ 50 ]", latency="[ 500 ]"):
+    return f"topology: {topology}\nnpus_count: {npus_count}\nbandwidth: {bandwidth}\nlatency: {latency}\n"
+
+
+def _pairs(topology):
+    return {(link.src, link.dst) for link in topology.links}
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
+@pytest.mark.parametrize("path", foreign_files("astra-sim/*.yml"))
+def test_allgather_on_every_file_verifies(path):
+    """Every file carries a verified allgather."""
+    topology = load_astra_network(path)
+    problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
+    assert taccl.verify(taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule).ok
+
+
+def test_ring():
+    """Both ways round, 25 * 2**30 bytes a second and 250 ns each."""
+    topology = ours("ring-3")
+    assert _pairs(topology) == {(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)}
+    assert {link.beta_us_per_mb for link in topology.links} == {GB / 25}
+    assert {link.alpha_us for link in topology.links} == {Fraction(1, 4)}
+    assert topology.num_nodes == 1
+
+
+def test_switch():
+    """Every pair by way of one switch: twice 700.5 ns, bytes once, a port out and in for each of 4 ranks."""
+    topology = ours("switch-4")
+    assert len(topology.links) == 12
+    assert {link.alpha_us for link in topology.links} == {Fraction("1.401")}
+    assert {link.beta_us_per_mb for link in topology.links} == {GB / 320}
+    assert sum(resource.name.startswith("port") for resource in topology.resources) == 8
+    assert {hold.alpha_us for hold in topology.holds} == {0}  # pipelined, as in ASTRA-sim
+
+
+def test_pairs_of_rings():
+    """Ranks 0-2 and 3-5 in rings, at 80 GB/s and 40 ns; 0-3, 1-4 and 2-5 in pairs, at 10 GB/s and 900 ns."""
+    topology = ours("pairs-of-rings", ranks_per_node=3)
+    found = {(e.src, e.dst): (e.beta_us_per_mb, e.alpha_us) for e in topology.links if e.src == 4}
+    ring, pair = (GB / 80, Fraction("0.04")), (GB / 10, Fraction("0.9"))
+    assert found == {(4, 3): ring, (4, 5): ring, (4, 1): pair}
+    assert (len(topology.links), topology.num_nodes) == (2 * 6 + 3 * 2, 2)
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_real_ring(load, size):
+    """Both ways round, 50 * 2**30 bytes a second and 500 ns each."""
+    topology = load(f"Ring_{size}npus")
+    upwards = {(rank, (rank + 1) % size) for rank in range(size)}
+    assert _pairs(topology) == upwards | {(dst, src) for src, dst in upwards}
+    assert {link.beta_us_per_mb for link in topology.links} == {GB / 50}
+    assert {link.alpha_us for link in topology.links} == {Fraction(1, 2)}
+    assert topology.num_nodes == 1
+
+
+def test_real_switch(load):
+    """Every pair by way of one switch: twice 936.25 ns, bytes once, a port out and in for each of 8 ranks."""
+    topology = load("HGX-H100-validated")
+    assert len(topology.links) == 56
+    assert {link.alpha_us for link in topology.links} == {Fraction("1.8725")}
+    assert {link.beta_us_per_mb for link in topology.links} == {GB / 400}
+    assert sum(resource.name.startswith("port") for resource in topology.resources) == 16
+    assert {hold.alpha_us for hold in topology.holds} == {0}  # pipelined, as in ASTRA-sim
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
+def test_ring_allgather_takes_its_time():
+    """3 ranks: after one round each way all have all. A chunk of 2**30 / 10 bytes takes 4 ms, and 0.25 us."""
+    topology = ours("ring-3", alpha_meaning="occupies")
+    problem = taccl.make_problem(topology, taccl.collectives.allgather(3), chunk_bytes=2**30 // 10)
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2)
+    assert result.finish_us == pytest.approx(4000 + 0.25, rel=1e-6)
+
+
+def test_dimensions(tmp_path):
+    """[2, 3, 4]: rank = a + 2 b + 6 c; pairs of neighbours, rings of three, all pairs of four."""
+    path = _write(
+        tmp_path, _file("[Ring, Ring, FullyConnected]", "[2, 3, 4]", "[200, 100, 50]", "[50, 500, 2000]")
+    )
+    topology = load_astra_network(path, ranks_per_node=6)
+    assert topology.num_ranks == 24
+    assert topology.num_nodes == 4
+    first = {(0, 1): 200, (0, 2): 100, (0, 4): 100, (0, 6): 50, (0, 12): 50, (0, 18): 50}
+    found = {(e.src, e.dst): e.beta_us_per_mb for e in topology.links if e.src == 0}
+    assert found == {pair: GB / rate for pair, rate in first.items()}
+    # 12 pairs, 8 rings of 3 and 6 sets of 4 ranks, in both directions.
+    assert len(topology.links) == 24 + 8 * 6 + 6 * 12
+    assert {e.alpha_us for e in topology.links} == {Fraction(1, 20), Fraction(1, 2), 2}
+
+
+def test_switches_of_a_dimension(tmp_path):
+    """A ring of 2 in each of 3 nodes, and a switch for each of the two places: ports at every rank."""
+    topology = load_astra_network(_write(tmp_path, _file("[Ring, Switch]", "[2, 3]", "[1, 1]", "[0, 0]")))
+    assert [switch.ranks for switch in topology.switches] == [(0, 2, 4), (1, 3, 5)]
+    assert _pairs(topology) >= {(0, 1), (0, 4), (5, 1)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _file("\n  - Ring # block\n", "\n- 4\n", "[\n  50.0,\n]", "[5e2]"),
+        "---\n# comment\n\n" + _file("[ 'Ring' ]", '[ "4" ]').replace("\n", "\r\n"),
+        _file() + "faulty_links: { 1: 2 }\n",
+    ],
+    ids=["by line", "quoted", "other field"],
+)
+def test_ways_to_write_a_list(tmp_path, text):
+    """Lists in brackets, over lines and by dashes; fields of no use are noted."""
+    topology = load_astra_network(_write(tmp_path, text))
+    assert len(topology.links) == 8
+    assert {link.alpha_us for link in topology.links} == {Fraction(1, 2)}
+    assert any("faulty_links" in note for note in topology.notes) == ("faulty_links" in text)
+
+
+def test_every_assumption_is_a_note():
+    """Units, occupation, the switch's two hops, nodes."""
+    notes = " ".join(ours("switch-4").notes)
+    for part in ("2**30", "pipelined", "stores and forwards", "ranks_per_node="):
+        assert part in notes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_file(topology="[ Mesh ]"), "line 1: topology: found 'Mesh'"),
+        (_file(npus_count="[ 1 ]"), "line 2: npus_count: found '1'"),
+        (_file(npus_count="[ 4.0 ]"), "line 2: npus_count"),
+        (_file(npus_count="[ 4, 2 ]"), "npus_count: found 2 values for 1 dimensions"),
+        (_file(npus_count="[ 999999999 ]"), "npus_count: found"),
+        (_file(bandwidth="[ 0 ]"), "line 3: bandwidth: found 0 GB/s"),
+        (_file(bandwidth="[ .inf ]"), "line 3: bandwidth"),
+        (_file(latency="[ -1 ]"), "line 4: latency"),
+        (_file(latency="[ 1e999999999 ]"), "line 4: latency"),
+        (_file(latency="500"), "line 4: latency: found no list"),
+        (_file(latency="[ 500"), "line 4: latency: found no list"),
+        (_file(latency="[ [500] ]"), "line 4: latency"),
+        (_file(latency="[ *x ]"), "line 4: latency: found '*x'"),
+        (_file(latency="[ ]"), "line 4: latency"),
+        (_file(latency=""), "latency"),
+        (_file() + "latency: [ 1 ]\n", "line 5: found latency twice"),
+        (_file().replace("latency", "delay"), "found no latency"),
+        ("!!python/object:os.system [ x ]\n", "line 1: found"),
+        ("- Ring\n", "line 1: found"),
+    ],
+)
+def test_wrong_file_is_named_with_line_and_field(tmp_path, text, message):
+    """One sentence with file, line and field."""
+    path = _write(tmp_path, text)
+    with pytest.raises(FormatError) as caught:
+        load_astra_network(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_nodes_must_divide_the_ranks():
+    """Four ranks make no nodes of three."""
+    with pytest.raises(TopologyError, match="divisor of the 4 ranks"):
+        ours("switch-4", ranks_per_node=3)
+    assert ours("switch-4", ranks_per_node=2).num_nodes == 2
+
+
+def test_missing_file_is_an_input_error(tmp_path):
+    """A path to nothing is named."""
+    with pytest.raises(InputError, match=r"nothing\.yml"):
+        load_astra_network(tmp_path / "nothing.yml")

@@ -1,0 +1,338 @@
+"""MSCCL XML: files of others are judged, programs go out and come back, limits and rules are named."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl.collectives import COLLECTIVES, allgather
+from taccl.errors import ExportError, FormatError, InputError
+from taccl.formats.msccl.xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
+from taccl.program.interpret import interpret
+from taccl.program.lower import lower
+from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+from tests.foreign import OURS, foreign_files
+from tests.program.examples import kinds, program_of, schedule_of
+
+WORK = [each for each in foreign_files("msccl-xml/*.xml") if "deadlock" not in each.id]
+
+
+@pytest.mark.parametrize("path", WORK)
+def test_files_that_work(path):
+    """They run right, and so does what is written of them."""
+    program = load_msccl_xml(path)
+    interpretation = interpret(program)
+    assert interpretation.ok
+    assert interpretation.outputs_checked
+    text = dump_msccl_xml(program)
+    assert parse_msccl_xml(text).ranks == program.ranks
+    assert dump_msccl_xml(parse_msccl_xml(text)) == text
+
+
+@pytest.mark.parametrize("path", foreign_files("msccl-xml/*deadlock.xml"))
+def test_files_that_hang(path):
+    """Ranks 0 and 1 both receive from each other first."""
+    (fault,) = interpret(load_msccl_xml(path)).faults
+    assert (fault.kind, fault.steps) == ("deadlock", (StepAddress(0, 0, 0), StepAddress(1, 0, 0)))
+
+
+def _without_a_wait(text, line, depends):
+    """The file with a step that only waits made to wait for nothing."""
+    assert line + depends in text
+    return text.replace(line + depends, line + 'depid="-1" deps="-1"', 1)
+
+
+@pytest.mark.parametrize(("block", "other"), [(2, 0), (3, 1)])
+def test_a_missing_dependency_is_a_race(block, other):
+    """The hub's two sends each wait for both receives, one of them in a step that does nothing else."""
+    text = (OURS / "msccl-xml" / "allgather-3-hub.xml").read_text()
+    head, tail = text.split(f'<tb id="{block}"')
+    line = '<step s="0" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" '
+    spoiled = head + f'<tb id="{block}"' + _without_a_wait(tail, line, f'depid="{other}" deps="0"')
+    assert "race" in kinds(interpret(parse_msccl_xml(spoiled)))
+
+
+def test_a_missing_dependency_in_a_real_file_is_a_race(shared_data):
+    """A step that only waits, taken out of what waits for two others."""
+    text = (shared_data / "msccl-xml" / "allgather-32-inplace.xml").read_text()
+    line = '<step s="4" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" '
+    spoiled = _without_a_wait(text, line, 'depid="5" deps="1"')
+    assert "race" in kinds(interpret(parse_msccl_xml(spoiled)))
+
+
+def test_fused_steps_are_read_as_they_are_written():
+    """The ring of three: send, receive to reduce and send, the same with a copy kept, a copy to send, receive."""
+    program = load_msccl_xml(OURS / "msccl-xml" / "allreduce-3-ring.xml")
+    text = (OURS / "msccl-xml" / "allreduce-3-ring.xml").read_text()
+    assert re.findall('type="(.*?)"', text) == ["s", "rrs", "rrcs", "rcs", "r"] * 3
+    assert re.findall('type="(.*?)"', dump_msccl_xml(program)) == ["s", "rrs", "rrcs", "rcs", "r"] * 3
+
+
+def test_the_file_by_hand():
+    """Two ranks in place: each sends its part of the output and receives the other's."""
+    text = dump_msccl_xml(program_of("allgather", "ring:2", in_place=True), min_bytes=1, max_bytes=4096)
+    lines = text.splitlines()
+    assert lines[0] == (
+        '<algo name="allgather-on-ring-2" proto="Simple" nchannels="1" nchunksperloop="2" ngpus="2" '
+        'coll="allgather" inplace="1" outofplace="0" minBytes="1" maxBytes="4096">'
+    )
+    assert lines[1] == '  <gpu id="0" i_chunks="1" o_chunks="2" s_chunks="0">'
+    assert (
+        '      <step s="0" type="r" srcbuf="o" srcoff="1" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" '
+        'hasdep="0"/>'
+    ) in lines
+    assert len(lines) == 2 * 8 + 2
+
+
+@pytest.mark.parametrize(("name", "in_place"), list(itertools.product(COLLECTIVES, (False, True))))
+def test_every_collective_comes_back(name, in_place):
+    """What is read does the same; of a collective that the format does not know, if one says what it is."""
+    program = program_of(name, chunks_per_rank=2, in_place=in_place)
+    try:
+        text = dump_msccl_xml(program)
+    except ExportError as error:
+        assert in_place
+        assert name in (
+            "scatter",
+            "gather",
+            "multi-root-scatter",
+            "multi-root-gather",
+            "multi-root-broadcast",
+        )
+        assert "lower the schedule out of place" in str(error)
+        return
+    custom = 'coll="custom"' in text
+    again = parse_msccl_xml(text, collective=program.collective if custom else None)
+    interpretation = interpret(again)
+    assert interpretation.ok
+    assert interpretation.outputs_checked
+    assert dump_msccl_xml(again) == text
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"]),
+    st.sampled_from(["ring:3", "ring:4", "fully-connected:4", "mesh:2x3"]),
+    st.fixed_dictionaries(
+        {
+            "in_place": st.booleans(),
+            "protocol": st.sampled_from(["Simple", "LL", "LL128"]),
+            "channels": st.sampled_from(["single", "round-robin", "by-chunk", "by-peer"]),
+            "num_channels": st.integers(1, 3),
+            "threadblocks": st.sampled_from(["per-direction", "per-peer"]),
+            "instances": st.integers(1, 3),
+        }
+    ),
+)
+def test_round_trip(name, topology, options):
+    """Whatever is lowered, the file's program runs right, and is written as the same text."""
+    text = dump_msccl_xml(lower(schedule_of_cached(name, topology), **options))
+    again = parse_msccl_xml(text)
+    assert interpret(again, capacity=1).ok
+    assert dump_msccl_xml(again) == text
+
+
+_SCHEDULES = {}
+
+
+def schedule_of_cached(name, topology):
+    """One synthesis for all examples of a kind."""
+    if (name, topology) not in _SCHEDULES:
+        _SCHEDULES[name, topology] = schedule_of(name, topology)
+    return _SCHEDULES[name, topology]
+
+
+def test_several_dependencies_become_steps_that_wait():
+    """A step that waits for two others is preceded by one that waits for the first of them."""
+    copy = Step("copy", Slot("input", 0), Slot("scratch", 0))
+    blocks = (
+        Threadblock((copy,)),
+        Threadblock((replace(copy, dst=Slot("scratch", 1)),)),
+        Threadblock((Step("copy", Slot("scratch", 0), Slot("output", 0), 2, ((0, 0), (1, 0))),)),
+    )
+    text = dump_msccl_xml(Program("x", (RankProgram(2, 2, 2, blocks),)))
+    steps = re.findall(r'type="(\w+)".*depid="(-?\d)" deps="(-?\d)" hasdep="(\d)"', text)
+    assert steps == [
+        ("cpy", "-1", "-1", "1"), ("cpy", "-1", "-1", "1"), ("nop", "0", "0", "0"), ("cpy", "1", "0", "0"),
+    ]  # fmt: skip
+    assert interpret(parse_msccl_xml(text)).ok
+
+
+def many(count: int, *, wait: int | None = None) -> Program:
+    """One rank with so many threadblocks of one step; the first waits for one of them."""
+    copy = Step("copy", Slot("input", 0), Slot("output", 0))
+    first = copy if wait is None else replace(copy, depends=((wait, 0),))
+    blocks = (Threadblock((first,)), *(Threadblock((copy,)) for _ in range(count - 1)))
+    return Program("x", (RankProgram(1, 1, 0, blocks),))
+
+
+def peers(count: int) -> Program:
+    """A rank that sends to so many others, who receive, over one channel."""
+    send, receive = Step("send", Slot("input", 0)), Step("receive", None, Slot("output", 0))
+    root = RankProgram(1, 1, 0, tuple(Threadblock((send,), send_to=1 + i) for i in range(count)))
+    others = (RankProgram(1, 1, 0, (Threadblock((receive,), receive_from=0),)) for _ in range(count))
+    return Program("x", (root, *others))
+
+
+def steps(count: int, *, chunks: int = 1, blocks: int = 1) -> Program:
+    """Threadblocks of so many copies each."""
+    copy = Step("copy", Slot("input", 0), Slot("output", 0), chunks)
+    return Program("x", (RankProgram(99, 99, 0, (Threadblock((copy,) * count),) * blocks),))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (many(217), "at most 216 threadblocks.*has 217"),
+        (many(200, wait=128), "0-127 only.*threadblock 128.*per-peer"),
+        (steps(257), "at most 256 steps.*makes 257.*num_channels=2"),
+        (steps(255, blocks=17), "fewer than 4096 elements.*makes 4354"),
+        (steps(1, chunks=72), "at most 71 chunks.*moves 72.*max_count=71"),
+        (peers(33), "at most 32 peers a channel.*has 33 to send to.*by-peer"),
+        (replace(many(1), ranks=(RankProgram(1, 1, 0, (Threadblock((), channel=32),)),)), "at most 32 channels"),
+    ],
+)  # fmt: skip
+def test_limits_are_named_with_a_remedy(program, words):
+    """Nothing is written that the runtime refuses."""
+    with pytest.raises(ExportError, match=words):
+        dump_msccl_xml(program)
+
+
+@pytest.mark.parametrize("program", [many(216, wait=127), steps(256), steps(1, chunks=71), peers(32)])
+def test_up_to_the_limits_all_is_well(program):
+    """The last number that fits is written, and read."""
+    parse_msccl_xml(dump_msccl_xml(program))
+
+
+def test_more_channels_keep_peers_within_the_limit():
+    """What the message says about 34 peers helps."""
+    schedule = schedule_of("broadcast", "fully-connected:35")
+    with pytest.raises(ExportError, match="num_channels=3"):
+        dump_msccl_xml(lower(schedule))
+    dump_msccl_xml(lower(schedule, channels="by-peer", num_channels=3))
+
+
+def test_sizes_must_be_a_range():
+    """From more than to."""
+    with pytest.raises(InputError, match="min_bytes"):
+        dump_msccl_xml(program_of("allgather", "ring:2"), min_bytes=2, max_bytes=1)
+
+
+@pytest.fixture(scope="module")
+def valid() -> str:
+    """An allgather on a ring of four, with dependencies."""
+    return dump_msccl_xml(program_of("allgather", "ring:4"))
+
+
+SPOILED = [
+    ('name="', 'nome="', "has no name"),
+    ('proto="Simple"', 'proto="simple"', "proto is 'simple'; expected one of Simple, LL, LL128"),
+    ('ngpus="4"', 'ngpus="5"', "4 <gpu> elements with 4 ids; expected 5"),
+    ('nchunksperloop="4"', 'nchunksperloop="6"', "expected a multiple of ngpus"),
+    ('nchannels="1"', 'nchannels="33"', "from 1 to 32"),
+    ('coll="allgather"', 'coll="gather"', "coll is 'gather'"),
+    ('inplace="0"', 'inplace="no"', "inplace is 'no'"),
+    ('minBytes="0"', 'minBytes="999999999"', "expected a range"),
+    ('<gpu id="1"', '<gpu id="0"', "4 <gpu> elements with 3 ids"),
+    ('o_chunks="4"', 'o_chunks="3"', "o_chunks is 3; expected 4"),
+    ('<tb id="1"', '<tb id="7"', "ids \\[0, 2, 3, 4, 7\\]; expected 0 to 4"),
+    ('chan="0"', 'chan="1"', "chan is '1'"),
+    ('send="1"', 'send="0"', "0, the rank itself"),
+    ('send="1"', 'send="9"', "send is '9'"),
+    ('send="1"', 'send="-1"', "type s, but send is -1"),
+    ('send="1"', 'send="3"', "both send with rank 3 over channel 0"),
+    ('<step s="1"', '<step s="2"', "s is 2; expected 1, its position"),
+    ('type="r"', 'type="recv"', "type is 'recv'"),
+    ('dstbuf="o"', 'dstbuf="x"', "dstbuf is 'x'"),
+    ('cnt="1"', 'cnt="0"', "cnt is '0'"),
+    ('cnt="1"', 'cnt="72"', "from 1 to 71"),
+    ('cnt="1"', 'cnt="5"', "reach past o, which holds 4"),
+    ('hasdep="1"', 'hasdep="0"', 'which has no hasdep="1"'),
+    ('hasdep="1"', 'hasdep="2"', "hasdep is '2'"),
+    (r'depid="[0-9]"', 'depid="128"', "at most 127"),
+    (r'depid="[0-9]"', 'depid="99"', "depid is 99; the rank has threadblocks 0-4"),
+    (r'deps="[0-9]"', 'deps="99"', "deps is 99; threadblock . has steps"),
+    ('ngpus="4"', 'ngpus="1e9"', "'1e9'; expected a whole number"),
+    ("<algo ", "<algorithm><algo ", "not XML"),
+    ("<algo ", '<?xml version="1.0"?>\n<algo ', "an XML declaration"),
+    ("      <step", "\t<step", "a tab"),
+    (' type="r"', '\n type="r"', "a tag that goes on"),
+    ('type="r"', "type='r'", "single quotes"),
+    ("<algo ", "<!DOCTYPE algo><algo ", "a document type"),
+    ("<algo ", "<algo " + " ".join(f'a{i}="0"' for i in range(8)) + " ", "18 attributes"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "words"), SPOILED, ids=[f"{i}" for i in range(len(SPOILED))])
+def test_broken_rules_are_named(valid, old, new, words):
+    """With the line, the element and what was expected."""
+    spoiled, count = re.subn(old, lambda _: new, valid, count=1)
+    assert count
+    with pytest.raises(FormatError, match=words) as caught:
+        parse_msccl_xml(spoiled, where="a.xml")
+    assert caught.value.where is not None
+    assert caught.value.where.startswith("a.xml: line ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        (r'depid="\d" deps="\d"', 'depid="-1" deps="-1"', "race"),
+        (r'type="r"(.*)dstoff="\d"', r'type="r"\1dstoff="0"', "output"),
+        (r"\n *<step s=\"0\" type=\"cpy\".*", "", "output"),
+    ],
+)
+def test_faults_that_show_when_run(valid, old, new, kind):
+    """The file is well-formed, and the program wrong."""
+    spoiled, count = re.subn(old, new, valid, count=1)
+    assert count
+    assert kind in kinds(interpret(parse_msccl_xml(spoiled)))
+
+
+def test_a_wait_must_end_at_a_step_that_waits(valid):
+    """The runtime wants the step after steps that only wait to wait itself."""
+    nop = (
+        '<step s="0" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" depid="1" deps="0" '
+        'hasdep="0"/>'
+    )
+    text = (
+        '<algo name="x" ngpus="1" nchunksperloop="1" nchannels="1" proto="LL" coll="allreduce" inplace="0">'
+        '<gpu id="0" i_chunks="1" o_chunks="1" s_chunks="0"><tb id="0" send="-1" recv="-1" chan="0">'
+        f'{nop}<step s="1" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" '
+        'hasdep="0"/></tb><tb id="1" send="-1" recv="-1" chan="0">'
+        '<step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" '
+        'hasdep="1"/></tb></gpu></algo>'
+    )
+    with pytest.raises(FormatError, match="does not wait itself"):
+        parse_msccl_xml(text)
+
+
+def test_comments_and_unknown_elements_are_fine(valid):
+    """As the runtime ignores them, with whatever they hold."""
+    text = valid.replace("    <tb", '    <!-- a\tb\n ?> --><copy i_off="0" o_off="0"/>\n    <tb', 1)
+    assert interpret(parse_msccl_xml(text)).ok
+
+
+def test_a_custom_file_is_judged_by_what_it_is_said_to_be(valid):
+    """Without that, only what hangs and races shows; over other ranks it does not fit."""
+    text = valid.replace('coll="allgather"', 'coll="custom"').replace('i_chunks="1"', 'i_chunks="4"')
+    assert not interpret(parse_msccl_xml(text)).outputs_checked
+    assert interpret(parse_msccl_xml(text, collective=allgather(4))).ok
+    with pytest.raises(FormatError, match="ngpus is 4; the collective is over 3"):
+        parse_msccl_xml(text, collective=allgather(3))
+
+
+def test_huge_files_are_not_read(tmp_path):
+    """A sparse file of 100 MB is refused by its size."""
+    path = tmp_path / "huge.xml"
+    with path.open("wb") as file:
+        file.write(b"<algo>")
+        file.seek(10**8)
+        file.write(b" ")
+    with pytest.raises(FormatError, match="larger than 64MB|binary"):
+        load_msccl_xml(path)

@@ -1,0 +1,133 @@
+"""The judge of MSCCL++ plans: spoiled plans are found out, each by what its fault does under the executor."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from taccl.errors import FormatError
+from taccl.formats.mscclpp.executor import run_plan
+from taccl.formats.mscclpp.plan import build_mscclpp_plan
+from tests.program.examples import program_of
+
+
+def plan_of(name: str = "allgather", **options: object) -> dict:
+    """A plan of four ranks on two nodes, or of packets within one."""
+    program = program_of(name, "ring:4", chunks_per_rank=2, **options)
+    return build_mscclpp_plan(program, ranks_per_node=4 if options.get("protocol") == "LL" else 2)
+
+
+def without(plan: dict, name: str) -> list[dict]:
+    """The plan without one operation of that name, for each of rank 0."""
+    spoiled = []
+    for t, threadblock in enumerate(plan["gpus"][0]["threadblocks"]):
+        for s, op in enumerate(threadblock["ops"]):
+            if op["name"] == name:
+                other = copy.deepcopy(plan)
+                del other["gpus"][0]["threadblocks"][t]["ops"][s]
+                spoiled.append(other)
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("signal", "deadlock"), ("wait", ""), ("put", ""), ("re", ""), ("sem_release", "deadlock"),
+        ("sem_acquire", ""),
+    ],
+)  # fmt: skip
+def test_lost_operations_are_found(name, kind):
+    """Whatever is left out of a reduce-scatter hangs it, spoils it or leaves it unordered."""
+    spoiled = without(plan_of("reduce-scatter"), name)
+    assert spoiled
+    for plan in spoiled:
+        run = run_plan(plan)
+        assert not run.ok
+        assert any(kind in fault for fault in run.faults)
+
+
+def test_lost_barriers_are_races():
+    """Without a nop, threads run ahead of the one that waits or tells."""
+    spoiled = without(plan_of("reduce-scatter"), "nop")
+    assert spoiled
+    for plan in spoiled:
+        assert any("race" in fault for fault in run_plan(plan).faults)
+
+
+def test_a_lost_flush_is_a_race_with_the_user():
+    """A NIC may still read what the user already overwrites."""
+    plan = plan_of("allgather", in_place=True)
+    (spoiled, *_) = without(plan, "flush")
+    assert any("race" in fault and "user" in fault for fault in run_plan(spoiled).faults)
+
+
+def test_a_flush_without_destination_does_nothing():
+    """The executor counts destinations, not channels."""
+    plan = plan_of("allgather", in_place=True)
+    for gpu in plan["gpus"]:
+        for threadblock in gpu["threadblocks"]:
+            for op in threadblock["ops"]:
+                if op["name"] == "flush":
+                    del op["dst_buff"]
+    assert any("race" in fault for fault in run_plan(plan).faults)
+
+
+@pytest.mark.parametrize("name", ["upkt", "repkt", "ppkt", "nop", "sem_acquire"])
+def test_lost_operations_of_packets_are_found(name):
+    """So it is without signals."""
+    spoiled = without(plan_of("allreduce", protocol="LL"), name)
+    assert spoiled
+    assert all(not run_plan(plan).ok for plan in spoiled)
+
+
+@pytest.mark.parametrize(("field", "value"), [("index", 1), ("index", 99), ("size", 2), ("type", "i")])
+def test_wrong_places_are_found(field, value):
+    """Another chunk, one past the buffer, one too many, another buffer."""
+    plan = plan_of("allgather")
+    put = next(
+        op for tb in plan["gpus"][0]["threadblocks"] for op in tb["ops"]
+        if op["name"] == "put" and op["src_buff"][0]["type"] == "o" and op["src_buff"][0]["index"] != 1
+    )  # fmt: skip
+    put["src_buff"][0][field] = value
+    assert not run_plan(plan).ok
+
+
+def test_signals_of_swapped_channels_are_found():
+    """Two channels to different ranks, mixed up in a threadblock's list."""
+    plan = build_mscclpp_plan(program_of("allgather", "ring:4", chunks_per_rank=2), ranks_per_node=4)
+    threadblocks = [tb for tb in plan["gpus"][0]["threadblocks"] if tb["channels"]]
+    first, second = (tb["channels"][0] for tb in threadblocks[:2])
+    first["channel_ids"], second["channel_ids"] = second["channel_ids"], first["channel_ids"]
+    assert not run_plan(plan).ok
+
+
+def test_what_is_left_over_is_found():
+    """A signal too many makes the next call go wrong."""
+    plan = plan_of("allgather")
+    ops = next(tb["ops"] for tb in plan["gpus"][0]["threadblocks"] if tb["ops"][-1]["name"] == "signal")
+    ops.append(ops[-1])
+    assert any("too many" in fault for fault in run_plan(plan).faults)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda plan: plan.pop("gpus"), "expected an MSCCL"),
+        (lambda plan: plan["gpus"].reverse(), "expected them in order"),
+        (lambda plan: plan["gpus"][0].update(input_chunks=0), "at least one each"),
+        (
+            lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].append({"name": "get"}),
+            "found operation 'get'",
+        ),
+        (lambda plan: plan["gpus"][0]["threadblocks"][0]["ops"].extend([{"name": "nop"}] * 65), "at most 64"),
+        (lambda plan: plan["gpus"][0]["threadblocks"][0].update(id=7), "found id 7"),
+        (lambda plan: plan["gpus"][0]["threadblocks"][0].update(channels=3), "expected an MSCCL"),
+    ],
+)
+def test_what_is_no_plan_is_refused(spoil, words):
+    """By name, not with a traceback."""
+    plan = plan_of()
+    spoil(plan)
+    with pytest.raises(FormatError, match=words):
+        run_plan(plan)

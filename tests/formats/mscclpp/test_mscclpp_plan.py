@@ -1,0 +1,261 @@
+"""MSCCL++ execution plans: what is written does what the schedule says, under the executor's own rules."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import taccl
+from taccl.errors import ExportError, InputError, LossyConversionWarning
+from taccl.formats.mscclpp.executor import run_plan
+from taccl.formats.mscclpp.plan import build_mscclpp_plan, plan_text, save_mscclpp_plan
+from taccl.formats.registry import convert, format_of_content, write
+from taccl.program.lower import lower
+from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from tests.program.examples import program_of, schedule_of
+
+OPTIONS = [
+    {},
+    {"in_place": True},
+    {"threadblocks": "per-peer", "channels": "round-robin", "num_channels": 2},
+    {"in_place": True, "merged": "pack", "instances": 2},
+]
+
+
+def ops_of(plan: dict, rank: int, threadblock: int) -> list[str]:
+    """The names of a threadblock's operations."""
+    return [op["name"] for op in plan["gpus"][rank]["threadblocks"][threadblock]["ops"]]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "name", ["allgather", "alltoall", "reduce-scatter", "allreduce", "broadcast", "reduce"]
+)
+def test_every_plan_runs_right(name, options):
+    """Within a node and over two: right outputs, no deadlock, nothing unordered, nothing left over."""
+    program = program_of(name, "mesh:2x3", chunks_per_rank=2, **options)
+    for ranks_per_node in (6, 3):
+        run = run_plan(build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True))
+        assert run.ok, run.faults
+        assert run.outputs_checked
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
+def test_every_plan_of_packets_runs_right(name, options):
+    """Protocol LL has packets in two halves of the scratch, and no signals at all."""
+    program = program_of(name, "mesh:2x3", chunks_per_rank=2, protocol="LL", **options)
+    plan = build_mscclpp_plan(program, ranks_per_node=6, split=True)
+    run = run_plan(plan)
+    assert run.ok, run.faults
+    assert (plan["protocol"], plan["use_double_scratch_buffer"]) == ("LL", True)
+    used = {op["name"] for gpu in plan["gpus"] for tb in gpu["threadblocks"] for op in tb["ops"]}
+    assert not used & {"signal", "wait", "put"}
+
+
+def test_other_seeds_judge_alike():
+    """The verdict is not that of one choice of inputs."""
+    plan = build_mscclpp_plan(program_of("allreduce", "ring:4", in_place=True), ranks_per_node=2)
+    assert all(run_plan(plan, seed=seed).ok for seed in range(5))
+
+
+def test_two_ranks_by_hand():
+    """An allgather of two ranks of one node, in place: each puts its chunk where it belongs and signals.
+
+    Nothing was in that place before, so that its rank says at once that it has begun.
+    """
+    plan = build_mscclpp_plan(program_of("allgather", "ring:2", in_place=True))
+    assert plan["gpus"][0] == {
+        "id": 0, "input_chunks": 1, "output_chunks": 2, "scratch_chunks": 0,
+        "channels": [{"channel_type": "memory", "connected_to": [1, 1]}],
+        "remote_buffers": [{"rank": 1, "type": "o", "access_channel_types": ["memory"]}],
+        "semaphores": [],
+        "threadblocks": [
+            {
+                "id": 0,
+                "ops": [
+                    {"name": "signal", "channel_ids": [0], "channel_type": "memory"},
+                    {"name": "wait", "channel_ids": [0], "channel_type": "memory"},
+                ],
+                "channels": [{"channel_type": "memory", "channel_ids": [1]}],
+                "remote_buffer_refs": [],
+            },
+            {
+                "id": 1,
+                "ops": [
+                    {"name": "wait", "channel_ids": [0], "channel_type": "memory"},
+                    {"name": "nop"},
+                    {
+                        "name": "put", "channel_type": "memory",
+                        "src_buff": [{"type": "o", "index": 0, "size": 1}],
+                        "dst_buff": [{"buffer_id": 0, "index": 0, "size": 1}],
+                    },
+                    {"name": "nop"},
+                    {"name": "signal", "channel_ids": [0], "channel_type": "memory"},
+                ],
+                "channels": [{"channel_type": "memory", "channel_ids": [0]}],
+                "remote_buffer_refs": [{"access_channel_type": "memory", "remote_buffer_ids": [0]}],
+            },
+        ],
+    }  # fmt: skip
+
+
+def test_another_node_is_reached_over_port_channels():
+    """A NIC is asked to put and to signal, and what it reads is the user's again only after a flush."""
+    plan = build_mscclpp_plan(program_of("allgather", "ring:2", in_place=True), ranks_per_node=1)
+    assert ops_of(plan, 0, 1) == ["wait", "put", "signal", "flush"]
+    flush = plan["gpus"][0]["threadblocks"][1]["ops"][-1]
+    assert len(flush["dst_buff"]) == 1  # the executor flushes as many channels as there are destinations
+    assert {each["channel_type"] for each in plan["gpus"][0]["channels"]} == {"port"}
+
+
+def test_channels_of_two_ranks_stand_in_one_order():
+    """The executor pairs the channels of two ranks by their order; those of a queue are each other's."""
+    program = program_of("alltoall", "ring:5", channels="round-robin", num_channels=2)
+    plan = build_mscclpp_plan(program)
+    lists = [gpu["channels"][0]["connected_to"] for gpu in plan["gpus"]]
+    for a in range(5):
+        for b in range(5):
+            assert lists[a].count(b) == lists[b].count(a)
+
+
+def test_a_sum_that_is_kept_beside_needs_no_scratch():
+    """Rank 0 adds what comes to its own chunk, out of place: it lands in the output and is added there."""
+    plan = build_mscclpp_plan(program_of("reduce", "ring:2"))
+    assert plan["gpus"][0]["scratch_chunks"] == 0
+    sums = [op for tb in plan["gpus"][0]["threadblocks"] for op in tb["ops"] if op["name"] == "re"]
+    assert [[each["type"] for each in op["src_buff"] + op["dst_buff"]] for op in sums] == [["i", "o", "o"]]
+
+
+def test_a_sum_in_one_place_lands_beside_it():
+    """In place the sum takes the place of the own chunk, and what is added waits in scratch."""
+    plan = build_mscclpp_plan(program_of("reduce", "ring:2", in_place=True))
+    assert plan["gpus"][0]["scratch_chunks"] == 1
+
+
+def test_nodes_come_from_the_topology():
+    """Of two nodes of four, ranks of the same node are reached over memory channels, others over ports."""
+    problem = taccl.make_problem(
+        taccl.topologies.parse("ring:8", nodes=2), taccl.collectives.allgather(8), chunk_bytes=1000
+    )
+    schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    plan = build_mscclpp_plan(lower(schedule))
+    for r, gpu in enumerate(plan["gpus"]):
+        for each in gpu["channels"]:
+            same = [peer // 4 == r // 4 for peer in each["connected_to"]]
+            assert all(same) if each["channel_type"] == "memory" else not any(same)
+
+
+def test_unknown_nodes_must_be_told():
+    """A program that came from a file says nothing of nodes."""
+    program = replace(program_of("allgather", "ring:4"), node_of_rank=None)
+    with pytest.raises(InputError, match="give ranks_per_node"):
+        build_mscclpp_plan(program)
+
+
+def test_long_threadblocks_are_refused_or_split():
+    """More than 64 operations: an error with a remedy, or threadblocks that take turns and still run right."""
+    program = program_of("alltoall", "ring:5", chunks_per_rank=8)
+    with pytest.raises(ExportError, match=r"at most 64 operations .* give split=True"):
+        build_mscclpp_plan(program)
+    plan = build_mscclpp_plan(program, split=True)
+    lengths = [len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"]]
+    assert max(lengths) <= 64
+    assert len(lengths) > sum(len(rank.threadblocks) for rank in program.ranks)
+    assert run_plan(plan).ok
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"max_threadblocks": 1}, ExportError, "at most 1 threadblocks of a rank"),
+        ({"max_bytes": 2**40}, ExportError, "give max_bytes=4294967232"),
+        ({"min_bytes": 8, "max_bytes": 4}, InputError, "expected a range"),
+        ({"num_threads_per_block": 100}, InputError, "multiple of 32"),
+        ({"ranks_per_node": 0}, InputError, "at least 1"),
+    ],
+)
+def test_limits_are_named(options, error, words):
+    """Each with what to do."""
+    with pytest.raises(error, match=words):
+        build_mscclpp_plan(program_of("allgather", "ring:4"), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "plan_options", "words"),
+    [
+        ("allgather", {"protocol": "LL128"}, {}, "lower the schedule with protocol='LL'"),
+        ("allgather", {"protocol": "LL"}, {"ranks_per_node": 2}, "protocol='Simple'"),
+        ("broadcast", {"protocol": "LL"}, {}, "every rank's output depends on every rank"),
+        ("gather", {}, {}, "no ranks without output, and rank 1 has none"),
+    ],
+)
+def test_what_plans_do_not_hold_is_named(name, options, plan_options, words):
+    """Protocols, nodes and collectives that the executor cannot take."""
+    with pytest.raises(ExportError, match=words):
+        build_mscclpp_plan(program_of(name, "ring:4", **options), **plan_options)
+
+
+def test_sizes_stay_within_the_offsets():
+    """2^32 bytes are too many for one chunk's offset: of 4 chunks each is below 2^30, a multiple of 16."""
+    plan = build_mscclpp_plan(program_of("allgather", "ring:4"))
+    assert plan["max_message_size"] == 4 * ((2**32 - 1) // 4 // 16 * 16)
+
+
+def test_programs_that_need_room_under_way_are_refused():
+    """Two ranks that send before they receive, into places in use: without queues each waits for the other."""
+
+    def rank(peer: int) -> RankProgram:
+        steps = (
+            Step("copy", Slot("input", 0), Slot("output", 0)),
+            Step("send", Slot("output", 0)),
+            Step("receive", None, Slot("output", 0)),
+        )
+        return RankProgram(1, 1, 0, (Threadblock(steps, peer, peer),))
+
+    program = Program("swap", (rank(1), rank(0)), node_of_rank=(0, 0))
+    with pytest.raises(ExportError, match="deadlock"):
+        build_mscclpp_plan(program)
+
+
+def test_a_program_that_is_wrong_is_not_written():
+    """The plan is run first, and its outputs are looked at."""
+    good = program_of("allgather", "ring:3")
+    wrong = replace(good, collective=taccl.collectives.allreduce(3), ranks=tuple(
+        replace(rank, input_chunks=3) for rank in good.ranks
+    ))  # fmt: skip
+    with pytest.raises(ExportError, match="would not work"):
+        build_mscclpp_plan(wrong)
+
+
+def test_the_text_is_the_plan():
+    """One line for every operation, and JSON all the same."""
+    plan = build_mscclpp_plan(program_of("allreduce", "ring:3"))
+    text = plan_text(plan)
+    assert json.loads(text) == plan
+    assert max(map(len, text.splitlines())) < 400
+
+
+def test_convert_writes_a_plan(tmp_path):
+    """From a schedule's file, with what is lost; the plan is told by its content."""
+    schedule = schedule_of("allgather", "ring:4")
+    taccl.save(schedule, tmp_path / "in.json")
+    with pytest.warns(LossyConversionWarning, match="no place for"):
+        convert(tmp_path / "in.json", tmp_path / "out.json", to="mscclpp", name="mine", in_place=True)
+    assert format_of_content(tmp_path / "out.json").name == "mscclpp"
+    plan = json.loads((tmp_path / "out.json").read_text())
+    assert (plan["name"], plan["inplace"]) == ("mine", True)
+    assert run_plan(plan).ok
+
+
+def test_the_registration_is_written_beside_the_plan(tmp_path):
+    """If asked for; neither file replaces another unasked, and then none is written."""
+    schedule = schedule_of("allgather", "ring:4")
+    paths = write(schedule, tmp_path / "ring-4.plan.json", register=True)
+    assert [path.name for path in paths] == ["ring-4.plan.json", "ring_4_register.py"]
+    paths[0].unlink()
+    with pytest.raises(InputError, match="exists"):
+        save_mscclpp_plan(lower(schedule), paths[0], register=True)
+    assert not paths[0].exists()

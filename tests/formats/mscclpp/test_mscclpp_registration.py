@@ -1,0 +1,123 @@
+"""The module that registers plans: run against stand-ins of MSCCL++'s classes, since it needs GPUs itself."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from taccl.errors import InputError
+from taccl.formats.mscclpp.registration import registration_snippet
+
+
+def plan(
+    name: str, collective: str = "allgather", *, in_place: bool = False, least: int = 0, most: int = 1000
+):
+    """As much of a plan as the registration looks at, for four ranks."""
+    return {
+        "name": name, "collective": collective, "inplace": in_place, "gpus": [{}] * 4,
+        "min_message_size": least, "max_message_size": most,
+    }  # fmt: skip
+
+
+def request(collective: str, size: int, inputs: int, outputs: int, *, rank: int = 1, world_size: int = 4):
+    """A call, as MSCCL++ describes it."""
+    return SimpleNamespace(
+        collective=collective, message_size=size, input_buffer=inputs, output_buffer=outputs, rank=rank,
+        world_size=world_size, n_ranks_per_node=4,
+    )  # fmt: skip
+
+
+class Builder:
+    """What `AlgorithmCollectionBuilder` is told."""
+
+    def __init__(self):
+        Builder.known = self.added = []
+
+    def add_algorithm_builder(self, algorithm):
+        self.added.append(algorithm)
+
+    def set_algorithm_selector(self, selector):
+        Builder.selector = selector
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A function that runs a snippet."""
+    mscclpp, extension = ModuleType("mscclpp"), ModuleType("mscclpp.ext")
+
+    class Algorithm(SimpleNamespace):
+        Constraint = SimpleNamespace
+
+    mscclpp.Algorithm = Algorithm
+    mscclpp.ExecutionPlan = lambda path, rank: (path, rank)
+    extension.AlgorithmCollectionBuilder = Builder
+    monkeypatch.setitem(sys.modules, "mscclpp", mscclpp)
+    monkeypatch.setitem(sys.modules, "mscclpp.ext", extension)
+
+    def run(text: str) -> dict:
+        names = {"__file__": "/plans/taccl_plans.py"}
+        exec(compile(text, "taccl_plans.py", "exec"), names)
+        return names
+
+    return run
+
+
+def test_plans_are_registered_from_beside_the_module(module):
+    """With their rank, and for how many ranks they are."""
+    names = module(registration_snippet({"/elsewhere/a.json": plan("a")}))
+    names["register"](3)
+    (algorithm,) = Builder.known
+    assert algorithm.execution_plan == ("/plans/a.json", 3)
+    assert algorithm.constraint.world_size == 4
+    assert Builder.selector is names["select"]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        # Of an allgather the bytes of one rank are given: 100 are 400 in all.
+        (request("allgather", 100, 5000, 9000), "small"),
+        (request("allgather", 200, 5000, 9000), "large"),
+        (request("allgather", 1000, 5000, 9000), None),
+        (request("allgather", 100, 9100, 9000), "inside"),
+        (request("allgather", 100, 5000, 9000, world_size=8), None),
+        (request("allreduce", 100, 5000, 9000), None),
+        # Of a reduce-scatter those of the input: rank 1 of four has its output 25 bytes into it.
+        (request("reducescatter", 100, 5000, 5025), "sums"),
+        (request("reducescatter", 100, 5000, 5000), None),
+    ],
+)
+def test_calls_are_given_the_plan_that_fits(module, call, expected):
+    """By collective, size, world size and in place."""
+    text = registration_snippet(
+        {
+            "1.json": plan("small", most=500),
+            "2.json": plan("large", least=501),
+            "3.json": plan("inside", in_place=True),
+            "4.json": plan("sums", "reducescatter", in_place=True),
+        }
+    )
+    known = {"allgather": {n: n for n in ("small", "large", "inside")}, "reducescatter": {"sums": "sums"}}
+    assert module(text)["select"](known, call) == expected
+
+
+def test_ranks_per_node_can_be_asked_for(module):
+    """A plan of two nodes of two does not fit one node of four."""
+    select = module(registration_snippet({"1.json": plan("a")}, ranks_per_node=2))["select"]
+    assert select({"allgather": {"a": "a"}}, request("allgather", 100, 5000, 9000)) is None
+
+
+@pytest.mark.parametrize(
+    ("plans", "words"),
+    [
+        ({}, "at least one"),
+        ({"a.json": plan("x"), "b.json": plan("x")}, "two plans named 'x'"),
+        ({"a.json": {"name": "x"}}, "expected an MSCCL"),
+    ],
+)
+def test_what_cannot_be_registered_is_named(plans, words):
+    """No plan, two of one name, and what is none."""
+    with pytest.raises(InputError, match=words):
+        registration_snippet(plans)

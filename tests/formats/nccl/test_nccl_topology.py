@@ -1,0 +1,482 @@
+"""NCCL topology files: trees of PCIe, NVLinks, NICs, and what each published file lacks."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl.errors import FormatError, InputError, TopologyError
+from taccl.formats.nccl.topology import load_nccl_topology
+from tests.foreign import OURS, foreign_files
+
+# PCIe: lanes * units / 80 GB/s. 16 lanes at 8 GT/s (60 units) are 12 GB/s, at 16 GT/s 24, at 32 GT/s 48.
+GEN3, GEN4, GEN5 = Fraction(1000, 12), Fraction(1000, 24), Fraction(1000, 48)
+#: What files lack that have bus ids alone.
+SAID = {
+    "aws-g5.48xl": {
+        "gpus": [f"0000:00:{device}.0" for device in ("16", "17", "18", "19", "1a", "1b", "1c", "1d")],
+        "nics": ["0000:00:15.0"],
+    },
+    "bare-ids": {"gpus": ["0000:00:03.0", "0000:00:05.0"], "nics": ["0000:00:04.0"]},
+}
+
+
+def _load(path, **arguments):
+    return load_nccl_topology(path, **SAID.get(path.name.removesuffix("-topo.xml"), {}) | arguments)
+
+
+@pytest.fixture
+def load(shared_data):
+    """A function that loads one of the published files."""
+    return lambda name, **arguments: _load(shared_data / "nccl-topo" / f"{name}-topo.xml", **arguments)
+
+
+def ours(name, **arguments):
+    """The topology of one of our files."""
+    return _load(OURS / "nccl-topo" / f"{name}-topo.xml", **arguments)
+
+
+def _link(topology, src, dst):
+    (link,) = topology.links_between(src, dst)
+    return link
+
+
+def _beta(topology, src, dst):
+    return topology.links[_link(topology, src, dst)].beta_us_per_mb
+
+
+def _shared(topology, src, dst):
+    """What a send holds besides its link: beta and side by resource."""
+    holds = topology.holds_of_link[_link(topology, src, dst)][1:]
+    return {topology.resources[h.resource].name: (h.beta_us_per_mb, h.side) for h in holds}
+
+
+def _holders(topology, name):
+    """The links that hold a resource, as pairs of ranks."""
+    return {
+        (topology.links[h.link].src, topology.links[h.link].dst)
+        for h in topology.holds
+        if topology.resources[h.resource].name == name
+    }
+
+
+FILES = foreign_files("nccl-topo/*.xml")
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_allgather_on_every_file_verifies(path):
+    """Two nodes of every machine carry a verified allgather, and say what was assumed."""
+    topology = _load(path, nodes=2)
+    problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2)
+    assert taccl.verify(result.schedule).ok
+    assert any("has no NVLinks" in note for note in topology.notes) == ("nvswitch" not in path.name)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_every_pair_of_ranks_is_linked_once_each_way(path):
+    """R ranks a node: R (R - 1) links in each, and R**2 from each node to the other."""
+    topology = _load(path, nodes=2)
+    size = topology.num_ranks // 2
+    assert topology.ranks_of_node == (tuple(range(size)), tuple(range(size, 2 * size)))
+    assert len(topology.links) == 2 * size * (size - 1) + 2 * size**2
+
+
+def test_switches_are_shared():
+    """Two GPUs under each switch at 12 GB/s, a switch under each CPU; 6 GB/s from Broadwell to Broadwell."""
+    topology = ours("two-cpus")
+    assert topology.num_ranks == 4
+    assert _beta(topology, 0, 1) == GEN3
+    assert _beta(topology, 0, 2) == Fraction(1000, 6)
+    assert _shared(topology, 0, 2) == {
+        "PCIe out of GPU 0000:0a:00.0 of node 0": (GEN3, "send"),
+        "CPU 0 to CPU 1 of node 0": (Fraction(1000, 6), "send"),
+        "PCIe into PCIe switch aaaa:00:02.0 of node 0": (GEN3, "receive"),
+        "PCIe into GPU 0000:1a:00.0 of node 0": (GEN3, "receive"),
+    }
+    # What leaves the switch for the other CPU holds the way between the CPUs for longer, and at the same end.
+    across = _holders(topology, "CPU 0 to CPU 1 of node 0")
+    assert across == {(src, dst) for src in (0, 1) for dst in (2, 3)}
+    # At 20 GB/s from CPU to CPU the switches at 12 hold the same sends for longer.
+    faster = ours("two-cpus", cpu_gb_per_s=20)
+    assert _beta(faster, 0, 2) == GEN3
+    assert _holders(faster, "PCIe out of PCIe switch aaaa:00:01.0 of node 0") == across
+    assert not _holders(faster, "CPU 0 to CPU 1 of node 0")
+
+
+def test_pairs_share_a_nic():
+    """The NIC under a switch serves the two ranks beside it: 2 sources to 4 destinations, and back."""
+    topology = ours("two-cpus", nodes=2)
+    egress = _holders(topology, "NIC 0000:1c:00.0 of node 0 egress")
+    assert egress == {(src, dst) for src in (2, 3) for dst in range(4, 8)}
+    ingress = _holders(topology, "NIC 0000:1c:00.0 of node 0 ingress")
+    assert ingress == {(src, dst) for src in range(4, 8) for dst in (2, 3)}
+    assert any("0000:0c:00.0: 0, 1; 0000:1c:00.0: 2, 3" in note for note in topology.notes)
+
+
+def test_one_nic_serves_both_cpus():
+    """40 Gb/s are 200 us a MB; rank 1, at CPU 1, comes through 32 GB/s between the CPUs."""
+    topology = ours("to-itself", nodes=2)
+    assert {link.beta_us_per_mb for link in topology.links if link.src < 2 and link.dst > 1} == {200}
+    assert _holders(topology, "NIC lan3 of node 0 egress") == {(src, dst) for src in (0, 1) for dst in (2, 3)}
+    assert _shared(topology, 1, 2)["NIC lan3 of node 0 egress"] == (200, "send")
+
+
+def test_nvlinks_to_the_gpu_itself_are_left_out():
+    """Both GPUs at 12 GB/s, as no rate is given, and 4 NVLinks each that lead nowhere."""
+    topology = ours("to-itself")
+    assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
+    assert "8 NVLinks to the GPU itself are left out" in topology.notes
+
+
+def test_a_dump_has_ranks_nvlinks_and_nics():
+    """2 + 3 NVLinks of 20.6 GB/s into the chips of an NVSwitch; 10 GB/s and 1.75 us between nodes.
+
+    Rank 0 is the GPU of the higher bus id, whose two lanes of PCIe carry 2 * 120 / 80 = 3 GB/s.
+    """
+    topology = ours("nvswitch", nodes=2)
+    assert _beta(topology, 0, 1) == 1000 / (5 * Fraction("20.6"))
+    assert [switch.ranks for switch in topology.switches] == [(0, 1), (2, 3)]
+    assert (_beta(topology, 0, 2), _beta(topology, 1, 3)) == (Fraction(1000, 3), 100)
+    assert topology.links[_link(topology, 1, 3)].alpha_us == Fraction("1.75")
+
+
+def test_bare_ids_need_to_be_told():
+    """The message counts the devices and says which arguments help; told, one GPU is at each CPU."""
+    path = OURS / "nccl-topo" / "bare-ids-topo.xml"
+    with pytest.raises(
+        FormatError, match=r"line 4: <system .*3 devices without a class.*gpus=.*nics="
+    ) as caught:
+        load_nccl_topology(path)
+    assert caught.value.where.startswith(str(path))
+    topology = ours("bare-ids", nodes=2)
+    assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
+    assert len(_holders(topology, "NIC 0000:00:04.0 of node 0 egress")) == 4
+    assert any("cpu_gb_per_s=" in note for note in topology.notes)
+
+
+def test_arguments_beat_our_file():
+    """Rates of PCIe, CPUs and NICs, and alphas, as given; one NIC for all, named in capitals."""
+    topology = ours(
+        "two-cpus", nodes=2, pcie_gb_per_s=20, cpu_gb_per_s=40, nic_gb_per_s=10,
+        intranode_alpha_us=1, internode_alpha_us=5, nics=["0000:0C:00.0"],
+    )  # fmt: skip
+    assert _beta(topology, 0, 2) == 50
+    assert _beta(topology, 3, 4) == 100
+    assert len(_holders(topology, "NIC 0000:0c:00.0 of node 0 egress")) == 16
+    assert topology.links[_link(topology, 0, 2)].alpha_us == 1
+    assert topology.links[_link(topology, 3, 4)].alpha_us == 5
+
+
+def test_p4d_shares_pcie_switches(load):
+    """Two GPUs under each switch at 12 GB/s, two switches under each CPU; 10 GB/s from Skylake to Skylake."""
+    topology = load("aws-p4d-24xl")
+    assert _beta(topology, 0, 1) == _beta(topology, 0, 2) == GEN3
+    assert _beta(topology, 0, 4) == 100
+    assert _shared(topology, 0, 1) == {
+        "PCIe out of GPU 0000:10:1c.0 of node 0": (GEN3, "send"),
+        "PCIe into GPU 0000:10:1d.0 of node 0": (GEN3, "receive"),
+    }
+    assert _shared(topology, 0, 4) == {
+        "PCIe out of GPU 0000:10:1c.0 of node 0": (GEN3, "send"),
+        "PCIe out of PCIe switch ffff:ff:01.0 of node 0": (GEN3, "send"),
+        "CPU 0 to CPU 1 of node 0": (Fraction(100), "send"),
+        "PCIe into PCIe switch ffff:ff:03.0 of node 0": (GEN3, "receive"),
+        "PCIe into GPU 0000:90:1c.0 of node 0": (GEN3, "receive"),
+    }
+
+
+def test_p4d_resources_are_held_by_what_passes(load):
+    """Out of a switch go 2 ranks' sends to the 6 others; from a CPU to the other go those of 4 ranks to 4."""
+    topology = load("aws-p4d-24xl")
+    out = _holders(topology, "PCIe out of PCIe switch ffff:ff:01.0 of node 0")
+    assert out == {(src, dst) for src in (0, 1) for dst in range(2, 8)}
+    across = _holders(topology, "CPU 0 to CPU 1 of node 0")
+    assert across == {(src, dst) for src in range(4) for dst in range(4, 8)}
+
+
+def test_p4d_pairs_share_a_nic(load):
+    """The NIC under a switch serves the two ranks beside it: 2 sources to 8 destinations, and back."""
+    topology = load("aws-p4d-24xl", nodes=2)
+    egress = _holders(topology, "NIC 0000:20:1b.0 of node 0 egress")
+    assert egress == {(src, dst) for src in (2, 3) for dst in range(8, 16)}
+    ingress = _holders(topology, "NIC 0000:20:1b.0 of node 0 ingress")
+    assert ingress == {(src, dst) for src in range(8, 16) for dst in (2, 3)}
+    assert any("0000:20:1b.0: 2, 3" in note for note in topology.notes)
+
+
+def test_p4de_is_joined_as_p4d(load):
+    """The two files differ in the model of the GPU only."""
+    assert load("aws-p4de-24xl", nodes=2).links == load("aws-p4d-24xl", nodes=2).links
+
+
+def test_ndv2_shares_one_nic(load):
+    """24 GB/s to the CPU, 10 between CPUs; the one NIC, at CPU 0, serves all eight ranks."""
+    topology = load("azure-ndv2", nodes=2, nic_gb_per_s="12.5")
+    assert _beta(topology, 0, 3) == GEN4
+    assert _beta(topology, 0, 4) == 100
+    assert len(_holders(topology, "NIC 0101:00:00.0 of node 0 egress")) == 64
+    # 12.5 GB/s take 80 us a MB; ranks of CPU 1 come through the 10 GB/s between CPUs, ranks of CPU 0 do not.
+    assert _beta(topology, 0, 8) == 80
+    assert _beta(topology, 4, 8) == 100
+    assert _shared(topology, 4, 8)["NIC 0101:00:00.0 of node 0 egress"] == (80, "send")
+    assert _shared(topology, 4, 8)["CPU 1 to CPU 0 of node 0"] == (100, "send")
+
+
+def test_ndv4_numbers_ranks_by_bus_id(load):
+    """Bus ids 1, 2 are under CPU 1, 3 and 4 under CPU 0, b and c under CPU 3, d and e under CPU 2."""
+    topology = load("azure-ndv4", nodes=2)
+    assert _beta(topology, 0, 1) == GEN4
+    assert _beta(topology, 0, 2) == Fraction(1000, 16)  # from one Zen 2 to another
+    assert "CPU 1 to CPU 0 of node 0" in _shared(topology, 0, 2)
+    assert "CPU 3 to CPU 2 of node 0" in _shared(topology, 4, 6)
+    assert any("0103:00:00.0: 2; 0104:00:00.0: 3" in note for note in topology.notes)  # a NIC each
+
+
+def test_ndv4_with_nvlinks_given_is_an_nvswitch(load):
+    """12 NVLinks of 20 GB/s into NVSwitch carry 240 GB/s; with rails that is a DGX-A100 at those rates."""
+    topology = load("azure-ndv4", nodes=2, nvlinks=12, rails=True)
+    machine = taccl.topologies.dgx_a100(
+        2,
+        constants={
+            "nvswitch_alpha_us": "0.3",
+            "nvswitch_beta_us_per_mb": Fraction(1000, 240),
+            "internode_alpha_us": "2.6",
+            "internode_beta_us_per_mb": GEN4,
+        },
+    )
+    assert [link.beta_us_per_mb for link in topology.links] == [link.beta_us_per_mb for link in machine.links]
+    assert [(link.src, link.dst) for link in topology.links] == [
+        (link.src, link.dst) for link in machine.links
+    ]
+    assert topology.switches == machine.switches
+    assert any("20 GB/s" in note for note in topology.notes)
+
+
+def test_ncv4_leaves_out_nvlinks_to_itself(load):
+    """Four GPUs, each at a CPU of its own, at 12 GB/s as no rate is given; eth0 has 100 Gb/s, at CPU 0."""
+    topology = load("azure-ncv4", nodes=2)
+    assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
+    assert _shared(topology, 0, 1)["CPU 0 to CPU 1 of node 0"] == (Fraction(1000, 24), "send")
+    assert _shared(topology, 3, 4)["NIC eth0 of node 0 egress"] == (80, "send")
+    assert len(_holders(topology, "NIC eth0 of node 0 egress")) == 16
+    assert "48 NVLinks to the GPU itself are left out" in topology.notes
+
+
+def test_ndv5_has_a_switch_for_every_rank(load):
+    """48 GB/s for each GPU and its NIC under a switch of their own; 22 GB/s from Sapphire Rapids to the next."""
+    topology = load("azure-ndv5", nodes=2)
+    assert _beta(topology, 0, 3) == _beta(topology, 0, 8) == GEN5
+    assert _beta(topology, 0, 4) == Fraction(1000, 22)
+
+
+def test_g5_needs_to_be_told_its_gpus(shared_data):
+    """The file has bus ids alone: the message counts the devices and says which argument helps."""
+    path = shared_data / "nccl-topo" / "aws-g5.48xl-topo.xml"
+    with pytest.raises(
+        FormatError, match=r"line 12: <system .*9 devices without a class.*gpus=.*nics="
+    ) as caught:
+        load_nccl_topology(path)
+    assert caught.value.where.startswith(str(path))
+
+
+def test_g5_with_gpus_named(load):
+    """Eight GPUs at 12 GB/s, with no known limit between CPUs, and one NIC at CPU 1."""
+    topology = load("aws-g5.48xl", nodes=2)
+    assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
+    assert len(_holders(topology, "NIC 0000:00:15.0 of node 0 egress")) == 64
+    assert any("cpu_gb_per_s=" in note for note in topology.notes)
+
+
+def test_arguments_beat_the_file(load):
+    """Rates of PCIe, CPUs and NICs, and alphas, as given."""
+    topology = load(
+        "aws-p4d-24xl", nodes=2, pcie_gb_per_s=20, cpu_gb_per_s=40, nic_gb_per_s=10,
+        intranode_alpha_us=1, internode_alpha_us=5, nics=["0000:10:1B.0"],
+    )  # fmt: skip
+    assert _beta(topology, 0, 4) == 50
+    assert _shared(topology, 0, 4)["CPU 0 to CPU 1 of node 0"] == (25, "send")
+    assert _beta(topology, 7, 8) == 100
+    assert len(_holders(topology, "NIC 0000:10:1b.0 of node 0 egress")) == 64
+    assert topology.links[_link(topology, 0, 4)].alpha_us == 1
+    assert topology.links[_link(topology, 7, 8)].alpha_us == 5
+
+
+PCI = '<pci busid="0:{0}:0.0" class="0x030200" link_speed="8 GT/s" link_width="16">{1}</pci>'
+
+
+def _gpu(number, nvlinks, rank=None, sm=70):
+    """A GPU with NVLinks, of (target, count, class)."""
+    links = "".join(f'<nvlink target="{t}" count="{c}" tclass="{k}"/>' for t, c, k in nvlinks)
+    rank = number if rank is None else rank
+    return PCI.format(number, f'<gpu dev="{number}" sm="{sm}" rank="{rank}" gdr="1">{links}</gpu>')
+
+
+def _write(tmp_path, *devices):
+    path = tmp_path / "dump.xml"
+    path.write_text(f'<system version="1"><cpu numaid="0">{"".join(devices)}</cpu></system>')
+    return path
+
+
+def test_dump_with_nvlinks_between_pairs(tmp_path):
+    """V100: 20 GB/s each. Two links from 0 to 1, one from 1 to 2: 25 and 50 us a MB, no PCIe between ranks."""
+    gpu = "0x030200"
+    path = _write(
+        tmp_path,
+        _gpu(0, [("0:1:0.0", 2, gpu)]),
+        _gpu(1, [("0:0:0.0", 2, gpu), ("0:2:0.0", 1, gpu)]),
+        _gpu(2, [("0:1:0.0", 1, gpu)]),
+    )
+    topology = load_nccl_topology(path)
+    found = {(link.src, link.dst): link.beta_us_per_mb for link in topology.links}
+    assert found == {(0, 1): 25, (1, 0): 25, (1, 2): 50, (2, 1): 50}
+    assert {link.name for link in topology.links} == {"NVLink", "NVLink x2"}
+    # Asked for, PCIe joins the pair that NVLink does not.
+    always = load_nccl_topology(path, pcie="always")
+    assert _beta(always, 0, 2) == GEN3
+
+
+@pytest.mark.parametrize(
+    ("sm", "rate"), [(60, "18"), (70, "20"), (80, "20"), (86, "12"), (90, "20.6"), (100, "40.1")]
+)
+def test_nvlinks_into_nvswitch_add_up(tmp_path, sm, rate):
+    """Links to several chips of an NVSwitch are one port, at NCCL's rate for the GPU."""
+    chips = [("0:a0:0.0", 2, "0x068000"), ("0:a1:0.0", 4, "0x068000")]
+    topology = load_nccl_topology(_write(tmp_path, *(_gpu(i, chips, sm=sm) for i in range(3))))
+    assert {link.beta_us_per_mb for link in topology.links} == {1000 / (6 * Fraction(rate))}
+    assert len(topology.switches) == 1
+    assert topology.switches[0].ranks == (0, 1, 2)
+
+
+def test_lost_nvlink_slows_every_port(tmp_path):
+    """Ranks with 6 and 5 links into NVSwitch: ports of 5, and a note."""
+    devices = [_gpu(i, [("0:a0:0.0", 6 - i, "0x068000")]) for i in range(2)]
+    topology = load_nccl_topology(_write(tmp_path, *devices))
+    assert {link.beta_us_per_mb for link in topology.links} == {10}
+    assert any("5 to 6 NVLinks" in note for note in topology.notes)
+
+
+def test_ranks_of_the_file_are_kept_in_order(tmp_path):
+    """GPUs with ranks 9 and 4 become ranks 1 and 0; one without a rank is left out."""
+    topology = load_nccl_topology(
+        _write(tmp_path, _gpu(0, [], rank=9), _gpu(1, [], rank=4), PCI.format(2, ""))
+    )
+    assert topology.num_ranks == 2
+    assert "PCIe out of GPU" not in str(topology.resources)  # one link each way, nothing shared
+    assert any("numbered anew" in note for note in topology.notes)
+    assert any("1 GPUs without a rank" in note for note in topology.notes)
+
+
+def test_net_gives_rate_latency_and_name(tmp_path):
+    """200 Gb/s are 40 us a MB; two ports under one PCIe link of 12 GB/s share it."""
+    net = '<net name="mlx5_{0}" dev="{0}" speed="200000" port="1" latency="1.5" gdr="1"/>'
+    nic = (
+        '<pci busid="0:9:0.0" class="0x020700" link_speed="8.0 GT/s PCIe" link_width="16">'
+        f"<nic>{net.format(0)}{net.format(1)}</nic></pci>"
+    )
+    topology = load_nccl_topology(_write(tmp_path, _gpu(0, []), _gpu(1, []), nic), nodes=2)
+    assert _beta(topology, 0, 2) == GEN3
+    assert topology.links[_link(topology, 0, 2)].alpha_us == Fraction("1.5")
+    assert _holders(topology, "PCIe into NIC 0:9:0.0 of node 0") == {(s, d) for s in (0, 1) for d in (2, 3)}
+    assert any("mlx5_0: 0; mlx5_1: 1" in note for note in topology.notes)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ([_gpu(0, [("0:1:0.0", 2, "0x03")]), _gpu(1, [])], "2 NVLinks from 0:0:0.0 to 0:1:0.0 and 0 back"),
+        ([_gpu(0, [("0:1:0.0", 0, "0x03")])], "count=0"),
+        ([_gpu(0, [("0:1:0.0", "x", "0x03")])], "count='x'"),
+        ([_gpu(0, [("0:7:0.0", 1, "")])], "tclass=''"),
+        ([_gpu(0, []), _gpu(0, [])], "0:0:0.0 twice"),
+        ([_gpu(0, [], rank=1), _gpu(1, [], rank=1)], "rank 1 2 times"),
+        ([PCI.replace("16", "-4").format(0, "")], "link_width=-4"),
+        ([PCI.replace("busid", "bus").format(0, "")], "busid ''"),
+        ([_gpu(0, []), '<nic><net name="x" speed="fast"/></nic>'], "speed='fast'"),
+        ([_gpu(0, []), '<nic><net name="x"/></nic>'], "nic_gb_per_s="),
+        ([_gpu(0, []), '<nic><net name="x" speed="1" latency="-1"/></nic>'], "latency='-1'"),
+        (["</cpu><cpu>", _gpu(0, []), '</cpu><cpu numaid="0">'], "CPU 0 twice"),
+        (['</cpu><cpu numaid="2" host_hash="0x1">', _gpu(0, [])], "2 hosts"),
+        ([], "no GPU; expected"),
+    ],
+)
+def test_wrong_file_is_named_with_line_and_element(tmp_path, devices, message):
+    """One sentence with file, line and element."""
+    path = _write(tmp_path, *devices)
+    with pytest.raises(FormatError) as caught:
+        load_nccl_topology(path)
+    assert message in caught.value.message
+    assert caught.value.where.startswith(f"{path}: line 1: <")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<algo name='x'/>",
+        "<system version='2'/>",
+        "<system>",
+        '<!DOCTYPE system [<!ENTITY a "b">]><system/>',
+        '<!DOCTYPE system SYSTEM "file:///etc/passwd"><system/>',
+        "<system>" + "<pci>" * 100_000,
+        "no XML",
+    ],
+    ids=["other", "version", "cut short", "entity", "external", "nested", "text"],
+)
+def test_other_and_hostile_files_are_refused(tmp_path, text):
+    """Nothing outside the file is read, and nothing grows without end."""
+    path = tmp_path / "bad.xml"
+    path.write_text(text)
+    with pytest.raises(FormatError, match="line 1"):
+        load_nccl_topology(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        ({"nodes": 0}, "nodes"),
+        ({"nodes": 10**6}, "nodes"),
+        ({"nodes": 2}, "nodes"),  # the file has no NIC
+        ({"nvlinks": 0}, "nvlinks"),
+        ({"nvlinks": {(0, 2): 1}}, "nvlinks"),
+        ({"nvlinks": {(0, 1): 1, (1, 0): 2}}, "nvlinks"),
+        ({"gpus": "0:0:0.0"}, "gpus"),
+        ({"pcie": "never"}, "pcie"),
+        ({"pcie_gb_per_s": 0}, "pcie_gb_per_s"),
+        ({"intranode_alpha_us": -1}, "intranode_alpha_us"),
+    ],
+)
+def test_wrong_argument_is_named(tmp_path, arguments, where):
+    """Arguments that cannot be used, by name."""
+    path = _write(tmp_path, _gpu(0, []), _gpu(1, []))
+    with pytest.raises(TopologyError) as caught:
+        load_nccl_topology(path, **arguments)
+    assert where in caught.value.where
+
+
+def test_device_that_an_argument_names_must_exist(tmp_path):
+    """A bus id that the file lacks is an error, since it may be a typing error."""
+    with pytest.raises(FormatError, match="no device 0:5:0.0, which gpus="):
+        load_nccl_topology(_write(tmp_path, _gpu(0, [])), gpus=["0:0:0.0", "0:5:0.0"])
+
+
+def test_missing_file_is_an_input_error(tmp_path):
+    """A path to nothing is named."""
+    with pytest.raises(InputError, match=r"nothing\.xml"):
+        load_nccl_topology(tmp_path / "nothing.xml")
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ['<nic><net name="x" speed="1"/></nic>'] * 200_000,
+        [PCI.format(number, "") for number in range(2000)],
+        ["</cpu><cpu>"] * 2000,
+    ],
+    ids=["NICs", "GPUs", "CPUs"],
+)
+def test_more_than_a_server_has_is_refused(tmp_path, devices):
+    """Files of megabytes end in one sentence, soon."""
+    with pytest.raises(FormatError, match=r"more than 1024 devices|twice"):
+        load_nccl_topology(_write(tmp_path, *devices))

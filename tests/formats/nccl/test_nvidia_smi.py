@@ -1,0 +1,276 @@
+"""The matrix of `nvidia-smi topo -m`: NVLinks, the PCIe that cells tell of, and NICs."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl.errors import FormatError, InputError, TopologyError
+from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
+from tests.foreign import OURS, foreign_files
+
+GEN3 = Fraction(1000, 12)  # us per MB at 12 GB/s
+
+
+#: NVLinks along the sides of a square of GPUs, three of them or one; a switch and a NIC for each pair.
+SQUARE = OURS / "nvidia-smi" / "square.txt"
+
+
+@pytest.fixture
+def dgx1(shared_data):
+    """The path of the real file."""
+    return shared_data / "nvidia-smi" / "dgx1.txt"
+
+
+def _write(tmp_path, *rows, columns, after=""):
+    path = tmp_path / "server.txt"
+    header = "\t".join(("", *columns, "CPU Affinity", "NUMA Affinity"))
+    path.write_text("\n".join((header, *("\t".join(row.split()) for row in rows))) + "\n" + after)
+    return path
+
+
+def _equal(cell, size):
+    """Rows of a matrix of GPUs with the same cell everywhere."""
+    return [
+        f"GPU{a} " + " ".join("X" if a == b else cell for b in range(size)) + " 0-7 0" for a in range(size)
+    ]
+
+
+def _gpus(size):
+    return [f"GPU{rank}" for rank in range(size)]
+
+
+def _betas(topology):
+    return {(link.src, link.dst): link.beta_us_per_mb for link in topology.links}
+
+
+def _holders(topology, name):
+    return {
+        (topology.links[h.link].src, topology.links[h.link].dst)
+        for h in topology.holds
+        if topology.resources[h.resource].name == name
+    }
+
+
+def test_nvlinks():
+    """NV3 cells carry 75 GB/s, NV1 cells 25: 40 / 3 and 40 us a MB; SYS pairs have no link. 4 pairs in all."""
+    betas = _betas(load_nvidia_smi(SQUARE))
+    sides = {(0, 1): Fraction(40, 3), (2, 3): Fraction(40, 3), (0, 2): Fraction(40), (1, 3): Fraction(40)}
+    assert betas == sides | {(dst, src): beta for (src, dst), beta in sides.items()}
+
+
+def test_nics_serve_the_ranks_beside_them():
+    """right0 is one switch away from GPU2 and GPU3, and the others only through the CPUs."""
+    topology = load_nvidia_smi(SQUARE, nodes=2, nic_gb_per_s=10)
+    assert _holders(topology, "NIC right0 of node 1 egress") == {(s, d) for s in (6, 7) for d in range(4)}
+    assert any("left0: 0, 1; right0: 2, 3" in note for note in topology.notes)
+
+
+def test_pcie_tree():
+    """With PCIe asked for, the diagonals go out of one switch and into the other."""
+    topology = load_nvidia_smi(SQUARE, pcie="always")
+    assert len(topology.links) == 8 + 4
+    assert _betas(topology)[0, 3] == GEN3
+    assert _holders(topology, "PCIe out of PCIe switch 0 of node 0") == {(0, 3), (1, 2)}
+    assert _holders(topology, "PCIe into PCIe switch 0 of node 0") == {(3, 0), (2, 1)}
+
+
+def test_resource_that_another_implies_is_left_out():
+    """10 GB/s from CPU to CPU hold both diagonals for longer than their switches at 12 GB/s would."""
+    topology = load_nvidia_smi(SQUARE, pcie="always", cpu_gb_per_s=10)
+    assert _betas(topology)[0, 3] == 100
+    assert _holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 2)}
+    assert not any(resource.name.startswith("PCIe out") for resource in topology.resources)
+
+
+@pytest.mark.parametrize("path", foreign_files("nvidia-smi/*.txt"))
+def test_allgather_on_every_file_verifies(path):
+    """One and two servers carry a verified allgather."""
+    for nodes, pcie in ((1, "always"), (2, "where-needed")):
+        topology = load_nvidia_smi(path, nodes=nodes, nic_gb_per_s="12.5", pcie=pcie)
+        collective = taccl.collectives.allgather(topology.num_ranks)
+        problem = taccl.make_problem(topology, collective, chunk_bytes=10**6)
+        assert taccl.verify(taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule).ok
+
+
+def test_every_assumption_is_a_note():
+    """Rates and alphas are not in the file."""
+    notes = " ".join(load_nvidia_smi(SQUARE).notes)
+    for part in ("25 GB/s", "12 GB/s", "without limit", "0.3 us", "2.6 us", "pcie='always'", "nodes="):
+        assert part in notes
+
+
+def test_dgx1_nvlinks(dgx1):
+    """NV1 cells carry 25 GB/s, NV2 cells 50: 40 and 20 us a MB; SYS pairs have no link. 16 pairs in all."""
+    betas = _betas(load_nvidia_smi(dgx1))
+    assert len(betas) == 32
+    assert betas[0, 1] == betas[0, 2] == betas[7, 3] == 40
+    assert betas[0, 3] == betas[0, 4] == betas[6, 7] == 20
+    assert (0, 5) not in betas
+
+
+def test_dgx1_is_the_machine_model(dgx1):
+    """With TACCL's rates, two servers are the DGX-1 that the package knows: links, alphas, betas, shared NICs."""
+    topology = load_nvidia_smi(
+        dgx1, nodes=2, nvlink_gb_per_s=Fraction(1000, 46), nic_gb_per_s=Fraction(1000, 105)
+    )
+    machine = taccl.topologies.dgx1(2)
+
+    def links(each):
+        return [(link.src, link.dst, link.alpha_us, link.beta_us_per_mb) for link in each.links]
+
+    def shared(each):
+        """Who holds the same resource at the same side for how long, whatever it is called."""
+        groups = {}
+        for hold in each.holds:
+            groups.setdefault(hold.resource, set()).add(
+                (hold.link, hold.alpha_us, hold.beta_us_per_mb, hold.side)
+            )
+        return {frozenset(group) for group in groups.values() if len(group) > 1}
+
+    assert links(topology) == links(machine)
+    assert shared(topology) == shared(machine)
+
+
+def test_dgx1_nics_serve_the_ranks_beside_them(dgx1):
+    """mlx5_1 is one switch away from GPU2 and GPU3, and the others only through the CPU."""
+    topology = load_nvidia_smi(dgx1, nodes=2, nic_gb_per_s=10)
+    assert _holders(topology, "NIC mlx5_1 of node 1 egress") == {(s, d) for s in (10, 11) for d in range(8)}
+    assert any("mlx5_2: 4, 5" in note for note in topology.notes)
+
+
+def test_dgx1_pcie_tree(dgx1):
+    """With PCIe asked for, the 12 SYS pairs go by their switches, which two GPUs and a NIC share."""
+    topology = load_nvidia_smi(dgx1, pcie="always")
+    assert len(topology.links) == 32 + 24
+    assert _betas(topology)[0, 5] == GEN3
+    # GPU0 and GPU1 have no NVLink to GPU5, 6, 7 and to GPU4, 6, 7.
+    out = _holders(topology, "PCIe out of PCIe switch 0 of node 0")
+    assert out == {(0, 5), (0, 6), (0, 7), (1, 4), (1, 6), (1, 7)}
+
+
+@pytest.mark.parametrize(
+    ("size", "cell", "is_switch"),
+    [(8, "NV12", True), (4, "NV4", False), (4, "NV6", False), (16, "NV6", True), (2, "NV12", False)],
+)
+def test_equal_cells_that_no_gpu_could_have_are_nvswitch(tmp_path, size, cell, is_switch):
+    """(size - 1) * k NVLinks: 84 and 90 are more than the 18 of any GPU; 12, 18 and 12 are not."""
+    topology = load_nvidia_smi(_write(tmp_path, *_equal(cell, size), columns=_gpus(size)))
+    assert len(topology.links) == size * (size - 1)
+    assert bool(topology.switches) == is_switch
+    assert {link.beta_us_per_mb for link in topology.links} == {Fraction(1000, 25 * int(cell[2:]))}
+    ports = [resource.name for resource in topology.resources if resource.name.startswith("port out")]
+    assert len(ports) == (size if is_switch else 0)
+
+
+def test_nvswitch_can_be_said_and_unsaid(tmp_path):
+    """Four V100 of a DGX-2 look like four that are joined in pairs."""
+    path = _write(tmp_path, *_equal("NV6", 4), columns=_gpus(4))
+    assert load_nvidia_smi(path, nvlink_joins="switch").switches
+    path = _write(tmp_path, *_equal("NV12", 4), columns=_gpus(4))
+    assert not load_nvidia_smi(path, nvlink_joins="pairs").switches
+
+
+def test_server_without_nvlink_uses_pcie(tmp_path):
+    """Two GPUs under a switch, two under the CPU's other bridge: sends from pair to pair share the uplink."""
+    rows = [
+        "GPU0 X PIX NODE NODE 0-7",
+        "GPU1 PIX X NODE NODE 0-7",
+        "GPU2 NODE NODE X PHB 0-7",
+        "GPU3 NODE NODE PHB X 0-7",
+    ]
+    topology = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(4)))
+    assert set(_betas(topology).values()) == {GEN3}
+    assert len(topology.links) == 12
+    assert _holders(topology, "PCIe out of PCIe switch 0 of node 0") == {
+        (s, d) for s in (0, 1) for d in (2, 3)
+    }
+    assert not any(resource.name.startswith("CPU") for resource in topology.resources)
+
+
+def test_switches_nest(tmp_path):
+    """PIX pairs under switches of their own, PXB between them, SYS to the fourth GPU."""
+    rows = ["GPU0 X PIX PXB SYS", "GPU1 PIX X PXB SYS", "GPU2 PXB PXB X SYS", "GPU3 SYS SYS SYS X"]
+    topology = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(4)), cpu_gb_per_s=6)
+    assert _betas(topology)[0, 3] == Fraction(1000, 6)
+    # The switch of three leads out of it to GPU3 alone; the one of two also leads to GPU2.
+    assert _holders(topology, "PCIe out of PCIe switch 1 of node 0") == {(0, 2), (0, 3), (1, 2), (1, 3)}
+    # Sends from CPU to CPU go one by one for longer than the switch of three holds them.
+    assert _holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 3), (2, 3)}
+    assert not _holders(topology, "PCIe out of PCIe switch 0 of node 0")
+
+
+def test_colours_legends_and_prompts_are_understood(tmp_path):
+    """Underlined headers, `NIC0` with its name in a legend, spaces for tabs, a prompt above."""
+    path = tmp_path / "new.txt"
+    path.write_text(
+        "$ nvidia-smi topo -m\n"
+        "        \x1b[4mGPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID\x1b[0m\n"
+        "GPU0     X      NV18    PIX     0-47    0               N/A\n"
+        "GPU1    NV18     X      SYS     48-95   1               N/A\n"
+        "NIC0    PIX     SYS      X\n\nLegend:\n\n  X    = Self\n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
+    )
+    topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=10)
+    assert _betas(topology)[0, 1] == Fraction(1000, 18 * 25)
+    assert len(_holders(topology, "NIC mlx5_0 of node 0 egress")) == 4
+    assert load_nvidia_smi(path, nodes=2, nic_gb_per_s=10, nics=["mlx5_0"]).links == topology.links
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["GPU0 X NV1", "GPU1 NV2 X"], "NV1 from GPU0 to GPU1 and NV2 back"),
+        (["GPU0 X NV1"], "no row of GPU1"),
+        (["GPU0 X NV1", "GPU1 NV1"], "1 cells of GPU1; expected 2"),
+        (["GPU0 X NV0", "GPU1 NV0 X"], "'NV0' from GPU0 to GPU1; expected"),
+        (["GPU0 PIX PIX", "GPU1 PIX X"], "'PIX' from GPU0 to GPU0"),
+    ],
+)
+def test_wrong_matrix_is_named(tmp_path, rows, message):
+    """One sentence with file, line and devices."""
+    path = _write(tmp_path, *rows, columns=_gpus(2))
+    with pytest.raises(FormatError) as caught:
+        load_nvidia_smi(path)
+    assert message in caught.value.message
+    assert f"{path}: line " in caught.value.where
+
+
+def test_unequal_nvlinks_behind_a_switch_are_refused(tmp_path):
+    """20 NVLinks at GPU0, in unequal cells: neither pairs nor one NVSwitch."""
+    rows = ["GPU0 X NV12 NV8", "GPU1 NV12 X NV12", "GPU2 NV8 NV12 X"]
+    with pytest.raises(FormatError, match="nvlink_joins='pairs'"):
+        load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(3)))
+
+
+@pytest.mark.parametrize("text", ["hello\n", "GPU0 GPU0 CPU Affinity\n", "GPU0 " * 600 + "\n", "GPU0", "\0"])
+def test_other_files_are_refused(tmp_path, text):
+    """Text that holds no matrix ends in one sentence."""
+    path = tmp_path / "other.txt"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=r"other\.txt"):
+        load_nvidia_smi(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"nodes": 2}, "nic_gb_per_s"),
+        ({"nodes": 0, "nic_gb_per_s": 1}, "nodes"),
+        ({"nics": ["mlx5_9"]}, "mlx5_9"),
+        ({"nvlink_joins": "maybe"}, "nvlink_joins"),
+        ({"nvlink_gb_per_s": 0}, "nvlink_gb_per_s"),
+        ({"pcie": "never"}, "pcie"),
+    ],
+)
+def test_wrong_argument_is_named(arguments, message):
+    """Arguments that cannot be used, by name."""
+    with pytest.raises(TopologyError, match=message):
+        load_nvidia_smi(SQUARE, **arguments)
+
+
+def test_missing_file_is_an_input_error(tmp_path):
+    """A path to nothing is named."""
+    with pytest.raises(InputError, match=r"nothing\.txt"):
+        load_nvidia_smi(tmp_path / "nothing.txt")

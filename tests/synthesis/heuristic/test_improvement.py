@@ -1,0 +1,205 @@
+"""Ruin and recreate: what it finds is right, no later than what it begins with, and the same again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from taccl import collectives, topologies
+from taccl.analysis.verification.verify import verify
+from taccl.problem import Problem, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.heuristic.improvement import Improvement, improve_schedule, suits_improvement
+from taccl.synthesis.heuristic.routes import bare_trees, read_trees
+from taccl.synthesis.synthesize import synthesize
+from taccl.topology.topology import TopologyBuilder
+from taccl.topology.transform import without
+from tests.synthesis.brute_force import optimal_ticks
+from tests.synthesis.small_problems import (
+    MB,
+    custom,
+    full,
+    late_hold,
+    problem_of,
+    random_group_problem,
+    random_problem,
+    relayed,
+    ring,
+    star,
+    two_nodes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def first_of(problem: Problem) -> Schedule:
+    """What the list scheduler finds."""
+    found = synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    assert isinstance(found, Schedule)
+    return found
+
+
+def from_nothing(problem: Problem, *, turns: int = 300, seed: int = 0) -> Schedule:
+    """What is found without a schedule to begin with."""
+    search = Improvement(problem, bare_trees(problem), seed=seed)
+    search.start_from(None)
+    assert search.run(turns=turns) >= 0
+    return search.schedule()
+
+
+def pair_of_pairs(*, multicast: bool) -> Problem:
+    """Rank 0 has four chunks for ranks 1 and 2; a link to both at once is slower than one to each, or quicker."""
+    builder = TopologyBuilder("two to serve", [0] * 3)
+    port = builder.add_resource("port of 0")
+    for dst in (1, 2):
+        link = builder.add_link(0, dst, alpha_us=0, beta_us_per_mb=2)
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=2)
+    if multicast:
+        link = builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=3)
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=3)
+    return problem_of(builder.build(), custom(3, [([0], [1, 2])] * 4))
+
+
+def _suited(problems: Iterable[Problem], *, at_least: int) -> list[Problem]:
+    """Those in which no own chunks go first, and no chunks are made from others; there are enough of them."""
+    suited = [problem for problem in problems if suits_improvement(problem)]
+    assert len(suited) >= at_least
+    return suited
+
+
+@pytest.mark.parametrize("combining", [False, True])
+def test_problems_of_any_shape(combining: bool) -> None:
+    """Holds of either side, merging, chunks of several sizes and origins: it verifies, and is no later."""
+    problems = (random_problem(seed, combining=combining) for seed in range(16))
+    for seed, problem in enumerate(_suited(problems, at_least=3)):
+        first = first_of(problem)
+        better, _ = improve_schedule(first, turns=200, seed=seed)
+        verify(better).raise_if_failed()
+        assert better.finish_ticks <= first.finish_ticks
+
+
+def test_clauses_of_all_kinds() -> None:
+    """Process groups, relays, links of several ends and what a sketch says of single chunks are obeyed."""
+    for seed, problem in enumerate(_suited(map(random_group_problem, range(24)), at_least=10)):
+        better, _ = improve_schedule(first_of(problem), turns=200, seed=seed)
+        verify(better).raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    "name", ["allreduce", "broadcast", "allgather", "reduce", "reduce_scatter", "alltoall", "gather"]
+)
+def test_no_schedule_is_needed(name: str) -> None:
+    """Bare trees are completed: collectives of every kind on two machines."""
+    topology = topologies.ndv2(2)
+    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    assert verify(from_nothing(problem, turns=20)).ok
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of(ring(3), collectives.allgather(3)),
+        problem_of(star(3), collectives.broadcast(4, chunks_per_rank=2)),
+        problem_of(full(3, port=True), collectives.allgather(3)),
+        problem_of(two_nodes(), custom(4, [([0], [2, 3]), ([1], [2, 3])])),
+        problem_of(late_hold(), custom(4, [([0], [2]), ([1], [3]), ([0], [3])])),
+        problem_of(ring(3), custom(3, [([0, 1, 2], [0]), ([0, 1, 2], [1])], combining=True)),
+        problem_of(full(3, port=True), custom(3, [([0, 1, 2], [1])] * 2, combining=True)),
+    ],
+    ids=lambda problem: problem.title,
+)
+def test_the_least_finish_of_tiny_problems(problem: Problem) -> None:
+    """From nothing it finds what exhaustive search finds."""
+    found = from_nothing(problem)
+    assert verify(found).ok
+    assert found.finish_ticks == optimal_ticks(problem)
+
+
+def test_halves_of_an_allreduce_overlap() -> None:
+    """Nothing keeps one chunk's copies back until the last sum is complete."""
+    topology = topologies.ndv2(2)
+    problem = make_problem(topology, collectives.allreduce(16), chunk_bytes=MB)
+    found = from_nothing(problem, turns=50)
+    reduces = found.reduce
+    assert found.start[~reduces].min() < found.end[reduces].max()
+
+
+def test_more_links_do_not_hurt() -> None:
+    """Four chunks to two ranks through a port: 16 us one by one, 12 us by a link to both."""
+    alone = from_nothing(pair_of_pairs(multicast=False))
+    both = from_nothing(pair_of_pairs(multicast=True))
+    assert alone.finish_us == 16
+    assert both.finish_us == 12
+
+
+def test_what_merges_pays_the_latency_once() -> None:
+    """Eight chunks over one link of alpha 10 and beta 1: 18 us in one send, 88 us apart."""
+    builder = TopologyBuilder("pair", [0, 1])
+    builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
+    problem = problem_of(
+        builder.build(), collectives.broadcast(2, chunks_per_rank=8), merging=frozenset({0}), max_merge=8
+    )
+    assert from_nothing(problem).finish_us == 18
+
+
+def test_a_seed_finds_the_same_again() -> None:
+    """Two runs of one seed: the same sends at the same times."""
+    problem = make_problem(topologies.ndv2(2), collectives.allreduce(16), chunk_bytes=MB)
+    first, second = (from_nothing(problem, turns=100, seed=3) for _ in range(2))
+    assert first.digest() == second.digest()
+
+
+def test_chunks_that_are_not_free_keep_their_routes() -> None:
+    """Of an allgather only chunk 2 may change: all others go the same ways after as before."""
+    problem = make_problem(topologies.ndv2(1), collectives.allgather(8), chunk_bytes=MB)
+    before = from_nothing(problem, turns=0)
+    search = Improvement(problem, read_trees(before), chunks={2})
+    search.start_from(before)
+    search.run(turns=300)
+    after = search.schedule()
+    assert search.counts[1] > 0
+    for old, new in zip(read_trees(before), read_trees(after), strict=True):
+        assert old.chunk == 2 or old.link_to == new.link_to
+
+
+def test_a_bound_that_is_met_ends_it() -> None:
+    """A finish that is good enough is not improved."""
+    problem = problem_of(ring(4), collectives.allgather(4))
+    search = Improvement(problem, bare_trees(problem))
+    search.start_from(None)
+    search.run(target_ticks=10**9, turns=50)
+    assert search.counts.tolist() == [0, 0, 0]
+
+
+def test_a_rank_without_a_way_ends_it() -> None:
+    """No link leads to rank 3 any more: there is no schedule."""
+    topology = ring(4)
+    lost = [e for e, link in enumerate(topology.links) if 3 in link.dsts]
+    problem = problem_of(without(topology, links=lost), collectives.allgather(4))
+    search = Improvement(problem, bare_trees(problem))
+    search.start_from(None)
+    assert search.run(turns=5) == -1
+
+
+def test_who_asks_for_more_is_sent_away() -> None:
+    """Chunks made from others, and own chunks that go first, are not known to it."""
+    assert not suits_improvement(relayed())
+    assert not suits_improvement(problem_of(ring(3), collectives.make("scan", 3)))
+
+
+def test_the_calendar_holds_one_send_at_a_time() -> None:
+    """After a search no two entries of a resource overlap, and the load is what all sends hold."""
+    problem = make_problem(topologies.dgx_h100(2), collectives.allgather(16), chunk_bytes=MB)
+    search = Improvement(problem, bare_trees(problem))
+    search.start_from(None)
+    search.run(turns=30)
+    best, arcs = search.best, search.arcs
+    load = np.zeros_like(best.load)
+    for m in best.order[: best.size[0]].tolist():
+        rows = slice(arcs.hold_of[best.link[m]], arcs.hold_of[best.link[m] + 1])
+        load[arcs.resource[rows]] += arcs.hold_alpha[rows] + best.units[m] * arcs.hold_beta[rows]
+    assert best.load.tolist() == load.tolist()
+    assert verify(search.schedule()).ok

@@ -1,0 +1,294 @@
+"""The job shop: what it is given, what it answers, and sums that are complete when all parts have come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taccl import collectives
+from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule
+from taccl.synthesis.paper import jobshop
+from taccl.synthesis.paper.orbits import Orbits, fold
+from taccl.synthesis.paper.routing import needed_moves
+from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import custom, full, problem_of, ring, star
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem import Problem
+    from taccl.synthesis.paper.jobshop import JobShopAnswer
+
+
+def orbits_of(problem: Problem) -> Orbits:
+    """Not folded."""
+    return fold(problem)
+
+
+def listed(orbits: Orbits, *, backward: bool = False) -> ListSchedule:
+    """A schedule to start from; `backward`, with the priorities turned round."""
+    sign = -1 if backward else 1
+    found = list_schedule(orbits, [sign * p for p in critical_priorities(orbits)])
+    assert found is not None
+    return found
+
+
+def solved(orbits: Orbits, upper: int, **options: Any) -> JobShopAnswer:
+    """With every move optional, unless the options say otherwise."""
+    moves = {"optional": range(len(orbits.moves)), "required": (), "time_limit_s": 20.0}
+    return jobshop.solve(orbits, upper_ticks=upper, **(moves | options))
+
+
+def late(problem: Problem) -> Orbits:
+    """The fold; its list schedule by backward priorities takes 6, the best one 4."""
+    orbits = orbits_of(problem)
+    assert listed(orbits, backward=True).finish_ticks == 6
+    return orbits
+
+
+def two_hops() -> Problem:
+    """One chunk for rank 1, one for rank 2 by rank 1, 2 us a hop: the one with far to go first takes 4."""
+    builder = TopologyBuilder("line", [0] * 3)
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
+    return problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])]))
+
+
+def test_a_hint_is_improved_on() -> None:
+    """From 6 to the optimum."""
+    orbits = late(two_hops())
+    answer = solved(orbits, 6, hint=listed(orbits, backward=True))
+    assert (answer.status, answer.bound_ticks) == ("optimal", 4)
+    assert answer.schedule is not None
+    assert answer.schedule.finish_ticks == 4
+
+
+def test_a_hint_that_does_not_fit_does_no_harm() -> None:
+    """It finishes at 6, at most 4 is asked for."""
+    orbits = late(two_hops())
+    answer = solved(orbits, 4, hint=listed(orbits, backward=True))
+    assert answer.schedule is not None
+    assert answer.schedule.finish_ticks == 4
+
+
+def test_a_hint_may_make_moves_that_are_not_given() -> None:
+    """A schedule of all chunks, while only chunk 0's moves are to be timed."""
+    orbits = orbits_of(problem_of(ring(3), collectives.broadcast(3)))
+    hint = listed(orbits)
+    needed = [m for send in hint.sends for m in send.moves]
+    answer = solved(orbits, hint.finish_ticks, optional=(), required=needed, hint=hint)
+    assert answer.schedule is not None
+    assert sorted(m for send in answer.schedule.sends for m in send.moves) == sorted(needed)
+
+
+def test_no_schedule_is_shorter_than_the_best() -> None:
+    """At most 3 us, where 4 are needed, is infeasible: no schedule, no bound."""
+    answer = solved(late(two_hops()), 3)
+    assert (answer.status, answer.schedule, answer.bound_ticks) == ("infeasible", None, None)
+
+
+def test_a_proven_lower_bound_is_believed() -> None:
+    """The finish that is reported is never below it, nor is the bound."""
+    answer = solved(late(two_hops()), 6, lower_ticks=5)
+    assert answer.schedule is not None
+    assert (answer.status, answer.schedule.finish_ticks, answer.bound_ticks) == ("optimal", 5, 5)
+    assert max(send.end_ticks for send in answer.schedule.sends) <= 5
+
+
+def test_a_lower_bound_above_the_upper_one_is_cut() -> None:
+    """A schedule that meets the bound is asked for again, not refused."""
+    answer = solved(late(two_hops()), 4, lower_ticks=5)
+    assert answer.schedule is not None
+    assert answer.schedule.finish_ticks == 4
+
+
+def heavy() -> tuple[Orbits, ListSchedule]:
+    """Far too much for a tenth of a second: alltoall on a ring of 8, not folded."""
+    orbits = orbits_of(problem_of(ring(8, betas=(0, 1, 3, 2)), collectives.alltoall(8)))
+    return orbits, listed(orbits)
+
+
+def test_a_time_limit_is_kept() -> None:
+    """What is not proven in time is not called optimal; whatever schedule there is comes with a bound."""
+    orbits, hint = heavy()
+    answer = solved(orbits, hint.finish_ticks, hint=hint, time_limit_s=0.3)
+    assert answer.status in ("feasible", "no-solution")
+    assert answer.seconds < 10
+    assert (answer.schedule is None) == (answer.status == "no-solution")
+    assert answer.schedule is None or (answer.bound_ticks or 0) < answer.schedule.finish_ticks
+
+
+def test_what_was_found_by_the_time_limit_is_returned() -> None:
+    """All moves of a known schedule, so that there is something to find, but too little time to prove it."""
+    orbits, hint = heavy()
+    needed = needed_moves(orbits, hint)
+    answer = solved(orbits, 2 * hint.finish_ticks, optional=(), required=needed, hint=hint, time_limit_s=5.0)
+    assert answer.status in ("feasible", "optimal")
+    assert answer.schedule is not None
+    assert sum(len(send.moves) for send in answer.schedule.sends) == len(needed)
+    assert answer.schedule.finish_ticks <= hint.finish_ticks
+
+
+def test_progress_tells_of_every_better_schedule() -> None:
+    """Each with its finish, the last one the answer's."""
+    orbits, news = late(two_hops()), []
+    answer = solved(orbits, 6, hint=listed(orbits, backward=True), on_progress=news.append)
+    assert answer.schedule is not None
+    finishes = [each["finish"] for each in news]
+    assert finishes == sorted(finishes, reverse=True)
+    assert finishes[-1] == answer.schedule.finish_ticks
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    """On one thread."""
+    orbits = orbits_of(problem_of(ring(4), collectives.allgather(4)))
+    one, same = (solved(orbits, 6, seed=3, threads=1) for _ in range(2))
+    assert one.schedule == same.schedule
+
+
+def moves_of(answer: JobShopAnswer) -> list[int]:
+    """The moves that are made."""
+    assert answer.schedule is not None
+    return sorted(m for send in answer.schedule.sends for m in send.moves)
+
+
+def test_optional_moves_are_made_as_needed() -> None:
+    """A broadcast to three others takes three of the nine moves."""
+    orbits = orbits_of(problem_of(full(4), collectives.broadcast(4)))
+    assert len(orbits.moves) == 9
+    assert len(moves_of(solved(orbits, 1))) == 3
+
+
+def test_required_moves_are_made() -> None:
+    """Even a longer way: 1 by 0 and 2 by 1 is asked for, though 0 sends to both in 1 us."""
+    orbits = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    ends = {(m.srcs[0], m.dsts[0]): i for i, m in enumerate(orbits.moves)}
+    number = {place.rank: p for p, place in enumerate(orbits.places)}
+    ways = [ends[number[0], number[1]], ends[number[1], number[2]]]
+    answer = solved(orbits, 3, optional=(), required=ways)
+    assert moves_of(answer) == sorted(ways)
+    assert answer.bound_ticks == 2
+
+
+def test_moves_that_are_not_given_are_not_made() -> None:
+    """Without 0 -> 1, a broadcast on a full graph goes by 2."""
+    orbits = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    links = orbits.problem.topology.links
+    left = [
+        m for m, move in enumerate(orbits.moves) if (links[move.link].src, links[move.link].dst) != (0, 1)
+    ]
+    answer = solved(orbits, 3, optional=left)
+    assert answer.bound_ticks == 2
+    assert set(moves_of(answer)) <= set(left)
+
+
+def test_a_destination_that_nothing_enters_is_infeasible() -> None:
+    """No move is given at all."""
+    orbits = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    assert solved(orbits, 5, optional=()).status == "infeasible"
+
+
+def test_one_send_carries_what_it_was_given_together() -> None:
+    """Three chunks of 2 + 1 us over a link that merges three: one send of 5 us."""
+    builder = TopologyBuilder("merge", [0, 1])
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3), merging=frozenset({0}), max_merge=3)
+    answer = solved(orbits_of(problem), 9)
+    assert answer.schedule is not None
+    (send,) = answer.schedule.sends
+    assert (len(send.moves), send.start_ticks, send.end_ticks) == (3, 0, 5)
+
+
+def both_ways(
+    problem: Problem, sums: Sequence[int], copies: Sequence[int]
+) -> tuple[Orbits, set[int], set[int]]:
+    """The moves of `sums` (links into rank 0) and then of `copies` (out of it), with rank 0 a join.
+
+    Returns the fold, its joins, and its moves that reduce.
+    """
+    orbits = orbits_of(problem)
+    links = problem.topology.links
+    start = {r: p for p, place in enumerate(orbits.places) for r in [place.rank] if place.chunk == 0}
+    places = list(orbits.places)
+    arrived = {r: len(places) + i for i, r in enumerate(sorted({links[e].dst for e in copies}))}
+    base = next(move for move in orbits.moves if move.chunk == 0)
+    moves = []
+    for e in (*sums, *copies):
+        ends = links[e]
+        moves.append(
+            replace(
+                base,
+                link=e,
+                link_orbit=orbits.link_orbit[e],
+                srcs=(start[ends.src],),
+                dsts=(start[0] if e in sums else arrived[ends.dst],),
+                duration=problem.costs.duration(e, 1),
+                after_ticks=0,
+                is_own=e not in sums,
+            )
+        )
+    places = [replace(p, is_origin=p.rank != 0, is_destination=False, head_ticks=0) for p in places]
+    places += [replace(places[start[r]], is_origin=False, is_destination=True) for r in arrived]
+    built = replace(orbits, moves=tuple(moves), places=tuple(places), single_path=(False,))
+    return built, {start[0]}, set(range(len(sums)))
+
+
+def test_a_join_waits_for_all_that_comes_in() -> None:
+    """Ranks 1, 2 and 3 send to rank 0 in 1, 2 and 3 us; the sum is back at rank 1 at 3 + 1.
+
+    As a place that is entered once, rank 0 would not admit three moves.
+    """
+    problem = problem_of(star(3), custom(4, [([1], [0, 2, 3])]))
+    into, back = (1, 3, 5), (0,)
+    orbits, joins, reducing = both_ways(problem, into, back)
+    answer = solved(orbits, 10, optional=(), required=range(4), joins=joins, reducing=reducing)
+    assert (answer.status, answer.bound_ticks) == ("optimal", 4)
+    assert solved(orbits, 10, optional=(), required=range(4)).status == "infeasible"
+
+
+def shared_lane(*, own_first: bool) -> JobShopAnswer:
+    """Of two chunks on a merging link of 2 + 1 us a reduction and a copy, both there at 0."""
+    builder = TopologyBuilder("lane", [0, 1])
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(
+        builder.build(),
+        custom(2, [([0], [1])] * 2),
+        merging=frozenset({0}),
+        max_merge=2,
+        own_first=frozenset({0}) if own_first else frozenset(),
+    )
+    return solved(orbits_of(problem), 10, optional=(), required=(0, 1), reducing={0})
+
+
+def test_a_reduction_and_a_copy_do_not_merge() -> None:
+    """Two sends of 3 us, not one of 4."""
+    assert shared_lane(own_first=False).bound_ticks == 6
+
+
+def test_own_first_orders_reductions_among_themselves_alone() -> None:
+    """A copy may go before or after a reduction: still 6 us."""
+    assert shared_lane(own_first=True).bound_ticks == 6
+
+
+@pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
+@pytest.mark.parametrize(("reducing", "first"), [(False, 0), (True, 1)], ids=["copies", "reductions"])
+def test_own_chunks_of_reductions_go_last(reducing: bool, first: int, merging: frozenset[int]) -> None:
+    """Two chunks of 2 + 1 us, the first of them the link's own: it goes first when copied, last when summed."""
+    builder = TopologyBuilder("lane", [0, 1])
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(
+        builder.build(),
+        custom(2, [([0], [1])] * 2),
+        merging=merging,
+        max_merge=2,
+        own_first=frozenset({0}),
+    )
+    orbits = orbits_of(problem)
+    own, relayed = orbits.moves
+    orbits = replace(orbits, moves=(own, replace(relayed, is_own=False)))
+    answer = solved(orbits, 10, optional=(), required=(0, 1), reducing=(0, 1) if reducing else ())
+    assert answer.schedule is not None
+    assert [send.moves for send in answer.schedule.sends] == [(first,), (1 - first,)]
+    assert answer.bound_ticks == 6

@@ -1,0 +1,124 @@
+"""Ordering rules: each gives a schedule of a routing's moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl import collectives
+from taccl.analysis.verification.verify import verify
+from taccl.errors import InputError
+from taccl.sketch.group import symmetry_group
+from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.paper.orbits import Orbits, fold
+from taccl.synthesis.paper.ordering import RULES, best_order, order
+from taccl.synthesis.paper.routing import needed_moves
+from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import custom, problem_of, relayed, ring, two_nodes
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+
+
+def tree() -> Orbits:
+    """Allgather on a ring of 4 in which every chunk goes round one way."""
+    topology = ring(4)
+    problem = problem_of(topology, collectives.allgather(4))
+    onward = {e for e, link in enumerate(topology.links) if link.dst == (link.src + 1) % 4}
+    return fold(problem, symmetry_group(problem)).restrict(
+        (c, e) for c in range(4) for e in onward if topology.links[e].dst != c
+    )
+
+
+def routed(problem: Problem) -> Orbits:
+    """The fold with the moves that the list scheduler makes."""
+    orbits = fold(problem, symmetry_group(problem))
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    needed = needed_moves(orbits, found)
+    return orbits.restrict((orbits.moves[m].chunk, orbits.moves[m].link) for m in needed)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_makes_a_valid_schedule(rule: str) -> None:
+    """Three hops of 2 us; no two chunks ever want one link at once."""
+    orbits = tree()
+    found = order(orbits, rule)
+    assert found is not None
+    schedule = unfold(orbits, found.sends, producer=rule)
+    assert verify(schedule).ok
+    assert schedule.finish_ticks == 6
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_obeys_own_first(rule: str) -> None:
+    """Where the sketch orders chunks the rule does not."""
+    orbits = routed(relayed())
+    found = order(orbits, rule, patience=1.0)
+    assert found is not None
+    assert verify(unfold(orbits, found.sends, producer=rule)).ok
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    """The message names the known ones."""
+    with pytest.raises(InputError, match="longest-path-first"):
+        order(tree(), "shortest-first")
+
+
+def test_the_best_rule_is_no_worse_than_any() -> None:
+    """Over all rules, with and without waiting to merge."""
+    problem = problem_of(two_nodes(), collectives.allgather(4), merging=frozenset({4, 5, 6}), max_merge=2)
+    orbits = routed(problem)
+    best = best_order(orbits)
+    assert best is not None
+    assert best[1] in RULES
+    for rule in RULES:
+        found = order(orbits, rule)
+        assert found is None or best[0].finish_ticks <= found.finish_ticks
+
+
+def line(rule: str) -> list[int]:
+    """In what order link 0 -> 1 sends chunk 0 (to 1), chunk 1 (to 2), with chunk 2 (from 3 to 1) after."""
+    builder = TopologyBuilder("line", [0] * 4)
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=5)
+    builder.add_link(3, 0, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(4, [([0], [1]), ([3], [2]), ([0], [1]), ([0], [1])]))
+    found = order(fold(problem, symmetry_group(problem)), rule)
+    assert found is not None
+    return [
+        move
+        for send in found.sends
+        if send.link == 0
+        for move in (fold(problem, symmetry_group(problem)).moves[m].chunk for m in send.moves)
+    ]
+
+
+def test_longest_path_first_lets_a_late_chunk_with_far_to_go_overtake() -> None:
+    """Chunk 1 comes at 1 and has 6 us to go: it is second, after what could start at 0."""
+    assert line("longest-path-first").index(1) == 1
+
+
+def test_earliest_first_is_first_come_first_served() -> None:
+    """Chunk 1 is there last, so it goes last."""
+    assert line("earliest-first").index(1) == 3
+
+
+def test_own_chunk_first_prefers_what_starts_here() -> None:
+    """Chunk 1 starts at rank 3: rank 0's own go before it."""
+    assert line("own-chunk-first").index(1) == 3
+
+
+@pytest.mark.slow
+def test_a_way_of_many_ranks_is_no_recursion() -> None:
+    """A chunk goes round 1,200 ranks one way: the last of its moves comes last, by any rule."""
+    builder = TopologyBuilder("one way", [0] * 1200)
+    for rank in range(1199):
+        builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(1200, [([0], [1199])]))
+    orbits = fold(problem, symmetry_group(problem))
+    for rule in RULES:
+        found = order(orbits, rule)
+        assert found is not None
+        assert found.finish_ticks == 1199

@@ -1,0 +1,230 @@
+"""Collectives that reduce, in one call: reductions, their spreading, and how well the two overlap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.deadline import Deadline
+from taccl.synthesis import overlap as overlapping
+from taccl.synthesis import synthesize as synthesizing
+from taccl.synthesis.halves import search_halves
+from taccl.synthesis.overlap import overlap
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.stages import greedy
+from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
+
+TOPOLOGIES = {"ring": ring(4), "star": star(3), "two nodes": two_nodes()}
+COMBINING = {
+    "reduce": collectives.reduce(4, root=2),
+    "reduce-scatter": collectives.reduce_scatter(4),
+    "allreduce": collectives.allreduce(4),
+    "allreduce of 2 chunks a rank": collectives.allreduce(4, chunks_per_rank=2),
+    "scan": collectives.scan(4),
+}
+MULTI_ROOT = {
+    "broadcast": collectives.multi_root_broadcast(4, roots=[1, 3]),
+    "scatter": collectives.multi_root_scatter(4, roots=[0, 2]),
+    "gather": collectives.multi_root_gather(4, roots=[0, 3]),
+    "reduce": custom(4, [(range(4), [1]), (range(4), [3])], combining=True),
+    "allreduce": custom(4, [(range(4), range(4)), ([1, 2], [0, 3])], combining=True),
+}
+
+
+def assert_sound(result, problem):
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.schedule.problem.digest() == problem.digest()
+    assert 0 < result.bound_us <= result.finish_us
+
+
+@pytest.mark.parametrize("backend", ["auto", "greedy", "highs", "cpsat"])
+@pytest.mark.parametrize("collective", COMBINING)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_combining(topology, collective, backend):
+    """Every combining collective is one call and one verified schedule, on every shape of network."""
+    problem = problem_of(TOPOLOGIES[topology], COMBINING[collective])
+    assert_sound(taccl.synthesize(problem, backend=backend, time_limit_s=0.6), problem)
+
+
+@pytest.mark.parametrize("backend", ["auto", "greedy", "highs"])
+@pytest.mark.parametrize("collective", MULTI_ROOT)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_multi_root(topology, collective, backend):
+    """So are collectives of several roots, whether they reduce or not."""
+    problem = problem_of(TOPOLOGIES[topology], MULTI_ROOT[collective])
+    assert_sound(taccl.synthesize(problem, backend=backend, time_limit_s=0.6), problem)
+
+
+@pytest.mark.parametrize("name", ["reduce", "reduce-scatter"])
+def test_reductions_only_reduce(name):
+    """What ends at its root needs no second half: every transfer reduces."""
+    result = taccl.synthesize(problem_of(ring(4), COMBINING[name]), time_limit_s=0.6)
+    assert result.schedule.reduce.all()
+    assert not any(stage.name.startswith("spread") for stage in result.stages)
+
+
+def test_allreduce_reduces_and_spreads():
+    """On 4 ranks, each of 4 chunks takes 3 reducing transfers to its root and 3 copies from it."""
+    schedule = taccl.synthesize(problem_of(ring(4), collectives.allreduce(4)), time_limit_s=1).schedule
+    assert (int(schedule.reduce.sum()), int((~schedule.reduce).sum())) == (12, 12)
+
+
+# By hand. Ring of 4, 2 us a hop: a sum needs what is two hops away, 4 us, and for all ranks at once each of
+# the 8 links carries 12 / 8 sends, so two. Star of leaves 1, 2 and 3 us away: to the hub, the slowest leaf's
+# 3 us; to leaf 3, the sum of the others is at the hub after 2 us and takes 3 more.
+KNOWN = [
+    ("ring", collectives.reduce_scatter(4), 4),
+    ("ring", collectives.reduce(4), 4),
+    ("star", collectives.reduce(4), 3),
+    ("star", collectives.reduce(4, root=3), 5),
+]
+
+
+@pytest.mark.parametrize(("topology", "collective", "finish_us"), KNOWN)
+def test_known_finish(topology, collective, finish_us):
+    """Finishes derived by hand."""
+    result = taccl.synthesize(problem_of(TOPOLOGIES[topology], collective), time_limit_s=1)
+    assert result.finish_us == finish_us
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random(seed):
+    """On random problems that reduce, bound <= least finish <= what is found; by brute force, if it can."""
+    problem = random_problem(seed, combining=True)
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.25)
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.bound_us <= result.finish_us
+    try:
+        least = optimal_ticks(problem, max_states=2_000)
+    except TooLarge:
+        return
+    assert result.bound_us <= problem.costs.us(least) <= result.finish_us
+
+
+class TestOverlap:
+    """The two halves of an allreduce, together."""
+
+    @pytest.fixture
+    def watched(self, monkeypatch):
+        """Pairs of schedules: one half after the other, and what the overlap made of it."""
+        pairs = []
+
+        def watch(search, halves):
+            before = search.best
+            overlap(search, halves)
+            pairs.append((before, search.best))
+
+        monkeypatch.setattr(synthesizing, "overlap", watch)
+        return pairs
+
+    @pytest.mark.parametrize("chunks_per_rank", [1, 2])
+    @pytest.mark.parametrize(
+        "topology",
+        [
+            ring(4),
+            ring(5, betas=(0, 1, 2)),
+            star(3),
+            star(4),
+            two_nodes(),
+            two_nodes(meaning="pipelined"),
+            full(3),
+        ],
+        ids=lambda topology: topology.name,
+    )
+    def test_never_worse(self, watched, topology, chunks_per_rank):
+        """The overlap finishes no later than one half after the other."""
+        collective = collectives.allreduce(topology.num_ranks, chunks_per_rank=chunks_per_rank)
+        result = taccl.synthesize(problem_of(topology, collective), time_limit_s=1)
+        [(before, after)] = watched
+        assert after.finish_ticks <= before.finish_ticks
+        assert result.schedule.digest() == after.digest()
+        taccl.verify(before).raise_if_failed()
+
+    def test_better(self, watched):
+        """On a star of leaves 1, 2, 3 us away the quick leaves' sums spread while the slow leaf's are made.
+
+        One half after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us. From 2 us on it can
+        carry the partial sum of leaf 3's own chunk, then, if leaf 3 contributes to them in the order 1, 2, 0,
+        chunk 1 at 5, chunk 0 at 9, when it is complete, and chunk 2 at 12: 15 us. Improved afterwards, with sums
+        complete at other ranks than the collective's roots, it is 14 us.
+        """
+        result = taccl.synthesize(problem_of(star(3), collectives.allreduce(4)), time_limit_s=5)
+        [(before, after)] = watched
+        assert (before.finish_us, after.finish_us, result.finish_us) == (18, 15, 14)
+        assert [stage.name for stage in result.stages[-2:]] == ["overlap", "ruin and recreate"]
+        assert result.schedule.producer == "improvement"
+
+    def test_bound_met_needs_none(self, watched):
+        """Where one half after the other meets the bound, there is no such stage."""
+        result = taccl.synthesize(problem_of(two_nodes(), collectives.allreduce(4)), time_limit_s=1)
+        assert (result.finish_us, result.stopped) == (14, "bound met")
+        assert result.stages[-1].name != "overlap"
+
+    def test_merging_clauses_hold(self):
+        """Merged sends across nodes stay merged sends: never a reduction together with a copy."""
+        problem = problem_of(
+            two_nodes(),
+            collectives.allreduce(4, chunks_per_rank=2),
+            merging=frozenset({4, 5, 6}),
+            max_merge=2,
+        )
+        result = taccl.synthesize(problem, time_limit_s=2)
+        assert_sound(result, problem)
+        schedule = result.schedule
+        kinds = {}
+        for group, reduces in zip(schedule.group.tolist(), schedule.reduce.tolist(), strict=True):
+            assert kinds.setdefault(group, reduces) == reduces
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["ndv2/sk1", "ndv2/sk1-n1", "ndv2/sk2-n1"])
+    def test_on_a_sketch(self, watched, name):
+        """Under a real sketch, with its symmetry and merging."""
+        sketch = taccl.load_sketch(name)
+        topology = sketch.topology()
+        problem = sketch.apply(topology, collectives.allreduce(topology.num_ranks))
+        assert_sound(taccl.synthesize(problem, time_limit_s=2), problem)
+        for before, after in watched:
+            assert after.finish_ticks <= before.finish_ticks
+
+    @pytest.fixture
+    def halves(self):
+        """The search of the whole, with one half after the other, and those of the halves: a star of 3 leaves."""
+        problem = problem_of(star(3), collectives.allreduce(4))
+        search = Search(problem, Options(), Deadline.after(60), taccl.lower_bound(problem))
+        searches = search_halves(search, lambda half: greedy(half, budget_s=0.2, max_runs=10))
+        return search, searches
+
+    def test_no_time(self, halves):
+        """Without time there is no stage, and the schedule is as it was."""
+        search, searches = halves
+        before, stages = search.best, list(search.stages)
+        search.deadline = Deadline.after(0.1)
+        overlap(search, searches)
+        assert search.best is before
+        assert search.stages == stages
+
+    def test_verifier_has_the_last_word(self, halves, monkeypatch):
+        """A schedule that the verifier refuses is not taken, and the stage says why."""
+        search, searches = halves
+        before = search.best
+        unfold = overlapping._unfold
+
+        def hurried(joint, sends):
+            found = unfold(joint, sends)
+            return replace(found, start=found.start // 2, end=found.end // 2)
+
+        monkeypatch.setattr(overlapping, "_unfold", hurried)
+        overlap(search, searches)
+        assert search.best is before
+        assert search.stages[-1].message == "refused by the verifier"
+
+    def test_searches_are_left_alone(self, halves):
+        """Each half keeps its own best schedule."""
+        search, searches = halves
+        kept = [each.best.digest() for each in searches]
+        overlap(search, searches)
+        assert [each.best.digest() for each in searches] == kept

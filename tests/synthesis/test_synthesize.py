@@ -1,0 +1,723 @@
+"""`synthesize` end to end: every backend, limits, seeds, fallbacks, Ctrl-C, and solvers that die."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.deadline import Deadline
+from taccl.errors import FallbackWarning, InputError, SolverUnavailableError
+from taccl.sketch.upstream import load_problem
+from taccl.solvers import solver as solver_module
+from taccl.synthesis import search as searching
+from taccl.synthesis import stages
+from taccl.synthesis import synthesize as synthesizing
+from taccl.synthesis.paper import jobshop
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.synthesize import choose
+from taccl.topology.topology import TopologyBuilder
+from tests.synthesis.small_problems import full, problem_of, ring, star, two_nodes
+
+BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:HiGHS", "pulp:PULP_CBC_CMD")
+MILP = tuple(name for name in BACKENDS if name not in ("auto", "greedy", "cpsat"))
+
+
+def small(collective="alltoall"):
+    """Five ranks in a ring of links of 2, 3 and 4 us."""
+    return problem_of(ring(5, betas=(0, 1, 2)), collectives.make(collective, 5))
+
+
+def large():
+    """432 moves and more rows than Gurobi's bundled licence admits: a ring of 12, no symmetry declared."""
+    return problem_of(ring(12), collectives.alltoall(12))
+
+
+def stage_names(result):
+    return [stage.name for stage in result.stages]
+
+
+def stage(result, name):
+    return next(stage for stage in result.stages if stage.name == name)
+
+
+def assert_sound(result, problem):
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.schedule.problem.digest() == problem.digest()
+    assert 0 < result.bound_us <= result.finish_us
+
+
+@pytest.fixture
+def loose_bound(monkeypatch):
+    """Half the bound, so that no schedule meets it and every stage has something to look for."""
+    proven = synthesizing.lower_bound
+
+    def half(problem, **options):
+        bound = proven(problem, **options)
+        return replace(bound, bound=bound.bound / 2)
+
+    monkeypatch.setattr(synthesizing, "lower_bound", half)
+
+
+@pytest.fixture
+def drilled(monkeypatch):
+    """A function that makes every task of a solver run a drill that goes wrong."""
+
+    def install(solver, drill):
+        function = f"taccl.solvers.fault_injection:{drill}"
+        if solver == "cpsat":
+            run = jobshop.run_task
+            monkeypatch.setattr(
+                jobshop,
+                "run_task",
+                lambda family, _, *rest, **options: run(family, function, *rest, **options),
+            )
+        normal = solver_module.solver_function
+        monkeypatch.setattr(
+            solver_module, "solver_function", lambda name: function if name == solver else normal(name)
+        )
+
+    return install
+
+
+class TestBackends:
+    """What ``backend=`` chooses."""
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_verified_schedule(self, backend, loose_bound):
+        """Each backend's schedule passes the verifier, without a fallback."""
+        problem = small()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = taccl.synthesize(problem, backend=backend, time_limit_s=1.5)
+        assert_sound(result, problem)
+        assert (result.backend, result.notes) == (backend, ())
+
+    @pytest.mark.parametrize("backend", MILP)
+    def test_stages_of_a_solver(self, backend):
+        """A named solver does routing and contiguity; its routing is proven on so small a problem."""
+        result = taccl.synthesize(small("allgather"), backend=backend, time_limit_s=5)
+        assert stage_names(result)[-4:] == ["greedy", "routing", "ordering", "contiguity"]
+        assert {stage(result, name).solver for name in ("routing", "contiguity")} == {backend}
+        assert stage(result, "routing").status == "optimal"
+        assert stage(result, "contiguity").finish_us >= result.finish_us
+
+    @pytest.mark.parametrize("backend", [*MILP, "cpsat"])
+    def test_routing_that_cannot_be_sequenced_is_done_again(self, backend):
+        """On eight GPUs of an NDv2 counted loads allow 69.9 us, and most routings that promise it take 92.6."""
+        problem = taccl.make_problem(taccl.topologies.ndv2(1), collectives.allgather(8), chunk_bytes="1MB")
+        result = taccl.synthesize(problem, backend=backend, time_limit_s=20)
+        assert_sound(result, problem)
+        assert result.finish_us == pytest.approx(69.9)
+        assert result.notes == ()
+        rounds = [each for each in result.stages if each.name == "routing"]
+        assert "order on 32 of 32 resources" in rounds[-1].message
+        assert [each.bound_us for each in rounds] == pytest.approx([69.9] * len(rounds))
+
+    @pytest.mark.parametrize("backend", ["highs", "scip", "cbc", "gurobi", "cpsat"])
+    def test_row_of_the_published_sketch(self, backend, shared_data):
+        """The published NDv2 sketch on its topology of 1 MB: each solver alone comes to 69, which is optimal."""
+        folder = shared_data / "upstream-taccl"
+        sketch, topology = folder / "sketch/sk1-ndv2-n1.json", folder / "topo/topo-ndv2-1MB.json"
+        problem = load_problem(sketch, topology, collective="allgather")
+        result = taccl.synthesize(problem, backend=backend, time_limit_s=20)
+        assert (result.finish_us, result.bound_us) == (69, 69)
+
+    @pytest.mark.parametrize("backend", ["highs", "cpsat"])
+    def test_no_solver_is_worse_than_what_it_started_from(self, backend, monkeypatch):
+        """Where its routing leads to a later finish, the list scheduler's schedule is returned, with a note."""
+        route = stages.route
+
+        def detour(search, *given, **options):
+            """Round the ring of three one way: links 0 -> 1 -> 2 -> 0."""
+            found, links = route(search, *given, **options), search.problem.topology.links
+            steps = [e for e, link in enumerate(links) if link.dst == (link.src + 1) % 3]
+            starts = {(c, steps[(c + i) % 3]): i for c in range(3) for i in range(2)}
+            return replace(found, starts=starts, bound_ticks=10**9)
+
+        monkeypatch.setattr(stages, "route", detour)
+        problem = problem_of(full(3), collectives.allgather(3))
+        result = taccl.synthesize(problem, backend=backend, time_limit_s=5)
+        assert result.finish_us == 1
+        assert result.schedule.producer == "greedy"
+        assert "2 us; the list scheduler's schedule" in result.notes[0]
+
+    def test_stages_of_cpsat(self):
+        """CP-SAT routes, then does ordering and contiguity as one job shop."""
+        result = taccl.synthesize(small("allgather"), backend="cpsat", time_limit_s=5)
+        assert stage_names(result)[-3:] == ["greedy", "routing", "job shop"]
+        assert stage(result, "job shop").solver == stage(result, "routing").solver == "cpsat"
+
+    def test_stages_of_greedy(self, loose_bound):
+        """The list scheduler works alone, without any solver."""
+        result = taccl.synthesize(small(), backend="greedy", time_limit_s=0.3)
+        assert {each.solver for each in result.stages} == {"taccl"}
+        assert stage_names(result)[-1] == "greedy"
+
+    def test_stages_of_auto(self, loose_bound):
+        """While the bound is not met, the portfolio goes through every stage, to the end of its time."""
+        result = taccl.synthesize(small(), time_limit_s=1)
+        assert stage_names(result)[-5:] == ["greedy", "joint", "routing", "job shop", "improve"]
+        assert result.stopped == "time limit"
+
+    def test_auto_stops_at_the_bound(self):
+        """On a ring of 4, allgather takes 3 sends a rank over 2 links of 2 us: 4 us, and no solver."""
+        result = taccl.synthesize(problem_of(ring(4), collectives.allgather(4)), time_limit_s=60)
+        assert (result.finish_us, result.stopped) == (4, "bound met")
+        assert stage_names(result)[-1] == "greedy"
+
+    @pytest.mark.slow
+    def test_one_after_another_in_one_process(self):
+        """Libraries that do not load into one process take turns, and each still works the second time."""
+        problem = problem_of(two_nodes(), collectives.allgather(4))
+        for backend in (*BACKENDS, *reversed(BACKENDS)):
+            result = taccl.synthesize(problem, backend=backend, time_limit_s=5)
+            assert result.finish_us == 7, backend
+            assert {each.status for each in result.stages} <= {"done", "optimal"}
+
+    @pytest.mark.parametrize("backend", ["higs", "", "GREEDY", "pulp:", "cplex"])
+    def test_unknown(self, backend):
+        """An unknown name is refused with all that are known."""
+        with pytest.raises(InputError) as caught:
+            taccl.synthesize(small(), backend=backend)
+        for name in ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:NAME"):
+            assert name in str(caught.value)
+
+    def test_nearest_name(self):
+        """A slip of the keyboard is told from what was meant."""
+        with pytest.raises(InputError, match="did you mean 'gurobi'"):
+            taccl.synthesize(small(), backend="gurobbi")
+
+    def test_unknown_to_pulp(self):
+        """A solver that PuLP does not know is refused with those it knows."""
+        with pytest.raises(InputError, match="pulp:HiGHS"):
+            taccl.synthesize(small(), backend="pulp:NOPE", time_limit_s=5)
+
+    def test_known_and_absent(self):
+        """A solver that PuLP knows and the machine lacks is unavailable, not a bad name."""
+        with pytest.raises(SolverUnavailableError, match="pulp:MIPCL_CMD cannot run here"):
+            taccl.synthesize(small(), backend="pulp:MIPCL_CMD", time_limit_s=5)
+
+    @pytest.mark.parametrize("limit", [0, -1.0])
+    def test_time_limit_must_be_positive(self, limit):
+        """No time is no search."""
+        with pytest.raises(InputError, match="time_limit_s"):
+            taccl.synthesize(small(), time_limit_s=limit)
+
+    @pytest.mark.parametrize("backend", ["auto", "greedy", "highs"])
+    def test_unreachable(self, backend):
+        """A destination that no link leads to is told, with the ranks, before any solver runs."""
+        builder = TopologyBuilder("one way", [0, 0])
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+        problem = problem_of(builder.build(), collectives.allgather(2))
+        with pytest.raises(InputError, match="from rank 1 to rank 0"):
+            taccl.synthesize(problem, backend=backend)
+
+
+#: Synthesize with 1 MB for each solver, in a new process, where no worker has memory to spare yet.
+WITHOUT_MEMORY = """
+import taccl, warnings
+warnings.simplefilter("ignore")
+problem = taccl.make_problem(taccl.topologies.ring(12), taccl.collectives.alltoall(12), chunk_bytes=1000)
+result = taccl.synthesize(problem, backend={backend!r}, time_limit_s=4, memory_limit_mb=1)
+taccl.verify(result.schedule).raise_if_failed()
+print("verified", *(stage.status for stage in result.stages if stage.name == "routing"))
+"""
+
+
+class TestLimits:
+    """Time, memory, threads, seed, progress."""
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("collective", ["alltoall", "allreduce"])
+    def test_twentieth_of_a_second(self, backend, collective):
+        """However short the time, there is a verified schedule; a fallback says so."""
+        problem = small(collective)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            result = taccl.synthesize(problem, backend=backend, time_limit_s=0.05)
+        assert_sound(result, problem)
+        assert result.seconds < 5
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("backend", ["auto", "highs", "cpsat"])
+    def test_too_short_for_a_real_sketch(self, backend):
+        """Two DGX-2 nodes cannot be routed in so little time, and are scheduled all the same."""
+        problem = _two_dgx2()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            result = taccl.synthesize(problem, backend=backend, time_limit_s=0.05)
+        assert_sound(result, problem)
+        assert result.seconds < 10
+
+    @pytest.mark.parametrize("backend", ["auto", "greedy", "highs", "cpsat"])
+    @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
+    def test_same_seed(self, backend, collective, loose_bound):
+        """The same problem, options and seed give the same schedule, transfer by transfer."""
+        problem = problem_of(full(3, port=True), collectives.make(collective, 3))
+        run = partial(taccl.synthesize, problem, backend=backend, time_limit_s=0.8, threads=1, seed=7)
+        first, second = run(), run()
+        assert first.schedule.digest() == second.schedule.digest()
+        assert list(first.schedule) == list(second.schedule)
+        assert first.seed == 7
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+    @pytest.mark.parametrize("backend", ["auto", "highs", "gurobi", "cpsat", "scip", "cbc"])
+    def test_memory_limit(self, backend):
+        """Solvers without memory are statuses of their stages, and there is a schedule all the same."""
+        script = WITHOUT_MEMORY.format(backend=backend)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        verified, *statuses = done.stdout.split()
+        assert verified == "verified"
+        assert set(statuses) <= {"out-of-memory", "crashed"}
+
+    def test_one_solver_never_passes_the_list_schedulers(self):
+        """With a floor of the list scheduler's finish, a named solver's schedule is no later."""
+        problem = small()
+        first = taccl.synthesize(problem, backend="greedy", time_limit_s=0.05)
+        found = taccl.synthesize(problem, backend="highs", time_limit_s=5)
+        assert found.finish_us <= first.finish_us
+
+    @pytest.mark.parametrize("collective", ["alltoall", "allreduce"])
+    def test_progress(self, collective, loose_bound):
+        """The caller hears of every stage, with a finish that only falls and a bound below it."""
+        heard: list[tuple[str, float | None, float | None]] = []
+        result = taccl.synthesize(
+            small(collective), time_limit_s=0.8, progress=lambda *news: heard.append(news)
+        )
+        doing = [what for what, _, _ in heard]
+        prefixes = ("reduce: ", "spread: ") if collective == "allreduce" else ("",)
+        assert doing[0] == f"{prefixes[0]}greedy"
+        for prefix in prefixes:
+            own = [news for news in heard if news[0].startswith(prefix)]
+            finishes = [finish for _, finish, _ in own if finish is not None]
+            assert own[0][1] is None
+            assert finishes == sorted(finishes, reverse=True)
+            assert {bound for _, _, bound in own} == {own[0][2]}
+            assert 0 < own[0][2] <= finishes[-1]
+        if collective == "alltoall":
+            assert (finishes[-1], own[0][2]) == (result.finish_us, result.bound_us)
+            assert any("on cpsat" in what for what in doing)
+            assert any("on highs" in what for what in doing)
+
+    def test_error_in_progress_reaches_the_caller(self, loose_bound):
+        """What `progress` raises ends the synthesis, and the next one works."""
+
+        def refuse(doing, finish_us, bound_us):
+            if "joint" in doing:
+                raise LookupError("from the caller")
+
+        with pytest.raises(LookupError, match="from the caller"):
+            taccl.synthesize(small(), time_limit_s=5, progress=refuse)
+        assert taccl.synthesize(small(), time_limit_s=0.5).finish_us == 12
+
+
+class TestFallbacks:
+    """A solver that is not licensed, dies, or finds nothing."""
+
+    @pytest.fixture
+    def size_limited(self):
+        """Skip where Gurobi is absent, or has a licence for models of any size."""
+        row = next(row for row in taccl.backends() if row.name == "gurobi")
+        if not row.available or not row.licence.startswith("size-limited"):
+            pytest.skip(f"needs Gurobi with its bundled licence; here: {row.why_not or row.licence}")
+
+    def test_gurobi_beyond_its_licence(self, size_limited):
+        """Too large a model falls through to HiGHS, with a warning that gives both sizes."""
+        problem = large()
+        with pytest.warns(FallbackWarning, match="gurobi has no licence for this model") as caught:
+            result = taccl.synthesize(problem, backend="gurobi", time_limit_s=4)
+        assert_sound(result, problem)
+        tried = [(each.solver, each.status) for each in result.stages if each.name == "routing"]
+        assert tried[0] == ("gurobi", "unlicensed")
+        assert tried[1][0] == "highs"
+        assert result.notes == (str(caught[0].message),)
+        assert "2000 variables" in result.notes[0]
+
+    def test_said_once(self, size_limited):
+        """Both halves of an allreduce fall through for one reason, which is warned of and noted once."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            problem = problem_of(ring(8), collectives.allreduce(8, chunks_per_rank=8))
+            result = taccl.synthesize(problem, backend="gurobi", time_limit_s=3)
+        assert_sound(result, problem)
+        tried = [each for each in result.stages if each.solver == "gurobi"]
+        assert {each.status for each in tried} == {"unlicensed"}
+        assert len(result.notes) == 1
+        assert [each.category for each in caught] == [FallbackWarning]
+
+    @pytest.mark.parametrize("solver", ["highs", "cpsat", "cbc"])
+    @pytest.mark.parametrize(("drill", "word"), [("abort", "SIGABRT"), ("fail", "this drill always fails")])
+    def test_solver_dies(self, drilled, solver, drill, word):
+        """A named solver that dies leaves a "crashed" stage, and the list scheduler's schedule."""
+        drilled(solver, drill)
+        problem = small()
+        with pytest.warns(FallbackWarning, match=f"{solver} found no schedule"):
+            result = taccl.synthesize(problem, backend=solver, time_limit_s=5)
+        assert_sound(result, problem)
+        assert stage(result, "routing").status == "crashed"
+        assert word in stage(result, "routing").message
+        assert word in result.notes[0]
+
+    def test_highs_dies_under_auto(self, drilled, loose_bound):
+        """The portfolio goes on without the routing."""
+        drilled("highs", "abort")
+        problem = small()
+        result = taccl.synthesize(problem, time_limit_s=1)
+        assert_sound(result, problem)
+        assert stage(result, "routing").status == "crashed"
+        assert "improve" in stage_names(result)
+
+    def test_cpsat_dies_under_auto(self, drilled, loose_bound):
+        """Without CP-SAT, what the list scheduler found is returned within the time limit."""
+        drilled("cpsat", "abort")
+        problem = small()
+        result = taccl.synthesize(problem, time_limit_s=1.5)
+        assert_sound(result, problem)
+        assert stage(result, "joint").status == "crashed"
+        assert result.seconds < 10
+
+    def test_overlap_dies(self, drilled):
+        """An allreduce whose overlap crashes is one half after the other: 9 + 9 us on the star of 3."""
+        drilled("cpsat", "abort")
+        problem = problem_of(star(3), collectives.allreduce(4))
+        result = taccl.synthesize(problem, time_limit_s=3)
+        assert_sound(result, problem)
+        assert stage(result, "overlap").status == "crashed"
+        assert result.finish_us == 18
+
+    @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds worker processes in /proc")
+    def test_workers_killed_from_outside(self, loose_bound):
+        """Killed workers, as by the system when memory runs out, are statuses; later stages get new ones."""
+        killed = threading.Event()
+
+        def kill_once(doing, finish_us, bound_us):
+            if "joint on cpsat" in doing and not killed.is_set():
+                killed.set()
+                threading.Timer(0.05, _kill_workers).start()
+
+        problem = problem_of(
+            ring(6, betas=(0, 1, 2)), collectives.alltoall(6)
+        )  # large enough to keep CP-SAT busy
+        result = taccl.synthesize(problem, time_limit_s=3, progress=kill_once)
+        assert killed.is_set()
+        assert_sound(result, problem)
+        assert stage(result, "joint").status in ("crashed", "out-of-memory")
+        assert "SIGKILL" in stage(result, "joint").message
+        assert stage(result, "routing").status in ("optimal", "feasible")
+
+
+def _kill_workers():
+    """Send SIGKILL to every child of this process."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # the thread, or the child, has just ended
+            children = Path(f"/proc/self/task/{thread}/children").read_text()
+            for pid in children.split():
+                os.kill(int(pid), signal.SIGKILL)
+
+
+#: A search that lasts: the alltoall of one NDv2 node, whose proven bound is made half of what it is.
+LONG = ("synthesize", "ndv2/sk1-n1", "--collective", "alltoall", "--time-limit", "300", "--log")
+LOOSE = """
+import dataclasses, os, signal, sys, taccl
+from taccl import cli
+from taccl.synthesis import search as searching
+from taccl.synthesis import synthesize as synthesizing
+
+proven = synthesizing.lower_bound
+
+def half(problem, **options):
+    bound = proven(problem, **options)
+    return dataclasses.replace(bound, bound=bound.bound / 2)
+
+synthesizing.lower_bound = half
+"""
+LIBRARY = f"""{LOOSE}
+sketch = taccl.load_sketch("ndv2/sk1-n1")
+problem = sketch.apply(sketch.topology(), taccl.collectives.alltoall(8))
+
+def progress(doing, finish_us, bound_us):
+    print("now:", doing, flush=True)
+
+result = taccl.synthesize(problem, time_limit_s=300, progress=progress)
+taccl.verify(result.schedule).raise_if_failed()
+print("returned", result.stopped, result.interrupted)
+"""
+COMMAND = f"{LOOSE}sys.exit(cli.main(sys.argv[1:]))"
+#: The command line, which gets SIGINT as soon as it computes the bound: before any schedule.
+EARLY = f"""{LOOSE}
+def interrupted(problem, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+    return half(problem, **options)
+
+synthesizing.lower_bound = interrupted
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def synthesized(problem, **options):
+    """The result; a KeyboardInterrupt, which would end the test run, becomes a failure."""
+    try:
+        return taccl.synthesize(problem, **options)
+    except KeyboardInterrupt:
+        pytest.fail("KeyboardInterrupt, though there is a schedule")
+
+
+def interrupt_once(stage, *, time=1):
+    """A `progress` that presses Ctrl-C when it hears of a stage for the first, or another, time."""
+    heard = []
+
+    def progress(doing, finish_us, bound_us):
+        if doing.startswith(stage):
+            heard.append(doing)
+            if len(heard) == time:
+                signal.raise_signal(signal.SIGINT)
+
+    return progress
+
+
+def _two_ndv2():
+    sketch = taccl.load_sketch("ndv2/sk2")
+    return sketch.apply(sketch.topology(), collectives.allreduce(16))
+
+
+def _two_dgx2():
+    sketch = taccl.load_sketch("dgx2/sk1")
+    return sketch.apply(sketch.topology(), collectives.allgather(32, chunks_per_rank=2))
+
+
+def interrupted(command, *, word, stream, whole_group=False):
+    """(exit code, stdout, stderr) of a command that gets SIGINT once it has said a word."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    lines = []
+    while word not in (line := getattr(process, stream).readline()):
+        assert line, f"ended before {word!r}: {lines}"
+        lines.append(line)
+    if whole_group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    watchdog.cancel()
+    return process.returncode, out, err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
+class TestCtrlC:
+    """Ctrl-C returns the best so far."""
+
+    @pytest.mark.parametrize("stage", ["joint on cpsat", "routing on highs", "job shop on cpsat", "improve"])
+    def test_stage_of_auto(self, stage, loose_bound):
+        """At whatever stage, the portfolio returns a verified result that says it was interrupted."""
+        problem = small()
+        result = synthesized(problem, time_limit_s=8, progress=interrupt_once(stage))
+        assert_sound(result, problem)
+        assert (result.stopped, result.interrupted) == ("interrupted", True)
+        assert result.finish_us == 12
+
+    def test_nothing_found(self, loose_bound):
+        """Before the list scheduler's first schedule there is nothing to return."""
+        with pytest.raises(KeyboardInterrupt):
+            taccl.synthesize(small(), progress=interrupt_once("greedy"))
+
+    @pytest.mark.parametrize("backend", ["highs", "cpsat"])
+    def test_named_solver_is_prepared(self, backend):
+        """Before a named solver begins, the list scheduler's schedule is there, and is returned."""
+        problem = small()
+        result = synthesized(problem, backend=backend, progress=interrupt_once(f"routing on {backend}"))
+        assert_sound(result, problem)
+        assert result.interrupted
+
+    @pytest.mark.parametrize("backend", ["highs", "cpsat"])
+    def test_named_solver_runs(self, backend):
+        """While a named solver runs, the list scheduler's schedule is there, and is returned."""
+        problem = _two_dgx2()
+        progress = interrupt_once(f"routing on {backend}", time=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)  # unless the solver has an incumbent already
+            result = synthesized(problem, backend=backend, time_limit_s=30, progress=progress)
+        assert_sound(result, problem)
+        assert result.interrupted
+        assert stage(result, "routing").status == "interrupted"
+        assert result.seconds < 15
+
+    def test_second_half(self, loose_bound):
+        """Interrupted while the sums spread, an allreduce is whole."""
+        problem = problem_of(full(3, port=True), collectives.allreduce(3))
+        result = synthesized(problem, time_limit_s=5, progress=interrupt_once("spread: joint"))
+        assert_sound(result, problem)
+        assert result.interrupted
+        assert result.seconds < 10
+
+    def test_first_half(self, loose_bound):
+        """Interrupted while the sums are made, an allreduce is whole, the rest by the list scheduler."""
+        problem = _two_ndv2()
+        result = synthesized(problem, time_limit_s=3, progress=interrupt_once("reduce: improve"))
+        assert_sound(result, problem)
+        assert result.interrupted
+        assert {each.solver for each in result.stages if each.name.startswith("spread")} == {"taccl"}
+
+    def test_first_half_soon(self, loose_bound):
+        """Interrupted while the sums are made, an allreduce does not take a fifth of what time was left."""
+        result = synthesized(_two_ndv2(), time_limit_s=30, progress=interrupt_once("reduce: routing"))
+        assert sum(each.seconds for each in result.stages if each.name.startswith("spread")) < 3
+
+    def test_overlap(self, monkeypatch):
+        """While the overlap is prepared, one half after the other is there, and is returned."""
+        monkeypatch.setattr(jobshop, "_payload", lambda *_: signal.raise_signal(signal.SIGINT))
+        problem = problem_of(star(3), collectives.allreduce(4))
+        result = synthesized(problem, time_limit_s=5)
+        assert_sound(result, problem)
+        assert result.interrupted
+
+    def test_library(self):
+        """A script that calls `synthesize` goes on after Ctrl-C, with the result."""
+        code, out, err = interrupted(["-c", LIBRARY], word="now: improve", stream="stdout")
+        assert (code, err) == (0, "")
+        assert out.splitlines()[-1] == "returned interrupted True"
+
+    @pytest.mark.parametrize("whole_group", [False, True], ids=["process", "terminal"])
+    def test_command_line(self, whole_group, tmp_path):
+        """The command exits 0 with a word on stderr; its figures are printed, and the schedule is written."""
+        path = tmp_path / "best.json"
+        command = ["-c", COMMAND, *LONG, "--json", "-o", str(path)]
+        code, out, err = interrupted(
+            command, word="Starting CP-SAT", stream="stderr", whole_group=whole_group
+        )
+        values = json.loads(out)
+        assert code == 0
+        assert "stopped by Ctrl-C; this is the best schedule so far" in err
+        assert "Traceback" not in err
+        assert (values["interrupted"], values["stopped"], values["verified"]) == (True, "interrupted", True)
+        assert taccl.verify(taccl.load(path)).ok
+
+    def test_before_anything_is_found(self, tmp_path):
+        """With nothing in hand the code is 130, and nothing is written."""
+        path = tmp_path / "none.json"
+        done = subprocess.run(
+            [sys.executable, "-c", EARLY, *LONG, "-o", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stdout) == (130, "")
+        assert "interrupted, with nothing in hand" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not path.exists()
+
+
+class TestBaselinesCompete:
+    """The ring and the pairwise exchange, where they obey the sketch and finish sooner."""
+
+    def test_what_is_slower_than_a_ring_gives_way(self):
+        """Of a ring's allgather by a tree, and by itself, the ring is taken, and a stage says so."""
+        problem = taccl.make_problem(
+            taccl.topologies.ring(8), taccl.collectives.allgather(8), chunk_bytes=1_000_000
+        )
+        slow, ring = taccl.baselines.tree(problem), taccl.baselines.ring(problem)
+        assert slow.finish > ring.finish
+        search = Search(problem, Options(), Deadline(), best=slow)
+        synthesizing._try_baselines(search)
+        (stage,) = search.stages
+        assert search.best.finish == ring.finish
+        assert (stage.name, stage.message, stage.finish_us) == ("baselines", "ring", ring.finish_us)
+
+    def test_what_breaks_the_sketch_is_left(self):
+        """Baselines use links that ndv2/sk1 forbids: what was found stays, however slow it is."""
+        topology = taccl.topologies.ndv2(2)
+        problem = taccl.load_sketch("ndv2/sk1").apply(topology, taccl.collectives.alltoall(16))
+        found = taccl.synthesize(problem, backend="greedy", time_limit_s=2).schedule
+        late = replace(found, start=found.start + 10**9, end=found.end + 10**9)
+        search = Search(problem, Options(), Deadline(), best=late)
+        synthesizing._try_baselines(search)
+        assert (search.best, search.stages) == (late, [])
+
+
+def test_with_little_time_many_moves_are_left_to_the_compiled_scheduler():
+    """400 chunks over 380 links are 152000 moves: more than 1 s is enough for, and not more than 60 s."""
+    problem = problem_of(full(20), collectives.alltoall(20))
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=1)
+    assert "the compiled list scheduler" in result.choice
+    assert "more than the 100000 that models reach in" in result.choice
+    assert choose(problem, "greedy", 60.0) == (
+        False,
+        "the list scheduler: 152000 moves, at most 200000",
+    )
+
+
+def test_with_little_time_small_chunks_are_still_merged():
+    """DGX-2 x2 with chunks of 1 KB has 33000 moves once folded, which two seconds are enough for."""
+    sketch = taccl.load_sketch("dgx2/sk2")
+    topology = sketch.topology()
+    problem = sketch.apply(topology, collectives.alltoall(topology.num_ranks))
+    assert not choose(problem, "auto", 2.0)[0]
+
+
+def test_how_many_modules_a_synthesis_goes_through():
+    """One folded allgather, one choice, one bound, one search: so many modules have a function that runs.
+
+    More of them is a second way of doing something that is done already.
+    """
+    sketch = taccl.load_sketch("ndv2/sk1")
+    topology = sketch.topology()
+    problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
+    entered = set()
+
+    def note(frame, event, _):
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # and no body of a class or a module
+        if event == "call" and is_function and frame.f_code.co_name != "__create_fn__":
+            entered.add(frame.f_globals.get("__name__", ""))
+
+    sys.setprofile(note)
+    threading.setprofile(note)
+    try:
+        taccl.synthesize(problem, time_limit_s=4)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    own = {name for name in entered if name.startswith("taccl.synthesis.")}
+    assert len(own) <= 15
+
+
+@pytest.mark.parametrize("collective", ["allgather", "allreduce"])
+def test_each_is_worked_out_once(collective, monkeypatch):
+    """The choice, the bound of the whole, and the verdict on what is returned: once each."""
+    counts = Counter()
+    for name in ("choose", "lower_bound", "check_reachable"):
+        asked = getattr(synthesizing, name)
+
+        def counted(problem, *rest, name=name, asked=asked, **options):
+            counts[name, problem.collective.name] += 1
+            return asked(problem, *rest, **options)
+
+        monkeypatch.setattr(synthesizing, name, counted)
+    verdict = searching.verify
+    monkeypatch.setattr(searching, "verify", lambda found: (counts.update(["verify"]), verdict(found))[1])
+    problem = problem_of(two_nodes(), collectives.make(collective, 4))
+    assert taccl.synthesize(problem, time_limit_s=2).stopped == "bound met"
+    name = problem.collective.name
+    assert [counts[each, name] for each in ("choose", "lower_bound", "check_reachable")] == [1, 1, 1]
+    assert counts["verify"] == 1

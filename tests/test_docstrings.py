@@ -1,0 +1,70 @@
+"""The docstrings of the public API: a section explains parameters wherever there are several."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from typing import TYPE_CHECKING
+
+import pydantic
+import pytest
+
+import taccl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A function of so many parameters has a section for them.
+_SEVERAL = 3
+
+
+def _reached(name: str, thing: object) -> Iterator[tuple[str, object]]:
+    """What a public name leads to: functions, classes and their methods, by name."""
+    if isinstance(thing, types.ModuleType):
+        for inner in thing.__all__:
+            yield from _reached(f"{name}.{inner}", getattr(thing, inner))
+    elif inspect.isclass(thing):
+        if not issubclass(thing, (Exception, pydantic.BaseModel)):
+            yield name, thing
+        for inner, method in vars(thing).items():
+            method = getattr(method, "__func__", method)
+            if not inner.startswith("_") and inspect.isfunction(method):
+                yield f"{name}.{inner}", method
+    elif callable(thing):
+        yield name, thing
+
+
+PUBLIC = {path: thing for name in taccl.__all__ for path, thing in _reached(name, getattr(taccl, name))}
+
+
+def _parameters(thing: object) -> list[str]:
+    return [name for name in inspect.signature(thing).parameters if name not in ("self", "cls")]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_it_has_a_docstring(name):
+    """Whatever the facade leads to says what it is."""
+    assert inspect.getdoc(PUBLIC[name])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, thing in PUBLIC.items() if len(_parameters(thing)) >= _SEVERAL]
+)
+def test_several_parameters_are_explained(name):
+    """Three parameters or more have a section of their own, with shapes and units where there are any."""
+    assert "Parameters\n----------\n" in inspect.getdoc(PUBLIC[name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, thing in PUBLIC.items()
+        if not inspect.isclass(thing) and len(_parameters(thing)) >= _SEVERAL
+    ],
+)
+def test_every_parameter_is_named(name):
+    """A function's docstring leaves out none of them; fields of classes may say enough by their names."""
+    _, _, explained = inspect.getdoc(PUBLIC[name]).partition("Parameters\n----------\n")
+    assert not [each for each in _parameters(PUBLIC[name]) if not re.search(rf"\b{each}\b", explained)]

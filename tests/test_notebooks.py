@@ -1,0 +1,51 @@
+"""The notebooks run: every cell, in its order, as a notebook runs it, with what it shows formatted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from matplotlib import pyplot
+
+from tests.test_docs_examples import short_searches as short_searches
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def code_of(notebook: Path) -> list[str]:
+    """The cells of code of a notebook."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.fixture
+def shell(monkeypatch, tmp_path):
+    """What runs cells inside a notebook's kernel, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    matplotlib.use("Agg")
+    shell = InteractiveShell()
+    shell.display_formatter.active_types = list(shell.display_formatter.formatters)
+    shell.history_manager.enabled = False
+    yield shell
+    pyplot.close("all")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_notebook_runs(notebook, shell, short_searches):
+    """No cell raises, and what it shows can be shown."""
+    for number, source in enumerate(code_of(notebook), 1):
+        done = shell.run_cell(source)
+        assert done.success, (
+            f"cell {number} of {notebook.name}: {done.error_in_exec or done.error_before_exec!r}"
+        )
+
+
+def test_a_cell_that_raises_is_no_success(shell):
+    """So the test above can fail."""
+    assert shell.run_cell("1 + 1").success
+    assert not shell.run_cell("1 / 0").success

@@ -1,0 +1,96 @@
+"""Topologies from networkx graphs and back."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import networkx as nx
+import pytest
+
+from taccl.errors import TopologyError
+from taccl.topology.fabrics import mesh, ring
+from taccl.topology.graphs import from_networkx, to_networkx
+from taccl.topology.machines import ndv2
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.topology.topology import Topology
+
+
+@pytest.mark.parametrize("make", [lambda: ring(5), lambda: mesh(2, 3, ranks_per_node=3), lambda: ndv2(2)])
+def test_networkx_keeps_ranks_nodes_and_links(make: Callable[[], Topology]) -> None:
+    """There and back, links come in their order with exact costs."""
+    topology = make()
+    back = from_networkx(to_networkx(topology))
+    assert (back.name, back.links, back.node_of_rank) == (
+        topology.name,
+        topology.links,
+        topology.node_of_rank,
+    )
+
+
+def test_a_link_with_several_ends_is_several_edges() -> None:
+    """A multicast to two ranks is two edges of one link."""
+    builder = TopologyBuilder("t", [0, 0, 0])
+    builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
+    assert [(u, v, a["link"]) for u, v, a in to_networkx(builder.build()).edges(data=True)] == [
+        (0, 1, 0),
+        (0, 2, 0),
+    ]
+
+
+def test_an_undirected_edge_is_a_link_each_way() -> None:
+    """Attributes are read by name; alpha is 0 where it is not given."""
+    graph = nx.Graph()
+    graph.add_edge("a", "b", bandwidth_gb_per_s=25)
+    graph.add_edge("b", "c", beta_us_per_mb=0.1, alpha_us="0.3")
+    graph.nodes["c"]["node"] = 1
+    topology = from_networkx(graph, name="mine")
+    assert [(e.src, e.dst, e.alpha_us, e.beta_us_per_mb) for e in topology.links] == [
+        (0, 1, 0, 40), (1, 0, 0, 40), (1, 2, Fraction(3, 10), Fraction(1, 10)),
+        (2, 1, Fraction(3, 10), Fraction(1, 10)),
+    ]  # fmt: skip
+    assert topology.node_of_rank == (0, 0, 1)
+
+
+def test_numbered_vertices_keep_their_number() -> None:
+    """Whatever order the graph was drawn in."""
+    graph = nx.DiGraph()
+    graph.add_edge(1, 0, beta_us_per_mb=1)
+    assert [(link.src, link.dst) for link in from_networkx(graph).links] == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({}, "graph: edge 0-1: give either beta_us_per_mb or bandwidth_gb_per_s"),
+        ({"beta_us_per_mb": 1, "bandwidth_gb_per_s": 1}, "give either"),
+        ({"beta_us_per_mb": 0}, "expected a positive cost"),
+        ({"bandwidth_gb_per_s": 0}, "found 0 GB/s"),
+        ({"beta_us_per_mb": 1, "alpha_us": -1}, "alpha_us: found -1"),
+        ({"beta_us_per_mb": "x"}, "expected a finite number"),
+    ],
+)
+def test_edges_without_a_cost_are_refused(attributes: dict[str, object], message: str) -> None:
+    """An edge has one rate, and it is positive."""
+    graph = nx.DiGraph()
+    graph.add_edge(0, 1, **attributes)
+    with pytest.raises(TopologyError, match=message):
+        from_networkx(graph)
+
+
+def test_an_empty_graph_is_refused() -> None:
+    """There must be a rank."""
+    with pytest.raises(TopologyError, match="found no vertices"):
+        from_networkx(nx.DiGraph())
+
+
+def test_a_vertex_in_no_numbered_node_is_refused() -> None:
+    """Nodes are numbers."""
+    graph = nx.DiGraph()
+    graph.add_node(0, node="left")
+    with pytest.raises(TopologyError, match="graph: node of 0: found 'left'"):
+        from_networkx(graph)
