@@ -20,7 +20,7 @@ from taccl.problem import make_problem
 from taccl.synthesis.greedy import critical_priorities, list_schedule
 from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.suggesting.shape import find_shape
+from taccl.synthesis.suggesting.plans import find_shape
 from taccl.synthesis.suggesting.suggest import suggest_for
 
 PAST = Deadline(0.0)

@@ -48,12 +48,8 @@ def critical_priorities(
 ) -> list[float]:
     """A priority per move: the longest shortest way that it is the first part of, with noise.
 
-    Parameters
-    ----------
-    noise : float
-        Width of uniform noise, as a multiple of the median duration of a move.
-    detour : float
-        How much a move on no shortest way is held back, as a multiple of its duration.
+    The noise is uniform, in multiples of the median duration of a move. A move on no shortest way is held
+    back by `detour` times its duration.
     """
     rng = random.Random(seed)
     durations = sorted(move.duration for move in orbits.moves) or [1]
@@ -74,7 +70,7 @@ def list_schedule(
     limit_ticks: int | None = None,
     deadline: Deadline = NEVER,
 ) -> ListSchedule | None:
-    """A schedule on the fold by event-driven list scheduling; None if it passes the limit.
+    """A schedule on the fold by event-driven list scheduling; None if it cannot finish before the limit.
 
     Parameters
     ----------
@@ -86,8 +82,6 @@ def list_schedule(
     enter_once : bool
         Whether a chunk that is in a node, or on its way there, is left to spread inside it, rather than
         sent there again over links between nodes, which are slow.
-    limit_ticks : int, optional
-        Give up as soon as the schedule cannot finish before it.
 
     Raises
     ------

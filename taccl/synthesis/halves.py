@@ -35,15 +35,7 @@ S = TypeVar("S", Schedule, CompactSchedule)
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """What is searched at once.
-
-    Parameters
-    ----------
-    name : str
-        ``"reduce"`` or ``"spread"``; empty for a problem that is not split.
-    problem : Problem
-        Whose chunks spread.
-    """
+    """A problem whose chunks spread; its name is ``"reduce"``, ``"spread"``, or empty where none is split."""
 
     name: str
     problem: Problem
@@ -71,12 +63,8 @@ def split(problem: Problem) -> tuple[Half, ...]:
 def join(problem: Problem, found: Iterable[S], *, spill_dir: str | os.PathLike[str] | None = None) -> S:
     """The schedule of a problem, of those of its halves in the order of `split`.
 
-    Parameters
-    ----------
-    found : iterable
-        Each half is asked for once the one before has been turned round, and is let go then.
-    spill_dir : path, optional
-        A folder for the columns of compact schedules.
+    Each half is asked for once the one before has been turned round, and is let go then. The columns of
+    compact schedules may go to a folder.
     """
     schedules: Iterator[Any] = iter(found)
     joined: Any = next(schedules)

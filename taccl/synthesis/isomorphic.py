@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.clauses import CLAUSES
-from taccl.sketch.symmetry import offset_permutation
+from taccl.sketch.symmetry import block_shifts, offset_permutation
 from taccl.synthesis.greedy import ListSchedule, Send
 
 if TYPE_CHECKING:
@@ -25,14 +25,7 @@ __all__ = ["Isomorphism", "find_isomorphism", "hand_over"]
 
 @dataclass(frozen=True, slots=True)
 class Isomorphism:
-    """What ranks, chunks and links of one problem are called in another.
-
-    Parameters
-    ----------
-    ranks, chunks : tuple of int
-    links : mapping of int to int
-        Of the links that may be used.
-    """
+    """What ranks, chunks, and links that may be used, of one problem are called in another."""
 
     ranks: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -42,17 +35,16 @@ class Isomorphism:
 def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
     """How `one` is renamed to become `other`: by the identity, or by a shift inside blocks of ranks.
 
-    Returns
-    -------
-    Isomorphism or None
-        None also where it is another problem for reasons that no renaming mends, such as derived chunks.
+    None also where it is another problem for reasons that no renaming mends, such as derived chunks.
     """
     if _scalars(one) != _scalars(other):
         return None
-    for ranks in dict.fromkeys(_renamings(one.topology.num_ranks)):
+    for ranks in _renamings(one.topology.num_ranks):
         chunks = _match(_chunk_names(one, ranks), _chunk_names(other, range(len(ranks))))
         links = _match(_link_names(one, ranks), _link_names(other, range(len(ranks))))
-        if chunks is None or links is None or not _keeps_nodes(one, other, ranks):
+        here, there = one.topology.node_of_rank, other.topology.node_of_rank
+        nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # that stay together, and apart
+        if chunks is None or links is None or not len(nodes) == len({*here}) == len({*there}):
             continue
         if _holders(one, links) == _holders(other, {e: e for e in links.values()}):
             return Isomorphism(ranks, tuple(chunks[c] for c in range(len(chunks))), links)
@@ -67,7 +59,7 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     if found.best_fold is None:
         return False
     group = search.folded.group
-    back = _inverse(names.ranks)
+    back = sorted(range(len(names.ranks)), key=lambda r: names.ranks[r])
     others = found.folded.group
     turned = [[names.ranks[g.ranks[r]] for r in back] for g in others.generators]
     if not group.made_by(turned, others.order):
@@ -92,19 +84,7 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
 def _renamings(num_ranks: int) -> Iterator[tuple[int, ...]]:
     """The identity, then shifts inside blocks of ranks, small blocks first."""
     yield tuple(range(num_ranks))
-    sizes = [size for size in range(2, num_ranks + 1) if num_ranks % size == 0]
-    for block in sizes:
-        for step in (1, *sizes):
-            if step < block and block % step == 0:
-                yield offset_permutation(num_ranks, step, block)
-
-
-def _keeps_nodes(one: Problem, other: Problem, ranks: Sequence[int]) -> bool:
-    """Whether ranks of one node stay together, and others apart."""
-    nodes = {
-        (one.topology.node_of_rank[r], other.topology.node_of_rank[image]) for r, image in enumerate(ranks)
-    }
-    return len(nodes) == one.topology.num_nodes == other.topology.num_nodes
+    yield from (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))
 
 
 def _scalars(problem: Problem) -> tuple[Hashable, ...]:
@@ -132,19 +112,21 @@ def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hash
 def _link_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hashable]]:
     """(link, what tells it from others) of every link that may be used, with ranks renamed."""
     topology, costs, clauses = problem.topology, problem.costs, problem.clauses
-    names: list[tuple[int, Hashable]] = []
-    for e in sorted(problem.links_allowed):
-        ends = topology.links[e]
-        name = (
-            _renamed(ends.srcs, ranks),
-            _renamed(ends.dsts, ranks),
-            topology.is_internode(e),
-            int(costs.link_alpha[e]),
-            int(costs.link_beta[e]),
-            tuple(each.at_link(getattr(clauses, name), e, ranks) for name, each in CLAUSES.items()),
+    ends = topology.links
+    return [
+        (
+            e,
+            (
+                _renamed(ends[e].srcs, ranks),
+                _renamed(ends[e].dsts, ranks),
+                topology.is_internode(e),
+                int(costs.link_alpha[e]),
+                int(costs.link_beta[e]),
+                tuple(each.at_link(getattr(clauses, name), e, ranks) for name, each in CLAUSES.items()),
+            ),
         )
-        names.append((e, name))
-    return names
+        for e in sorted(problem.links_allowed)
+    ]
 
 
 def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int, ...]]]:
@@ -167,22 +149,14 @@ def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int,
 
 
 def _match(
-    one: Iterable[tuple[int, Hashable]], other: Iterable[tuple[int, Hashable]]
+    one: Sequence[tuple[int, Hashable]], other: Sequence[tuple[int, Hashable]]
 ) -> dict[int, int] | None:
     """Pair indices of equal names, in order; None where one is left over."""
     waiting: dict[Hashable, list[int]] = defaultdict(list)
     for index, name in other:
         waiting[name].append(index)
-    pairs = {}
-    for index, name in one:
-        if not waiting[name]:
-            return None
-        pairs[index] = waiting[name].pop(0)
-    return None if any(waiting.values()) else pairs
-
-
-def _inverse(names: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(names)), key=lambda i: names[i]))
+    pairs = {index: waiting[name].pop(0) for index, name in one if waiting[name]}
+    return None if any(waiting.values()) or len(pairs) < len(one) else pairs
 
 
 def _renamed(ranks: Iterable[int], names: Sequence[int]) -> tuple[int, ...]:

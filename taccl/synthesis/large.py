@@ -6,7 +6,6 @@ links, and the copies follow once it has ended. Nothing is merged, and no object
 
 from __future__ import annotations
 
-import itertools
 import time
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -80,26 +79,19 @@ def effort(problem: Problem) -> int:
 
 
 def compile_kernels(problem: Problem) -> float:
-    """Have the kernels compiled, if they are not: once, as what is compiled is kept on disk.
-
-    Returns
-    -------
-    float
-        The seconds that this took, which no time limit should count.
-    """
-    began = time.monotonic()
-    to_one = all(len(chunk.destinations) == 1 for chunk in problem.collective.chunks)
+    """Have the kernels compiled, if they are not; the seconds that this took, which no limit should count."""
+    began, collective = time.monotonic(), problem.collective
+    to_one = all(len(chunk.destinations) == 1 for chunk in collective.chunks)
     paths = tuple(problem.clauses.only("path").values("path").items())
-    _compile_for(combining=problem.collective.combining, to_one=to_one, paths=paths)
+    _compile_for("reduce-scatter" if collective.combining else "alltoall" if to_one else "allgather", paths)
     if suits_improvement(problem):
         compile_improvement()
     return time.monotonic() - began
 
 
 @cache
-def _compile_for(*, combining: bool, to_one: bool, paths: tuple[tuple[str, Any], ...]) -> None:
+def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
     """Run every kernel that such collectives need once, on two ranks."""
-    name = "reduce-scatter" if combining else "alltoall" if to_one else "allgather"
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
     to_all = make_problem(ring(2), make("allgather", 2), chunk_bytes=1)
     verify_compact(schedule_large(pair, num_runs=1))
@@ -119,20 +111,14 @@ def schedule_large(
     spill_dir: str | os.PathLike[str] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> CompactSchedule:
-    """A schedule by the kernel.
+    """A schedule of a problem that `suits`, by the kernel.
 
     Parameters
     ----------
-    problem : Problem
-        One that `suits`.
     target_ticks : int
         A finish that is good enough, such as a lower bound.
     time_limit_s : float, optional
-        After which no run but the first is begun.
-    deadline : Deadline
-        After which, first or not, it is stopped; it is told how far the search is.
-    memory_limit_mb : int, optional
-        Refuse, before any work, what needs more.
+        After which no run but the first is begun; after the deadline, first or not, it is stopped.
     num_runs : int, optional
         How many rules and seeds to try at most; by default each rule once.
     spill_dir : path, optional
@@ -147,66 +133,50 @@ def schedule_large(
     """
     halves = split(problem)
     share = parameters.halves.large_share if len(halves) > 1 else 1.0
-    soft_s = None if time_limit_s is None else share * time_limit_s
-
-    def searched(place: int, half: Half) -> CompactSchedule:
-        with deadline.scope(_DOING[half.name], ahead=float(len(halves) - 1 - place)):
-            return _spread(
-                half.problem,
-                target_ticks=target_ticks // len(halves),
-                time_limit_s=soft_s,
-                memory_limit_mb=memory_limit_mb,
-                seed=seed,
-                num_runs=num_runs,
-                spill_dir=spill_dir,
-            )
-
+    limits: dict[str, Any] = {
+        "target_ticks": target_ticks // len(halves),
+        "time_limit_s": None if time_limit_s is None else share * time_limit_s,
+        "seed": seed,
+        "num_runs": num_runs,
+        "spill_dir": spill_dir,
+    }
     with under(deadline):
-        return join(problem, itertools.starmap(searched, enumerate(halves)), spill_dir=spill_dir)
+        found = (
+            _searched(half, len(halves) - 1 - place, deadline, memory_limit_mb, limits)
+            for place, half in enumerate(halves)
+        )
+        return join(problem, found, spill_dir=spill_dir)
 
 
-def _spread(
-    problem: Problem,
-    *,
-    target_ticks: int,
-    time_limit_s: float | None,
-    memory_limit_mb: int | None,
-    seed: int,
-    num_runs: int | None,
-    spill_dir: str | os.PathLike[str] | None,
+def _searched(
+    half: Half, behind: int, deadline: Deadline, memory_limit_mb: int | None, limits: dict[str, Any]
 ) -> CompactSchedule:
-    """The same for a problem whose chunks spread."""
+    """A schedule of a problem whose chunks spread, with so many more of them to come."""
+    problem, began = half.problem, time.monotonic()
     if problem.collective.is_met:
         nothing = np.zeros(0, np.int32)
         return CompactSchedule(problem, nothing, nothing, nothing, "greedy")
-    began = time.monotonic()
-    fabric, demand = problem_arrays(problem)
-    if is_guided(problem):
-        columns = spread_guided(
-            problem, fabric, demand, seed=seed, num_runs=num_runs, target_ticks=target_ticks,
-            time_limit_s=time_limit_s, spill_dir=spill_dir,
-        )  # fmt: skip
-        return CompactSchedule(problem, *columns, "greedy")
-    found = spread(
-        fabric,
-        with_relays(fabric, demand),
-        seed=seed,
-        num_runs=num_runs,
-        target_ticks=target_ticks,
-        time_limit_s=time_limit_s,
-        memory_limit_bytes=None if memory_limit_mb is None else memory_limit_mb * 10**6,
-        spill_dir=spill_dir,
-    )
-    is_open = num_runs is None and found.finish_ticks > target_ticks and demand.target is None
-    schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy")
-    if is_open and suits_improvement(problem) and not is_stopped():
-        left = None if time_limit_s is None else max(0.0, time_limit_s - (time.monotonic() - began))
-        turns = few_turns(len(schedule))
+    with deadline.scope(_DOING[half.name], ahead=float(behind)):
+        fabric, demand = problem_arrays(problem)
+        if is_guided(problem):
+            return CompactSchedule(problem, *spread_guided(problem, fabric, demand, **limits), "greedy")
+        limit_bytes = None if memory_limit_mb is None else memory_limit_mb * 10**6
+        found = spread(fabric, with_relays(fabric, demand), memory_limit_bytes=limit_bytes, **limits)
+        schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy")
+        target, limit_s = limits["target_ticks"], limits["time_limit_s"]
+        is_open = limits["num_runs"] is None and found.finish_ticks > target and demand.target is None
+        if not is_open or not suits_improvement(problem) or is_stopped():
+            return schedule
         better, _ = improve_schedule(
-            schedule.expand(), target_ticks=target_ticks, seconds=left, turns=turns, seed=seed, merges=False
+            schedule.expand(),
+            target_ticks=target,
+            seconds=None if limit_s is None else max(0.0, limit_s - (time.monotonic() - began)),
+            turns=few_turns(len(schedule)),
+            seed=limits["seed"],
+            merges=False,
         )
-        if better.finish_ticks < schedule.finish_ticks:
-            order = np.argsort(better.start, kind="stable")
-            chunk, link, start = better.chunk[order], better.link[order], better.start[order]
-            return CompactSchedule(problem, chunk, link.astype(np.int32), start, "greedy")
-    return schedule
+        if better.finish_ticks >= schedule.finish_ticks:
+            return schedule
+        order = np.argsort(better.start, kind="stable")
+        chunk, link, start = better.chunk[order], better.link[order], better.start[order]
+        return CompactSchedule(problem, chunk, link.astype(np.int32), start, "greedy")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.deadline import Deadline, OutOfTime
+from taccl.deadline import OutOfTime
 from taccl.errors import NoSolutionError
 from taccl.schedule.spill import check_folder
 from taccl.synthesis.large import effort, schedule_large
@@ -23,9 +24,8 @@ from taccl.synthesis.stages import have_compiled
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem import Problem
+    from taccl.deadline import Deadline
     from taccl.schedule.compact import CompactSchedule
-    from taccl.synthesis.parameters import LargeParameters
     from taccl.synthesis.search import Search
 
 __all__ = ["search_large"]
@@ -38,12 +38,22 @@ def search_large(search: Search) -> None:
     ------
     InputError
         If there is not enough memory, or the folder to spill to cannot be used.
-    NoSolutionError
-        If there was no schedule by the deadline.
-    KeyboardInterrupt
-        If Ctrl-C came before there was one.
+    NoSolutionError, KeyboardInterrupt
+        If there was no schedule by the deadline, or when Ctrl-C came.
     """
-    most_runs = _check_room(search)
+    problem, options = search.problem, search.options
+    if options.spill_dir is not None:
+        columns = memory_need(problem).columns
+        check_folder(options.spill_dir, num_bytes=(4 if problem.collective.combining else 3) * columns)
+        options.spill_dir.mkdir(exist_ok=True)
+    most_runs = check_memory(
+        problem,
+        memory_limit_mb=options.memory_limit_mb,
+        share=search.parameters.large.memory_share,
+        spilled=options.spill_dir is not None,
+        summary=options.keep == "summary",
+        to_file=options.to_file,
+    )
     runs = _Runs(search)
     have_compiled(search, runs.tell_compiling)
     runs.run("first rule", num_runs=1)
@@ -52,34 +62,16 @@ def search_large(search: Search) -> None:
         runs.run("other rules and seeds", num_runs=None)
 
 
-def _check_room(search: Search) -> int | None:
-    """Raise `InputError` for what there is no room for; how many runs there is memory for."""
-    problem, options = search.problem, search.options
-    if options.spill_dir is not None:
-        columns = memory_need(problem).columns
-        check_folder(options.spill_dir, num_bytes=(4 if problem.collective.combining else 3) * columns)
-        options.spill_dir.mkdir(exist_ok=True)
-    return check_memory(
-        problem,
-        memory_limit_mb=options.memory_limit_mb,
-        share=search.parameters.large.memory_share,
-        spilled=options.spill_dir is not None,
-        summary=options.keep == "summary",
-        to_file=options.to_file,
-    )
-
-
 class _Runs:
     """Runs of the list scheduler, and how long they and the verifier take."""
 
     def __init__(self, search: Search) -> None:
-        self.search = search
-        self._verify_s = _verification_s(search.problem, self._large)
+        self.search, self._large = search, search.parameters.large
+        collective = search.problem.collective
+        to_one = not collective.combining and all(len(each.destinations) == 1 for each in collective.chunks)
+        each_us = self._large.verify_us_per_transfer if to_one else self._large.verify_copy_us
+        self._verify_s = memory_need(search.problem).num_transfers * each_us / 10**6
         self._left_s: float | None = None
-
-    @property
-    def _large(self) -> LargeParameters:
-        return self.search.parameters.large
 
     def run(self, what: str, *, num_runs: int | None) -> None:
         """Runs of the list scheduler; what is better than the best is verified and kept."""
@@ -106,7 +98,12 @@ class _Runs:
                 self._verify(found)
         except OutOfTime:
             if search.best is None:
-                raise self._nothing_found(left_s) from None
+                more = "more time" if self._left_s is None else f"about {self._left_s:.2g} s more"
+                raise NoSolutionError(
+                    f"{search.problem!r}: no schedule in {left_s:.3g} s, as {effort(search.problem):.2g} "
+                    f"moves take longer; give {more}, or fewer chunks",
+                    bound_us=search.bound_us,
+                ) from None
         if deadline.has_passed:
             search.ran_out, status = True, "interrupted" if search.interrupted else "time limit"
         search.record("greedy", "compiled", status, since, finish_us=search.best_us, message=what)
@@ -115,20 +112,20 @@ class _Runs:
         """The bound, a quick one first; Ctrl-C leaves what there is of it, if anything."""
         search, since = self.search, time.monotonic()
         search.report("bound")
-        bound: Certificate | None = None
+        found: list[Certificate] = []
         try:
-            bound = self._bound(0.0)
+            found.append(self._bound(0.0))
             quick_s = time.monotonic() - since
             left_s = search.deadline.left_s
-            if not search.is_met_by(bound) and left_s > self._large.more_bound_times * quick_s:
-                further = self._bound(self._large.bound_share * left_s)
-                bound = max(bound, further, key=lambda each: each.bound)
+            is_met = search.best is not None and search.best.finish <= found[0].bound
+            if not is_met and left_s > self._large.more_bound_times * quick_s:
+                found.append(self._bound(self._large.bound_share * left_s))
         except OutOfTime:
             search.ran_out = True
         except KeyboardInterrupt:
             search.interrupt()
-        if bound is not None:
-            search.prove(bound, since)
+        if found:
+            search.prove(max(found, key=lambda each: each.bound), since)
 
     def tell_compiling(self, past_s: float, *_: object) -> None:
         """Say that kernels are being compiled."""
@@ -140,14 +137,12 @@ class _Runs:
 
         The first claim may take longer: with very many ranks it is waited for.
         """
-        search = self.search
-        best = search.best
-        left_s = max(self._large.least_bound_s, search.deadline.left_s)
+        search, least_s = self.search, self._large.least_bound_s
+        left_s = max(least_s, search.deadline.left_s)
         waiting = search.problem.topology.num_ranks >= self._large.patient_ranks
-        until = max(search.top.deadline.at_s, time.monotonic() + self._large.least_bound_s)
-        limit = Deadline(math.inf if waiting else until, search.deadline.cancellation)
-        finish = None if best is None else best.finish
-        return limit.run(
+        limit = replace(search.top.deadline, at_s=math.inf) if waiting else search.top.deadline
+        finish = None if search.best is None else search.best.finish
+        return limit.at_least(least_s).run(
             partial(lower_bound, search.problem, budget_s=budget_s, limit_s=left_s, finish=finish),
             tell=partial(self._tell_bound, left_s),
         )
@@ -166,15 +161,6 @@ class _Runs:
         """Whether there is still the time; somebody who pressed Ctrl-C does not wait for long."""
         return self._verify_s <= max(self.search.deadline.left_s, self._large.brief_s)
 
-    def _nothing_found(self, limit_s: float) -> NoSolutionError:
-        more = "more time" if self._left_s is None else f"about {self._left_s:.2g} s more"
-        problem = self.search.problem
-        return NoSolutionError(
-            f"{problem!r}: no schedule in {limit_s:.3g} s, as {effort(problem):.2g} moves take longer; give "
-            f"{more}, or fewer chunks",
-            bound_us=self.search.bound_us,
-        )
-
     def _tell(self, limit: Deadline, since: float, past_s: float, doing: str, done: float | None) -> None:
         """Say how far a run is that takes long, and when it will be done."""
         self._left_s = past_s * (1 - done) / done + self._verify_s if done else None
@@ -192,11 +178,3 @@ class _Runs:
         """Say how long the bound may take that takes long."""
         if past_s >= self._large.told_after_s:
             self.search.report(f"bound, {past_s:.0f} s so far, at most {limit_s - past_s:.0f} s left")
-
-
-def _verification_s(problem: Problem, large: LargeParameters) -> float:
-    """Seconds that the verification of a schedule takes, about."""
-    collective = problem.collective
-    to_one = not collective.combining and all(len(chunk.destinations) == 1 for chunk in collective.chunks)
-    each_us = large.verify_us_per_transfer if to_one else large.verify_copy_us
-    return memory_need(problem).num_transfers * each_us / 10**6

@@ -7,9 +7,9 @@ schedule and its file take for each. What fits nowhere is refused with what woul
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.problem import Problem
-    from taccl.topology.topology import Topology
+
+_Ends: TypeAlias = "list[Sequence[int]]"
 
 __all__ = ["MemoryNeed", "check_columns", "check_memory", "free_memory_bytes", "memory_need"]
 
@@ -47,31 +48,15 @@ _SAMPLED = 32
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes at the peak of every phase, on top of the problem itself.
+    """Bytes at the peak of every phase, on top of the problem itself."""
 
-    Parameters
-    ----------
-    num_transfers : int
-        How many there will be, about.
-    proof : int
-        Of the lower bound; stays taken.
-    search, verification : int
-        Of the list scheduler and the verifier, each with the columns found so far.
-    columns : int
-        Of the schedule that is returned.
-    file : int
-        While it is made a whole schedule and, where that is asked for, written to a file.
-    mending : int
-        While an old schedule is mended, if it is.
-    """
-
-    num_transfers: int
-    proof: int
-    search: int
-    verification: int
-    columns: int
-    file: int
-    mending: int = 0
+    num_transfers: int  # about
+    proof: int = 0  # stays taken
+    search: int = 0  # this and verification with the columns found so far
+    verification: int = 0
+    columns: int = 0  # of the schedule that is returned
+    file: int = 0  # while it is made a whole schedule and, where that is asked for, written to a file
+    mending: int = 0  # while an old schedule is mended
 
     @property
     def peak(self) -> int:
@@ -84,15 +69,8 @@ class MemoryNeed:
         return self.peak / 10**6
 
     def __str__(self) -> str:
-        parts = [
-            ("proof", self.proof),
-            ("search", self.search),
-            ("verification", self.verification),
-            ("columns", self.columns),
-            ("file", self.file),
-            ("mending", self.mending),
-        ]
-        return ", ".join(f"{name} {_about(size)}" for name, size in parts if size)
+        phases = [(each.name, getattr(self, each.name)) for each in fields(self)[1:]]
+        return ", ".join(f"{name} {_about(size)}" for name, size in phases if size)
 
 
 def memory_need(
@@ -105,36 +83,32 @@ def memory_need(
 ) -> MemoryNeed:
     """What the compiled list scheduler will need of memory for a problem.
 
-    Parameters
-    ----------
-    num_runs : int, optional
-        As of `taccl.synthesis.large.schedule_large`; with one run no best schedule is kept beside it.
-    spilled : bool
-        Whether columns lie in files.
-    summary : bool
-        Whether only the figures of the schedule are kept.
-    to_file : bool
-        Whether the schedule is written to a file of taccl's own format.
+    With one run no best schedule is kept beside it. Columns may lie in files (`spilled`); of the schedule
+    only its figures may be kept (`summary`), or it may be written to a file of taccl's own format
+    (`to_file`).
     """
-    keeps_best = num_runs != 1
     halves = _read_halves(problem)
     kept = [0 if spilled else half.columns for half in halves]
-    searches = [half.search(keeps_best=keeps_best, spilled=spilled) for half in halves]
-    combining = problem.collective.combining
-    columns = sum(kept)
+    searches = [half.search(keeps_best=num_runs != 1, spilled=spilled) for half in halves]
+    combining, columns = problem.collective.combining, sum(kept)
+    num_transfers = sum(half.num_sends for half in halves)
     if combining:
         # The first half is turned round in time, and at last both are put one behind the other.
         searches = [searches[0], 2 * kept[0] + halves[0].turned, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(halves) > 1 else []
-    num_transfers = sum(half.num_sends for half in halves)
-    verification = columns + halves[0].verification(num_transfers if combining else 0)
     file = 0
     if not summary and not spilled:
-        file = _EXPANDED_BYTES * num_transfers if num_transfers <= DEFAULTS.large.most_expanded else 0
-        file = max(file, _FILE_BYTES * num_transfers if to_file else 0)
-    num_links = len(problem.topology.links)
-    proof = _PROOF_BYTES + _PROOF_LINK_BYTES * min(num_links, _MOST_PROOF_LINKS)
-    return MemoryNeed(num_transfers, proof, max(searches), verification, 0 if summary else columns, file)
+        file = _FILE_BYTES * num_transfers if to_file else 0
+        if num_transfers <= DEFAULTS.large.most_expanded:
+            file = max(file, _EXPANDED_BYTES * num_transfers)
+    return MemoryNeed(
+        num_transfers,
+        proof=_PROOF_BYTES + _PROOF_LINK_BYTES * min(len(problem.topology.links), _MOST_PROOF_LINKS),
+        search=max(searches),
+        verification=columns + halves[0].verification(num_transfers if combining else 0),
+        columns=0 if summary else columns,
+        file=file,
+    )
 
 
 def check_memory(
@@ -149,69 +123,48 @@ def check_memory(
 ) -> int | None:
     """How many runs of the list scheduler memory is enough for: 1, or (None) as many as one likes.
 
-    Parameters
-    ----------
-    memory_limit_mb : int, optional
-        By default a share of what is free.
-    share : float
-        Of the memory that is free.
-    spilled, summary, to_file
-        As of `memory_need`.
-    mended : bool
-        Whether an old schedule is mended, and nothing searched for.
+    The limit is by default a share of what is free; `mended` says that an old schedule is, and that nothing
+    is searched for.
 
     Raises
     ------
     InputError
         If it is not enough for one; it says how much is needed, the limit, and what would fit.
     """
-    if memory_limit_mb is None:
-        limit = int(share * free_memory_bytes())
-        allowed = f"{_about(limit)} allowed, {share:.0%} of what is free on this machine"
-    else:
-        limit = memory_limit_mb * 10**6
-        allowed = f"{_about(limit)} allowed"
+    limit = _limit(memory_limit_mb, share)
+    needs: dict[int | None, MemoryNeed]
     if mended:
-        need = _mending_need(problem)
-        if need.peak > limit:
-            raise _too_much(problem, need, allowed, ["taccl.synthesize the new problem, which takes less"])
-        return None
-    how = {"spilled": spilled, "summary": summary, "to_file": to_file}
-    for num_runs in (None, 1):
-        if memory_need(problem, num_runs=num_runs, **how).peak <= limit:
+        num_transfers = sum(half.num_sends for half in _read_halves(problem))
+        holds = len(problem.topology.holds) / max(1, len(problem.topology.links))
+        each = _MENDED_BYTES + _MENDED_HOLD_BYTES * holds  # objects, of an old schedule and of a new one
+        needs = {None: MemoryNeed(num_transfers, mending=round(each * num_transfers))}
+    else:
+        how = {"spilled": spilled, "summary": summary, "to_file": to_file}
+        needs = {runs: memory_need(problem, num_runs=runs, **how) for runs in (None, 1)}
+    for num_runs, need in needs.items():
+        if need.peak <= limit:
             return num_runs
-    need = memory_need(problem, num_runs=1, **how)
-    others = {
-        "keep='summary' (--summary) drops its transfers once they are verified": how | {"summary": True},
-        "spill_dir= (--spill) keeps its columns in files": how | {"spilled": True, "to_file": False},
-    }
-    fitting = [
-        text for text, other in others.items() if memory_need(problem, num_runs=1, **other).peak <= limit
-    ]
-    if _has_implicit(problem):
-        fitting.insert(0, "taccl.synthesize_implicit needs next to nothing on this fabric")
-    raise _too_much(problem, need, allowed, fitting)
-
-
-def _too_much(problem: Problem, need: MemoryNeed, allowed: str, fitting: Sequence[str]) -> InputError:
-    """The refusal of what needs more memory than is allowed, with what would fit."""
-    by_default = "free on this machine" in allowed
-    raised = "give memory_limit_mb if you know better" if by_default else "raise memory_limit_mb"
-    return InputError(
+    allowed, raised = f"{_about(limit)} allowed", "raise memory_limit_mb"
+    if memory_limit_mb is None:
+        allowed += f", {share:.0%} of what is free on this machine"
+        raised = "give memory_limit_mb if you know better"
+    fitting = ["taccl.synthesize the new problem, which takes less"] if mended else []
+    if not mended:
+        if _has_implicit(problem):
+            fitting.append("taccl.synthesize_implicit needs next to nothing on this fabric")
+        others: dict[str, dict[str, bool]] = {
+            "keep='summary' (--summary) drops its transfers once they are verified": {"summary": True},
+            "spill_dir= (--spill) keeps its columns in files": {"spilled": True, "to_file": False},
+        }
+        for text, other in others.items():
+            if memory_need(problem, num_runs=1, **(how | other)).peak <= limit:
+                fitting.append(text)
+    raise InputError(
         f"{problem.title} would take {need.num_transfers:.2g} transfers "
         f"and {_about(need.peak)} ({need}), more than the {allowed}; "
         + "; or ".join([*fitting, raised, "take fewer ranks or chunks"]),
         where="memory_limit_mb",
     )
-
-
-def _mending_need(problem: Problem) -> MemoryNeed:
-    """What `taccl.replan` needs: every transfer is a Python object, in an old schedule and in a new one."""
-    topology = problem.topology
-    num_transfers = sum(half.num_sends for half in _read_halves(problem))
-    holds = len(topology.holds) / max(1, len(topology.links))
-    mending = round((_MENDED_BYTES + _MENDED_HOLD_BYTES * holds) * num_transfers)
-    return MemoryNeed(num_transfers, 0, 0, 0, 0, 0, mending)
 
 
 def check_columns(
@@ -223,20 +176,15 @@ def check_columns(
 ) -> None:
     """Refuse what every rank receives from every rank where the bare columns have no room.
 
-    To be called before topology and collective are built, which takes long for very many ranks.
-
-    Parameters
-    ----------
-    name : str
-        Of collective and fabric, for the error.
+    To be called before topology and collective, named for the error, are built: for very many ranks that
+    takes long.
 
     Raises
     ------
     InputError
         If a row of ten bytes for every pair of ranks is more than the limit.
     """
-    free = share * free_memory_bytes()
-    limit = int(free) if memory_limit_mb is None else memory_limit_mb * 10**6
+    limit = _limit(memory_limit_mb, share)
     needed = 10 * num_ranks * (num_ranks - 1)
     if needed > limit:
         raise InputError(
@@ -245,6 +193,10 @@ def check_columns(
             "files (--spill), or take a fabric that looks alike from every rank and needs no list of them",
             where="memory_limit_mb",
         )
+
+
+def _limit(memory_limit_mb: int | None, share: float) -> int:
+    return int(share * free_memory_bytes()) if memory_limit_mb is None else memory_limit_mb * 10**6
 
 
 def free_memory_bytes() -> int:
@@ -280,31 +232,24 @@ def _lines(path: str) -> list[str]:
 def _read_halves(problem: Problem) -> list[_Half]:
     """What is searched, read once."""
     if "memory of halves" not in problem.memo:
-        problem.memo["memory of halves"] = [_Half(problem, *half) for half in _halves(problem)]
+        chunks = problem.collective.chunks
+        ends: list[tuple[_Ends, _Ends]] = [([c.origins for c in chunks], [c.destinations for c in chunks])]
+        if problem.collective.combining:
+            roots: _Ends = [
+                (c.root,) if c.root is not None else c.origins[:1] or c.destinations[:1] for c in chunks
+            ]
+            ends = [(roots, [c.origins for c in chunks])]
+            if any(set(c.destinations) != {c.root} for c in chunks):
+                ends.append((roots, [c.destinations for c in chunks]))
+        problem.memo["memory of halves"] = [_Half(problem, *each) for each in ends]
     halves: list[_Half] = problem.memo["memory of halves"]
-    return halves
-
-
-def _halves(problem: Problem) -> list[tuple[list[Sequence[int]], list[Sequence[int]]]]:
-    """Origins and destinations of every chunk, in each of the halves that are searched."""
-    chunks = problem.collective.chunks
-    if not problem.collective.combining:
-        return [([c.origins for c in chunks], [c.destinations for c in chunks])]
-    roots: list[Sequence[int]] = [
-        (c.root,) if c.root is not None else c.origins[:1] or c.destinations[:1] for c in chunks
-    ]
-    halves: list[tuple[list[Sequence[int]], list[Sequence[int]]]] = [(roots, [c.origins for c in chunks])]
-    if any(set(c.destinations) != {c.root} for c in chunks):
-        halves.append((roots, [c.destinations for c in chunks]))
     return halves
 
 
 class _Half:
     """The sends of a problem whose chunks spread, and what they take."""
 
-    def __init__(
-        self, problem: Problem, origins: list[Sequence[int]], destinations: list[Sequence[int]]
-    ) -> None:
+    def __init__(self, problem: Problem, origins: _Ends, destinations: _Ends) -> None:
         topology = problem.topology
         self.num_ranks, self.num_links = topology.num_ranks, len(topology.links)
         self.num_chunks = len(origins)
@@ -323,7 +268,8 @@ class _Half:
             self.num_nets = min(self.num_chunks, len(ends) + ROUTER.most_searches)
         self.guided = is_guided(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
-        self._num_held = _num_held_to_the_end(topology)
+        late = {hold.resource for hold in topology.holds if hold.side == "receive"}  # held until a send ends
+        self._num_held = sum(hold.resource in late for hold in topology.holds) / max(1, self.num_links)
         costs = problem.costs
         alike = all(len(np.unique(each)) < 2 for each in (costs.link_alpha, costs.link_beta))
         self._even = alike and len(set(problem.chunk_bytes)) < 2
@@ -341,15 +287,14 @@ class _Half:
     def search(self, *, keeps_best: bool, spilled: bool) -> int:
         """Bytes at the peak of the list scheduler."""
         fabric = 400 * self.num_links + 100 * self.num_chunks
-        hop_bytes = _HOP_BYTES + (0 if spilled else _SENT_BYTES * (2 if keeps_best else 1))
-        if self.to_one and not self.guided:
-            trees = 4 * _NUM_TREES * self.num_trees * self.num_ranks
-            return fabric + trees + hop_bytes * self.num_sends
-        if self.guided:
-            return fabric + 8 * self.num_ranks * self.num_chunks + hop_bytes * self.num_sends
+        num_kept = 0 if spilled else 2 if keeps_best else 1
+        if self.to_one or self.guided:
+            trees = 8 * self.num_chunks if self.guided else 4 * _NUM_TREES * self.num_trees
+            hop_bytes = _HOP_BYTES + _SENT_BYTES * num_kept
+            return fabric + trees * self.num_ranks + hop_bytes * self.num_sends
         bits = self.num_chunks * self.num_ranks // 8
         log = self._small * (self.num_sends + self.num_chunks)
-        columns = 0 if spilled else self.columns * (2 if keeps_best else 1)
+        columns = self.columns * num_kept
         trees = _TREE_BYTES * self.num_ranks * self.num_nets if self.partial else 0
         return fabric + max(trees, bits * (5 if self.partial else 2) + log + columns)
 
@@ -364,13 +309,7 @@ class _Half:
         return kept + row_bytes * min(max(num_summed, self.num_sends), most_rows) + 400 * self.num_links
 
 
-def _num_held_to_the_end(topology: Topology) -> float:
-    """Resources per link of those that some link holds until a send ends."""
-    late = {hold.resource for hold in topology.holds if hold.side == "receive"}
-    return sum(hold.resource in late for hold in topology.holds) / max(1, len(topology.links))
-
-
-def _mean_hops(problem: Problem, origins: list[Sequence[int]], destinations: list[Sequence[int]]) -> float:
+def _mean_hops(problem: Problem, origins: _Ends, destinations: _Ends) -> float:
     """Links that a chunk with one destination passes, on the average over some origins."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra

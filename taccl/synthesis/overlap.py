@@ -38,25 +38,16 @@ class _Joint:
 
 
 def overlap(search: Search, halves: Sequence[Search]) -> None:
-    """Look for a schedule in which the halves overlap better; it is offered, and the stage recorded.
-
-    Parameters
-    ----------
-    search : Search
-        Of the whole, whose incumbent is one half after the other.
-    halves : (reduction, spreading) searches
-        Over folds by the same group.
-    """
+    """Look for a schedule in which reduction and spreading overlap better; it is offered, and recorded."""
     since = time.monotonic()
     reduction, spreading = halves
     before = search.best
-    groups = [half.folded.group for half in halves]
-    same = groups[0].made_by((g.ranks for g in groups[1].generators), groups[1].order)
+    group, other = reduction.folded.group, spreading.folded.group
+    same = group.made_by((g.ranks for g in other.generators), other.order)
     late = search.deadline.left_s < search.parameters.halves.least_overlap_s
     if search.is_met or late or not same or not isinstance(before, Schedule):
         return
     joint = _joint(search.problem, reduction, spreading)
-    options = search.options
     answer = jobshop.solve(
         joint.orbits,
         optional=(),
@@ -67,13 +58,9 @@ def overlap(search: Search, halves: Sequence[Search]) -> None:
         joins=joint.joins,
         reducing=joint.reducing,
         time_limit_s=search.deadline.left_s,
-        threads=options.threads,
-        seed=options.seed,
-        memory_limit_mb=options.memory_limit_mb,
-        log=options.log,
+        **search.options.of_solvers,
     )
-    if answer.status == "interrupted":
-        search.interrupt()
+    search.note(answer.status)
     finish, message = None, answer.message
     if answer.schedule is not None:
         finish = search.offer_whole(_unfold(joint, answer.schedule.sends), producer=_PRODUCER, proposed=True)
@@ -98,8 +85,10 @@ def _joint(problem: Problem, reduction: Search, spreading: Search) -> _Joint:
             kinds.append((key[0], at))
         return places[key]
 
+    num_reducing = 0
     for half, search in (("reduce", reduction), ("spread", spreading)):
         assert search.best_fold is not None, "each half has a schedule"
+        num_reducing = len(moves)
         for m in sorted(needed_moves(search.folded, search.best_fold)):
             move = search.folded.moves[m]
             srcs = tuple(place(half, search.folded.places[p]) for p in move.srcs)
@@ -107,36 +96,33 @@ def _joint(problem: Problem, reduction: Search, spreading: Search) -> _Joint:
             if half == "reduce":
                 srcs, dsts = dsts, srcs
             moves.append(replace(move, srcs=srcs, dsts=dsts, after_ticks=0, tail_ticks=0))
-    num_reducing = len(needed_moves(reduction.folded, reduction.best_fold))  # type: ignore[arg-type]
-    entered = {p for move in moves for p in move.dsts}
-    joins = {p for p, (kind, _) in enumerate(kinds) if kind == "reduce"}
-    base = spreading.folded
-    into = [tuple(m for m, move in enumerate(moves) if p in move.dsts) for p in range(len(kinds))]
-    out = [tuple(m for m, move in enumerate(moves) if p in move.srcs) for p in range(len(kinds))]
-    orbits = Orbits(
+    into: list[list[int]] = [[] for _ in kinds]
+    out: list[list[int]] = [[] for _ in kinds]
+    for m, move in enumerate(moves):
+        for p in move.dsts:
+            into[p].append(m)
+        for p in move.srcs:
+            out[p].append(m)
+    orbits = replace(
+        spreading.folded,
         problem=problem,
-        group=base.group,
         places=tuple(
             Place(
                 at.chunk,
                 at.rank,
                 0,
-                p not in entered,
+                not into[p],
                 kind == "spread" and at.is_destination,
-                into[p],
-                out[p],
+                tuple(into[p]),
+                tuple(out[p]),
             )
             for p, (kind, at) in enumerate(kinds)
         ),
         moves=tuple(moves),
-        link_rep=base.link_rep,
-        holds=base.holds,
-        num_resources=base.num_resources,
         single_path=(False,) * problem.collective.num_chunks,
-        link_orbit=base.link_orbit,
-        resource_orbit=base.resource_orbit,
     )
-    return _Joint(orbits, frozenset(range(num_reducing)), frozenset(joins))
+    joins = frozenset(p for p, (kind, _) in enumerate(kinds) if kind == "reduce")
+    return _Joint(orbits, frozenset(range(num_reducing)), joins)
 
 
 def _hint(joint: _Joint, schedule: Schedule) -> ListSchedule:

@@ -36,135 +36,85 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceParameters(_Group):
-    """Which search runs.
+    """Which search runs."""
 
-    Parameters
-    ----------
-    most_moves : int
-        Problems with more moves than this, once folded, are left to the compiled search.
-    moves_per_s : int
-        So are those with more for each second of the time limit, unless they have few.
-    few_moves : int
-        So many moves are few.
-    compiling_s : float
-        With a shorter time limit nothing is compiled that is not needed for a first schedule, and where the
-        compiled search runs no sketch is suggested.
-    """
-
+    # Problems with more moves than this, once folded, are left to the compiled search; so are those with more
+    # for each second of the time limit, unless they have few, which are so many.
     most_moves: int = 200_000
     moves_per_s: int = 50_000
     few_moves: int = 100_000
+    # With a shorter time limit nothing is compiled that is not needed for a first schedule, and where the
+    # compiled search runs no sketch is suggested.
     compiling_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetParameters(_Group):
-    """How the time limit is spent on what every search does.
+    """How the time limit is spent on what every search does."""
 
-    Parameters
-    ----------
-    reserve_s : float
-        Kept back for unfolding and verifying what the last stage finds.
-    bound_share, most_bound_share : float
-        After which the bound is no longer improved, by what takes long and by anything.
-    explain_s : float
-        For saying why a problem is infeasible, at most.
-    improve_share, sketched_share : float
-        The part of the time kept for ruin and recreate: without a sketch, which leaves models few moves, and
-        with one.
-    """
-
-    reserve_s: float = 0.2
+    reserve_s: float = 0.2  # kept back for unfolding and verifying what the last stage finds
+    # After which the bound is no longer improved, by what takes long and by anything.
     bound_share: float = 0.2
     most_bound_share: float = 0.5
-    explain_s: float = 10.0
+    explain_s: float = 10.0  # for saying why a problem is infeasible, at most
+    # Kept for ruin and recreate: without a sketch, which leaves models few moves, and with one.
     improve_share: float = 0.5
     sketched_share: float = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class ListParameters(_Group):
-    """The list scheduler and its restarts.
+    """The list scheduler and its restarts."""
 
-    Parameters
-    ----------
-    share, most_s : float
-        Of the time in the portfolio, and how much at most.
-    alone_share, least_alone_s : float
-        Of the time where it works alone, before the compiled one; and how much at least.
-    noises : tuple of float
-        Relative noise of priorities, in turn.
-    detours : tuple of float
-        Penalties of links that lead away from a chunk's destinations, in turn.
-    patiences : tuple of float
-        How long a send waits for others to merge with, as a part of what merging saves, in turn.
-    """
-
+    # Of the time in the portfolio, and how much at most.
     share: float = 0.1
     most_s: float = 1.0
+    # Of the time where it works alone, before the compiled one; and how much at least.
     alone_share: float = 0.2
     least_alone_s: float = 2.0
-    noises: tuple[float, ...] = (0.0, 0.1, 0.5, 2.0, 8.0)
+    noises: tuple[float, ...] = (0.0, 0.1, 0.5, 2.0, 8.0)  # relative, of priorities, in turn
+    # Penalties of links that lead away from a chunk's destinations, in turn.
     detours: tuple[float, ...] = (1.0, 0.0, 3.0)
+    # How long a send waits for others to merge with, as a part of what merging saves, in turn.
     patiences: tuple[float, ...] = (0.0, 1.0, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class PortfolioParameters(_Group):
-    """The stages of the portfolio after the list scheduler, each with its share of the time.
-
-    Parameters
-    ----------
-    compiled_share : float
-    joint_moves : int
-        Up to so many moves, routing, ordering and contiguity are solved as one job shop from the start.
-    joint_share, most_joint_s : float
-    routing_share : float
-    job_shop_share, most_job_shop_s : float
-    improve_share, half_improve_share, least_improve_s : float
-        Improvement ends when nothing got better for so long; within one half of a reduction the share is
-        larger, as the half has a share of the time only.
-    baseline_arrivals : int
-        Up to so many arrivals of chunks the ring and the pairwise exchange compete.
-    baseline_s_per_arrival : float
-        What they take; with less time left they are not begun.
-    """
+    """The stages of the portfolio after the list scheduler, each with its share of the time."""
 
     compiled_share: float = 0.1
+    # Up to so many moves, routing, ordering and contiguity are solved as one job shop from the start.
     joint_moves: int = 600
     joint_share: float = 0.3
     most_joint_s: float = 5.0
     routing_share: float = 0.25
     job_shop_share: float = 0.15
     most_job_shop_s: float = 4.0
+    # Improvement ends when nothing got better for so long; within one half of a reduction, which has a
+    # share of the time only, the share is larger.
     improve_share: float = 0.25
     half_improve_share: float = 0.5
     least_improve_s: float = 3.0
+    # Up to so many arrivals of chunks the ring and the pairwise exchange compete; and what each of them
+    # takes: with less time left they are not begun.
     baseline_arrivals: int = 6_000
     baseline_s_per_arrival: float = 2e-4
 
 
 @dataclass(frozen=True, slots=True)
 class NeighbourhoodParameters(_Group):
-    """Improvement by the job shop: which routes are freed in every round.
+    """Improvement by the job shop: which routes are freed in every round."""
 
-    Parameters
-    ----------
-    first_share, least_share, most_share : float
-        Of the chunk-rank states, freed at first, at least and at most.
-    steps : tuple of float
-        What the share is multiplied by after a round, one of them at random.
-    random_share : float
-        Of the rounds that free states at random; the others free what arrives about one time.
-    round_s, s_per_move, most_round_s : float
-        Of a round: at least, more for every move that is free, at most.
-    """
-
+    # Of the chunk-rank states, freed at first, at least and at most; and what the share is multiplied by
+    # after a round, one of them at random.
     first_share: float = 0.2
     least_share: float = 0.1
     most_share: float = 0.6
     steps: tuple[float, ...] = (0.8, 1.0, 1.3)
+    # Of the rounds that free states at random; the others free what arrives about one time.
     random_share: float = 0.5
+    # Of a round: at least, more for every move that is free, at most.
     round_s: float = 1.0
     s_per_move: float = 0.001
     most_round_s: float = 4.0
@@ -172,184 +122,108 @@ class NeighbourhoodParameters(_Group):
 
 @dataclass(frozen=True, slots=True)
 class SolverParameters(_Group):
-    """Shares of the time where one solver works alone.
+    """Shares of the time where one solver works alone."""
 
-    Parameters
-    ----------
-    routing_share, contiguity_share : float
-        Of a MILP solver.
-    cpsat_routing_share : float
-    least_s, least_contiguity_s : float
-        What a job shop, and a contiguity model, get in any case.
-    least_round_s : float
-        That must be left for routing again.
-    most_pairs : int
-        Of moves that share a resource, up to which routing may also decide who goes first: each makes at most
-        a binary and two rows, and with more of them solvers are mostly not done in some seconds.
-    """
-
+    # Of a MILP solver; and of CP-SAT.
     routing_share: float = 0.6
     contiguity_share: float = 0.4
     cpsat_routing_share: float = 0.5
+    # What a job shop, and a contiguity model, get in any case; and what must be left for routing again.
     least_s: float = 0.2
     least_contiguity_s: float = 1.0
     least_round_s: float = 0.5
+    # Of moves that share a resource, up to which routing may also decide who goes first: each makes at most a
+    # binary and two rows, and with more of them solvers are mostly not done in some seconds.
     most_pairs: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class HalvesParameters(_Group):
-    """The halves of a reduction that also spreads.
+    """The halves of a reduction that also spreads."""
 
-    Parameters
-    ----------
-    first_share : float
-        Of the time for the reduction; where both halves are one problem, `isomorphic_share`.
-    second_share : float
-        Of what is left then for the spreading. The rest is for making the two overlap.
-    least_overlap_s : float
-        With less no overlap is tried.
-    large_share : float
-        Of the time for each half in the compiled search.
-    """
-
+    # Of the time for the reduction; and where both halves are one problem.
     first_share: float = 0.4
     isomorphic_share: float = 0.8
+    # Of what is left then for the spreading. The rest is for making the two overlap.
     second_share: float = 0.67
-    least_overlap_s: float = 0.3
-    large_share: float = 0.5
+    least_overlap_s: float = 0.3  # with less no overlap is tried
+    large_share: float = 0.5  # of the time for each half in the compiled search
 
 
 @dataclass(frozen=True, slots=True)
 class SuggestingParameters(_Group):
-    """Sketches that are suggested where none is given.
+    """Sketches that are suggested where none is given."""
 
-    Parameters
-    ----------
-    few_moves, most_moves : int
-        Problems with fewer moves need no guidance; of those with more no candidate is tried in a moment.
-    first_share, suggest_share, sketch_share : float
-        Of the time: for a first schedule without a sketch, for suggestions, and for one sketch of what is
-        left.
-    most_suggest_s : float
-    give_up_share : float
-        After which no first suggestion is waited for where there is a schedule without.
-    large_share : float
-        Of the time that the compiled search has before anything is suggested.
-    s_per_move : float
-        What the list scheduler takes for each move before it has a schedule. Where less is left the compiled
-        one takes its place, which folds nothing.
-    least_compiled_s : float
-        With less left it is not begun.
-    sketches : int
-        That are tried, as long as their bounds are below the best schedule.
-    partitions : tuple of int
-        Chunks per rank that are tried.
-    first_partition : int
-        That plans are compared with.
-    most_merged : int
-        Chunks in one send between nodes.
-    first_bound_s, bound_s : float
-        For the bound of the best proposal, and of each other.
-    most_ranked_moves : int
-        With more moves, once folded, a candidate is scheduled by the compiled list scheduler.
-    ranking_runs : int
-        Of the list scheduler for a candidate.
-    """
-
+    # Problems with fewer moves need no guidance; of those with more no candidate is tried in a moment.
     few_moves: int = 600
     most_moves: int = 3_000_000
+    # Of the time: for a first schedule without a sketch, for suggestions, and for one sketch of what is left.
     first_share: float = 0.1
     suggest_share: float = 0.25
     sketch_share: float = 0.7
     most_suggest_s: float = 20.0
+    # After which no first suggestion is waited for where there is a schedule without.
     give_up_share: float = 0.5
-    large_share: float = 0.5
+    large_share: float = 0.5  # of the time that the compiled search has before anything is suggested
+    # What the list scheduler takes for each move before it has a schedule. Where less is left the compiled
+    # one takes its place, which folds nothing; with less than this it is not begun.
     s_per_move: float = 1e-4
     least_compiled_s: float = 1.0
-    sketches: int = 3
+    sketches: int = 3  # that are tried, as long as their bounds are below the best schedule
+    # Chunks per rank that are tried, and those that plans are compared with.
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
-    most_merged: int = 6
+    most_merged: int = 6  # chunks in one send between nodes
+    # For the bound of the best proposal, and of each other.
     first_bound_s: float = 5.0
     bound_s: float = 2.0
+    # With more moves, once folded, a candidate is scheduled by the compiled list scheduler; with fewer by so
+    # many runs of the other, of each half of a reduction.
     most_ranked_moves: int = 40_000
     ranking_runs: int = 15
+    ranking_s: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class LargeParameters(_Group):
-    """The compiled search of problems that no model reaches.
+    """The compiled search of problems that no model reaches."""
 
-    Parameters
-    ----------
-    bound_share, least_bound_s : float
-        Of what time is left for the bound, and what it gets in any case.
-    more_bound_times : float
-        A better bound is looked for where there is so many times the time that the first one took.
-    grace_s : float
-        What a run gets beyond the time limit where there is no schedule yet.
-    patient_ranks : int
-        With so many ranks a result waits for its bound, however long the first claim takes.
-    verify_us_per_transfer, verify_copy_us : float
-        Of chunks that go to one rank, and of others.
-    verify_share, brief_s : float
-        Of what time is left, kept for verifying at most; and what is always granted.
-    told_after_s : float
-        Progress is told of what takes longer.
-    most_expanded : int
-        Schedules with more transfers stay compact.
-    memory_share : float
-        Of the memory that is free, which may be taken where no limit is given.
-    """
-
+    # Of what time is left for the bound, and what it gets in any case.
     bound_share: float = 0.8
     least_bound_s: float = 0.5
+    # A better bound is looked for where there is so many times the time that the first one took.
     more_bound_times: float = 3.0
-    grace_s: float = 0.8
+    grace_s: float = 0.8  # what a run gets beyond the time limit where there is no schedule yet
+    # With so many ranks a result waits for its bound, however long the first claim takes.
     patient_ranks: int = 1_000
+    # Of chunks that go to one rank, and of others.
     verify_us_per_transfer: float = 2.0
     verify_copy_us: float = 0.2
+    # Of what time is left, kept for verifying at most; and what is always granted.
     verify_share: float = 0.5
     brief_s: float = 0.5
-    told_after_s: float = 2.0
-    most_expanded: int = 300_000
-    memory_share: float = 0.8
+    told_after_s: float = 2.0  # progress is told of what takes longer
+    most_expanded: int = 300_000  # schedules with more transfers stay compact
+    memory_share: float = 0.8  # of what is free, which may be taken where no limit is given
 
 
 @dataclass(frozen=True, slots=True)
 class ReplanParameters(_Group):
-    """Re-planning after a failure.
+    """Re-planning after a failure."""
 
-    Parameters
-    ----------
-    reserve_share : float
-        Of the time, kept for the schedule itself and for verifying it.
-    """
-
-    reserve_share: float = 0.3
+    reserve_share: float = 0.3  # of the time, kept for the schedule itself and for verifying it
 
 
 @dataclass(frozen=True, slots=True)
 class SymmetricParameters(_Group):
-    """Implicit schedules of fabrics that look alike from every rank.
+    """Implicit schedules of fabrics that look alike from every rank."""
 
-    Parameters
-    ----------
-    most_bytes : int
-        Of the memory for one tree over all offsets.
-    most_hops : int
-        Of all of one rank's chunks in an alltoall.
-    restarts, restart_rows : int
-        Of random orders: how many, and rows of all of them together.
-    slacks : tuple of float
-        How much later than the bound a deadline for waiting is, as a part of the bound, in turn.
-    """
-
-    most_bytes: int = 4 * 2**30
-    most_hops: int = 3 * 10**7
+    most_bytes: int = 4 * 2**30  # of the memory for one tree over all offsets
+    most_hops: int = 3 * 10**7  # of all of one rank's chunks in an alltoall
+    # Random orders: how many, and rows of all of them together.
     restarts: int = 60
     restart_rows: int = 400_000
+    # How much later than the bound a deadline for waiting is, as a part of the bound, in turn.
     slacks: tuple[float, ...] = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
@@ -360,28 +234,8 @@ class SearchParameters:
 
     Parameters
     ----------
-    choice : ChoiceParameters
-        Which search runs.
-    budget : BudgetParameters
-        How the time limit is spent on what every search does.
-    list : ListParameters
-        The list scheduler and its restarts.
-    portfolio : PortfolioParameters
-        The stages after it, and their shares of the time.
-    neighbourhood : NeighbourhoodParameters
-        Improvement by the job shop.
-    solver : SolverParameters
-        One solver alone.
-    halves : HalvesParameters
-        The halves of a reduction that also spreads.
-    suggesting : SuggestingParameters
-        Sketches that are suggested where none is given.
-    large : LargeParameters
-        The compiled search.
-    replan : ReplanParameters
-        Re-planning after a failure.
-    symmetric : SymmetricParameters
-        Implicit schedules.
+    choice, budget, list, portfolio, neighbourhood, solver, halves, suggesting, large, replan, symmetric
+        One group for each part of the search, with a field for every constant.
 
     Examples
     --------
@@ -435,18 +289,16 @@ class SearchParameters:
 def _read(default: Any, data: Any, where: str) -> Any:
     """A value in place of a default, of the default's kind; groups field by field."""
     if is_dataclass(default):
+        names = [each.name for each in fields(default)]
+        listed = ", ".join(names)
         if not hasattr(data, "items"):
-            raise InputError(f"found {data!r}; expected a table of {', '.join(_names(default))}", where=where)
+            raise InputError(f"found {data!r}; expected a table of {listed}", where=where)
         for name in data:
-            if name not in _names(default):
-                meant = did_you_mean(str(name), _names(default))
-                raise InputError(
-                    f"found {name!r}{meant}; expected one of {', '.join(_names(default))}", where=where
-                )
+            if name not in names:
+                meant = did_you_mean(str(name), names)
+                raise InputError(f"found {name!r}{meant}; expected one of {listed}", where=where)
         given = {
-            name: _read(getattr(default, name), data[name], f"{where}: {name}")
-            for name in _names(default)
-            if name in data
+            name: _read(getattr(default, name), value, f"{where}: {name}") for name, value in data.items()
         }
         changed: Any = replace(default, **given)  # type: ignore[type-var]
         return changed
@@ -464,17 +316,13 @@ def _read(default: Any, data: Any, where: str) -> Any:
     return kind(data)
 
 
-def _names(group: Any) -> list[str]:
-    return [each.name for each in fields(group)]
-
-
 def _differing(values: Any, defaults: Any) -> dict[str, Any]:
-    differing = {}
-    for name in _names(values):
-        value, default = getattr(values, name), getattr(defaults, name)
-        if value != default:
-            differing[name] = _differing(value, default) if is_dataclass(value) else value
-    return differing
+    pairs = {each.name: (getattr(values, each.name), getattr(defaults, each.name)) for each in fields(values)}
+    return {
+        name: _differing(value, default) if is_dataclass(value) else value
+        for name, (value, default) in pairs.items()
+        if value != default
+    }
 
 
 #: What is used where nothing else is given.

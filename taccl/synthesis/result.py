@@ -29,10 +29,8 @@ class ModelRun:
     ----------
     num_columns, num_rows, num_nonzeros : int
         Variables, constraints, and coefficients that are not zero.
-    first_feasible_s : float, optional
-        From the solver's start to the first point that it reported; None if it reports none on its way.
-    proof_s : float, optional
-        From the solver's start to its proof that no point is better; None without one.
+    first_feasible_s, proof_s : float, optional
+        From the solver's start to the first point that it reported, and to its proof that no point is better.
     solver_version : str
         Empty if the solver never said.
     """
@@ -172,7 +170,6 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, as ``taccl synthesize --json`` prints them."""
-        schedule = self.schedule
         return {
             "bound_us": self.bound_us,
             "bound_limits": self.bound.limits,
@@ -180,19 +177,10 @@ class Result:
             "backend": self.backend,
             "choice": self.choice,
             "verified": True,
-            **schedule_figures(schedule),
+            **schedule_figures(self.schedule),
             "stages": [
-                {
-                    "name": s.name,
-                    "solver": s.solver,
-                    "status": s.status,
-                    "seconds": s.seconds,
-                    "finish_us": s.finish_us,
-                    "bound": s.bound_us,
-                    "message": s.message,
-                    "model": None if s.model is None else asdict(s.model),
-                }
-                for s in self.stages
+                {"bound" if name == "bound_us" else name: value for name, value in asdict(stage).items()}
+                for stage in self.stages
             ],
             "seconds": self.seconds,
             "seed": self.seed,
@@ -207,20 +195,24 @@ class Result:
         """What a notebook shows: the figures, and a row per stage."""
         from taccl.html import card, facts, table
 
-        schedule, problem = self.schedule, self.schedule.problem
+        schedule = self.schedule
         algbw, busbw = schedule.algbw_gb_per_s, schedule.busbw_gb_per_s
         figures = [
             ("finish", format_us(self.finish_us)),
             ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
             ("bound", f"{format_us(self.bound_us)}, limited by {self.bound.limits}"),
             ("gap", format_gap(self.gap) + (" (proven best)" if self.gap == 0 else "")),
-            ("schedule", f"{schedule.num_transfers} transfers in {schedule.num_sends} sends, verified"),
+            ("schedule", self._size),
             ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
             ("stopped", self.stopped),
         ]
         rows = [stage.cells for stage in self.stages]
         parts = [facts(figures)] + ([table(STAGE_COLUMNS, rows)] if rows else [])
-        return card(problem.title, *parts, notes=self.notes)
+        return card(schedule.problem.title, *parts, notes=self.notes)
+
+    @property
+    def _size(self) -> str:
+        return f"{self.schedule.num_transfers} transfers in {self.schedule.num_sends} sends, verified"
 
     def __repr__(self) -> str:
         schedule = self.schedule
@@ -229,19 +221,17 @@ class Result:
             f"{schedule.problem.title}: "
             f"finish {format_us(self.finish_us)}, bound {format_us(self.bound_us)}, "
             f"gap {format_gap(self.gap)}" + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
-            f"  {schedule.num_transfers} transfers in {schedule.num_sends} sends, verified; "
-            f"found by {shown(schedule.producer or self.backend)} in {self.seconds:.2f} s",
+            f"  {self._size}; found by {shown(schedule.producer or self.backend)} in {self.seconds:.2f} s",
             f"  limited by {shown(self.bound.limits, 300)}",
+            *([f"  {shown(self.choice)}"] if self.choice else []),
         ]
-        if self.choice:
-            lines.append(f"  {shown(self.choice)}")
-        for s in self.stages:
-            finish = f"finish {format_us(s.finish_us)}" if s.finish_us is not None else ""
-            proven = f"its bound {format_us(s.bound_us)}" if s.bound_us is not None else ""
+        for stage in self.stages:
+            name, solver, status, _, finish, proven, message = stage.cells
+            finish, proven = finish and f"finish {finish}", proven and f"its bound {proven}"
             line = (
-                f"  {s.name:<12} {s.solver:<8} {s.status:<12} {s.seconds:7.2f} s  {finish}  {proven}".rstrip()
+                f"  {name:<12} {solver:<8} {status:<12} {stage.seconds:7.2f} s  {finish}  {proven}".rstrip()
             )
-            lines.append(f"{line}  {shown(s.message)}".rstrip())
+            lines.append(f"{line}  {shown(message)}".rstrip())
         return "\n".join(lines + [f"  note: {shown(note, 1000)}" for note in self.notes])
 
 

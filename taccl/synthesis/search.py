@@ -7,12 +7,13 @@ They share the log, and the cancellation that ends all of them.
 from __future__ import annotations
 
 import logging
+import math
 import time
 import warnings
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
@@ -25,7 +26,8 @@ from taccl.synthesis.greedy import unfold
 from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.result import ModelRun, Moment, Result, Stage
+from taccl.synthesis.result import Moment, Result, Stage
+from taccl.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,42 +58,18 @@ class Options:
     to_file: bool = False
     parameters: SearchParameters = DEFAULTS
 
+    @property
+    def of_solvers(self) -> dict[str, Any]:
+        """Those of every solver."""
+        return {each: getattr(self, each) for each in ("threads", "seed", "memory_limit_mb", "log")}
+
 
 @dataclass
 class Search:
     """A search for a schedule of a problem.
 
-    Parameters
-    ----------
-    deadline : Deadline
-        When to stop, and whether Ctrl-C came; it is told how far things are.
-    bound : Certificate, optional
-        A proven lower bound: reaching it ends the search.
-    gives_up : bool
-        Whether `OutOfTime` ends it where time is up before there is a schedule; by default the list
-        scheduler's first run is finished.
-    prefix : str
-        Before the names of its stages.
-    above : Search, optional
-        That this is a part of.
-    serves_above : bool
-        Whether its schedules are schedules of the problem above, too.
-    best : Schedule or CompactSchedule, optional
-        The incumbent.
-    best_fold : ListSchedule, optional
-        The same on the timing fold.
-    first : (Schedule, ListSchedule), optional
-        The list scheduler's, and the same on the timing fold, kept aside while a named solver works alone.
-    is_verified : bool
-        Whether the verifier accepted the incumbent; whatever is returned is verified at last.
-    trace : list of Moment
-        What was known when, from the beginning of the whole search on.
-    fallbacks : list of str
-        What ran in the place of what was asked for, and why.
-    ran_out : bool
-        Whether time was up before the search was.
-    unfolded : str
-        Why routes are not folded by all symmetries.
+    Reaching the bound ends it. With `gives_up`, `OutOfTime` does where time is up before there is a schedule;
+    by default the list scheduler's first run is finished.
     """
 
     problem: Problem
@@ -99,22 +77,23 @@ class Search:
     deadline: Deadline
     bound: Certificate | None = None
     gives_up: bool = False
-    prefix: str = ""
-    above: Search | None = None
-    serves_above: bool = False
+    prefix: str = ""  # before the names of its stages
+    above: Search | None = None  # that this is a part of
+    serves_above: bool = False  # its schedules are schedules of the problem above, too
     best: Schedule | CompactSchedule | None = None
-    best_fold: ListSchedule | None = None
+    best_fold: ListSchedule | None = None  # the same on the timing fold
+    #: The list scheduler's, and the same on the fold, kept aside while a named solver works alone.
     first: tuple[Schedule | CompactSchedule, ListSchedule] | None = None
-    is_verified: bool = False
+    is_verified: bool = False  # whatever is returned is verified at last
     began_s: float = field(default_factory=time.monotonic)
     stages: list[Stage] = field(default_factory=list)
     trace: list[Moment] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    fallbacks: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)  # what ran in the place of what was asked for, and why
     last_improved: float = field(default_factory=time.monotonic)
-    ran_out: bool = False
+    ran_out: bool = False  # time was up before the search was
     fold_s: float = 0.0
-    unfolded: str = ""
+    unfolded: str = ""  # why routes are not folded by all symmetries
 
     def part(
         self,
@@ -127,21 +106,9 @@ class Search:
         serves_above: bool = False,
     ) -> Search:
         """A search that is a part of this one, of a problem of its own."""
-        return Search(
-            problem,
-            self.options,
-            deadline,
-            bound,
-            gives_up or self.gives_up,
-            self.prefix + prefix,
-            self,
-            serves_above,
-            began_s=self.began_s,
-            stages=self.stages,
-            trace=self.trace,
-            notes=self.notes,
-            fallbacks=self.fallbacks,
-        )
+        shared = {each: getattr(self, each) for each in ("began_s", "stages", "trace", "notes", "fallbacks")}
+        above = (gives_up or self.gives_up, self.prefix + prefix, self, serves_above)
+        return Search(problem, self.options, deadline, bound, *above, **shared)
 
     @cached_property
     def folded(self) -> Orbits:
@@ -172,8 +139,9 @@ class Search:
 
     @property
     def bound_ticks(self) -> int:
-        """The bound in whole ticks; 0 without one."""
-        return 0 if self.bound is None else _whole_ticks(self.bound)
+        """The first whole tick that a schedule may finish at by the bound; 0 without one."""
+        ticks_per_us = self.problem.costs.ticks_per_us
+        return 0 if self.bound is None else math.ceil(self.bound.bound * ticks_per_us)
 
     @property
     def bound_us(self) -> float | None:
@@ -188,11 +156,8 @@ class Search:
     @property
     def is_met(self) -> bool:
         """Whether the incumbent meets the bound."""
-        return self.bound is not None and self.is_met_by(self.bound)
-
-    def is_met_by(self, bound: Certificate) -> bool:
-        """Whether the incumbent meets a bound."""
-        return self.best is not None and self.best.finish_ticks <= _whole_ticks(bound)
+        has_both = self.bound is not None and self.best is not None
+        return has_both and self.best.finish_ticks <= self.bound_ticks  # type: ignore[union-attr]
 
     @property
     def top(self) -> Search:
@@ -212,6 +177,11 @@ class Search:
     def interrupt(self) -> None:
         """End the search, and all that it is a part of."""
         self.deadline.cancellation.cancel("interrupted")
+
+    def note(self, status: str) -> None:
+        """End the search where a solver was ended by Ctrl-C."""
+        if status == "interrupted":
+            self.interrupt()
 
     @property
     def done(self) -> bool:
@@ -268,12 +238,7 @@ class Search:
     ) -> float | None:
         """Keep a schedule if it is the best; its finish in us, None if it was refused.
 
-        Parameters
-        ----------
-        proposed : bool
-            Whether it is what a solver proposes, which the verifier may refuse.
-        verified : bool
-            Whether the verifier has accepted it already.
+        What a solver has `proposed` the verifier may refuse, unless it has accepted it already.
         """
         if self.best is None or whole.finish_ticks < self.best.finish_ticks:
             if proposed and not verified:
@@ -283,24 +248,20 @@ class Search:
                     return None
             self.best, self.is_verified = whole, proposed or verified
             self.last_improved = time.monotonic()
-            if self.serves_above:
-                self._hand_up(whole)
-            else:
+            if not self.serves_above or self.above is None:
                 self.trace.append(self._moment(whole.finish_us))
+            elif self.problem is self.above.problem:
+                self.above.offer_whole(whole, producer=whole.producer, verified=self.is_verified)
+            else:
+                self.above.offer_sketched(whole, self.problem.clauses.name)
             self.report(producer)
         return whole.finish_us
 
-    def _hand_up(self, whole: Schedule | CompactSchedule) -> None:
-        """Offer the search above what was found; under a sketch it is a schedule without it, too."""
-        assert self.above is not None, "there is a search above"
-        if self.problem is self.above.problem:
-            self.above.offer_whole(whole, producer=whole.producer, verified=self.is_verified)
-            return
-        schedule = whole.expand() if isinstance(whole, CompactSchedule) else whole
-        producer = f"{schedule.producer}, sketch {self.problem.clauses.name}"
-        self.above.offer_whole(
-            replace(schedule, problem=self.above.problem, producer=producer), producer=producer
-        )
+    def offer_sketched(self, found: Schedule | CompactSchedule, sketch: str) -> float | None:
+        """Offer what was found under a sketch, which is a schedule without it, too."""
+        whole = found.expand() if isinstance(found, CompactSchedule) else found
+        producer = f"{whole.producer}, sketch {sketch}"
+        return self.offer_whole(replace(whole, problem=self.problem, producer=producer), producer=producer)
 
     def allow(self, seconds: float) -> None:
         """Put the deadline off by what no time limit should count."""
@@ -313,23 +274,9 @@ class Search:
         if self.options.progress is not None:
             self.options.progress(self.prefix + doing, self.best_us, self.bound_us)
 
-    def record(
-        self,
-        name: str,
-        solver: str,
-        status: str,
-        since: float,
-        *,
-        finish_us: float | None = None,
-        bound_us: float | None = None,
-        message: str = "",
-        model: ModelRun | None = None,
-    ) -> None:
-        """Add a stage that began at `since`."""
-        seconds = time.monotonic() - since
-        self.stages.append(
-            Stage(self.prefix + name, solver, status, seconds, finish_us, bound_us, message, model)
-        )
+    def record(self, name: str, solver: str, status: str, since: float, **found: Any) -> None:
+        """Add a stage that began at `since`, with what it found by the fields of `Stage`."""
+        self.stages.append(Stage(self.prefix + name, solver, status, time.monotonic() - since, **found))
 
     def prove(self, bound: Certificate, since: float) -> None:
         """Keep a bound that was found since then, and log it."""
@@ -359,19 +306,12 @@ class Search:
         for message in dict.fromkeys(self.fallbacks):
             warnings.warn(message, FallbackWarning, stacklevel=4)
         seconds = time.monotonic() - self.began_s
+        notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
+        progress = (*self.trace, Moment(seconds, schedule.finish_us, bound.bound_us))
         return Result(
-            schedule=schedule,
-            bound=bound,
-            backend=backend,
-            stages=tuple(self.stages),
-            seconds=seconds,
-            seed=self.options.seed,
-            versions=package_versions(),
-            stopped=stopped,
-            notes=tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept))),
-            progress=(*self.trace, Moment(seconds, schedule.finish_us, bound.bound_us)),
-            choice=choice,
-        )
+            schedule, bound, backend, tuple(self.stages), seconds, self.options.seed, package_versions(),
+            stopped, notes, progress, choice,
+        )  # fmt: skip
 
     def _moment(self, finish_us: float | None) -> Moment:
         """What is known now; of a half, its own times."""
@@ -380,15 +320,16 @@ class Search:
     def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
         """The bound; or, where a verified schedule is faster, none and a note: then the bound is wrong."""
         assert self.best is not None, "there is a schedule"
-        if self.bound is not None and self.best.finish >= self.bound.bound:
-            return self.bound, ()
-        nothing = Certificate(self.problem, Fraction(0), "none", "nothing that is proven", None)
         if self.bound is None:
-            early = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"
-            return nothing, (early,)
-        logger.error("%r: the bound %r is above a verified schedule", self.problem, self.bound)
-        fault = "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it"
-        return nothing, (fault,)
+            fault = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"
+        elif self.best.finish >= self.bound.bound:
+            return self.bound, ()
+        else:
+            logger.error("%r: the bound %r is above a verified schedule", self.problem, self.bound)
+            fault = (
+                "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it"
+            )
+        return Certificate(self.problem, Fraction(0), "none", "nothing that is proven", None), (fault,)
 
     def _kept(self) -> tuple[Schedule | CompactSchedule | ScheduleSummary, list[str]]:
         """The incumbent as the caller wants it kept, and what to say of that."""
@@ -399,21 +340,12 @@ class Search:
         if options.keep == "summary":
             from taccl.schedule.summary import summarize
 
-            return summarize(best), [
-                f"the {best.num_transfers} transfers were verified and then dropped, as asked"
-            ]
+            said = f"the {best.num_transfers} transfers were verified and then dropped, as asked"
+            return summarize(best), [said]
         if options.spill_dir is not None:
             from taccl.schedule.spill import spill
-            from taccl.units import format_size
 
-            size = format_size(best.num_bytes)
-            return spill(best, options.spill_dir), [
-                f"the columns ({size}) are in {options.spill_dir}, and stay there"
-            ]
+            said = f"the columns ({format_size(best.num_bytes)}) are in {options.spill_dir}, and stay there"
+            return spill(best, options.spill_dir), [said]
         few = best.num_transfers <= self.parameters.large.most_expanded
         return best.expand() if few else best, []
-
-
-def _whole_ticks(bound: Certificate) -> int:
-    """The first whole tick that a schedule may finish at."""
-    return -int(-bound.bound * bound.problem.costs.ticks_per_us // 1)

@@ -29,17 +29,14 @@ from taccl.units import format_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from typing import Any
 
     from taccl.problem import Problem
     from taccl.solvers.model import MilpModel
-    from taccl.solvers.solver import Progress, Solution
+    from taccl.solvers.solver import Solution
     from taccl.synthesis.paper.orbits import Orbits
     from taccl.synthesis.search import Search
 
-__all__ = [
-    "alone", "compiled", "greedy", "have_compiled", "improve", "job_shop", "route", "run", "schedule_routing",
-]  # fmt: skip
+__all__ = ["compiled", "greedy", "have_compiled", "ruin_and_recreate", "run"]
 
 
 def run(search: Search, backend: str, limit_s: float) -> None:
@@ -69,14 +66,10 @@ def _alone(search: Search, limit_s: float) -> None:
     greedy(search, budget_s=min(limit_s, max(scheduling.least_alone_s, scheduling.alone_share * limit_s)))
 
 
-def _compiled(search: Search, limit_s: float) -> None:
+def _compiled(search: Search, limit_s: float, *, share: float | None = None) -> None:
     if limit_s >= search.parameters.choice.compiling_s:
-        compiled(search, budget_s=search.parameters.portfolio.compiled_share * limit_s)
-
-
-def _compiled_alone(search: Search, limit_s: float) -> None:
-    if limit_s >= search.parameters.choice.compiling_s:
-        compiled(search, budget_s=search.deadline.left_s)
+        share = search.parameters.portfolio.compiled_share if share is None else share
+        compiled(search, budget_s=share * limit_s)
 
 
 def _joint(search: Search, limit_s: float) -> None:
@@ -97,7 +90,7 @@ def _routed(search: Search, limit_s: float) -> None:
     routed = route(search, "highs", budget_s=budget_s)
     if routed is not None and not search.done:
         budget_s = min(portfolio.most_job_shop_s, portfolio.job_shop_share * limit_s)
-        schedule_routing(search, routed, budget_s=budget_s)
+        _schedule(search, routed, "cpsat", budget_s)
 
 
 def _improved(search: Search, limit_s: float) -> None:
@@ -125,8 +118,7 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
             solver = "highs"
             alone(search, solver, budget_s=search.deadline.left_s)
     finally:
-        own = search.best
-        is_first = search.settle()
+        own, is_first = search.best, search.settle()
     if is_first and own is not None:
         search.notes.append(
             f"{solver} alone came to {format_us(own.finish_us)}; "
@@ -146,7 +138,7 @@ _TICK_SLACK = 1e-3
 #: The stages of every backend; any other is a solver that works alone.
 STAGES: dict[str, tuple[Callable[[Search, float], None], ...]] = {
     "auto": (_first, _compiled, _joint, _routed, _improved),
-    "greedy": (_alone, _compiled_alone),
+    "greedy": (_alone, partial(_compiled, share=1.0)),
 }
 
 
@@ -269,20 +261,11 @@ def ruin_and_recreate(search: Search) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What routing found.
-
-    Parameters
-    ----------
-    starts : dict of (chunk, link) to ticks
-        The sends, and when the model starts them.
-    in_order : bool
-        Whether the model decided who goes first, on some resource or on all.
-    bound_ticks : int
-        No schedule over the model's moves finishes sooner; 0 where the model wants more than to finish soon.
-    """
+    """What routing found: when the model starts to send which chunk over which link."""
 
     starts: dict[tuple[int, int], int]
-    in_order: bool
+    in_order: bool  # whether the model decided who goes first, on some resource or on all
+    #: No schedule over the model's moves finishes sooner; 0 where the model wants more than to finish soon.
     bound_ticks: int
 
 
@@ -294,7 +277,6 @@ def alone(search: Search, solver: str, *, budget_s: float) -> None:
     send waits for on a longest path of the schedule.
     """
     until, shares = time.monotonic() + budget_s, search.parameters.solver
-    finish = schedule_routing if solver == "cpsat" else order_routing
     sequenced: frozenset[int] = frozenset()
     routed, share = None, shares.cpsat_routing_share if solver == "cpsat" else shares.routing_share
     while routed is None or sequenced:
@@ -303,7 +285,7 @@ def alone(search: Search, solver: str, *, budget_s: float) -> None:
         routed = route(search, solver, budget_s=share * left_s, sequenced=sequenced, lower_ticks=lower)
         if routed is None or search.interrupted:
             return
-        found = finish(search, routed, solver=solver, budget_s=shares.contiguity_share * budget_s)
+        found = _schedule(search, routed, solver, shares.contiguity_share * budget_s)
         if found is None or search.interrupted or until - time.monotonic() < shares.least_round_s:
             return
         sequenced = _to_sequence(search, routed, found, sequenced)
@@ -338,12 +320,8 @@ def route(
 ) -> Routed | None:
     """The routing MILP on a solver, or None where it found nothing.
 
-    Parameters
-    ----------
-    sequenced : collection of int
-        Resources on which the model also decides who goes first; routes are then folded only as times are.
-    lower_ticks : int
-        Proven of the same fold without orders.
+    On `sequenced` resources the model also decides who goes first; routes are then folded only as times are,
+    and `lower_ticks` is proven of the same fold without orders.
     """
     since = time.monotonic()
     search.report(f"routing on {solver}")
@@ -356,37 +334,20 @@ def route(
     hint = None
     if orbits is search.folded and (known := search.known_fold) is not None:
         hint = routing.routing_hint(orbits, model, known)
-    options = search.options
-
-    def news(progress: Progress) -> None:
-        search.report(f"routing on {solver}")
-
     answer = solve(
         model.model,
         solver,
         time_limit_s=budget_s,
-        threads=options.threads,
-        seed=options.seed,
         hint=hint,
-        memory_limit_mb=options.memory_limit_mb,
-        log=options.log,
-        on_progress=news,
+        on_progress=lambda _: search.report(f"routing on {solver}"),
+        **search.options.of_solvers,
     )
-    _note_interrupt(search, answer.status)
     size = f"{model.model.num_variables} variables, {model.model.num_rows} rows"
     order = f"order on {len(sequenced)} of {orbits.num_resources} resources" if sequenced else ""
     message = "; ".join(part for part in (answer.message, size, order, search.unfolded) if part)
     if answer.status == "unlicensed":  # which says the size
         message = answer.message
-    search.record(
-        "routing",
-        solver,
-        answer.status,
-        since,
-        bound_us=answer.bound,
-        message=message,
-        model=_model_run(model.model, answer),
-    )
+    _record(search, "routing", solver, since, model.model, answer, message=message)
     if answer.values is None:
         return None
     bound = 0
@@ -395,47 +356,12 @@ def route(
     return Routed(routing.routing_of(orbits, model, answer.values), bool(sequenced), bound)
 
 
-def order_routing(search: Search, routed: Routed, *, solver: str, budget_s: float) -> ListSchedule | None:
-    """Stages 2 and 3: the best order of a routing, then contiguity on a solver; the better of the two."""
-    ordered = _ordered(search, routed, solver)
-    if ordered is None:
-        return None
-    orbits, schedule, rule = ordered
-    since = time.monotonic()
-    search.report(f"contiguity on {solver}")
-    model = contiguity_stage.build_contiguity(orbits, schedule)
-    options = search.options
-    answer = solve(
-        model.model,
-        solver,
-        time_limit_s=max(search.parameters.solver.least_contiguity_s, min(budget_s, search.deadline.left_s)),
-        threads=options.threads,
-        seed=options.seed,
-        memory_limit_mb=options.memory_limit_mb,
-        log=options.log,
-    )
-    _note_interrupt(search, answer.status)
-    finish, found = None, _on_fold(search.folded, orbits, schedule)
-    if answer.values is not None:
-        merged = _on_fold(search.folded, orbits, contiguity_stage.merged(orbits, model, answer.values))
-        finish = search.offer(merged, producer=f"{solver} routing, {rule}, contiguity", proposed=True)
-        if finish is not None and merged.finish_ticks <= found.finish_ticks:
-            found = merged
-    search.record(
-        "contiguity",
-        solver,
-        answer.status,
-        since,
-        finish_us=finish,
-        bound_us=answer.bound,
-        message=answer.message,
-        model=_model_run(model.model, answer),
-    )
-    return found
+def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> ListSchedule | None:
+    """The moves of a routing in the best order, and then merged: the best schedule of these; None if none is.
 
-
-def _ordered(search: Search, routed: Routed, solver: str) -> tuple[Orbits, ListSchedule, str] | None:
-    """The fold of a routing's moves, and the best of all orders that rules and the routing itself give."""
+    The orders are those that the rules give, and the routing's own if it has one. Contiguity is decided on
+    the solver; by CP-SAT together with the order, as one job shop.
+    """
     since = time.monotonic()
     orbits = search.folded.restrict(routed.starts)
     ordered = ordering.best_order(orbits, routed.starts if routed.in_order else None)
@@ -443,26 +369,26 @@ def _ordered(search: Search, routed: Routed, solver: str) -> tuple[Orbits, ListS
         search.record("ordering", "taccl", "no-solution", since, message="the routing cannot be scheduled")
         return None
     schedule, rule = ordered
-    finish = search.offer(
-        _on_fold(search.folded, orbits, schedule), producer=f"{solver} routing, {rule}", proposed=True
-    )
+    found = _on_fold(search.folded, orbits, schedule)
+    finish = search.offer(found, producer=f"{solver} routing, {rule}", proposed=True)
+    if solver == "cpsat":
+        required = routing.needed_moves(search.folded, found)  # others may enter where the chunk already is
+        better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=budget_s)
+        return better or found
     search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
-    return orbits, schedule, rule
-
-
-def schedule_routing(
-    search: Search, routed: Routed, *, budget_s: float, solver: str = ""
-) -> ListSchedule | None:
-    """The job shop on the moves of one routing, from the best order's schedule; the better of the two."""
-    orbits = search.folded.restrict(routed.starts)
-    ordered = ordering.best_order(orbits, routed.starts if routed.in_order else None)
-    if ordered is None:
-        return None
-    hint = _on_fold(search.folded, orbits, ordered[0])
-    search.offer(hint, producer=f"routing, {ordered[1]}", proposed=True)
-    required = routing.needed_moves(search.folded, hint)  # others may enter where the chunk already is
-    found = job_shop(search, "job shop", required=required, optional=(), hint=hint, budget_s=budget_s)
-    return found or hint
+    since = time.monotonic()
+    search.report(f"contiguity on {solver}")
+    model = contiguity_stage.build_contiguity(orbits, schedule)
+    limit_s = max(search.parameters.solver.least_contiguity_s, min(budget_s, search.deadline.left_s))
+    answer = solve(model.model, solver, time_limit_s=limit_s, **search.options.of_solvers)
+    finish = None
+    if answer.values is not None:
+        merged = _on_fold(search.folded, orbits, contiguity_stage.merged(orbits, model, answer.values))
+        finish = search.offer(merged, producer=f"{solver} routing, {rule}, contiguity", proposed=True)
+        if finish is not None and merged.finish_ticks <= found.finish_ticks:
+            found = merged
+    _record(search, "contiguity", solver, since, model.model, answer, answer.message, finish)
+    return found
 
 
 def job_shop(
@@ -480,11 +406,7 @@ def job_shop(
     """Joint ordering and contiguity (and routing, of optional moves) by CP-SAT; offers what it finds."""
     since = time.monotonic()
     search.report(f"{name} on cpsat")
-    options = search.options
-
-    def news(progress: dict[str, Any]) -> None:
-        search.report(f"{name} on cpsat")
-
+    options = search.options.of_solvers
     answer = jobshop.solve(
         search.folded,
         optional=optional,
@@ -493,13 +415,10 @@ def job_shop(
         lower_ticks=search.bound_ticks,
         hint=hint,
         time_limit_s=max(search.parameters.solver.least_s, min(budget_s, search.deadline.left_s)),
-        threads=options.threads,
-        seed=options.seed if seed is None else seed,
-        memory_limit_mb=options.memory_limit_mb,
-        log=options.log,
-        on_progress=news,
+        on_progress=lambda _: search.report(f"{name} on cpsat"),
+        **options if seed is None else options | {"seed": seed},
     )
-    _note_interrupt(search, answer.status)
+    search.note(answer.status)
     finish = None
     if answer.schedule is not None:
         finish = search.offer(answer.schedule, producer=name, proposed=True)
@@ -514,7 +433,7 @@ def job_shop(
 def improve(search: Search, *, patience_s: float) -> None:
     """Large-neighbourhood search: free the routes of some places, keep the rest, re-time everything.
 
-    Places are freed at random, or because their arrivals are close in time. An equally good schedule is
+    Places are freed at random, or because chunks arrive there about one time. An equally good schedule is
     taken too, so that the search drifts over plateaus. It ends when nothing got better for `patience_s`.
     """
     since = time.monotonic()
@@ -527,9 +446,14 @@ def improve(search: Search, *, patience_s: float) -> None:
     rounds, share, better = 0, freeing.first_share, 0
     search.last_improved = time.monotonic()
     while not search.done and time.monotonic() - search.last_improved < patience_s:
-        entered = _entered(orbits, current)
-        free = _freed(orbits, current, share, rng, at_random=freeing.random_share)
-        required = {m for p, m in entered.items() if p not in free}
+        entering = _entering(orbits, current)
+        if rng.random() < freeing.random_share:
+            free = {p for p in range(len(orbits.places)) if rng.random() < share}
+        else:
+            middle = rng.random() * current.finish_ticks
+            nearest = sorted(entering, key=lambda p: (abs(entering[p][1] - middle), p))
+            free = set(nearest[: max(1, int(share * len(nearest)))])
+        required = {m for p, (m, _) in entering.items() if p not in free}
         optional = {m for p in free for m in orbits.places[p].moves_in} - required
         found = job_shop(
             search,
@@ -550,11 +474,11 @@ def improve(search: Search, *, patience_s: float) -> None:
     search.record("improve", "cpsat", "done", since, finish_us=search.best_us, message=message)
 
 
-def _entered(orbits: Orbits, current: ListSchedule) -> dict[int, int]:
-    """The move that enters each place, of those that lead to a destination."""
+def _entering(orbits: Orbits, current: ListSchedule) -> dict[int, tuple[int, int]]:
+    """The move that enters each place, of those that lead to a destination, and when it ends."""
     needed = routing.needed_moves(orbits, current)
     return {
-        p: m
+        p: (m, send.end_ticks)
         for send in reversed(current.sends)
         for m in send.moves
         if m in needed
@@ -562,34 +486,19 @@ def _entered(orbits: Orbits, current: ListSchedule) -> dict[int, int]:
     }
 
 
-def _freed(
-    orbits: Orbits, current: ListSchedule, share: float, rng: random.Random, *, at_random: float
-) -> set[int]:
-    """Places whose routes are freed: a random share, or those that arrive about one time."""
-    if rng.random() < at_random:
-        return {p for p in range(len(orbits.places)) if rng.random() < share}
-    needed = routing.needed_moves(orbits, current)
-    arrival = {
-        p: send.end_ticks
-        for send in reversed(current.sends)
-        for m in send.moves
-        if m in needed
-        for p in orbits.moves[m].dsts
-    }
-    middle = rng.random() * current.finish_ticks
-    nearest = sorted(arrival, key=lambda p: (abs(arrival[p] - middle), p))
-    return set(nearest[: max(1, int(share * len(nearest)))])
-
-
-def _note_interrupt(search: Search, status: str) -> None:
-    """End the search where a solver was ended by Ctrl-C."""
-    if status == "interrupted":
-        search.interrupt()
-
-
-def _model_run(model: MilpModel, answer: Solution) -> ModelRun:
-    """The size of a model, and when its solver had what."""
-    return ModelRun(
+def _record(
+    search: Search,
+    name: str,
+    solver: str,
+    since: float,
+    model: MilpModel,
+    answer: Solution,
+    message: str,
+    finish_us: float | None = None,
+) -> None:
+    """Add a stage that solved a linear model; the size of that, and when its solver had what."""
+    search.note(answer.status)
+    run = ModelRun(
         num_columns=model.num_variables,
         num_rows=model.num_rows,
         num_nonzeros=model.num_nonzeros,
@@ -597,6 +506,8 @@ def _model_run(model: MilpModel, answer: Solution) -> ModelRun:
         proof_s=answer.seconds if answer.status == "optimal" else None,
         solver_version=answer.version,
     )
+    found = {"finish_us": finish_us, "bound_us": answer.bound, "message": message, "model": run}
+    search.record(name, solver, answer.status, since, **found)
 
 
 def _on_fold(whole: Orbits, part: Orbits, schedule: ListSchedule) -> ListSchedule:

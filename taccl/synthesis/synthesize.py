@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
@@ -126,38 +127,26 @@ def synthesize(
         threads or _cores(), seed, memory_limit_mb, log, progress, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters,
     )  # fmt: skip
-    deadline = Deadline(began + max(0.05, time_limit_s - parameters.budget.reserve_s))
-    is_large, choice = _check(problem, backend, time_limit_s, sketch, options)
-    search = Search(problem, options, deadline, began_s=began)
+    plan = _plan(problem, backend, time_limit_s, sketch, options)
     _check_feasible(problem, time_limit_s, parameters)
-    is_brief = is_large and time_limit_s < parameters.choice.compiling_s
-    is_open = sketch == "auto" and not is_brief and not _is_alone(backend, options)
-    is_guided = not isinstance(sketch, str) or (is_open and is_unguided(problem, parameters))
-    improving_s = 0.0
-    if (
-        backend == "auto"
-        and not _is_alone(backend, options)
-        and time_limit_s >= parameters.choice.compiling_s
-    ):
-        budget = parameters.budget
-        improving_s = (budget.improve_share if is_guided else budget.sketched_share) * time_limit_s
-        improving_s *= suits_improvement(problem)
+    end = began + max(0.05, time_limit_s - parameters.budget.reserve_s)
+    search = Search(problem, options, Deadline(end), began_s=began)
     try:
-        search.allow(-improving_s)
-        if is_guided:
-            _search_guided(search, is_large, None if isinstance(sketch, str) else sketch)
+        search.allow(-plan.improving_s)
+        if plan.is_guided:
+            _search_guided(search, plan.is_large, None if isinstance(sketch, str) else sketch)
         else:
-            _search_plain(search, backend, is_large)
+            _search_plain(search, backend, plan.is_large)
         if backend in ("auto", "greedy"):
             _try_baselines(search)
-        search.allow(improving_s)
-        if improving_s:
+        search.allow(plan.improving_s)
+        if plan.improving_s:
             stages.ruin_and_recreate(search)
     except KeyboardInterrupt:
         search.interrupt()
         if search.best is None:
             raise
-    return search.result(backend=backend, choice=choice)
+    return search.result(backend=backend, choice=plan.choice)
 
 
 def choose(
@@ -189,34 +178,48 @@ def choose(
     return True, f"the compiled list scheduler{limited}: {size}, more than the {reached}"
 
 
-def _check(
+class _Plan(NamedTuple):
+    """What is run and why; whether under sketches; and for how long what is found is improved at last."""
+
+    is_large: bool
+    choice: str
+    is_guided: bool
+    improving_s: float
+
+
+def _plan(
     problem: Problem, backend: str, time_limit_s: float, sketch: str | SketchProposal, options: Options
-) -> tuple[bool, str]:
-    """Raise `InputError` for arguments that do not fit together; what `choose` says."""
+) -> _Plan:
+    """What is run; raises `InputError` for arguments that do not fit together."""
     if backend not in ("auto", "greedy"):
         require_known(backend, others=("auto", "greedy"), where="backend")
     if isinstance(sketch, str) and sketch not in ("auto", "none"):
         raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
-    is_large, choice = choose(problem, backend, time_limit_s, options.parameters)
+    parameters, is_given = options.parameters, not isinstance(sketch, str)
+    is_large, choice = choose(problem, backend, time_limit_s, parameters)
     if options.spill_dir is not None and not is_large:
         raise InputError(
             f"only the compiled list scheduler spills, and what runs is {choice}; leave it out",
             where="spill_dir",
         )
+    # Beside what else was asked for nothing is suggested, and nothing improved.
+    is_alone = backend != "auto" or options.spill_dir is not None or options.keep == "summary"
     if not isinstance(sketch, str):
         check_proposal(sketch, problem)
-        if _is_alone(backend, options):
+        if is_alone:
             raise InputError(
                 "found a proposal, which guides the portfolio alone; leave it out, or give backend='auto' "
                 "and neither keep='summary' nor spill_dir",
                 where="sketch",
             )
-    return is_large, choice
-
-
-def _is_alone(backend: str, options: Options) -> bool:
-    """Whether no sketch may be suggested beside what was asked for."""
-    return backend != "auto" or options.spill_dir is not None or options.keep == "summary"
+    is_long = time_limit_s >= parameters.choice.compiling_s
+    is_open = sketch == "auto" and not is_alone and (is_long or not is_large)
+    is_guided = is_given or (is_open and is_unguided(problem, parameters))
+    improving_s = 0.0
+    if is_long and not is_alone and suits_improvement(problem):
+        budget = parameters.budget
+        improving_s = (budget.improve_share if is_guided else budget.sketched_share) * time_limit_s
+    return _Plan(is_large, choice, is_guided, improving_s)
 
 
 def _check_feasible(problem: Problem, time_limit_s: float, parameters: SearchParameters) -> None:
@@ -254,7 +257,7 @@ def _search_guided(search: Search, is_large: bool, proposal: SketchProposal | No
         except NoSolutionError:  # in all of the time there may be one
             is_first = False
         search.bound, search.ran_out = part.bound, part.ran_out
-    if search.bound is None and not search.interrupted and not is_first:
+    if not is_first:
         _prove(search)
     if not (search.is_met or search.interrupted):
         search_guided(search, _choose_and_search, proposal=proposal, is_searched=is_first)
@@ -273,8 +276,7 @@ def _search_plain(search: Search, backend: str, is_large: bool) -> None:
         return
     if backend in ("auto", "cpsat"):
         warm_up("ortools")
-    if search.bound is None:
-        _prove(search)
+    _prove(search)
     searches = search_halves(search, partial(_search_spreading, backend=backend))
     if len(searches) == 2 and backend == "auto" and not search.interrupted:
         overlap(search, searches)
@@ -292,8 +294,7 @@ def _search_spreading(search: Search, *, backend: str) -> None:
     """
     first = partial(stages.greedy, search, budget_s=0.0, max_runs=1)
     try:
-        if search.bound is None and not search.interrupted:
-            _prove(search)
+        _prove(search)
         if search.interrupted or search.problem.collective.is_met:  # or nothing is to be sent
             first()
         else:
@@ -314,7 +315,9 @@ def _search_spreading(search: Search, *, backend: str) -> None:
 
 
 def _prove(search: Search) -> None:
-    """A lower bound in the part of the time that is meant for it."""
+    """A lower bound in the part of the time that is meant for it, unless there is one."""
+    if search.bound is not None or search.interrupted:
+        return
     since, budget = time.monotonic(), search.parameters.budget
     left_s = search.deadline.left_s
     bound = lower_bound(
@@ -327,22 +330,15 @@ def _try_baselines(search: Search) -> None:
     """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
-    late = arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s
-    if (
-        search.is_met
-        or not isinstance(search.best, Schedule)
-        or arrivals > portfolio.baseline_arrivals
-        or late
-    ):
+    is_late = arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s
+    if is_late or arrivals > portfolio.baseline_arrivals or not isinstance(search.best, Schedule):
         return
-    for name in ("ring", "pairwise"):
-        try:
+    for name in ("ring", "pairwise") if not search.is_met else ():
+        with suppress(InputError):  # it is not defined here
             other = replace(baseline(name, problem), problem=problem)
-        except InputError:  # it is not defined here
-            continue
-        if other.finish < search.best.finish and verify(other).ok:
-            search.offer_whole(other, producer=other.producer, verified=True)
-            search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)
+            if other.finish < search.best.finish and verify(other).ok:
+                search.offer_whole(other, producer=other.producer, verified=True)
+                search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)
 
 
 def _cores() -> int:

@@ -8,8 +8,7 @@ import pytest
 
 import taccl
 from taccl.errors import TopologyError
-from taccl.synthesis.suggesting.relays import relay_plans
-from taccl.synthesis.suggesting.shape import find_shape
+from taccl.synthesis.suggesting.plans import find_shape, relay_plans
 from taccl.synthesis.suggesting.symmetry_finding import Shift, count_symmetries, find_shifts
 from taccl.topology.topology import TopologyBuilder
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from taccl.errors import SolverUnavailableError
 from taccl.problem import Clauses
@@ -36,7 +36,7 @@ from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.routing import TAGS, build_routing
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Sequence, Set
+    from collections.abc import Collection, Hashable, Iterator, Sequence, Set
 
     from taccl.problem import Problem
     from taccl.sketch.reachability import Demand
@@ -51,6 +51,9 @@ __all__ = [
     "longer_paths",
     "reached_despite",
 ]
+
+#: Sets of edits, each of which leads a chunk on.
+_Cut: TypeAlias = frozenset[frozenset[Edit]]
 
 #: Demands whose conflicts are compared, and sets of clauses that are tried for each.
 _MAX_DEMANDS, _MAX_SETS = 64, 500
@@ -79,22 +82,13 @@ def reached_despite(barriers: Barriers, demand: Demand, clauses: Collection[str]
 
 
 def clashing(barriers: Barriers, missed: Sequence[Demand]) -> tuple[Demand, tuple[str, ...]]:
-    """The unmet demand that the fewest clauses keep from one of its ends, and those clauses.
-
-    Parameters
-    ----------
-    missed : sequence of Demand
-        Not empty; each could be met without clauses.
-    """
-    best: tuple[Demand, tuple[str, ...]] | None = None
+    """Of unmet demands, which clauses alone keep from being met, the one that the fewest do; and those."""
+    found: list[tuple[Demand, tuple[str, ...]]] = []
     for demand in missed[:_MAX_DEMANDS]:
-        found = _clash_of(barriers, demand)
-        if best is None or len(found[1]) < len(best[1]):
-            best = found
-        if len(best[1]) == 1:
+        found.append(_clash_of(barriers, demand))
+        if len(found[-1][1]) == 1:
             break
-    assert best is not None, "there are demands that are not met"
-    return best
+    return min(found, key=lambda clash: len(clash[1]))
 
 
 def _clash_of(barriers: Barriers, demand: Demand) -> tuple[Demand, tuple[str, ...]]:
@@ -122,14 +116,7 @@ def _clash_of(barriers: Barriers, demand: Demand) -> tuple[Demand, tuple[str, ..
 def fewest_edits(barriers: Barriers, some: Sequence[Demand], *, solver: str, deadline: float) -> Change:
     """The edits of least cost that let every demand be met, over however many links.
 
-    No solver is asked where one smallest edit will do.
-
-    Parameters
-    ----------
-    some : sequence of Demand
-        Each could be met without clauses.
-    deadline : float
-        On the clock of `time.monotonic`. By then the cheapest clauses given up altogether are returned.
+    No solver is asked where one smallest edit will do. Where time is up, clauses are given up altogether.
 
     Raises
     ------
@@ -143,42 +130,44 @@ def fewest_edits(barriers: Barriers, some: Sequence[Demand], *, solver: str, dea
         merged[kind] = replace(other, ends=tuple(dict.fromkeys((*other.ends, *demand.ends))))
     topology = barriers.problem.topology
 
-    def opened(made: frozenset[Edit], demand: Demand, link: int) -> bool:
-        options = barriers.openings(link, demand.chunk, reducing=demand.reducing)
-        return any(option <= made for option in options)
-
     def leads_on(seen: Set[int], link: Link, reducing: bool) -> bool:
         if reducing:
             return not seen.isdisjoint(link.dsts) and not seen >= set(link.srcs)
         return seen >= set(link.srcs) and not seen >= set(link.dsts)
 
-    def cuts(chosen: Collection[Edit], *, first: bool = False) -> list[frozenset[frozenset[Edit]]]:
+    def cuts(chosen: Collection[Edit]) -> Iterator[_Cut]:
         """For every demand that is unmet after some edits, what would lead its chunk on."""
-        made, found = frozenset(chosen), []
+        made = frozenset(chosen)
         for demand in merged.values():
-            is_open, reducing = partial(opened, made, demand), demand.reducing
-            seen = hops_from(topology, demand.starts, is_open, reducing=reducing).keys()
-            if seen >= set(demand.ends):
-                continue
-            ahead = (e for e, link in enumerate(topology.links) if leads_on(seen, link, reducing))
-            options = (barriers.openings(e, demand.chunk, reducing=reducing) for e in ahead)
-            found.append(_least({option for some in options for option in some}))
-            if first:
-                break
-        return list(dict.fromkeys(found))
+            openings = partial(barriers.openings, chunk=demand.chunk, reducing=demand.reducing)
+            seen = hops_from(
+                topology,
+                demand.starts,
+                lambda e, openings=openings: any(option <= made for option in openings(e)),  # type: ignore[misc]
+                reducing=demand.reducing,
+            ).keys()
+            if not seen >= set(demand.ends):
+                ahead = (e for e, link in enumerate(topology.links) if leads_on(seen, link, demand.reducing))
+                options = {option for e in ahead for option in openings(e)}
+                # Those that hold no other.
+                yield frozenset(each for each in options if not any(other < each for other in options))
 
-    known = cuts(())
+    known = list(dict.fromkeys(cuts(())))
     if not known:
         return Change((), True)
     alone = [frozenset(edit for option in cut if len(option) == 1 for edit in option) for cut in known]
     for edit in sorted(frozenset.intersection(*alone), key=lambda edit: (_price(edit), edit)):
-        if edit.cost == 1 and not cuts([edit], first=True):
+        if edit.cost == 1 and next(cuts([edit]), None) is None:
             return Change((edit,), True)
     while True:
         chosen = _hitting_set(known, solver=solver, time_limit_s=deadline - time.monotonic())
-        if chosen is None:
-            return _given_up(list(merged.values()), barriers)
-        more = cuts(chosen)
+        if chosen is None:  # every clause that is in some demand's way is given up altogether
+            links = range(len(topology.links))
+            ways = (
+                barriers.openings(e, d.chunk, reducing=d.reducing) for d in merged.values() for e in links
+            )
+            return Change(tuple(sorted(frozenset().union(*(way[-1] for way in ways)))), False)
+        more = list(cuts(chosen))
         if not more:
             return Change(tuple(sorted(chosen)), True)
         known = list(dict.fromkeys([*known, *more]))
@@ -191,10 +180,8 @@ def longer_paths(barriers: Barriers, change: Change) -> Change:
     if not limits:
         return change
     unlimited = loosened.without_clauses(*(each.field for each in limits))
-    least = 0
-    for demand in demands(unlimited):
-        hops = reached(unlimited, demand)
-        least = max([least, *(hops[r] for r in demand.ends)])
+    hops = ((reached(unlimited, demand), demand.ends) for demand in demands(unlimited))
+    least = max((passed[r] for passed, ends in hops for r in ends), default=0)
     edits = tuple(
         Edit(each.said[0], "set", ((least,),), 1)
         for each in limits
@@ -211,14 +198,7 @@ def _price(edit: Edit) -> int:
     return 100 * edit.cost + (_GENTLE.index(edit.clause) if edit.clause in _GENTLE else len(_GENTLE))
 
 
-def _least(options: Collection[frozenset[Edit]]) -> frozenset[frozenset[Edit]]:
-    """The sets of edits that hold no other."""
-    return frozenset(option for option in options if not any(other < option for other in options))
-
-
-def _hitting_set(
-    cuts: Sequence[frozenset[frozenset[Edit]]], *, solver: str, time_limit_s: float
-) -> list[Edit] | None:
+def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> list[Edit] | None:
     """The cheapest edits that hold one option of every cut; None where time ran out.
 
     Minimise the cost of y subject to: of every cut some option z is taken, z <= y of each of its edits.
@@ -241,15 +221,6 @@ def _hitting_set(
     if answer.status != "optimal" or answer.values is None:
         return None
     return [edit for edit in edits if answer.values[made[edit]] > 0.5]
-
-
-def _given_up(some: Sequence[Demand], barriers: Barriers) -> Change:
-    """Every clause that is in some demand's way, given up altogether."""
-    dearest: set[Edit] = set()
-    for demand in some:
-        for e in range(len(barriers.problem.topology.links)):
-            dearest |= barriers.openings(e, demand.chunk, reducing=demand.reducing)[-1]
-    return Change(tuple(sorted(dearest)), False)
 
 
 def circle_of_own_chunks(barriers: Barriers, *, solver: str, deadline: float) -> tuple[str, ...]:

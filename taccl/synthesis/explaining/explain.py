@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.sketch.reachability import Demand
 
-__all__ = ["ClauseCost", "Explanation", "explain"]
+__all__ = ["ClauseCost", "Explanation", "explain", "price"]
 
 _MAX_NAMED = 8
 #: Clauses that are left out one by one; what merges is loosened instead.
@@ -174,7 +174,8 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds =
         return _unreached(barriers, missed, solver=backend, deadline=deadline)
     circle = circle_of_own_chunks(barriers, solver=backend, deadline=deadline)
     if circle:
-        return _circle(barriers, circle)
+        reason = "on links of several ranks, own chunks that go first wait for each other in a circle"
+        return _clash(barriers, reason, circle, Change((Edit(OWN_FIRST, "set", (), 1),), True))
     return _priced(barriers, deadline)
 
 
@@ -183,12 +184,12 @@ def _unreached(barriers: Barriers, missed: Sequence[Demand], *, solver: str, dea
     problem = barriers.problem
     for demand in missed:
         found = reached(replace(problem, clauses=Clauses()), demand)
-        ends = tuple(r for r in demand.ends if r not in found)
-        if ends:
-            reason = f"{_path(problem, demand, ends[0])}: {problem.topology.name} has no path for it"
-            cut = sorted(set(range(problem.topology.num_ranks)).difference(found))
-            way = ("from", "to") if demand.reducing else ("to", "from")
-            link = f"add a link {way[0]} one of ranks {in_runs(cut)} {way[1]} one of ranks {in_runs(found)}"
+        end = next((r for r in demand.ends if r not in found), None)
+        if end is not None:
+            reason = f"{_path(problem, demand, end)}: {problem.topology.name} has no path for it"
+            cut = in_runs(sorted(set(range(problem.topology.num_ranks)).difference(found)))
+            here, there = ("from", "to") if demand.reducing else ("to", "from")
+            link = f"add a link {here} one of ranks {cut} {there} one of ranks {in_runs(found)}"
             return Explanation(False, reason, change=link)
     demand, clauses = clashing(barriers, missed)
     change = longer_paths(barriers, fewest_edits(barriers, missed, solver=solver, deadline=deadline))
@@ -199,26 +200,24 @@ def _unreached(barriers: Barriers, missed: Sequence[Demand], *, solver: str, dea
 
 def _path(problem: Problem, demand: Demand, end: int) -> str:
     """Who cannot get where."""
-    name = problem.collective.name
-    start = demand.starts[0]
+    name, start = problem.collective.name, demand.starts[0]
     if demand.reducing:
         return f"the contribution of rank {end} to chunk {demand.chunk} of {name} cannot get to rank {start}"
     return f"chunk {demand.chunk} of {name} cannot get from rank {start} to rank {end}"
 
 
-def _circle(barriers: Barriers, clauses: tuple[str, ...]) -> Explanation:
-    """The explanation where own chunks that go first wait for each other."""
-    reason = "on links of several ranks, own chunks that go first wait for each other in a circle"
-    return _clash(barriers, reason, clauses, Change((Edit(OWN_FIRST, "set", (), 1),), True))
-
-
 def _clash(barriers: Barriers, reason: str, clauses: Iterable[str], change: Change) -> Explanation:
-    conflict = tuple(f"{_place(barriers, clause)}: {_said(barriers, clause)}" for clause in clauses)
+    kinds: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # a sentence for every clause and kind of edit
+    for edit in change.edits:
+        kinds.setdefault((edit.clause, edit.verb), set()).update(edit.items)
     return Explanation(
         feasible=False,
         reason=reason,
-        conflict=conflict,
-        change="; ".join(_told(barriers, change.edits)),
+        conflict=tuple(f"{_place(barriers, clause)}: {_said(barriers, clause)}" for clause in clauses),
+        change="; ".join(
+            f"{_place(barriers, clause)}: {_edit(barriers, clause, verb, sorted(items))}"
+            for (clause, verb), items in kinds.items()
+        ),
         loosened=barriers.loosened(change.edits),
         proven=change.fewest,
     )
@@ -257,14 +256,6 @@ def _said(barriers: Barriers, clause: str) -> str:
     return "only some of the parallel links may be used"
 
 
-def _told(barriers: Barriers, edits: Sequence[Edit]) -> Iterator[str]:
-    """What to write in the sketch, one sentence for every clause and kind of edit."""
-    kinds = dict.fromkeys((edit.clause, edit.verb) for edit in edits)
-    for clause, verb in kinds:
-        items = sorted({i for e in edits if (e.clause, e.verb) == (clause, verb) for i in e.items})
-        yield f"{_place(barriers, clause)}: {_edit(barriers, clause, verb, items)}"
-
-
 def _edit(barriers: Barriers, clause: str, verb: str, items: Sequence[tuple[int, ...]]) -> str:
     topology = barriers.problem.topology
     if verb == "set" and items:
@@ -273,9 +264,8 @@ def _edit(barriers: Barriers, clause: str, verb: str, items: Sequence[tuple[int,
     if remedy:
         return remedy
     if verb == "remove":
-        return "remove it, so that " + (
-            "links carry any chunk" if clause == RELAYS else "any link may be used"
-        )
+        freed = "links carry any chunk" if clause == RELAYS else "any link may be used"
+        return f"remove it, so that {freed}"
     if verb == "remove entry":
         senders = ", ".join(str(sender) for (sender,) in items)
         return f"remove the entry of local rank {senders}, so that it carries any chunk off its node"
@@ -283,11 +273,11 @@ def _edit(barriers: Barriers, clause: str, verb: str, items: Sequence[tuple[int,
         return f"allow link {', '.join(str(topology.links[e]) for (e,) in items)}"
     if clause == RELAYS:
         return "add " + ", ".join(f"{start} to the list of {sender}" for sender, start in items)
+    local = topology.local_rank
     example = next(
         link
         for e, link in enumerate(topology.links)
-        if topology.is_internode(e) == (clause == CONNECTIONS)
-        and (topology.local_rank[link.src], topology.local_rank[link.dst]) in items
+        if topology.is_internode(e) == (clause == CONNECTIONS) and (local[link.src], local[link.dst]) in items
     )
     return f"allow {_pairs(items)} (such as {example})"
 
@@ -306,24 +296,25 @@ def _priced(barriers: Barriers, deadline: float) -> Explanation:
     for clause, without in _each_without(barriers):
         if time.monotonic() > deadline:
             break
-        free_us = lower_bound(without).bound_us
-        difference = bound.bound_us - free_us
-        percent = 100 * difference / free_us if free_us else 0.0
-        costs.append(ClauseCost(clause, free_us, difference, percent))
+        costs.append(price(bound.bound_us, clause, without))
     costs.sort(key=lambda cost: (cost.clause != EVERY_CLAUSE, -cost.difference_us))
     return Explanation(True, bound.limits, bound_us=bound.bound_us, costs=tuple(costs))
+
+
+def price(bound_us: float, clause: str, without: Problem) -> ClauseCost:
+    """What a clause costs: the bound of a problem with it, against that of the one without it."""
+    free_us = lower_bound(without).bound_us
+    difference = bound_us - free_us
+    return ClauseCost(clause, free_us, difference, 100 * difference / free_us if free_us else 0.0)
 
 
 def _each_without(barriers: Barriers) -> Iterator[tuple[str, Problem]]:
     """Every clause that binds a schedule, and the problem without it; last, the one without all."""
     problem, clauses = barriers.problem, barriers.clauses
-    fields = []
     binding = (name for each in CLAUSES.values() if each.scope in _PRICED for name in each.said)
-    for clause in dict.fromkeys(binding):
-        without = barriers.without([clause])
-        if without.clauses != clauses:
-            fields.append(clause)
-            yield _place(barriers, clause), without
+    withouts = {clause: barriers.without([clause]) for clause in dict.fromkeys(binding)}
+    fields = [clause for clause, without in withouts.items() if without.clauses != clauses]
+    yield from ((_place(barriers, clause), withouts[clause]) for clause in fields)
     most = max(clauses.max_merge, problem.collective.num_chunks)
     everywhere = frozenset(range(len(problem.topology.links)))
     looser: dict[str, dict[str, Any]] = {
@@ -331,10 +322,7 @@ def _each_without(barriers: Barriers) -> Iterator[tuple[str, Problem]]:
         "merging.links": {"merging": everywhere, "max_merge": max(clauses.max_merge, 6)},
     }
     named = [each for each in looser if each in clauses.where]
-    for clause in named:
-        yield clauses.where[clause], problem.with_clauses(**looser[clause])
+    yield from ((clauses.where[clause], problem.with_clauses(**looser[clause])) for clause in named)
     if len(fields) + len(named) > 1:
         free = barriers.without(fields)
-        if named:
-            free = free.with_clauses(max_merge=most, merging=everywhere)
-        yield EVERY_CLAUSE, free
+        yield EVERY_CLAUSE, free.with_clauses(max_merge=most, merging=everywhere) if named else free

@@ -32,34 +32,18 @@ _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
 
 @dataclass(frozen=True, slots=True, order=True)
 class Edit:
-    """A change of one clause.
-
-    Parameters
-    ----------
-    clause : str
-        The field of a sketch.
-    verb : {"add", "allow", "remove entry", "remove", "set"}
-    items : tuple of tuples of int
-        What is added or removed: (src, dst) pairs, (sender, start) pairs, (sender,) or (link,); or the
-        number that is set; none where the clause is to ask for nothing any more.
-    cost : int
-        How much it counts as a change.
-    """
+    """A change of one field of a sketch, and how much it counts."""
 
     clause: str
-    verb: str
+    verb: str  # "add", "allow", "remove entry", "remove" or "set"
+    #: What is added or removed: (src, dst) pairs, (sender, start) pairs, (sender,) or (link,); or the
+    #: number that is set; none where the clause is to ask for nothing any more.
     items: tuple[tuple[int, ...], ...]
     cost: int
 
 
 class Barriers:
-    """What the clauses of a problem keep off which link.
-
-    Parameters
-    ----------
-    problem : Problem
-        Its clauses, on links as they are (not reversed).
-    """
+    """What the clauses of a problem keep off which link, as it is (not reversed)."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -96,22 +80,19 @@ class Barriers:
 
     def without(self, clauses: Collection[str]) -> Problem:
         """The problem without some fields of its sketch."""
-        kept, topology = self.clauses, self.problem.topology
+        kept, links = self.clauses, range(len(self.problem.topology.links))
         if kept.links_allowed is not None:
-            freed = {e for e in range(len(topology.links)) if self._field(e) in clauses}
-            allowed = kept.links_allowed | freed
-            every = len(allowed) == len(topology.links)
-            kept = replace(kept, links_allowed=None if every else frozenset(allowed))
+            allowed = kept.links_allowed.union(e for e in links if self._field(e) in clauses)
+            kept = replace(kept, links_allowed=None if len(allowed) == len(links) else allowed)
         given_up = (each.field for each in kept.said() if each.scope != "link" and {*each.said} & {*clauses})
-        kept = kept.without(*given_up)
-        return replace(self.problem, clauses=kept)
+        return replace(self.problem, clauses=kept.without(*given_up))
 
     def loosened(self, edits: Collection[Edit]) -> Problem:
         """The problem after some edits."""
-        topology, chosen = self.problem.topology, set(edits)
+        links, chosen = range(len(self.problem.topology.links)), set(edits)
         allowed = {
             e
-            for e in range(len(topology.links))
+            for e in links
             if not self._forbidden(e) or any(option <= chosen for option in self._link_edits(e))
         }
         relays = {sender: set(starts) for sender, starts in self.relays.items()}
@@ -128,7 +109,7 @@ class Barriers:
             carries_from, carries_to = {}, {}
         loosened = self.without({edit.clause for edit in chosen if edit.verb == "set" and not edit.items})
         return loosened.with_clauses(
-            links_allowed=None if len(allowed) == len(topology.links) else frozenset(allowed),
+            links_allowed=None if len(allowed) == len(links) else frozenset(allowed),
             carries_from=carries_from,
             carries_to=carries_to,
             own_first=self._own_first(chosen, allowed),
@@ -146,11 +127,8 @@ class Barriers:
         clauses = self.clauses
         if set(clauses.carries_from) != set(clauses.carries_to):
             return False
-        twins = {(link.srcs, link.dsts) for e, link in enumerate(self.problem.topology.links)
-                 if not self._forbidden(e)}  # fmt: skip
-        for e, link in enumerate(self.problem.topology.links):
-            open_pairs = self.open_pairs[self._field_of_ends(e)]
-            if self._forbidden(e) and (link.srcs, link.dsts) not in twins and self._named(e) <= open_pairs:
+        for e in filter(self._forbidden, range(len(self.problem.topology.links))):
+            if self._field(e) != SWITCH and self._named(e) <= self.open_pairs[self._field_of_ends(e)]:
                 return False
         return self._carries(self.relays, self.problem.links_allowed) == (
             dict(clauses.carries_from),
@@ -275,28 +253,22 @@ class Barriers:
 
     def _own_first(self, chosen: Collection[Edit], allowed: Collection[int]) -> frozenset[int]:
         """Where own chunks go first: with a sketch, on every link between nodes that is allowed."""
-        if not self.clauses.own_first or any(edit.clause == OWN_FIRST for edit in chosen):
+        if any(edit.clause == OWN_FIRST for edit in chosen):
             return frozenset()
         across = self.problem.topology.internode_links
-        if self.clauses.own_first == {e for e in across if not self._forbidden(e)}:
-            return frozenset(e for e in across if e in allowed)
-        return self.clauses.own_first
+        is_everywhere = self.clauses.own_first == {e for e in across if not self._forbidden(e)}
+        everywhere = self.clauses.own_first and is_everywhere
+        return frozenset(e for e in across if e in allowed) if everywhere else self.clauses.own_first
 
     def _orbit_edit(self, clause: str, verb: str, item: tuple[int, ...], cost: int) -> Edit:
         """The edit of an item and of all that the sketch's symmetry maps it to."""
-        items = self._orbit(clause == CONNECTIONS, item)
-        return Edit(clause, verb, items, cost * len(items))
-
-    def _orbit(self, across: bool, item: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        topology, found, pending = self.problem.topology, {item}, [item]
-        while pending and self.clauses.symmetry:
-            for ranks in self._ranks_of(pending.pop(), across):
-                for generator in self.clauses.symmetry:
-                    image = tuple(topology.local_rank[generator[r]] for r in ranks)
-                    if image not in found:
-                        found.add(image)
-                        pending.append(image)
-        return tuple(sorted(found))
+        local, found, queue = self.problem.topology.local_rank, {item}, [item]
+        for each in queue if self.clauses.symmetry else ():
+            for ranks in self._ranks_of(each, clause == CONNECTIONS):
+                images = {tuple(local[to[r]] for r in ranks) for to in self.clauses.symmetry} - found
+                found |= images
+                queue.extend(images)
+        return Edit(clause, verb, tuple(sorted(found)), cost * len(found))
 
     def _ranks_of(self, item: tuple[int, ...], across: bool) -> Iterator[tuple[int, ...]]:
         """The ranks that local ranks stand for: of two nodes for a connection, else of one."""

@@ -23,14 +23,14 @@ from taccl.sketch.apply import apply
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet
-from taccl.synthesis.explaining.explain import explain
+from taccl.synthesis.explaining.explain import explain, price
 from taccl.synthesis.suggesting.clauses import clause_names, without_clauses
 from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from taccl.arguments import Seconds, Size
     from taccl.collective import Collective
@@ -78,7 +78,6 @@ class SketchReport:
     Parameters
     ----------
     name : str
-        Of the sketch.
     usable : bool
         Whether the sketch fits as it is, and admits a schedule.
     clauses : tuple of ClauseReport
@@ -112,19 +111,7 @@ class SketchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values."""
-        return {
-            "name": self.name,
-            "usable": self.usable,
-            "bound_us": self.bound_us,
-            "free_us": self.free_us,
-            "divisible_us": self.divisible_us,
-            "limits": self.limits,
-            "conflict": list(self.conflict),
-            "change": self.change,
-            "num_unreachable": self.num_unreachable,
-            "clauses": [asdict(each) for each in self.clauses],
-            "hints": list(self.hints),
-        }
+        return asdict(self)
 
     def __repr__(self) -> str:
         verdict = "can be used" if self.usable else "cannot be used as it is"
@@ -142,9 +129,8 @@ class SketchReport:
                 f"{self.bound_us / self.divisible_us - 1:+.2%}"
             )
         if self.num_unreachable:
-            more = (
-                f" (and {self.num_unreachable - 1} kinds of chunk more)" if self.num_unreachable > 1 else ""
-            )
+            others = self.num_unreachable - 1
+            more = f" (and {others} kinds of chunk more)" if others else ""
             lines.append(f"  no schedule: {self.limits}{more}")
             lines += [f"    clashes: {clause}" for clause in self.conflict]
             lines.append(f"    the smallest change: {self.change}")
@@ -193,35 +179,37 @@ def check_sketch(
         collective = make(collective, topology.num_ranks, chunks_per_rank=guide.chunks.per_rank)
     check = _Check(guide, topology, collective, {"chunk_size": chunk_size, "size": size})
     wrong = check.faults()
-    problem = check.problem
-    missed = list(unmet(problem))
+    problem, missed = check.problem, len(list(unmet(check.problem)))
+
+    def reports(report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
+        return tuple(
+            ClauseReport(name, "wrong", wrong[name]) if name in wrong else report(name)
+            for name in clause_names(guide)
+        )
+
     if missed:
         check_reachable(replace(problem, clauses=problem.clauses.only("merge")))
         found = explain(problem, time_limit_s=time_limit_s)
-        clauses = [_faulty(name, wrong) or check.blocking(name) for name in clause_names(guide)]
         return SketchReport(
-            guide.name, False, tuple(clauses), None, None, None,
-            found.reason, found.conflict, found.change, len(missed),
-        )  # fmt: skip
+            guide.name,
+            usable=False,
+            clauses=reports(check.blocking),
+            limits=found.reason,
+            conflict=found.conflict,
+            change=found.change,
+            num_unreachable=missed,
+        )
     bound = lower_bound(problem)
-    clauses = [
-        _faulty(name, wrong) or check.effect(name, bound.bound_us, deadline) for name in clause_names(guide)
-    ]
-    free = check.apply(set(clause_names(guide)))
     return SketchReport(
         name=guide.name,
         usable=not wrong,
-        clauses=tuple(clauses),
+        clauses=reports(lambda name: check.effect(name, bound.bound_us, deadline)),
         bound_us=bound.bound_us,
-        free_us=lower_bound(free).bound_us,
+        free_us=lower_bound(check.apply(clause_names(guide))).bound_us,
         divisible_us=lower_bound(problem, divisible=True).bound_us,
         limits=bound.limits,
-        hints=tuple(check.hints()),
+        hints=check.hints(),
     )
-
-
-def _faulty(name: str, wrong: Mapping[str, str]) -> ClauseReport | None:
-    return ClauseReport(name, "wrong", wrong[name]) if name in wrong else None
 
 
 class _Check:
@@ -236,7 +224,7 @@ class _Check:
 
     def apply(self, names: Collection[str]) -> Problem:
         """The problem without some clauses, and without those that do not fit."""
-        sketch, _ = without_clauses(self.sketch, self.removed | set(names))
+        sketch, _ = without_clauses(self.sketch, self.removed.union(names))
         return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
 
     def faults(self) -> dict[str, str]:
@@ -287,29 +275,29 @@ class _Check:
         if without.clauses.only() == self.problem.clauses.only():
             return ClauseReport(name, "unused", "leaving it out changes nothing", bound_us, 0.0)
         if _obeyed(without) == _obeyed(self.problem):
-            if _guides(name) or not without.clauses.same(self.problem.clauses, "search"):
+            scopes = {each.scope for each in CLAUSES.values() if name.partition("[")[0] in each.said}
+            if scopes <= {"search"} or not without.clauses.same(self.problem.clauses, "search"):
                 return ClauseReport(
                     name, "guides", "guides the search; no schedule must obey it", bound_us, 0.0
                 )
             return ClauseReport(name, "unused", "what it forbids, others forbid already", bound_us, 0.0)
         if time.monotonic() > deadline:
             return ClauseReport(name, "binds", "not bounded: time was up")
-        free_us = lower_bound(without).bound_us
-        cost_us = bound_us - free_us
-        if cost_us <= 0:
-            return ClauseReport(name, "binds", "costs nothing that the bound shows", free_us, 0.0)
-        percent = f" ({cost_us / free_us:.2%})" if free_us else ""
-        effect = f"costs at least {format_us(cost_us)}{percent}; without it the bound is {format_us(free_us)}"
-        return ClauseReport(name, "binds", effect, free_us, cost_us)
+        cost = price(bound_us, name, without)
+        if cost.difference_us <= 0:
+            return ClauseReport(name, "binds", "costs nothing that the bound shows", cost.bound_us, 0.0)
+        percent = f" ({cost.percent:.2f}%)" if cost.bound_us else ""
+        effect = (
+            f"costs at least {format_us(cost.difference_us)}{percent}; "
+            f"without it the bound is {format_us(cost.bound_us)}"
+        )
+        return ClauseReport(name, "binds", effect, cost.bound_us, cost.difference_us)
 
     def _symmetry(self, name: str, without: Problem) -> ClauseReport:
         """What an entry of the symmetry does: by how much it folds the model."""
         entry = self.sketch.symmetry[int(name[9:-1])]
-        dropped = [
-            note
-            for note in self.problem.notes
-            if f"offset {entry.offset} in groups of {entry.group} " in note
-        ]
+        said = f"offset {entry.offset} in groups of {entry.group} "
+        dropped = [note for note in self.problem.notes if said in note]
         group, other = symmetry_group(self.problem), symmetry_group(without)
         if group.order is not None and group.order == other.order:
             return ClauseReport(name, "unused", dropped[0] if dropped else "the other symmetries contain it")
@@ -319,9 +307,8 @@ class _Check:
         effect = f"folds the model{folds}; no schedule must obey it"
         return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
 
-    def hints(self) -> list[str]:
+    def hints(self) -> tuple[str, ...]:
         """Symmetries that the clauses and the collective have, and the sketch does not use."""
-        shifts: Sequence[Shift] = find_shifts(self.topology)
         group = symmetry_group(self.problem)
         plain = self.problem.with_clauses(symmetry=())
 
@@ -329,12 +316,12 @@ class _Check:
             more = plain.with_clauses(symmetry=(*self.problem.clauses.symmetry, ranks))
             return not (group.has(ranks) or group.order is None and _fold_alike(group, symmetry_group(more)))
 
-        return [
+        return tuple(
             f"offset {shift.offset} in groups of {shift.group} is a symmetry too: add it as [[symmetry]] to "
             "make the model smaller"
-            for shift in fitting_shifts(plain, shifts)
+            for shift in fitting_shifts(plain, find_shifts(self.topology))
             if adds(shift.ranks(self.topology.num_ranks))
-        ]
+        )
 
 
 def _fold_alike(one: Symmetries, other: Symmetries) -> bool:
@@ -349,12 +336,6 @@ def _names(sketch: Sketch, field: str, error: SketchError) -> bool:
     """Whether an error is about a field of a sketch, or about something inside it."""
     where, place = error.where or "", sketch.where(field)
     return where == place or where.startswith((f"{place}.", f"{place}["))
-
-
-def _guides(name: str) -> bool:
-    """Whether a field of a sketch says nothing that binds a schedule."""
-    scopes = {each.scope for each in CLAUSES.values() if name.partition("[")[0] in each.said}
-    return scopes <= {"search"}
 
 
 def _obeyed(problem: Problem) -> tuple[object, ...]:
@@ -376,18 +357,13 @@ def _obeyed(problem: Problem) -> tuple[object, ...]:
         for reducing in both
         if problem.may_carry(e, c, reducing=reducing)
     )
+
+    def is_own(link: int, chunk: int, reducing: bool) -> bool:
+        data, ends = collective.chunks[chunk], problem.topology.links[link]
+        if reducing:
+            return data.root in ends.dsts
+        return not set(data.origins if data.root is None else (data.root,)).isdisjoint(ends.srcs)
+
     # Own chunks go first only where there are others behind them.
-    ordered = {
-        e
-        for e, c, reducing in carried
-        if e in clauses.own_first and not _is_own(problem, e, c, reducing=reducing)
-    }
+    ordered = {passage[0] for passage in carried if passage[0] in clauses.own_first and not is_own(*passage)}
     return rest, links, carried, frozenset(ordered)
-
-
-def _is_own(problem: Problem, link: int, chunk: int, *, reducing: bool) -> bool:
-    data, ends = problem.collective.chunks[chunk], problem.topology.links[link]
-    if reducing:
-        return data.root in ends.dsts
-    starts = data.origins if data.root is None else (data.root,)
-    return not set(starts).isdisjoint(ends.srcs)

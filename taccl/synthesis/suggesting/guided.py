@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.deadline import NEVER, OutOfTime
 from taccl.errors import InputError, NoSolutionError
-from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis import stages
 from taccl.synthesis.large import effort, suits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -23,6 +22,7 @@ from taccl.synthesis.suggesting.suggest import suggest_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
     from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -70,49 +70,40 @@ def search_guided(
     proposal: SketchProposal | None = None,
     is_searched: bool = False,
 ) -> None:
-    """Search under the best suggested sketches, and without any.
+    """Search under the best suggested sketches, or a proposal; and without, unless that `is_searched`.
 
-    Parameters
-    ----------
-    search_plain : callable
-        The search of a problem as it is, by a backend.
-    proposal : SketchProposal, optional
-        The sketch, if it is known already.
-    is_searched : bool
-        Whether the search without a sketch is done.
+    `search_plain` is the search of a problem as it is, by a backend.
     """
-    suggesting = search.parameters.suggesting
+    suggesting, problem = search.parameters.suggesting, search.problem
     limit_s = search.deadline.left_s
+    run = partial(_search_part, search, search_plain)
     if not is_searched:
-        _schedule_first(search, search_plain, suggesting.first_share * limit_s)
+        first_s = suggesting.first_share * limit_s  # by whichever list scheduler is quick
+        if effort(problem) * suggesting.s_per_move <= first_s:
+            run(problem, first_s, backend="greedy")
+        if not (search.is_met or search.interrupted) and suits(problem):
+            stages.have_compiled(search)  # sketches may need them, too
+        if search.best is None:
+            stages.compiled(search, budget_s=search.deadline.left_s, num_runs=1)
     tried: list[SketchProposal] = []
-    for sketch in _sketches(search, proposal, limit_s):
+    for sketch in [proposal] if proposal is not None else _suggested(search, limit_s):
         if search.done or sketch.bound_us >= (search.best_us or math.inf):
             continue
         _take(search, sketch)
         tried.append(sketch)
         with contextlib.suppress(NoSolutionError):
-            _search_part(
-                search, search_plain, sketch.problem, suggesting.sketch_share * search.deadline.left_s, sketch
-            )
+            run(sketch.problem, suggesting.sketch_share * search.deadline.left_s, bound=sketch.bound)
     if search.best is None:
         search_plain(search, "auto")
     elif not is_searched and not search.done:
+        left_s = search.deadline.left_s
         with contextlib.suppress(InputError, NoSolutionError):  # too little memory, or time
-            _search_without(search, search_plain)
+            if effort(problem) * suggesting.s_per_move <= left_s:
+                run(problem, left_s)
+            elif left_s >= suggesting.least_compiled_s:  # no time to fold
+                stages.compiled(search, budget_s=left_s)
     if tried:
         search.notes.append(_told(search, tried))
-
-
-def _schedule_first(search: Search, search_plain: Callable[[Search, str], None], first_s: float) -> None:
-    """A first schedule without a sketch, by whichever list scheduler is quick."""
-    problem = search.problem
-    if effort(problem) * search.parameters.suggesting.s_per_move <= first_s:
-        _search_part(search, search_plain, problem, first_s, backend="greedy")
-    if not (search.is_met or search.interrupted) and suits(problem):
-        stages.have_compiled(search)  # sketches may need them, too
-    if search.best is None:
-        stages.compiled(search, budget_s=search.deadline.left_s, num_runs=1)
 
 
 def _search_part(
@@ -120,16 +111,16 @@ def _search_part(
     search_plain: Callable[[Search, str], None],
     problem: Problem,
     limit_s: float,
-    sketch: SketchProposal | None = None,
     *,
+    bound: Certificate | None = None,
     backend: str = "auto",
 ) -> None:
     """Search a problem whose schedules are schedules of this one, for some of the time."""
     part = search.part(
         problem,
-        "" if sketch is None else "sketch: ",
+        "" if problem is search.problem else "sketch: ",
         search.deadline.sooner(limit_s),
-        bound=search.bound if sketch is None else sketch.bound,
+        bound=bound or search.bound,
         gives_up=search.best is not None,
         serves_above=True,
     )
@@ -139,10 +130,10 @@ def _search_part(
         search.ran_out = part.ran_out
 
 
-def _sketches(search: Search, proposal: SketchProposal | None, limit_s: float) -> Sequence[SketchProposal]:
-    """The sketch that was given, or those that are suggested."""
-    if proposal is not None or search.is_met or search.interrupted:
-        return [proposal] if proposal is not None else []
+def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
+    """Sketches for the problem, unless the search is over."""
+    if search.is_met or search.interrupted:
+        return []
     since, suggesting = time.monotonic(), search.parameters.suggesting
     give_up = NEVER if search.best is None else search.deadline.sooner(suggesting.give_up_share * limit_s)
     found: list[SketchProposal] = []
@@ -169,22 +160,8 @@ def _sketches(search: Search, proposal: SketchProposal | None, limit_s: float) -
 def _take(search: Search, sketch: SketchProposal) -> None:
     """Offer the schedule that came with a proposal."""
     since = time.monotonic()
-    found = sketch.schedule
-    whole = found.expand() if isinstance(found, CompactSchedule) else found
-    producer = f"{whole.producer}, sketch {sketch.sketch.name}"
-    schedule = replace(whole, problem=search.problem, producer=producer)
-    finish_us = search.offer_whole(schedule, producer=producer)
+    finish_us = search.offer_sketched(sketch.schedule, sketch.sketch.name)
     search.record("suggested", "taccl", "done", since, finish_us=finish_us)
-
-
-def _search_without(search: Search, search_plain: Callable[[Search, str], None]) -> None:
-    """Search without a sketch; by the compiled list scheduler where there is no time to fold."""
-    left_s = search.deadline.left_s
-    suggesting = search.parameters.suggesting
-    if effort(search.problem) * suggesting.s_per_move <= left_s:
-        _search_part(search, search_plain, search.problem, left_s)
-    elif left_s >= suggesting.least_compiled_s:
-        stages.compiled(search, budget_s=left_s)
 
 
 def _told(search: Search, tried: Sequence[SketchProposal]) -> str:
@@ -192,8 +169,7 @@ def _told(search: Search, tried: Sequence[SketchProposal]) -> str:
     producer = "" if search.best is None else search.best.producer
     ahead = [each for each in tried if producer.endswith(f"sketch {each.sketch.name}")]
     parts = [f"the suggested {each.sketch.name} led to this schedule ({each.why})" for each in ahead]
-    others = ", ".join(each.sketch.name for each in tried if each not in ahead)
+    others = [each.sketch.name for each in tried if each not in ahead]
     if others:
-        were = "was" if len(tried) - len(ahead) == 1 else "were"
-        parts.append(f"{others} {were} tried, and not ahead")
+        parts.append(f"{', '.join(others)} {'was' if len(others) == 1 else 'were'} tried, and not ahead")
     return f"no sketch was given: {'; '.join(parts)}; sketch='none' (--no-sketch) suggests none"

@@ -1,10 +1,9 @@
-"""Sketches for a topology, a collective and a size: what may be tried, and what is proposed."""
+"""Sketches that are proposed: made of a plan, with the symmetry that they may have, written with comments."""
 
 from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.units import BYTES_PER_MB, format_size, format_us
+from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,13 +23,11 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.suggesting.relays import Plan
-    from taccl.synthesis.suggesting.shape import Shape
+    from taccl.synthesis.suggesting.plans import Plan, Shape
     from taccl.synthesis.suggesting.symmetry_finding import Shift
     from taccl.topology.topology import Topology
 
-__all__ = ["SketchProposal", "fitting_shifts", "is_small", "make_sketch"]
-
+__all__ = ["SketchProposal", "fitting_shifts", "make_sketch"]
 
 #: For editors.
 _SCHEMA_LINE = "#:schema sketch.schema.json"
@@ -114,11 +111,6 @@ def _wrapped(paragraph: str) -> list[str]:
     return textwrap.wrap(paragraph, _WIDTH, initial_indent="# ", subsequent_indent="# ")
 
 
-def is_small(shape: Shape, chunk_bytes: int) -> bool:
-    """Whether a chunk's latency between nodes is at least as long as its bytes take."""
-    return shape.alpha_us >= shape.beta_us_per_mb * Fraction(chunk_bytes, BYTES_PER_MB)
-
-
 def make_sketch(
     topology: Topology,
     shape: Shape,
@@ -136,8 +128,7 @@ def make_sketch(
     content["chunks"] = {"per_rank": chunks_per_rank}
     if chunk_bytes is not None:
         content["chunks"]["size"] = chunk_bytes
-        small = is_small(shape, chunk_bytes)
-        policy = "max-connections" if small else "min-connections"
+        policy = "max-connections" if shape.is_small(chunk_bytes) else "min-connections"
         content["switch"] = [
             {"name": f"switch {i}", "ranks": ranks, "policy": policy}
             for i, ranks in enumerate(shape.switches)
@@ -162,7 +153,7 @@ def fitting_shifts(
     num_ranks = problem.topology.num_ranks
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):
         deadline.check()
-        if any(k.group == shift.group and shift.offset % k.offset == 0 for k in kept):
+        if shift.repeats_one_of(kept):
             continue
         permutations = tuple(each.ranks(num_ranks) for each in (*kept, shift))
         if _has(problem, permutations[-1]) and _folds(problem, permutations):

@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.collective import Collective
 from taccl.collectives import make
@@ -22,13 +23,14 @@ from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.large import effort
+from taccl.synthesis import stages
+from taccl.synthesis.halves import search_halves
+from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, is_small, make_sketch
-from taccl.synthesis.suggesting.ranking import quick_schedule
-from taccl.synthesis.suggesting.relays import Plan, relay_plans
-from taccl.synthesis.suggesting.shape import find_shape
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.suggesting.plans import find_shape, relay_plans
+from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
-    from taccl.synthesis.suggesting.shape import Shape
+    from taccl.synthesis.suggesting.plans import Plan, Shape
     from taccl.synthesis.suggesting.symmetry_finding import Shift
     from taccl.topology.topology import Topology
 
@@ -123,11 +125,10 @@ def suggest_sketches(
         }
     size_bytes = None if size is None else parse_size(size, where="size")
     chunk_bytes = None if chunk_size is None else parse_size(chunk_size, where="chunk_size")
-    if size_bytes is not None and fixed is None:  # no chunks of less than a byte
-        cut = {k: each for k, each in cut.items() if k == 1 or each.size_chunks <= size_bytes}
     problems = {
         k: make_problem(topology, each, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
-        for k, each in cut.items()
+        for k, each in cut.items()  # no chunks of less than a byte
+        if fixed or k == 1 or size_bytes is None or each.size_chunks <= size_bytes
     }
     return _suggested(problems, most, time_limit_s, seed, progress)
 
@@ -144,10 +145,7 @@ def suggest_for(
 ) -> list[SketchProposal]:
     """Sketches for a problem without one, in the chunks that it has; see `suggest_sketches`.
 
-    Parameters
-    ----------
-    give_up : Deadline
-        When to stop without any; by default the first candidate is always tried to its end.
+    It stops without any at `give_up`; by default the first candidate is always tried to its end.
     """
     problems = {problem.collective.chunks_per_rank: problem}
     return _suggested(problems, most, time_limit_s, seed, progress, give_up, parameters)
@@ -155,20 +153,17 @@ def suggest_for(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A sketch that was tried: the finish that it led to, and what it was made of."""
+    """A sketch that was tried, what it was made of, and what it led to."""
 
     sketch: Sketch
     plan: Plan
     schedule: Schedule | CompactSchedule
-    num_moves: int
 
     @property
-    def problem(self) -> Problem:
-        return self.schedule.problem
-
-    @property
-    def finish_us(self) -> float:
-        return self.schedule.finish_us
+    def rank(self) -> tuple[float, int]:
+        """The finish, and then the size of the model."""
+        problem = self.schedule.problem
+        return self.schedule.finish_us, effort(problem) // timing_group(problem).counted
 
 
 @dataclass
@@ -185,42 +180,38 @@ class _Trials:
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
 
-    def late(self) -> bool:
-        return (self.deadline if self.found else self.give_up).has_passed
+    @property
+    def until(self) -> Deadline:
+        """The first candidate is tried for as long as it takes."""
+        return self.deadline if self.found else self.give_up
 
     def best_us(self) -> float:
         """The first finish of all candidates; infinite without any."""
-        return min((each.finish_us for each in self.found), default=math.inf)
+        return min((each.schedule.finish_us for each in self.found), default=math.inf)
 
-    def best(self) -> list[_Candidate]:
-        """Candidates by finish, then by the size of the model."""
-        return sorted(self.found, key=lambda each: (each.finish_us, each.num_moves))
-
-    def attempt(self, plan: Plan, per_rank: int, max_merge: int) -> _Candidate | None:
-        """Try a plan with a partitioning and merging; None where it leads nowhere, or takes too long."""
-        problem = self.problems[per_rank]
+    def attempt(self, plan: Plan, per_rank: int, max_merge: int) -> float:
+        """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time."""
+        problem, until = self.problems[per_rank], self.until
         if self.progress is not None:
-            best_us = self.best_us() if self.found else None
-            self.progress(f"sketch {plan.name}, {per_rank} a rank", best_us, None)
-        give_up = self.deadline if self.found else self.give_up
+            self.progress(
+                f"sketch {plan.name}, {per_rank} a rank", self.best_us() if self.found else None, None
+            )
         try:
+            until.check()
             if plan.name not in self.fitting:
-                plain = self._applied(self._sketch(plan, per_rank, max_merge, ()), problem)
-                self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=give_up)
+                plain = _applied(self._sketch(plan, per_rank, max_merge, ()), problem)
+                self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=until)
             sketch = self._sketch(plan, per_rank, max_merge, self.fitting[plan.name])
-            applied = self._applied(sketch, problem)
-            give_up.check()
-            schedule = quick_schedule(applied, seed=self.seed, give_up=give_up, parameters=self.parameters)
-        except SketchError:  # a chunk has no way under this plan, or its roots lack the symmetry
-            return None
-        except OutOfTime:
-            return None
+            applied = _applied(sketch, problem)
+            until.check()
+            schedule = _quick_schedule(applied, self.seed, until, self.parameters)
+        except (SketchError, OutOfTime):  # a chunk has no way under this plan, or its roots lack the symmetry
+            return math.inf
         if schedule is None:
-            return None
-        size = effort(applied) // timing_group(applied).counted
-        candidate = _Candidate(sketch, plan, schedule, size)
-        self.found.append(candidate)
-        return candidate
+            return math.inf
+        verify(schedule).raise_if_failed()
+        self.found.append(_Candidate(sketch, plan, schedule))
+        return schedule.finish_us
 
     def _sketch(self, plan: Plan, per_rank: int, max_merge: int, shifts: tuple[Shift, ...]) -> Sketch:
         problem = self.problems[per_rank]
@@ -237,11 +228,26 @@ class _Trials:
             shifts=shifts,
         )
 
-    def _applied(self, sketch: Sketch, problem: Problem) -> Problem:
-        alike = len(set(problem.chunk_bytes)) == 1
-        sizes = problem.chunk_bytes[0] if alike else problem.chunk_bytes
-        applied = apply(sketch, problem.topology, problem.collective, chunk_size=sizes)
-        return replace(applied, size_bytes=problem.size_bytes)
+
+def _applied(sketch: Sketch, problem: Problem) -> Problem:
+    alike = len(set(problem.chunk_bytes)) == 1
+    sizes = problem.chunk_bytes[0] if alike else problem.chunk_bytes
+    applied = apply(sketch, problem.topology, problem.collective, chunk_size=sizes)
+    return replace(applied, size_bytes=problem.size_bytes)
+
+
+def _quick_schedule(
+    problem: Problem, seed: int, give_up: Deadline, parameters: SearchParameters
+) -> Schedule | CompactSchedule | None:
+    """What a sketch is good for: a schedule by some list scheduler in a moment; None where there is none."""
+    suggesting = parameters.suggesting
+    if effort(problem) > suggesting.most_ranked_moves * timing_group(problem).counted:
+        return schedule_large(problem, num_runs=1, seed=seed, deadline=give_up) if suits(problem) else None
+    options = Options(seed=seed, parameters=parameters)
+    search = Search(problem, options, give_up, gives_up=give_up is not NEVER)
+    runs = suggesting.ranking_runs
+    search_halves(search, lambda half: stages.greedy(half, budget_s=suggesting.ranking_s, max_runs=runs))
+    return search.best
 
 
 def _suggested(
@@ -259,79 +265,59 @@ def _suggested(
     check_reachable(any_problem)
     shape = find_shape(any_problem.topology, deadline=give_up)
     trials = _Trials(problems, shape, deadline, seed, progress, give_up, parameters)
-    first = suggesting.first_partition if suggesting.first_partition in problems else min(problems)
     capped = any_problem.clauses.max_merge
     merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, suggesting.most_merged))
-    if is_small(shape, min(any_problem.chunk_bytes)):
+    if shape.is_small(min(any_problem.chunk_bytes)):
         merges = merges[::-1]
-    per_rank = first
+    per_rank = suggesting.first_partition if suggesting.first_partition in problems else min(problems)
     for plan in relay_plans(shape):
         for max_merge in merges:
-            if trials.late():
-                break
-            ahead = trials.best_us()
-            candidate = trials.attempt(plan, per_rank, max_merge)
-            if candidate is not None and candidate.finish_us < ahead:
-                per_rank = _best_partition(trials, candidate, max_merge)
+            ahead_us = trials.best_us()
+            finish_us = trials.attempt(plan, per_rank, max_merge)
+            if finish_us < ahead_us:
+                per_rank = _best_partition(trials, plan, max_merge, per_rank, finish_us)
     seconds = chain([suggesting.first_bound_s], repeat(suggesting.bound_s))
     proposals = [
         _proposal(trials, candidate, min(bound_s, give_up.left_s))
-        for candidate, bound_s in zip(trials.best()[:most], seconds, strict=False)
+        for candidate, bound_s in zip(
+            sorted(trials.found, key=lambda each: each.rank)[:most], seconds, strict=False
+        )
     ]
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 
 
-def _best_partition(trials: _Trials, candidate: _Candidate, max_merge: int) -> int:
+def _best_partition(trials: _Trials, plan: Plan, max_merge: int, start: int, best_us: float) -> int:
     """The chunks per rank with which a plan finishes first: more of them, or else fewer, while that helps."""
-    start = best = candidate.problem.collective.chunks_per_rank
-    best_us = candidate.finish_us
-    for counts in (
-        [k for k in sorted(trials.problems) if k > start],
-        [k for k in sorted(trials.problems, reverse=True) if k < start],
-    ):
-        for per_rank in counts:
-            if best != start and (best > start) != (per_rank > start):  # more helped, so fewer will not
+    best, counts = start, sorted(trials.problems)
+    for further in ([k for k in counts if k > start], [k for k in reversed(counts) if k < start]):
+        for per_rank in further:
+            finish_us = trials.attempt(plan, per_rank, max_merge)
+            if finish_us >= best_us:
                 break
-            other = None if trials.late() else trials.attempt(candidate.plan, per_rank, max_merge)
-            if other is None or other.finish_us >= best_us:
-                break
-            best, best_us = per_rank, other.finish_us
+            best, best_us = per_rank, finish_us
+        if best != start:  # more helped, so fewer will not
+            break
     return best
 
 
 def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchProposal:
-    bound = lower_bound(candidate.problem, budget_s=bound_s)
-    sketch, shape = candidate.sketch, trials.shape
-    shifts = trials.fitting[candidate.plan.name]
-    parts = [candidate.plan.why]
-    if shifts:
-        parts.append(f"{timing_group(candidate.problem)} symmetries fold the model")
-    if sketch.merging.max == 1 and shape.num_nodes > 1:
+    problem, sketch, plan, shape = candidate.schedule.problem, candidate.sketch, candidate.plan, trials.shape
+    unmerged = sketch.merging.max == 1
+    parts = [plan.why]
+    if trials.fitting[plan.name]:
+        parts.append(f"{timing_group(problem)} symmetries fold the model")
+    if unmerged and shape.num_nodes > 1:
         parts.append("sends do not wait to be merged")
-    return SketchProposal(
-        sketch=sketch,
-        bound=bound,
-        schedule=candidate.schedule,
-        why="; ".join(parts),
-        comments=_comments(shape, candidate),
-    )
-
-
-def _comments(shape: Shape, candidate: _Candidate) -> dict[str, str]:
-    """What to write beside the tables and fields of a sketch."""
-    sketch = candidate.sketch
-    chunk_bytes = sketch.chunk_bytes
-    comments = {f"internode.{name}": text for name, text in candidate.plan.comments.items()}
+    comments = {f"internode.{name}": text for name, text in plan.comments.items()}
     comments["nodes"] = f"{shape.ranks_per_node} ranks each; `with_nodes` and --nodes rescale it."
     comments["chunks"] = (
         "More chunks a rank let sends overlap; each of them pays the latency of its own send, and makes the "
         "model larger."
     )
-    if chunk_bytes is not None:
-        small = is_small(shape, chunk_bytes)
+    if sketch.chunk_bytes is not None:
         comments["switch"] = (
             "Small chunks: many connections, each used little, so that nobody waits."
-            if small
+            if shape.is_small(sketch.chunk_bytes)
             else "Large chunks: few connections, each used much."
         )
     comments["symmetry"] = (
@@ -340,7 +326,8 @@ def _comments(shape: Shape, candidate: _Candidate) -> dict[str, str]:
     )
     comments["merging"] = (
         "Every chunk between nodes goes in a send of its own, so that it can be passed on at once."
-        if sketch.merging.max == 1
+        if unmerged
         else f"One send between nodes may carry up to {sketch.merging.max} chunks, and pays the latency once."
     )
-    return comments
+    bound = lower_bound(problem, budget_s=bound_s)
+    return SketchProposal(sketch, bound, candidate.schedule, "; ".join(parts), comments)

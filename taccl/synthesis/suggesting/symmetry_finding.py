@@ -25,7 +25,7 @@ from taccl.sketch.symmetry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterable
 
     from taccl.topology.topology import Topology
 
@@ -48,6 +48,10 @@ class Shift:
         """Where every rank goes."""
         return offset_permutation(num_ranks, self.offset, self.group)
 
+    def repeats_one_of(self, known: Iterable[Shift]) -> bool:
+        """Whether it is another shift applied several times."""
+        return any(each.group == self.group and self.offset % each.offset == 0 for each in known)
+
 
 def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shift, ...]:
     """Every shift by a divisor of its block that the topology has; whole nodes go to whole nodes.
@@ -58,25 +62,19 @@ def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shif
         Once the deadline has passed.
     """
     found: list[Shift] = []
-    if len(topology.links) > _MOST_LINKS:
-        return ()
-    for offset, group in block_shifts(topology.num_ranks):
+    for offset, group in block_shifts(topology.num_ranks) if len(topology.links) <= _MOST_LINKS else ():
         deadline.check()
         shift = Shift(group, offset)
-        # A shift applied several times is another, which need not be checked.
-        power = any(known.group == shift.group and shift.offset % known.offset == 0 for known in found)
-        if power or _holds(topology, shift):
+        if shift.repeats_one_of(found) or _holds(topology, shift.ranks(topology.num_ranks)):
             found.append(shift)
     return tuple(found)
 
 
-def _holds(topology: Topology, shift: Shift) -> bool:
-    ranks = shift.ranks(topology.num_ranks)
-    node = topology.node_of_rank
-    images = {(node[r], node[ranks[r]]) for r in range(topology.num_ranks)}
-    if len(images) != topology.num_nodes:
+def _holds(topology: Topology, ranks: tuple[int, ...]) -> bool:
+    node, degree = topology.node_of_rank, [len(links) for links in topology.links_from]
+    if len({(node[r], node[image]) for r, image in enumerate(ranks)}) != topology.num_nodes:
         return False
-    if any(len(topology.links_from[r]) != len(topology.links_from[ranks[r]]) for r in range(len(ranks))):
+    if any(degree[r] != degree[image] for r, image in enumerate(ranks)):
         return False
     links = link_permutation(topology, ranks)
     return links is not None and resource_permutation(topology, links) is not None
@@ -104,47 +102,40 @@ class _Graph:
         self.count = 0
         ranks = [self._add("rank") for _ in range(topology.num_ranks)]
         nodes = [self._add("node") for _ in range(topology.num_nodes)]
-        for rank, node in zip(ranks, topology.node_of_rank, strict=True):
-            self.edges[rank].append(nodes[node])
-        users: dict[int, list[int]] = defaultdict(list)
-        costs: dict[int, set[tuple[Hashable, ...]]] = defaultdict(set)
-        for index, hold in enumerate(topology.holds):
-            users[hold.resource].append(index)
-            costs[hold.resource].add((str(hold.alpha_us), str(hold.beta_us_per_mb), hold.side))
+        for rank, node in enumerate(topology.node_of_rank):
+            self.edges[ranks[rank]].append(nodes[node])
+        held: dict[int, list[tuple[int, Hashable]]] = defaultdict(list)
+        for hold in topology.holds:
+            cost = str(hold.alpha_us), str(hold.beta_us_per_mb), hold.side
+            held[hold.resource].append((hold.link, cost))
         # What only one link holds is a part of that link's colour.
         own: dict[int, list[Hashable]] = defaultdict(list)
-        for resource, holds in users.items():
+        for holds in held.values():
             if len(holds) == 1:
-                own[topology.holds[holds[0]].link].extend(costs[resource])
+                own[holds[0][0]].append(holds[0][1])
         links = []
         for index, link in enumerate(topology.links):
-            mine = tuple(sorted(map(str, own[index])))
-            looks = ("link", str(link.alpha_us), str(link.beta_us_per_mb), mine)
+            looks = (
+                "link",
+                str(link.alpha_us),
+                str(link.beta_us_per_mb),
+                tuple(sorted(map(str, own[index]))),
+            )
             out, into = self._add(looks), self._add("end of a link")
             self.edges[out] = [into, *(ranks[rank] for rank in link.srcs)]
             self.edges[into] = [ranks[rank] for rank in link.dsts]
             links.append(out)
-        for resource, holds in sorted(users.items()):
-            if len(holds) > 1:
-                self._add_shared(topology, links, holds, costs[resource])
+        for holds in (each for each in held.values() if len(each) > 1):
+            costs = {cost for _, cost in holds}  # a vertex per hold only where they differ
+            resource = self._add(("resource", *costs) if len(costs) == 1 else "resource")
+            for index, own_cost in holds:
+                vertex = links[index]
+                if len(costs) > 1:
+                    vertex = self._add(("hold", own_cost))
+                    self.edges[links[index]].append(vertex)
+                self.edges[vertex].append(resource)
 
     def _add(self, colour: Hashable) -> int:
         self.members[colour].append(self.count)
         self.count += 1
         return self.count - 1
-
-    def _add_shared(
-        self, topology: Topology, links: list[int], holds: list[int], costs: set[tuple[Hashable, ...]]
-    ) -> None:
-        """A resource that several links hold; a vertex per hold only where their costs differ."""
-        if len(costs) == 1:
-            resource = self._add(("resource", *next(iter(costs))))
-            for index in holds:
-                self.edges[links[topology.holds[index].link]].append(resource)
-            return
-        resource = self._add(("resource",))
-        for index in holds:
-            each = topology.holds[index]
-            vertex = self._add(("hold", str(each.alpha_us), str(each.beta_us_per_mb), each.side))
-            self.edges[links[each.link]].append(vertex)
-            self.edges[vertex].append(resource)

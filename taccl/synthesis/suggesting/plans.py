@@ -1,0 +1,256 @@
+"""Who talks across nodes, and for whom: plans, made of what a topology looks like to a person.
+
+All is said in local ranks, so it must be alike in every node; where nodes differ, there is less to say. A NIC
+that several ranks share is saturated by one sender as well as by all of them; what differs is how far chunks
+travel inside the node, how many messages pay a latency, and how small the model gets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from taccl.deadline import NEVER, Deadline
+from taccl.errors import TopologyError
+from taccl.synthesis.suggesting.symmetry_finding import find_shifts
+from taccl.units import BYTES_PER_MB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from taccl.synthesis.suggesting.symmetry_finding import Shift
+    from taccl.topology.topology import Topology
+
+__all__ = ["Plan", "Shape", "find_shape", "relay_plans"]
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a topology matters for a sketch."""
+
+    num_nodes: int
+    ranks_per_node: int
+    switches: tuple[Ranks, ...]  # that a crossbar joins, in every node
+    # That share a way out of their node, such as a NIC, or into it; each rank that has one is in one group.
+    egress: tuple[Ranks, ...]
+    ingress: tuple[Ranks, ...]
+    joined: frozenset[tuple[int, int]]  # (sender, receiver) linked across every ordered pair of nodes
+    # [s][r]: a megabyte's quickest way from s to r inside a node, store and forward, where there is one.
+    apart_us_per_mb: Mapping[int, Mapping[int, Fraction]]
+    shifts: tuple[Shift, ...]
+    # Of the quickest link between nodes; inside, where there is one node.
+    alpha_us: Fraction
+    beta_us_per_mb: Fraction
+
+    def is_small(self, chunk_bytes: int) -> bool:
+        """Whether a chunk's latency between nodes is at least as long as its bytes take."""
+        return self.alpha_us >= self.beta_us_per_mb * Fraction(chunk_bytes, BYTES_PER_MB)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who talks across nodes: fields of ``[internode]``, what speaks for them, and what to write beside."""
+
+    name: str
+    why: str
+    internode: Mapping[str, object] = field(default_factory=dict)
+    comments: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> Shape:
+    """What a topology looks like to a person who writes a sketch.
+
+    Raises
+    ------
+    TopologyError
+        If nodes differ in their number of ranks, a link has several ends, or there is only one rank.
+    OutOfTime
+        Once the deadline has passed.
+    """
+    sizes = sorted({len(ranks) for ranks in topology.ranks_of_node})
+    refused = ""
+    if len(sizes) > 1:
+        refused = (
+            f"nodes of {', '.join(map(str, sizes))} ranks; a sketch speaks of local ranks of every node, so "
+            "it is suggested only where nodes are alike"
+        )
+    elif topology.num_ranks < 2 or not topology.links:
+        refused = "nothing to send over; expected two ranks and a link at least"
+    elif any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
+        refused = "links of several sources or destinations, for which no sketch is suggested"
+    if refused:
+        raise TopologyError(f"found {refused}", where=topology.name)
+    quickest = min(
+        (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
+        key=lambda link: link.alpha_us + link.beta_us_per_mb,
+    )
+    return Shape(
+        num_nodes=topology.num_nodes,
+        ranks_per_node=sizes[0],
+        switches=_switches(topology),
+        egress=_sharing(topology, "src", "send"),
+        ingress=_sharing(topology, "dst", "receive"),
+        joined=_joined(topology),
+        apart_us_per_mb=_apart(topology),
+        shifts=find_shifts(topology, deadline=deadline),
+        alpha_us=quickest.alpha_us,
+        beta_us_per_mb=quickest.beta_us_per_mb,
+    )
+
+
+def relay_plans(shape: Shape) -> tuple[Plan, ...]:
+    """Plans for a topology, each of them possible on its links; the freest last."""
+    if shape.num_nodes == 1:
+        return (Plan("one-node", "there is one node, so nobody relays"),)
+    return tuple(_plans(shape))
+
+
+def _plans(shape: Shape) -> Iterator[Plan]:
+    local = range(shape.ranks_per_node)
+    count = len(shape.egress)
+    busy = f"all {count} NICs of a node are in use" if count > 1 else "the NIC of a node is in use"
+    if all((r, r) in shape.joined for r in local):
+        number = "Local rank i to local rank i of every other node."
+        yield Plan(
+            "own-chunks",
+            "every rank sends its own chunks to the rank with its number, once for each node: "
+            f"{busy}, and no chunk crosses twice",
+            {"connections": "direct-map", "relays": {r: (r,) for r in local}},
+            {"connections": number, "relays": "Nobody relays: a sender carries no chunks but its own."},
+        )
+        yield Plan(
+            "same-number",
+            f"every rank sends to the rank with its number, whosever chunk it is: {busy}",
+            {"connections": "direct-map"},
+            {"connections": number},
+        )
+    if any(len(group) > 1 for group in shape.egress):
+        yield from _one_for_each_nic(shape, busy)
+    elif count < shape.ranks_per_node:
+        yield from _nearest_sender(shape)
+    yield Plan("free", "any rank may send any chunk over any link; the search decides which NICs are used")
+
+
+def _one_for_each_nic(shape: Shape, busy: str) -> Iterator[Plan]:
+    """One sender and one receiver for every NIC, so that a rank's links carry one direction each."""
+    if not set(shape.egress) <= set(shape.ingress):
+        return
+    apart = shape.apart_us_per_mb
+    connections, relays = {}, {}
+    for group in shape.egress:
+        pairs = [(s, r) for s in group for r in group if s != r and (s, r) in shape.joined]
+        if not pairs or any(s not in apart[r] for r in group for s in group):
+            return
+        # The sender that the others reach soonest, and the receiver nearest to it.
+        sender, receiver = min(
+            pairs, key=lambda pair: (max(apart[r][pair[0]] for r in group), -pair[0], apart[pair[0]][pair[1]])
+        )
+        connections[sender], relays[sender] = (receiver,), group
+    yield Plan(
+        "relays",
+        f"{len(shape.egress[0])} ranks share a NIC: one of them sends for all and another receives, so that "
+        f"neither end's links carry both directions, and {busy}",
+        {"connections": connections, "relays": relays},
+        {
+            "connections": "Of the ranks that share a NIC one sends, and another receives.",
+            "relays": "A sender carries the chunks of all ranks at its NIC off the node.",
+        },
+    )
+
+
+def _nearest_sender(shape: Shape) -> Iterator[Plan]:
+    """Only some ranks are linked across: each of the others has its chunks carried by the nearest."""
+    senders = sorted({sender for sender, _ in shape.joined})
+    carried: dict[int, list[int]] = defaultdict(list)
+    for rank in range(shape.ranks_per_node):
+        apart = shape.apart_us_per_mb[rank]
+        reachable = [s for s in senders if s in apart]
+        if not reachable:
+            return
+        nearest = min(reachable, key=lambda s: (apart[s], len(carried[s]), abs(s - rank), s))
+        carried[nearest].append(rank)
+    connections = {s: tuple(sorted(r for sender, r in shape.joined if sender == s)) for s in senders}
+    yield Plan(
+        "relays",
+        f"not all ranks are linked across nodes ({len(senders)} of {shape.ranks_per_node}): each of these "
+        "carries its own chunks and those of the ranks nearest to it",
+        {"connections": connections, "relays": {s: tuple(carried[s]) for s in senders if carried[s]}},
+        {
+            "connections": "The ranks that are linked to other nodes.",
+            "relays": "Every rank's chunks leave the node at the sender nearest to it.",
+        },
+    )
+
+
+def _in_every_node(topology: Topology, sets: Iterable[Iterable[int]]) -> tuple[Ranks, ...]:
+    """Sets of ranks of one node, in local ranks, that are found in every node."""
+    nodes_of: dict[Ranks, set[int]] = defaultdict(set)
+    for ranks in sets:
+        nodes = {topology.node_of_rank[r] for r in ranks}
+        if len(nodes) == 1:
+            nodes_of[tuple(sorted(topology.local_rank[r] for r in ranks))] |= nodes
+    return tuple(sorted(s for s, nodes in nodes_of.items() if len(nodes) == topology.num_nodes))
+
+
+def _switches(topology: Topology) -> tuple[Ranks, ...]:
+    """Ranks that are said to be behind a switch; or, where none is, that share ports with each other.
+
+    A rank has a port where one resource is held by everything that it sends inside its node. Behind one
+    switch are ranks with ports that all reach each other.
+    """
+    declared = _in_every_node(topology, (switch.ranks for switch in topology.switches))
+    if declared:
+        return declared
+    users: dict[int, list[int]] = defaultdict(list)
+    for hold in topology.holds:
+        users[hold.resource].append(hold.link)
+    ports: Counter[frozenset[int]] = Counter()
+    for links in users.values():
+        srcs = {topology.links[e].src for e in links}
+        if len(srcs) == 1 and len(links) > 1 and not any(map(topology.is_internode, links)):
+            ports[frozenset(srcs.union(topology.links[e].dst for e in links))] += 1
+    return _in_every_node(topology, (ranks for ranks, count in ports.items() if count >= len(ranks)))
+
+
+def _sharing(topology: Topology, end: str, side: str) -> tuple[Ranks, ...]:
+    """Local ranks whose links between nodes share a resource at the sending or the receiving end."""
+    import networkx as nx
+
+    sharing = nx.Graph()
+    sharing.add_nodes_from(getattr(topology.links[e], end) for e in topology.internode_links)
+    held: dict[int, set[int]] = defaultdict(set)
+    for hold in topology.holds:
+        if hold.side == side and topology.is_internode(hold.link):
+            held[hold.resource].add(getattr(topology.links[hold.link], end))
+    for ranks in held.values():
+        if len({topology.node_of_rank[r] for r in ranks}) == 1:
+            nx.add_path(sharing, ranks)
+    return _in_every_node(topology, nx.connected_components(sharing))
+
+
+def _joined(topology: Topology) -> frozenset[tuple[int, int]]:
+    """Local ranks that are linked across every ordered pair of nodes."""
+    count: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+    node, local = topology.node_of_rank, topology.local_rank
+    for e in topology.internode_links:
+        link = topology.links[e]
+        count[local[link.src], local[link.dst]].add((node[link.src], node[link.dst]))
+    pairs = topology.num_nodes * (topology.num_nodes - 1)
+    return frozenset(ends for ends, found in count.items() if len(found) == pairs)
+
+
+def _apart(topology: Topology) -> dict[int, dict[int, Fraction]]:
+    """The quickest way of a megabyte between the ranks of the first node."""
+    import networkx as nx
+
+    local = {rank: place for place, rank in enumerate(topology.ranks_of_node[0])}
+    node = nx.MultiDiGraph()
+    node.add_nodes_from(local.values())
+    for link in topology.links if topology.num_nodes > 1 else ():
+        if link.src in local and link.dst in local:
+            node.add_edge(local[link.src], local[link.dst], weight=link.alpha_us + link.beta_us_per_mb)
+    return dict(nx.all_pairs_dijkstra_path_length(node))
