@@ -19,14 +19,14 @@ from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_
 from taccl.units import exact, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from taccl.arguments import Size
     from taccl.collective import Collective
     from taccl.sketch.sketch import Internode, Sketch
     from taccl.topology.topology import Topology
 
-__all__ = ["apply", "check_reachable"]
+__all__ = ["apply", "carried", "check_reachable"]
 
 
 def apply(
@@ -169,16 +169,7 @@ class _Resolver:
             return {}, {}
         for sender, ranks in relays.items():
             self._check_local([sender, *ranks], "internode.relays")
-        topology, carries_from, carries_to = self.topology, {}, {}
-        for index in internode:
-            link = topology.links[index]
-            locals_ = [relays.get(topology.local_rank[src]) for src in link.srcs]
-            if None in locals_:
-                continue
-            admitted = {local for each in locals_ for local in each or ()}
-            carries_from[index] = self._global(admitted, link.srcs)
-            carries_to[index] = self._global(admitted, link.dsts)
-        return carries_from, carries_to
+        return carried(self.topology, relays, internode)
 
     def switch_policies(self, kept: set[int]) -> tuple[SwitchPolicy, ...]:
         """The policy of every switch in every node."""
@@ -294,10 +285,30 @@ class _Resolver:
                     where=self.sketch.where(field),
                 )
 
-    def _global(self, local_ranks: Iterable[int], ends: Sequence[int]) -> frozenset[int]:
-        """The ranks with these local ranks in the nodes of a link's end."""
-        nodes = {self.topology.node_of_rank[rank] for rank in ends}
-        return frozenset(self.topology.ranks_of_node[node][local] for node in nodes for local in local_ranks)
+
+def carried(
+    topology: Topology, relays: Mapping[int, Collection[int]], links: Iterable[int]
+) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """Ranks whose chunks links between nodes may carry by the relays of senders: that start, and end, there.
+
+    Links with a sender that has no entry carry any chunk.
+    """
+    node, local, ranks_of_node = topology.node_of_rank, topology.local_rank, topology.ranks_of_node
+
+    def of_nodes(ends: Sequence[int], local_ranks: Collection[int]) -> frozenset[int]:
+        return frozenset(
+            ranks_of_node[n][each] for n in {node[rank] for rank in ends} for each in local_ranks
+        )
+
+    carries_from, carries_to = {}, {}
+    for index in links:
+        link = topology.links[index]
+        senders = [local[src] for src in link.srcs]
+        if all(sender in relays for sender in senders):
+            admitted = set().union(*(relays[sender] for sender in senders))
+            carries_from[index] = of_nodes(link.srcs, admitted)
+            carries_to[index] = of_nodes(link.dsts, admitted)
+    return carries_from, carries_to
 
 
 def _where(sketch: Sketch) -> dict[str, str]:

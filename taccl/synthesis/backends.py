@@ -30,11 +30,8 @@ class Backends:
         width = max(10, *(len(row.version or "") for row in self.rows))
         lines = [f"{'backend':<16} {'available':<10} {'version':<{width}} note"]
         for row in self.rows:
-            note = row.why_not or ", ".join(
-                text
-                for text in (row.licence, f"until {row.licence_ends}" if row.licence_ends else None)
-                if text
-            )
+            until = f"until {row.licence_ends}" if row.licence_ends else None
+            note = row.why_not or ", ".join(filter(None, (row.licence, until)))
             available = "yes" if row.available else "no"
             lines.append(f"{row.name:<16} {available:<10} {row.version or '-':<{width}} {note}")
         return "\n".join(lines)

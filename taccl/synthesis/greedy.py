@@ -17,7 +17,7 @@ from taccl.schedule.combine import prune
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.paper.orbits import Orbits
@@ -120,23 +120,20 @@ class _Machine:
         self.orbits, self.priorities, self.patience, self.limit = orbits, priorities, patience, limit_ticks
         self.enter_once, self.detours = enter_once, detours
         self.entered = [False] * orbits.num_entries
-        clauses = orbits.problem.clauses
+        clauses, costs, count = orbits.problem.clauses, orbits.problem.costs, len(orbits.places)
         self.max_merge = clauses.max_merge
         self.own_first = [e in clauses.own_first for e in orbits.link_rep]
-        self.alpha = [int(orbits.problem.costs.link_alpha[e]) for e in orbits.link_rep]
-        self.beta = [int(orbits.problem.costs.link_beta[e]) for e in orbits.link_rep]
-        count = len(orbits.places)
+        self.alpha = [int(costs.link_alpha[e]) for e in orbits.link_rep]
+        self.beta = [int(costs.link_beta[e]) for e in orbits.link_rep]
         self.claimed = [place.is_origin for place in orbits.places]
         self.here = list(self.claimed)
         self.stays = [_stays(orbits, m) for m in range(len(orbits.moves))]
         self.left = [False] * count
         #: Where it counts: links that the copy at each place has passed, and moves on shortest paths.
-        self.passed = [0] * count
-        self.hops = orbits.hops
+        self.passed, self.hops = [0] * count, orbits.hops
+        counts = orbits.hops if fewest else None
         self.is_short = [
-            not fewest
-            or self.hops is None
-            or self.hops.is_shortest(m, move, alone=orbits.single_path[move.chunk])
+            counts is None or counts.is_shortest(m, move, alone=orbits.single_path[move.chunk])
             for m, move in enumerate(orbits.moves)
         ]
         self.sources_missing = [len(move.srcs) for move in orbits.moves]
@@ -171,8 +168,7 @@ class _Machine:
                 self._start(time, set(range(len(orbits.link_rep))), force=True)
             if not self.events:
                 return None
-            time = self.events[0][0]
-            dirty = set()
+            time, dirty = self.events[0][0], set()
             while self.events and self.events[0][0] == time:
                 _, kind, what = heapq.heappop(self.events)
                 if kind == 0:
@@ -185,16 +181,15 @@ class _Machine:
                     self.under_way -= 1
             if self.limit is not None and self.finish >= self.limit:
                 return None
-        if self.limit is not None and self.finish >= self.limit:
-            return None
-        return ListSchedule(tuple(self.sends), self.finish)
+        is_late = self.limit is not None and self.finish >= self.limit
+        return None if is_late else ListSchedule(tuple(self.sends), self.finish)
 
     def _arrive(self, place: int, dirty: set[int]) -> None:
         """The chunk is here: its moves may go once all their sources are."""
         self.here[place] = True
         for m in self.orbits.places[place].moves_out:
             self.sources_missing[m] -= 1
-            if not self.sources_missing[m] and self._useful(m) and not self._elsewhere(m):
+            if not self.sources_missing[m] and self._may_go(m, force=False):
                 link = self.orbits.moves[m].link_orbit
                 heapq.heappush(self.ready[link], (-self.priorities[m], m))
                 dirty.add(link)
@@ -218,6 +213,9 @@ class _Machine:
         """Whether the chunk has come, or is coming, to the node by another way."""
         return self.enter_once and (entry := self.orbits.moves[m].enters) >= 0 and self.entered[entry]
 
+    def _may_go(self, m: int, force: bool) -> bool:
+        return self._useful(m) and (force or not self._elsewhere(m))
+
     def _start(self, time: int, dirty: set[int], *, force: bool) -> None:
         """Start what can start now, most urgent first."""
         while dirty:
@@ -229,9 +227,7 @@ class _Machine:
             offers.sort()
             dirty = set()
             for _, link, chosen in offers:
-                if self._is_free(link, chosen, time) and all(
-                    self._useful(m) and (force or not self._elsewhere(m)) for m in chosen
-                ):
+                if self._is_free(link, chosen, time) and all(self._may_go(m, force) for m in chosen):
                     self._send(link, chosen, time)
                     if force:
                         return
@@ -247,52 +243,34 @@ class _Machine:
                 if not self.sources_missing[m] and self._useful(m)
             )
         queue = self.ready[link]
-        while queue and (not self._useful(queue[0][1]) or (not force and self._elsewhere(queue[0][1]))):
+        while queue and not self._may_go(queue[0][1], force):
             heapq.heappop(queue)
         if not queue or not self._is_free(link, [queue[0][1]], time):
             return []
-        candidates = [queue[0][1]]
-        if orbits.merging[link] or self.own_first[link]:
-            useful = [
-                entry
-                for entry in queue
-                if self._useful(entry[1]) and (force or not self._elsewhere(entry[1]))
-            ]
-            useful.sort()
-            self.ready[link] = useful
-            candidates = [m for _, m in useful]
-            if self.own_first[link]:
-                candidates = self._own_before_relayed(link, candidates, time, force)
-                if not candidates:
-                    return []
-            candidates = candidates[: self.max_merge if orbits.merging[link] else 1]
-            if orbits.merging[link] and self.patience and not force:
-                open_moves = sum(
-                    self._useful(m) and m not in self.own_done and not self._elsewhere(m)
-                    for m in orbits.moves_of_link[link]
-                )
-                if len(candidates) < self.patience * min(self.max_merge, open_moves):
-                    return []
+        if not orbits.merging[link] and not self.own_first[link]:
+            return [queue[0][1]]
+        self.ready[link] = sorted(entry for entry in queue if self._may_go(entry[1], force))
+        candidates = [m for _, m in self.ready[link]]
+        if self.own_first[link]:
+            candidates = self._own_before_relayed(link, candidates, time, force)
+        candidates = candidates[: self.max_merge if orbits.merging[link] else 1]
+        if candidates and orbits.merging[link] and self.patience and not force:
+            moves = orbits.moves_of_link[link]
+            num_open = sum(m not in self.own_done and self._may_go(m, force) for m in moves)
+            if len(candidates) < self.patience * min(self.max_merge, num_open):
+                return []
         return candidates
 
     def _own_before_relayed(self, link: int, candidates: Sequence[int], time: int, force: bool) -> list[int]:
         """Own chunks while there are any; relayed ones once all own are gone, a latency after."""
         moves = self.orbits.moves
-        own = [m for m in candidates if moves[m].is_own]
-        if link in self.relayed_gone:
-            return [m for m in candidates if not moves[m].is_own]
-        waiting = any(
-            moves[m].is_own
-            and m not in self.own_done
-            and self._useful(m)
-            and (force or not self._elsewhere(m))
-            for m in self.orbits.moves_of_link[link]
-        )
-        if waiting:
-            return own
-        if time < self.relayed_from[link]:
-            heapq.heappush(self.events, (self.relayed_from[link], 2, link))
-            return []
+        if link not in self.relayed_gone:
+            waiting = (m for m in self.orbits.moves_of_link[link] if moves[m].is_own)
+            if any(m not in self.own_done and self._may_go(m, force) for m in waiting):
+                return [m for m in candidates if moves[m].is_own]
+            if time < self.relayed_from[link]:
+                heapq.heappush(self.events, (self.relayed_from[link], 2, link))
+                return []
         return [m for m in candidates if not moves[m].is_own]
 
     def _is_free(self, link: int, chosen: Sequence[int], time: int) -> bool:
@@ -353,21 +331,23 @@ def _stays(orbits: Orbits, m: int) -> bool:
     return any(place.is_destination and not place.is_origin for place in ends)
 
 
-def unfold(orbits: Orbits, sends: Sequence[Send], *, producer: str) -> Schedule:
-    """The schedule of the whole problem that sends on the fold stand for, pruned and exactly timed."""
-    chunk: list[int] = []
-    link: list[int] = []
-    start: list[int] = []
-    group: list[int] = []
-    number = 0
-    for send in sends:
-        moves = [orbits.moves[m] for m in send.moves]
-        for pairs in orbits.group.sends([(move.chunk, move.link) for move in moves]):
-            for c, e in pairs:
-                chunk.append(c)
-                link.append(e)
-                start.append(send.start_ticks)
-                group.append(number)
-            number += 1
-    timed = exact_times(orbits.problem, chunk=chunk, link=link, starts=start, group=group, producer=producer)
-    return prune(timed)
+def unfold(
+    orbits: Orbits, sends: Sequence[Send], *, producer: str, reducing: Collection[int] = ()
+) -> Schedule:
+    """The schedule of the whole problem that sends on the fold stand for, pruned and exactly timed.
+
+    Some moves may be `reducing`: they add to a sum.
+    """
+    whole = [
+        (send, pairs)
+        for send in sends
+        for pairs in orbits.group.sends([(orbits.moves[m].chunk, orbits.moves[m].link) for m in send.moves])
+    ]
+    rows = [
+        (*pair, send.start_ticks, group, send.moves[0] in reducing)
+        for group, (send, pairs) in enumerate(whole)
+        for pair in pairs
+    ]
+    columns = zip(*rows, strict=True) if rows else ((),) * 5
+    timing = dict(zip(("chunk", "link", "starts", "group", "reduce"), columns, strict=True))
+    return prune(exact_times(orbits.problem, producer=producer, **timing))

@@ -114,11 +114,11 @@ class _Runs:
         search.report("bound")
         found: list[Certificate] = []
         try:
-            found.append(self._bound(0.0))
+            search.bound = self._bound(0.0)
+            found.append(search.bound)
             quick_s = time.monotonic() - since
             left_s = search.deadline.left_s
-            is_met = search.best is not None and search.best.finish <= found[0].bound
-            if not is_met and left_s > self._large.more_bound_times * quick_s:
+            if not search.is_met and left_s > self._large.more_bound_times * quick_s:
                 found.append(self._bound(self._large.bound_share * left_s))
         except OutOfTime:
             search.ran_out = True

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.schedule.schedule import Schedule
-from taccl.schedule.timing import exact_times
-from taccl.synthesis.greedy import ListSchedule, Send
+from taccl.synthesis.greedy import ListSchedule, Send, unfold
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.orbits import Move, Orbits, Place
 from taccl.synthesis.paper.routing import needed_moves
@@ -63,12 +62,11 @@ def overlap(search: Search, halves: Sequence[Search]) -> None:
     search.note(answer.status)
     finish, message = None, answer.message
     if answer.schedule is not None:
-        finish = search.offer_whole(_unfold(joint, answer.schedule.sends), producer=_PRODUCER, proposed=True)
+        whole = unfold(joint.orbits, answer.schedule.sends, producer=_PRODUCER, reducing=joint.reducing)
+        finish = search.offer_whole(whole, producer=_PRODUCER, proposed=True)
         message = message if finish is not None else "refused by the verifier"
-    bound_us = search.ticks_to_us(answer.bound_ticks)
-    search.record(
-        "overlap", "cpsat", answer.status, since, finish_us=finish, bound_us=bound_us, message=message
-    )
+    found: dict[str, Any] = {"ticks": answer.bound_ticks, "message": message}
+    search.record("overlap", "cpsat", answer.status, since, finish_us=finish, **found)
 
 
 def _joint(problem: Problem, reduction: Search, spreading: Search) -> _Joint:
@@ -140,25 +138,3 @@ def _hint(joint: _Joint, schedule: Schedule) -> ListSchedule:
         for group, moves in groups.items()
     ]
     return ListSchedule(tuple(sends), schedule.finish_ticks)
-
-
-def _unfold(joint: _Joint, sends: Sequence[Send]) -> Schedule:
-    """The schedule of the whole problem that sends on the joint fold stand for."""
-    columns: dict[tuple[int, int, bool], tuple[int, int]] = {}
-    number = 0
-    for send in sends:
-        reduces = send.moves[0] in joint.reducing
-        moves = [joint.orbits.moves[m] for m in send.moves]
-        for pairs in joint.orbits.group.sends([(move.chunk, move.link) for move in moves]):
-            for c, e in pairs:
-                columns.setdefault((c, e, reduces), (send.start_ticks, number))
-            number += 1
-    return exact_times(
-        joint.orbits.problem,
-        chunk=[c for c, _, _ in columns],
-        link=[e for _, e, _ in columns],
-        reduce=[r for _, _, r in columns],
-        starts=[start for start, _ in columns.values()],
-        group=[group for _, group in columns.values()],
-        producer=_PRODUCER,
-    )

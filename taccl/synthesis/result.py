@@ -23,16 +23,9 @@ STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", 
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
-    """A linear model that a solver worked on: its size, and when the solver had a point and a proof.
+    """A linear model that a solver worked on: variables, constraints, and coefficients that are not zero.
 
-    Parameters
-    ----------
-    num_columns, num_rows, num_nonzeros : int
-        Variables, constraints, and coefficients that are not zero.
-    first_feasible_s, proof_s : float, optional
-        From the solver's start to the first point that it reported, and to its proof that no point is better.
-    solver_version : str
-        Empty if the solver never said.
+    And when, from its start, the solver reported its first point, and had a proof that no point is better.
     """
 
     num_columns: int
@@ -47,35 +40,19 @@ class ModelRun:
 class Stage:
     """One step of a synthesis.
 
-    Parameters
-    ----------
-    name : str
-        ``"greedy"``, ``"routing"``, ``"contiguity"``, ``"job shop"``, ``"improve"`` ...
-    solver : str
-        What ran, e.g. ``"highs"``; ``"taccl"`` for our own code.
-    status : str
-        A status of `taccl.solvers.solver.Solution`, or ``"done"``, ``"skipped"``.
-    seconds : float
-    finish_us : float, optional
-        Finish of the schedule that the stage led to.
-    bound_us : float, optional
-        What the solver proved of the stage's own model: no point of it costs less. That is no bound of the
-        problem, of which the model has some ways and symmetric routes only; of a job shop, and of routing in
-        order, it is also what was proven before. Of ``"bound"`` it is the problem's.
-    message : str
-        For a person: why it was skipped or failed.
-    model : ModelRun, optional
-        Of stages that solved a linear model.
+    Its bound is what the solver proved of the stage's own model: no point of it costs less. That is no
+    bound of the problem, of which the model has some ways and symmetric routes only; of a job shop, and of
+    routing in order, it is also what was proven before. Of the stage ``"bound"`` it is the problem's.
     """
 
-    name: str
-    solver: str
-    status: str
+    name: str  # "greedy", "routing", "contiguity", "job shop", "improve" ...
+    solver: str  # what ran, e.g. "highs"; "taccl" for our own code
+    status: str  # of `taccl.solvers.solver.Solution`, or "done", "skipped"
     seconds: float
-    finish_us: float | None = None
+    finish_us: float | None = None  # of the schedule that it led to
     bound_us: float | None = None
-    message: str = ""
-    model: ModelRun | None = None
+    message: str = ""  # for a person: why it was skipped or failed
+    model: ModelRun | None = None  # of stages that solved a linear model
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -86,19 +63,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What was known at some time of a synthesis.
+    """What was known so many seconds after a synthesis began: the finish of the best schedule, and the bound.
 
-    Parameters
-    ----------
-    seconds : float
-        Since the synthesis began.
-    finish_us : float, optional
-        Of the best schedule so far; None before there is one.
-    bound_us : float, optional
-        The proven lower bound so far.
-    half : str
-        Of a reduction that is searched in two halves: ``"reduce"`` or ``"spread"``, whose times are those of
-        the half alone; empty for the whole.
+    Of a reduction that is searched in two halves, ``"reduce"`` or ``"spread"``, these are those of the half
+    alone.
     """
 
     seconds: float

@@ -274,8 +274,12 @@ class Search:
         if self.options.progress is not None:
             self.options.progress(self.prefix + doing, self.best_us, self.bound_us)
 
-    def record(self, name: str, solver: str, status: str, since: float, **found: Any) -> None:
-        """Add a stage that began at `since`, with what it found by the fields of `Stage`."""
+    def record(
+        self, name: str, solver: str, status: str, since: float, *, ticks: int | None = None, **found: Any
+    ) -> None:
+        """Add a stage that began at `since`, and what it found: fields of `Stage`, and a bound in ticks."""
+        if ticks is not None:
+            found["bound_us"] = float(self.problem.costs.us(ticks))
         self.stages.append(Stage(self.prefix + name, solver, status, time.monotonic() - since, **found))
 
     def prove(self, bound: Certificate, since: float) -> None:
@@ -284,10 +288,6 @@ class Search:
         self.record("bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
         if not self.serves_above:
             self.trace.append(self._moment(None if self.best is None else self.best.finish_us))
-
-    def ticks_to_us(self, ticks: int | None) -> float | None:
-        """Ticks in microseconds."""
-        return None if ticks is None else float(self.problem.costs.us(ticks))
 
     def result(self, *, backend: str, choice: str) -> Result:
         """The incumbent, verified if it is not yet, with its bound and the log."""

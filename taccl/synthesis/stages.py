@@ -11,7 +11,7 @@ import random
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import SketchError, SolverUnavailableError, TopologyError
@@ -44,10 +44,8 @@ def run(search: Search, backend: str, limit_s: float) -> None:
 
     Raises
     ------
-    SolverUnavailableError
-        If the solver that was named cannot run here.
-    OutOfTime
-        If the search gives up, and time was up before there was a schedule.
+    SolverUnavailableError, OutOfTime
+        If the named solver cannot run here; if the search gives up before there is a schedule.
     """
     for stage in STAGES.get(backend, (partial(_one_solver, solver=backend),)):
         if search.best is None or not search.done:
@@ -93,12 +91,6 @@ def _routed(search: Search, limit_s: float) -> None:
         _schedule(search, routed, "cpsat", budget_s)
 
 
-def _improved(search: Search, limit_s: float) -> None:
-    portfolio = search.parameters.portfolio
-    share = portfolio.half_improve_share if search.half else portfolio.improve_share
-    improve(search, patience_s=max(portfolio.least_improve_s, share * limit_s))
-
-
 def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
     """Routing, ordering and contiguity on one solver; the list scheduler only gives it a first finish."""
     greedy(search, budget_s=0.0, max_runs=1)
@@ -134,12 +126,6 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
 
 #: Part of a tick by which a solver's bound may lie above a whole one and be that one.
 _TICK_SLACK = 1e-3
-
-#: The stages of every backend; any other is a solver that works alone.
-STAGES: dict[str, tuple[Callable[[Search, float], None], ...]] = {
-    "auto": (_first, _compiled, _joint, _routed, _improved),
-    "greedy": (_alone, partial(_compiled, share=1.0)),
-}
 
 
 def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
@@ -399,7 +385,6 @@ def job_shop(
     optional: Collection[int],
     hint: ListSchedule,
     budget_s: float,
-    upper_ticks: int | None = None,
     seed: int | None = None,
     record: bool = True,
 ) -> ListSchedule | None:
@@ -411,7 +396,7 @@ def job_shop(
         search.folded,
         optional=optional,
         required=required,
-        upper_ticks=hint.finish_ticks if upper_ticks is None else upper_ticks,
+        upper_ticks=hint.finish_ticks,
         lower_ticks=search.bound_ticks,
         hint=hint,
         time_limit_s=max(search.parameters.solver.least_s, min(budget_s, search.deadline.left_s)),
@@ -423,23 +408,23 @@ def job_shop(
     if answer.schedule is not None:
         finish = search.offer(answer.schedule, producer=name, proposed=True)
     if record:
-        bound = search.ticks_to_us(answer.bound_ticks)
-        search.record(
-            name, "cpsat", answer.status, since, finish_us=finish, bound_us=bound, message=answer.message
-        )
+        found: dict[str, Any] = {"ticks": answer.bound_ticks, "message": answer.message}
+        search.record(name, "cpsat", answer.status, since, finish_us=finish, **found)
     return answer.schedule
 
 
-def improve(search: Search, *, patience_s: float) -> None:
+def _improve(search: Search, limit_s: float) -> None:
     """Large-neighbourhood search: free the routes of some places, keep the rest, re-time everything.
 
     Places are freed at random, or because chunks arrive there about one time. An equally good schedule is
-    taken too, so that the search drifts over plateaus. It ends when nothing got better for `patience_s`.
+    taken too, so that the search drifts over plateaus. It ends when nothing got better for some time.
     """
     since = time.monotonic()
-    if search.best_fold is None or search.done:
+    if search.done or search.best_fold is None:
         return
-    freeing = search.parameters.neighbourhood
+    freeing, portfolio = search.parameters.neighbourhood, search.parameters.portfolio
+    patience_s = (portfolio.half_improve_share if search.half else portfolio.improve_share) * limit_s
+    patience_s = max(portfolio.least_improve_s, patience_s)
     rng = random.Random(search.options.seed)
     orbits, current = search.folded, search.best_fold
     start_us = search.best_us
@@ -474,6 +459,13 @@ def improve(search: Search, *, patience_s: float) -> None:
     search.record("improve", "cpsat", "done", since, finish_us=search.best_us, message=message)
 
 
+#: The stages of every backend; any other is a solver that works alone.
+STAGES: dict[str, tuple[Callable[[Search, float], None], ...]] = {
+    "auto": (_first, _compiled, _joint, _routed, _improve),
+    "greedy": (_alone, partial(_compiled, share=1.0)),
+}
+
+
 def _entering(orbits: Orbits, current: ListSchedule) -> dict[int, tuple[int, int]]:
     """The move that enters each place, of those that lead to a destination, and when it ends."""
     needed = routing.needed_moves(orbits, current)
@@ -506,8 +498,8 @@ def _record(
         proof_s=answer.seconds if answer.status == "optimal" else None,
         solver_version=answer.version,
     )
-    found = {"finish_us": finish_us, "bound_us": answer.bound, "message": message, "model": run}
-    search.record(name, solver, answer.status, since, **found)
+    found: dict[str, Any] = {"bound_us": answer.bound, "message": message, "model": run}
+    search.record(name, solver, answer.status, since, finish_us=finish_us, **found)
 
 
 def _on_fold(whole: Orbits, part: Orbits, schedule: ListSchedule) -> ListSchedule:

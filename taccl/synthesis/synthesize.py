@@ -76,9 +76,9 @@ def synthesize(
         ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
         contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``.
     time_limit_s : float
-        Of the whole synthesis, without what is compiled at the first use. What is under way then is given
-        up; but where there is no schedule yet, the list scheduler's first run is finished, unless it is that
-        of the compiled one.
+        Of the whole synthesis, without what is compiled at the first use. What is under way then is given up;
+        but where there is no schedule yet, the list scheduler's first run is finished, unless it is that of
+        the compiled one.
     threads : int, optional
         Of each solver; default: the cores that this process may use.
     seed : int
@@ -91,12 +91,10 @@ def synthesize(
     progress : callable, optional
         Called with (what is being done, best finish in us or None, bound in us or None).
     sketch : str or SketchProposal
-        For a problem that has none, and the portfolio: ``"auto"`` also searches under the best sketch that
-        is suggested for the problem's chunks, and keeps the better schedule; ``"none"`` does not. A proposal
-        of `suggest_sketches` is used instead of the best.
+        For a problem that has none, and the portfolio: ``"auto"`` also searches under the best sketch that is
+        suggested for the problem's chunks; ``"none"`` does not; a proposal takes the place of the best.
     keep : {"schedule", "summary"}
-        Of the compiled list scheduler, whether to keep the transfers, or their figures alone once they are
-        verified.
+        Of the compiled list scheduler, the transfers, or their figures alone once they are verified.
     spill_dir : path, optional
         A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`).
     to_file : bool
@@ -117,10 +115,8 @@ def synthesize(
         If no schedule exists.
     SolverUnavailableError
         If the named solver is not installed or not licensed for the problem.
-    NoSolutionError
-        If nothing was found in time.
-    KeyboardInterrupt
-        If Ctrl-C came before there was a schedule.
+    NoSolutionError, KeyboardInterrupt
+        If nothing was found in time, or when Ctrl-C came.
     """
     began = time.monotonic()
     options = Options(
@@ -223,13 +219,7 @@ def _plan(
 
 
 def _check_feasible(problem: Problem, time_limit_s: float, parameters: SearchParameters) -> None:
-    """Raise `InfeasibleError`, with the clauses that clash, where a sketch keeps a chunk from a destination.
-
-    Raises
-    ------
-    TopologyError
-        If the topology has no way even without the sketch.
-    """
+    """Raise `InfeasibleError`, with the clauses that clash, where a sketch keeps a chunk from its end."""
     try:
         check_reachable(problem)
     except SketchError as error:
@@ -283,15 +273,7 @@ def _search_plain(search: Search, backend: str, is_large: bool) -> None:
 
 
 def _search_spreading(search: Search, *, backend: str) -> None:
-    """The stages of a backend, on a problem whose chunks spread; after Ctrl-C the first schedule will do.
-
-    Raises
-    ------
-    InfeasibleError, NoSolutionError
-        If there is no schedule.
-    KeyboardInterrupt
-        If Ctrl-C came before there was one.
-    """
+    """The stages of a backend, on a problem whose chunks spread; after Ctrl-C the first schedule will do."""
     first = partial(stages.greedy, search, budget_s=0.0, max_runs=1)
     try:
         _prove(search)

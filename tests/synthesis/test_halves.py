@@ -152,7 +152,7 @@ class TestOverlap:
         chunk 1 at 5, chunk 0 at 9, when it is complete, and chunk 2 at 12: 15 us. Improved afterwards, with sums
         complete at other ranks than the collective's roots, it is 14 us.
         """
-        result = taccl.synthesize(problem_of(star(3), collectives.allreduce(4)), time_limit_s=5)
+        result = taccl.synthesize(problem_of(star(3), collectives.allreduce(4)), time_limit_s=30)
         [(before, after)] = watched
         assert (before.finish_us, after.finish_us, result.finish_us) == (18, 15, 14)
         assert [stage.name for stage in result.stages[-2:]] == ["overlap", "ruin and recreate"]
@@ -211,13 +211,13 @@ class TestOverlap:
         """A schedule that the verifier refuses is not taken, and the stage says why."""
         search, searches = halves
         before = search.best
-        unfold = overlapping._unfold
+        unfold = overlapping.unfold
 
-        def hurried(joint, sends):
-            found = unfold(joint, sends)
+        def hurried(*given, **options):
+            found = unfold(*given, **options)
             return replace(found, start=found.start // 2, end=found.end // 2)
 
-        monkeypatch.setattr(overlapping, "_unfold", hurried)
+        monkeypatch.setattr(overlapping, "unfold", hurried)
         overlap(search, searches)
         assert search.best is before
         assert search.stages[-1].message == "refused by the verifier"

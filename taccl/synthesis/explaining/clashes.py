@@ -38,9 +38,9 @@ from taccl.synthesis.paper.routing import TAGS, build_routing
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Sequence, Set
 
-    from taccl.problem import Problem
     from taccl.sketch.reachability import Demand
     from taccl.synthesis.explaining.loosening import Barriers
+    from taccl.synthesis.halves import Half
     from taccl.topology.topology import Link
 
 __all__ = [
@@ -229,18 +229,14 @@ def circle_of_own_chunks(barriers: Barriers, *, solver: str, deadline: float) ->
     The routing model without clauses, with rows that forbid moves for every clause, one tag each; of a sum
     that of its reduction, backwards over reversed links, and of what follows it.
     """
-    circles = (
-        _circle(barriers, half.problem, half.name == "reduce", solver, deadline)
-        for half in split(barriers.problem)
-    )
+    circles = (_circle(barriers, half, solver, deadline) for half in split(barriers.problem))
     return next(filter(None, circles), ())
 
 
-def _circle(
-    barriers: Barriers, half: Problem, reducing: bool, solver: str, deadline: float
-) -> tuple[str, ...]:
-    clauses, topology = half.clauses, half.topology
-    if all(len(topology.links[e].srcs) == 1 for e in clauses.own_first):
+def _circle(barriers: Barriers, searched: Half, solver: str, deadline: float) -> tuple[str, ...]:
+    half, reducing = searched.problem, searched.name == "reduce"
+    clauses = half.clauses
+    if all(len(half.topology.links[e].srcs) == 1 for e in clauses.own_first):
         return ()
     # A slack without end: no way is too long, as it is not known which are left.
     bare = Clauses(own_first=clauses.own_first, routing_slack=clauses.routing_slack + 10**6)

@@ -53,24 +53,12 @@ EVERY_CLAUSE = "every clause"
 
 @dataclass(frozen=True, slots=True)
 class ClauseCost:
-    """What one clause costs at least.
+    """What one clause costs at least."""
 
-    Parameters
-    ----------
-    clause : str
-        ``"file: field"``, or ``"every clause"``.
-    bound_us : float
-        The lower bound on the finish without the clause.
-    difference_us : float
-        How much lower that is than with it.
-    percent : float
-        The difference, relative to `bound_us`.
-    """
-
-    clause: str
-    bound_us: float
-    difference_us: float
-    percent: float
+    clause: str  # "file: field", or "every clause"
+    bound_us: float  # without the clause
+    difference_us: float  # how much lower that is than with it
+    percent: float  # the same, relative to `bound_us`
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -14,9 +14,10 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from taccl.problem import Clauses
+from taccl.sketch.apply import carried
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
     from taccl.clauses import Clause
     from taccl.problem import Problem
@@ -104,7 +105,8 @@ class Barriers:
                     relays.pop(item[0], None)
         carries_from, carries_to = dict(self.clauses.carries_from), dict(self.clauses.carries_to)
         if self.is_local:
-            carries_from, carries_to = self._carries(relays, allowed)
+            across = [e for e in self.problem.topology.internode_links if e in allowed]
+            carries_from, carries_to = carried(self.problem.topology, relays, across)
         elif any(edit.clause == RELAYS for edit in chosen):
             carries_from, carries_to = {}, {}
         loosened = self.without({edit.clause for edit in chosen if edit.verb == "set" and not edit.items})
@@ -130,10 +132,9 @@ class Barriers:
         for e in filter(self._forbidden, range(len(self.problem.topology.links))):
             if self._field(e) != SWITCH and self._named(e) <= self.open_pairs[self._field_of_ends(e)]:
                 return False
-        return self._carries(self.relays, self.problem.links_allowed) == (
-            dict(clauses.carries_from),
-            dict(clauses.carries_to),
-        )
+        across = [e for e in self.problem.topology.internode_links if not self._forbidden(e)]
+        said = carried(self.problem.topology, self.relays, across)
+        return said == (dict(clauses.carries_from), dict(clauses.carries_to))
 
     def _forbidden(self, link: int) -> bool:
         return self.clauses.links_allowed is not None and link not in self.clauses.links_allowed
@@ -183,42 +184,19 @@ class Barriers:
                 relays.setdefault(local[src], set()).update(local[r] for r in admitted)
         return relays
 
-    def _carries(
-        self, relays: dict[int, set[int]], allowed: Iterable[int]
-    ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-        """The clauses that relays become on the links that are allowed, as `Sketch.apply` has them."""
-        topology = self.problem.topology
-        carries_from, carries_to = {}, {}
-        for e in allowed:
-            link = topology.links[e]
-            senders = [topology.local_rank[src] for src in link.srcs]
-            if topology.is_internode(e) and all(sender in relays for sender in senders):
-                admitted = set().union(*(relays[sender] for sender in senders))
-                carries_from[e] = self._in_nodes_of(link.srcs, admitted)
-                carries_to[e] = self._in_nodes_of(link.dsts, admitted)
-        return carries_from, carries_to
-
-    def _in_nodes_of(self, ranks: Sequence[int], locals_: Collection[int]) -> frozenset[int]:
-        topology = self.problem.topology
-        nodes = {topology.node_of_rank[rank] for rank in ranks}
-        return frozenset(
-            r for n in nodes for r in topology.ranks_of_node[n] if topology.local_rank[r] in locals_
-        )
+    @cached_property
+    def _carried(self) -> tuple[Mapping[int, frozenset[int]], Mapping[int, frozenset[int]]]:
+        """Ranks whose chunks links may carry, while these spread and while they are reduced."""
+        if not self.is_local:
+            return self.clauses.carries_from, self.clauses.carries_to
+        return carried(self.problem.topology, self.relays, self.problem.topology.internode_links)
 
     def _unwilling(self, link: int, chunk: int, reducing: bool) -> list[int]:
         """Local ranks whose relays keep a chunk off their link; [-1] where relays are no one's in all."""
-        topology = self.problem.topology
-        starts = self._starts(chunk)
-        if not self.is_local:
-            carries = self.clauses.carries_to if reducing else self.clauses.carries_from
-            admitted = carries.get(link)
-            return [-1] if admitted is not None and admitted.isdisjoint(starts) else []
-        senders = list(dict.fromkeys(topology.local_rank[s] for s in topology.links[link].srcs))
-        if not topology.is_internode(link) or any(sender not in self.relays for sender in senders):
+        admitted, topology = self._carried[reducing].get(link), self.problem.topology
+        if admitted is None or not admitted.isdisjoint(self._starts(chunk)):
             return []
-        ends = topology.links[link].dsts if reducing else topology.links[link].srcs
-        carried = set().union(*(self.relays[sender] for sender in senders))
-        return senders[:1] if self._in_nodes_of(ends, carried).isdisjoint(starts) else []
+        return [topology.local_rank[topology.links[link].srcs[0]]] if self.is_local else [-1]
 
     def _relay_edits(self, link: int, chunk: int, reducing: bool, sender: int) -> list[frozenset[Edit]]:
         """Edits that let a sender carry a chunk."""

@@ -23,8 +23,8 @@ from taccl.sketch.apply import apply
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet
+from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing
 from taccl.synthesis.explaining.explain import explain, price
-from taccl.synthesis.suggesting.clauses import clause_names, without_clauses
 from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts
 from taccl.units import format_us
@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ClauseReport", "SketchReport", "check_sketch"]
 
+#: Tables whose fields are clauses, and what they are without any.
+_TABLES = {
+    "intranode": Intranode(), "objective": Objective(), "routing": Routing(), "merging": Merging(),
+}  # fmt: skip
+#: Of a table that is there; a table that is not there asks for nothing.
+_INTERNODE = Internode(crossing="any")
 #: Chunks times links up to which it is asked, chunk by chunk, whether a clause keeps anything off a link.
 _MOST_ASKED = 1_000_000
 
@@ -49,26 +55,16 @@ _MOST_ASKED = 1_000_000
 class ClauseReport:
     """What one clause does.
 
-    Parameters
-    ----------
-    clause : str
-        Its field, e.g. ``"internode.relays"`` or ``"symmetry[0]"``.
-    verdict : {"wrong", "blocks", "unused", "binds", "guides"}
-        It does not fit; no schedule exists because of it; leaving it out changes nothing; schedules must
-        obey it; it guides the search only.
-    effect : str
-        What it does, as a sentence.
-    bound_us : float, optional
-        The lower bound on the finish without it; None where there is none to compare.
-    cost_us : float, optional
-        By how much the bound rises with it: what it costs at least.
+    Its verdict is ``"wrong"`` (it does not fit), ``"blocks"`` (no schedule exists because of it),
+    ``"unused"`` (leaving it out changes nothing), ``"binds"`` (schedules must obey it) or ``"guides"`` (the
+    search only).
     """
 
-    clause: str
+    clause: str  # its field, e.g. "internode.relays" or "symmetry[0]"
     verdict: str
-    effect: str
-    bound_us: float | None = None
-    cost_us: float | None = None
+    effect: str  # what it does, as a sentence
+    bound_us: float | None = None  # without it; None where there is none to compare
+    cost_us: float | None = None  # by how much the bound rises with it: what it costs at least
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,7 +73,6 @@ class SketchReport:
 
     Parameters
     ----------
-    name : str
     usable : bool
         Whether the sketch fits as it is, and admits a schedule.
     clauses : tuple of ClauseReport
@@ -87,10 +82,8 @@ class SketchReport:
         at will. Faulty clauses are left out; None where no schedule exists.
     limits : str
         What limits `bound_us`; of an infeasible sketch, who cannot get where.
-    conflict : tuple of str
-        Clauses that clash, where no schedule exists.
-    change : str
-        The smallest change that makes one exist.
+    conflict, change : tuple of str, str
+        Where no schedule exists, the clauses that clash, and the smallest change that makes one exist.
     num_unreachable : int
         Kinds of chunk (by where they start and must end) that cannot get to where they must.
     hints : tuple of str
@@ -184,7 +177,7 @@ def check_sketch(
     def reports(report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
         return tuple(
             ClauseReport(name, "wrong", wrong[name]) if name in wrong else report(name)
-            for name in clause_names(guide)
+            for name in _clause_names(guide)
         )
 
     if missed:
@@ -205,7 +198,7 @@ def check_sketch(
         usable=not wrong,
         clauses=reports(lambda name: check.effect(name, bound.bound_us, deadline)),
         bound_us=bound.bound_us,
-        free_us=lower_bound(check.apply(clause_names(guide))).bound_us,
+        free_us=lower_bound(check.apply(_clause_names(guide))).bound_us,
         divisible_us=lower_bound(problem, divisible=True).bound_us,
         limits=bound.limits,
         hints=check.hints(),
@@ -224,14 +217,14 @@ class _Check:
 
     def apply(self, names: Collection[str]) -> Problem:
         """The problem without some clauses, and without those that do not fit."""
-        sketch, _ = without_clauses(self.sketch, self.removed.union(names))
+        sketch, _ = _without_clauses(self.sketch, self.removed.union(names))
         return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
 
     def faults(self) -> dict[str, str]:
         """What is wrong with clauses that do not fit; they are left out from here on."""
         wrong: dict[str, str] = {}
         while True:
-            sketch, names = without_clauses(self.sketch, self.removed)
+            sketch, names = _without_clauses(self.sketch, self.removed)
             try:
                 self.problem = self.apply(())
             except SketchError as error:
@@ -322,6 +315,37 @@ class _Check:
             for shift in fitting_shifts(plain, find_shifts(self.topology))
             if adds(shift.ranks(self.topology.num_ranks))
         )
+
+
+def _clause_names(sketch: Sketch) -> tuple[str, ...]:
+    """The clauses that a sketch has, as ``"internode.relays"`` or ``"switch[0]"``, in order."""
+    names = []
+    if sketch.internode is not None:  # which says "direct" unless it says otherwise
+        given = {*sketch.internode.model_fields_set, "crossing"}
+        names += [f"internode.{field}" for field in Internode.model_fields if field in given]
+    names += [f"intranode.{field}" for field in sorted(sketch.intranode.model_fields_set)]
+    names += [f"switch[{i}]" for i in range(len(sketch.switch))]
+    names += [f"symmetry[{i}]" for i in range(len(sketch.symmetry))]
+    for table in ("objective", "routing", "merging"):
+        names += [f"{table}.{field}" for field in sorted(getattr(sketch, table).model_fields_set)]
+    return tuple(names)
+
+
+def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, dict[str, str]]:
+    """The sketch without some clauses; and of each that is left, its place in that sketch."""
+    places = {name: name for name in _clause_names(sketch) if name not in names}
+    changes: dict[str, Any] = {}
+    for table, plain in (*_TABLES.items(), ("internode", _INTERNODE)):
+        fields = {name.partition(".")[2] for name in names if name.startswith(f"{table}.")}
+        if fields:
+            values = {field: getattr(plain, field) for field in fields}
+            changes[table] = getattr(sketch, table).model_copy(update=values)
+    for table in ("switch", "symmetry"):
+        entries = getattr(sketch, table)
+        left = [i for i in range(len(entries)) if f"{table}[{i}]" not in names]
+        changes[table] = tuple(entries[i] for i in left)
+        places.update({f"{table}[{i}]": f"{table}[{place}]" for place, i in enumerate(left)})
+    return sketch.model_copy(update=changes), places
 
 
 def _fold_alike(one: Symmetries, other: Symmetries) -> bool:

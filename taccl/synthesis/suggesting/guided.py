@@ -44,23 +44,15 @@ def _is_plain(problem: Problem) -> bool:
 
 def check_proposal(proposal: SketchProposal, problem: Problem) -> None:
     """Raise `InputError` for a proposal of another topology, collective or chunks, or beside a sketch."""
-    made_for = proposal.problem
+    made_for, fault = proposal.problem, ""
     if not _is_plain(problem):
-        raise InputError(
-            f"found a proposal, and a problem that has a sketch already, {problem!r}; leave one out",
-            where="sketch",
-        )
-    for name, found, expected in (
-        ("topology", made_for.topology, problem.topology),
-        ("collective", made_for.collective, problem.collective),
-        ("chunk sizes", made_for.chunk_bytes, problem.chunk_bytes),
-    ):
-        if found != expected:
-            raise InputError(
-                f"found a proposal for another problem, {made_for!r}: its {name} differ; suggest "
-                "one for this",
-                where="sketch",
-            )
+        fault = f", and a problem that has a sketch already, {problem!r}; leave one out"
+    fields = {"topology": "topology", "collective": "collective", "chunk_bytes": "chunk sizes"}
+    for field, name in fields.items():
+        if getattr(made_for, field) != getattr(problem, field) and not fault:
+            fault = f" for another problem, {made_for!r}: its {name} differ; suggest one for this"
+    if fault:
+        raise InputError(f"found a proposal{fault}", where="sketch")
 
 
 def search_guided(

@@ -112,23 +112,16 @@ def _wrapped(paragraph: str) -> list[str]:
 
 
 def make_sketch(
-    topology: Topology,
-    shape: Shape,
-    plan: Plan,
-    *,
-    name: str,
-    chunk_bytes: int | None,
-    chunks_per_rank: int,
-    max_merge: int,
-    shifts: Sequence[Shift] = (),
+    problem: Problem, shape: Shape, plan: Plan, max_merge: int, shifts: Sequence[Shift] = ()
 ) -> Sketch:
-    """The sketch of a plan, with a chunk partitioning, merging and symmetry."""
-    content: dict[str, Any] = {"schema": 1, "name": name, **_machine(topology)}
-    content["nodes"] = topology.num_nodes
-    content["chunks"] = {"per_rank": chunks_per_rank}
-    if chunk_bytes is not None:
-        content["chunks"]["size"] = chunk_bytes
-        policy = "max-connections" if shape.is_small(chunk_bytes) else "min-connections"
+    """The sketch of a plan for a problem's chunks, with merging and symmetry."""
+    per_rank, sizes = problem.collective.chunks_per_rank, sorted(set(problem.chunk_bytes))
+    merging = "" if max_merge > 1 or shape.num_nodes == 1 else "-unmerged"
+    content: dict[str, Any] = {"schema": 1, "name": f"auto-{plan.name}{merging}-{per_rank}"}
+    content |= {**_machine(problem.topology), "nodes": shape.num_nodes, "chunks": {"per_rank": per_rank}}
+    if len(sizes) == 1:
+        content["chunks"]["size"] = sizes[0]
+        policy = "max-connections" if shape.is_small(sizes[0]) else "min-connections"
         content["switch"] = [
             {"name": f"switch {i}", "ranks": ranks, "policy": policy}
             for i, ranks in enumerate(shape.switches)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
@@ -74,39 +74,32 @@ def suggest_sketches(
         `Collective` keeps its own.
     chunks_per_rank : int, optional
         Pieces of a rank's part of the data.
-    size : int or str, optional
-        The larger of one rank's input and output buffer, e.g. ``"64MB"``. Exactly one of the two is given.
-    chunk_size : int or str, optional
-        Bytes of one chunk, instead.
+    size, chunk_size : int or str, optional
+        The larger of one rank's input and output buffer, e.g. ``"64MB"``; or bytes of one chunk instead.
     root, roots
         As `taccl.collectives.make` takes them.
     seed : int
-        Of the searches.
     most : int
-        How many proposals at most.
+        How many proposals at most; none where no candidate can be scheduled in time.
     time_limit_s : float
         After which no further candidate is begun; the first is always tried.
     progress : callable, optional
         Called with (what is being tried, best finish in us or None, None).
 
-    Returns
-    -------
-    list of SketchProposal
-        Empty where no candidate can be scheduled in time.
-
     Raises
     ------
     InputError
         If sizes, numbers or the collective's name do not fit, or both sizes or none are given.
-    TopologyError
-        If a sketch cannot speak of the topology: nodes that differ in size, links of several ranks.
-    SketchError
-        If the topology does not connect the ranks that exchange chunks.
+    TopologyError, SketchError
+        If nodes differ in size, links have several ends, or the topology does not connect ranks that must
+        exchange chunks.
     """
     if (size is None) == (chunk_size is None):
         raise InputError(
             "give either a size, e.g. '64MB', or a chunk size, and not both", where="size, chunk_size"
         )
+    size_bytes = None if size is None else parse_size(size, where="size")
+    chunk_bytes = None if chunk_size is None else parse_size(chunk_size, where="chunk_size")
     if isinstance(collective, Collective):
         if root is not None or roots is not None or chunks_per_rank is not None:
             raise CollectiveError(
@@ -114,28 +107,21 @@ def suggest_sketches(
                 "give its name",
                 where="collective",
             )
-        cut = {collective.chunks_per_rank: collective}
-        fixed: int | None = collective.chunks_per_rank
+        cut = [collective]
     else:
         # A chunk size and several partitionings would be several sizes of the collective.
         fixed = chunks_per_rank or (1 if chunk_size is not None else None)
         counts = DEFAULTS.suggesting.partitions if fixed is None else (fixed,)
-        cut = {
-            k: make(collective, topology.num_ranks, root=root, roots=roots, chunks_per_rank=k) for k in counts
-        }
-    size_bytes = None if size is None else parse_size(size, where="size")
-    chunk_bytes = None if chunk_size is None else parse_size(chunk_size, where="chunk_size")
-    problems = {
-        k: make_problem(topology, each, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
-        for k, each in cut.items()  # no chunks of less than a byte
-        if fixed or k == 1 or size_bytes is None or each.size_chunks <= size_bytes
-    }
-    return _suggested(problems, most, time_limit_s, seed, progress)
+        made = partial(make, collective, topology.num_ranks, root=root, roots=roots)
+        cut = [made(chunks_per_rank=k) for k in counts]
+        if size_bytes is not None:  # no chunks of less than a byte
+            cut = [cut[0], *(each for each in cut[1:] if each.size_chunks <= size_bytes)]
+    problems = (make_problem(topology, each, size_bytes=size_bytes, chunk_bytes=chunk_bytes) for each in cut)
+    return suggest_for(*problems, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress)
 
 
 def suggest_for(
-    problem: Problem,
-    *,
+    *cut: Problem,
     most: int = 1,
     time_limit_s: float = 20.0,
     seed: int = 0,
@@ -143,12 +129,32 @@ def suggest_for(
     give_up: Deadline = NEVER,
     parameters: SearchParameters = DEFAULTS,
 ) -> list[SketchProposal]:
-    """Sketches for a problem without one, in the chunks that it has; see `suggest_sketches`.
+    """Sketches for a problem without one, cut into chunks in one way or several; see `suggest_sketches`.
 
     It stops without any at `give_up`; by default the first candidate is always tried to its end.
     """
-    problems = {problem.collective.chunks_per_rank: problem}
-    return _suggested(problems, most, time_limit_s, seed, progress, give_up, parameters)
+    problems = {each.collective.chunks_per_rank: each for each in cut}
+    suggesting = parameters.suggesting
+    deadline = give_up.sooner(time_limit_s) if give_up is not NEVER else Deadline.after(time_limit_s)
+    check_reachable(cut[0])
+    shape = find_shape(cut[0].topology, deadline=give_up)
+    trials = _Trials(problems, shape, deadline, seed, progress, give_up, parameters)
+    capped = cut[0].clauses.max_merge
+    merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, suggesting.most_merged))
+    if shape.is_small(min(cut[0].chunk_bytes)):
+        merges = merges[::-1]
+    per_rank = suggesting.first_partition if suggesting.first_partition in problems else min(problems)
+    for plan in relay_plans(shape):
+        for max_merge in merges:
+            ahead_us = trials.best_us()
+            finish_us = trials.attempt(plan, per_rank, max_merge)
+            if finish_us < ahead_us:
+                per_rank = _best_partition(trials, plan, max_merge, per_rank, finish_us)
+    proposals: list[SketchProposal] = []
+    for candidate in sorted(trials.found, key=lambda each: each.rank)[:most]:
+        bound_s = suggesting.bound_s if proposals else suggesting.first_bound_s
+        proposals.append(_proposal(trials, candidate, min(bound_s, give_up.left_s)))
+    return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +205,9 @@ class _Trials:
         try:
             until.check()
             if plan.name not in self.fitting:
-                plain = _applied(self._sketch(plan, per_rank, max_merge, ()), problem)
+                plain = _applied(make_sketch(problem, self.shape, plan, max_merge), problem)
                 self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=until)
-            sketch = self._sketch(plan, per_rank, max_merge, self.fitting[plan.name])
+            sketch = make_sketch(problem, self.shape, plan, max_merge, self.fitting[plan.name])
             applied = _applied(sketch, problem)
             until.check()
             schedule = _quick_schedule(applied, self.seed, until, self.parameters)
@@ -212,21 +218,6 @@ class _Trials:
         verify(schedule).raise_if_failed()
         self.found.append(_Candidate(sketch, plan, schedule))
         return schedule.finish_us
-
-    def _sketch(self, plan: Plan, per_rank: int, max_merge: int, shifts: tuple[Shift, ...]) -> Sketch:
-        problem = self.problems[per_rank]
-        sizes = set(problem.chunk_bytes)
-        merging = "" if max_merge > 1 or self.shape.num_nodes == 1 else "-unmerged"
-        return make_sketch(
-            problem.topology,
-            self.shape,
-            plan,
-            name=f"auto-{plan.name}{merging}-{per_rank}",
-            chunk_bytes=sizes.pop() if len(sizes) == 1 else None,
-            chunks_per_rank=per_rank,
-            max_merge=max_merge,
-            shifts=shifts,
-        )
 
 
 def _applied(sketch: Sketch, problem: Problem) -> Problem:
@@ -248,42 +239,6 @@ def _quick_schedule(
     runs = suggesting.ranking_runs
     search_halves(search, lambda half: stages.greedy(half, budget_s=suggesting.ranking_s, max_runs=runs))
     return search.best
-
-
-def _suggested(
-    problems: Mapping[int, Problem],
-    most: int,
-    time_limit_s: float,
-    seed: int,
-    progress: Progress | None,
-    give_up: Deadline = NEVER,
-    parameters: SearchParameters = DEFAULTS,
-) -> list[SketchProposal]:
-    suggesting = parameters.suggesting
-    deadline = give_up.sooner(time_limit_s) if give_up is not NEVER else Deadline.after(time_limit_s)
-    any_problem = next(iter(problems.values()))
-    check_reachable(any_problem)
-    shape = find_shape(any_problem.topology, deadline=give_up)
-    trials = _Trials(problems, shape, deadline, seed, progress, give_up, parameters)
-    capped = any_problem.clauses.max_merge
-    merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, suggesting.most_merged))
-    if shape.is_small(min(any_problem.chunk_bytes)):
-        merges = merges[::-1]
-    per_rank = suggesting.first_partition if suggesting.first_partition in problems else min(problems)
-    for plan in relay_plans(shape):
-        for max_merge in merges:
-            ahead_us = trials.best_us()
-            finish_us = trials.attempt(plan, per_rank, max_merge)
-            if finish_us < ahead_us:
-                per_rank = _best_partition(trials, plan, max_merge, per_rank, finish_us)
-    seconds = chain([suggesting.first_bound_s], repeat(suggesting.bound_s))
-    proposals = [
-        _proposal(trials, candidate, min(bound_s, give_up.left_s))
-        for candidate, bound_s in zip(
-            sorted(trials.found, key=lambda each: each.rank)[:most], seconds, strict=False
-        )
-    ]
-    return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 
 
 def _best_partition(trials: _Trials, plan: Plan, max_merge: int, start: int, best_us: float) -> int:
