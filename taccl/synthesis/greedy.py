@@ -209,12 +209,10 @@ class _Machine:
             not self.claimed[p] and self.hops.leads_on(after, p) for p in move.dsts
         )
 
-    def _elsewhere(self, m: int) -> bool:
-        """Whether the chunk has come, or is coming, to the node by another way."""
-        return self.enter_once and (entry := self.orbits.moves[m].enters) >= 0 and self.entered[entry]
-
     def _may_go(self, m: int, force: bool) -> bool:
-        return self._useful(m) and (force or not self._elsewhere(m))
+        """Whether it is useful, and the chunk has not come, nor is coming, to the node by another way."""
+        entry = self.orbits.moves[m].enters
+        return self._useful(m) and (force or not (self.enter_once and entry >= 0 and self.entered[entry]))
 
     def _start(self, time: int, dirty: set[int], *, force: bool) -> None:
         """Start what can start now, most urgent first."""

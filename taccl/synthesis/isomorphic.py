@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from taccl.clauses import CLAUSES
@@ -15,7 +16,7 @@ from taccl.sketch.symmetry import block_shifts, offset_permutation
 from taccl.synthesis.greedy import ListSchedule, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
@@ -39,7 +40,9 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
     """
     if _scalars(one) != _scalars(other):
         return None
-    for ranks in _renamings(one.topology.num_ranks):
+    num_ranks = one.topology.num_ranks
+    shifts = (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))
+    for ranks in chain([tuple(range(num_ranks))], shifts):
         chunks = _match(_chunk_names(one, ranks), _chunk_names(other, range(len(ranks))))
         links = _match(_link_names(one, ranks), _link_names(other, range(len(ranks))))
         here, there = one.topology.node_of_rank, other.topology.node_of_rank
@@ -79,12 +82,6 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     schedule = ListSchedule(tuple(sends), found.best_fold.finish_ticks)
     producer = found.best.producer if found.best is not None else ""
     return search.offer(schedule, producer=producer) is not None
-
-
-def _renamings(num_ranks: int) -> Iterator[tuple[int, ...]]:
-    """The identity, then shifts inside blocks of ranks, small blocks first."""
-    yield tuple(range(num_ranks))
-    yield from (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))
 
 
 def _scalars(problem: Problem) -> tuple[Hashable, ...]:

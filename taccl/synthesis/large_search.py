@@ -55,7 +55,7 @@ def search_large(search: Search) -> None:
         to_file=options.to_file,
     )
     runs = _Runs(search)
-    have_compiled(search, runs.tell_compiling)
+    have_compiled(search, partial(runs.tell, "compiling, for this time only, {:.0f} s so far"))
     runs.run("first rule", num_runs=1)
     runs.prove()
     if most_runs is None and not search.done:
@@ -94,7 +94,9 @@ class _Runs:
         status = "done"
         try:
             found = deadline.run(schedule, tell=partial(self._tell, search.deadline, since))
-            if search.best is None or (found.finish_ticks < search.best.finish_ticks and self._may_verify):
+            # Somebody who pressed Ctrl-C does not wait for long.
+            may_verify = self._verify_s <= max(search.deadline.left_s, self._large.brief_s)
+            if search.best is None or (found.finish_ticks < search.best.finish_ticks and may_verify):
                 self._verify(found)
         except OutOfTime:
             if search.best is None:
@@ -127,10 +129,10 @@ class _Runs:
         if found:
             search.prove(max(found, key=lambda each: each.bound), since)
 
-    def tell_compiling(self, past_s: float, *_: object) -> None:
-        """Say that kernels are being compiled."""
+    def tell(self, what: str, past_s: float, *_: object, limit_s: float = 0.0) -> None:
+        """Say since when something goes on that takes long, and for how long it may."""
         if past_s >= self._large.told_after_s:
-            self.search.report(f"compiling, for this time only, {past_s:.0f} s so far")
+            self.search.report(what.format(past_s, limit_s - past_s))
 
     def _bound(self, budget_s: float) -> Certificate:
         """A bound that is looked for until the deadline, or half a second where that is past.
@@ -144,7 +146,7 @@ class _Runs:
         finish = None if search.best is None else search.best.finish
         return limit.at_least(least_s).run(
             partial(lower_bound, search.problem, budget_s=budget_s, limit_s=left_s, finish=finish),
-            tell=partial(self._tell_bound, left_s),
+            tell=partial(self.tell, "bound, {:.0f} s so far, at most {:.0f} s left", limit_s=left_s),
         )
 
     def _verify(self, found: CompactSchedule) -> None:
@@ -155,11 +157,6 @@ class _Runs:
         verify(found).raise_if_failed()
         self._verify_s = time.monotonic() - since
         self.search.offer_whole(found, producer="greedy (compiled)", verified=True)
-
-    @property
-    def _may_verify(self) -> bool:
-        """Whether there is still the time; somebody who pressed Ctrl-C does not wait for long."""
-        return self._verify_s <= max(self.search.deadline.left_s, self._large.brief_s)
 
     def _tell(self, limit: Deadline, since: float, past_s: float, doing: str, done: float | None) -> None:
         """Say how far a run is that takes long, and when it will be done."""
@@ -173,8 +170,3 @@ class _Runs:
         limit_s = limit.at_s - since - past_s
         late = f" (time limit in {limit_s:.0f} s)" if limit_s < self._left_s else ""
         self.search.report(f"{what}, {done:.0%} done, about {self._left_s:.0f} s left{late}")
-
-    def _tell_bound(self, limit_s: float, past_s: float, *_: object) -> None:
-        """Say how long the bound may take that takes long."""
-        if past_s >= self._large.told_after_s:
-            self.search.report(f"bound, {past_s:.0f} s so far, at most {limit_s - past_s:.0f} s left")

@@ -297,12 +297,7 @@ def _to_sequence(
 
 
 def route(
-    search: Search,
-    solver: str,
-    *,
-    budget_s: float,
-    sequenced: Collection[int] = (),
-    lower_ticks: int = 0,
+    search: Search, solver: str, *, budget_s: float, sequenced: Collection[int] = (), lower_ticks: int = 0
 ) -> Routed | None:
     """The routing MILP on a solver, or None where it found nothing.
 

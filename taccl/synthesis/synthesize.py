@@ -223,9 +223,8 @@ def _check_feasible(problem: Problem, time_limit_s: float, parameters: SearchPar
     try:
         check_reachable(problem)
     except SketchError as error:
-        raise _infeasible(problem, min(parameters.budget.explain_s, time_limit_s)) or InfeasibleError(
-            str(error)
-        ) from None
+        limit_s = min(parameters.budget.explain_s, time_limit_s)
+        raise _infeasible(problem, limit_s) or InfeasibleError(str(error)) from None
 
 
 def _infeasible(problem: Problem, time_limit_s: float) -> InfeasibleError | None:

@@ -23,14 +23,7 @@ from taccl.sketch.reachability import demands, hops_from, kind_of, reached
 from taccl.solvers.conflict import smallest_conflict
 from taccl.solvers.model import MilpModel
 from taccl.solvers.solver import solve
-from taccl.synthesis.explaining.loosening import (
-    CONNECTIONS,
-    CROSSING,
-    INSIDE,
-    OWN_FIRST,
-    RELAYS,
-    Edit,
-)
+from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, OWN_FIRST, RELAYS, Edit
 from taccl.synthesis.halves import split
 from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.routing import TAGS, build_routing
@@ -43,14 +36,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.halves import Half
     from taccl.topology.topology import Link
 
-__all__ = [
-    "Change",
-    "circle_of_own_chunks",
-    "clashing",
-    "fewest_edits",
-    "longer_paths",
-    "reached_despite",
-]
+__all__ = ["Change", "circle_of_own_chunks", "clashing", "fewest_edits", "longer_paths", "reached_despite"]
 
 #: Sets of edits, each of which leads a chunk on.
 _Cut: TypeAlias = frozenset[frozenset[Edit]]

@@ -17,12 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.deadline import NEVER, Deadline
-from taccl.sketch.symmetry import (
-    block_shifts,
-    link_permutation,
-    offset_permutation,
-    resource_permutation,
-)
+from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation, resource_permutation
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
