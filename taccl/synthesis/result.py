@@ -91,7 +91,6 @@ class Result:
         In the order they ended.
     seconds : float
         Of the whole synthesis.
-    seed : int
     versions : mapping of package to version
     stopped : str
         Why the search ended: ``"bound met"``, ``"nothing better found"``, ``"time limit"`` or

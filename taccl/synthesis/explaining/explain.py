@@ -73,10 +73,8 @@ class Explanation:
     conflict : tuple of str
         The clauses that clash, each as ``"file: field: what it says"``: without any one of them they would
         not. Empty if the problem is feasible, or if its topology is at fault.
-    change : str
-        The smallest change that makes the problem feasible, with file and field.
-    loosened : Problem, optional
-        The problem after that change.
+    change, loosened : str, Problem
+        The smallest change that makes the problem feasible, with file and field; and the problem after it.
     proven : bool
         Whether no smaller change would do; False where time ran out.
     bound_us : float, optional

@@ -145,6 +145,8 @@ def check_sketch(
 ) -> SketchReport:
     """What each clause of a sketch does on a topology, and what it costs at least.
 
+    Clauses that do not fit are a part of the report, not an error.
+
     Parameters
     ----------
     sketch : Sketch, str or path
@@ -155,11 +157,6 @@ def check_sketch(
         As `Sketch.apply` takes them: the sketch's own chunk size unless one is given.
     time_limit_s : float
         After which clauses are no longer bounded.
-
-    Returns
-    -------
-    SketchReport
-        Clauses that do not fit are a part of it, not an error.
 
     Raises
     ------
