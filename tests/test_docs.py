@@ -51,7 +51,7 @@ def rows(name: str) -> dict[str, int]:
     orbits = fold(problem, symmetry_group(problem))
     schedule = list_schedule(orbits, critical_priorities(orbits))
     assert schedule is not None
-    model = routing.build_routing(
+    model = routing.RoutingModel(
         orbits, upper_ticks=schedule.finish_ticks, sequenced=range(orbits.num_resources)
     ).model
     return model.tags | contiguity.build_contiguity(orbits, schedule).model.tags

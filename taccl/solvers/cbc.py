@@ -1,7 +1,8 @@
 """CBC, the executable that PuLP bundles (or one on the PATH), driven through files in a temporary folder.
 
-The model goes out as free MPS, written from arrays: PuLP's objects take a hundred times longer. The status is
-read from the first line of the text solution, the values from the binary one (the text has eight digits).
+The model goes out as MPS, which HiGHS writes from arrays: PuLP's objects take a hundred times longer. The
+status is read from the first line of the text solution, the values from the binary one (the text has eight
+digits).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.solvers.highs import highs_with
 from taccl.solvers.model import LinearModel
 
 if TYPE_CHECKING:
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LIBRARIES", "availability", "run"]
 
-#: Loaded before a memory limit is set; see `taccl.solvers.child`.
-LIBRARIES = ("pulp",)
+LIBRARIES = ("highspy",)
 
 _STOP_TICK_S = 0.05
 _STOP_GRACE_S = 1.0  # after an interrupt, before CBC is killed
@@ -49,7 +50,7 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         path = _executable()
         said = subprocess.run([path, "-quit"], capture_output=True, text=True, timeout=10, check=False).stdout
     except Exception as error:
-        return {"solvers": [{"name": "cbc", "why_not": f"CBC does not run: {error}"}]}
+        return {"message": f"CBC does not run: {error}"}
     return {"solvers": [{"name": "cbc", "version": _version(said), "licence": "EPL-2.0"}]}
 
 
@@ -60,32 +61,21 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     except FileNotFoundError as error:
         return {"status": "unavailable", "message": f"CBC does not run: {error}"}
     model = LinearModel.from_message(payload["model"])
+    seed, threads = str(payload["seed"] % 2**31), str(payload["threads"])
     with tempfile.TemporaryDirectory(prefix="cbc-") as folder_name:
         folder = Path(folder_name)
-        (folder / "model.mps").write_text(_mps(model))
-        command = [path, "model.mps", "-sec", f"{control.time_left_s():.3f}", "-timeMode", "elapsed"]
-        command += ["-ratioGap", repr(payload["relative_gap"])]
-        command += [
-            "-randomSeed",
-            str(payload["seed"] % 2**31),
-            "-randomCbcSeed",
-            str(payload["seed"] % 2**31),
-        ]
+        highs_with(model).writeModel(str(folder / "model.mps"))
+        limits = ["-sec", f"{control.time_left_s():.3f}", "-ratioGap", repr(payload["relative_gap"])]
+        command = [path, "model.mps", "-timeMode", "elapsed", *limits]
+        command += ["-randomSeed", seed, "-randomCbcSeed", seed]
         if payload["threads"] > 1:
-            command += ["-threads", str(payload["threads"])]
+            command += ["-threads", threads]
         if payload["hint"] is not None:
             (folder / "start.txt").write_text(_start(payload["hint"]))
             # CBC 2.10.3 with a start dies of SIGSEGV where time is up at the root of a preprocessed model.
             command += ["-preprocess", "off", "-mips", "start.txt"]
-        command += [
-            "-solve",
-            "-printingOptions",
-            "all",
-            "-solution",
-            "solution.txt",
-            "-saveSolution",
-            "solution.bin",
-        ]
+        command += ["-solve", "-printingOptions", "all"]
+        command += ["-solution", "solution.txt", "-saveSolution", "solution.bin"]
         log, ended = _run_command(command, folder, control, echo=payload["log"])
         result = _read(folder, log, model)
         if result["status"] == "infeasible-or-unbounded" and control.time_left_s() <= 0:
@@ -127,76 +117,19 @@ def _version(log: str) -> str:
     return match.group(1) if match else ""
 
 
-def _mps(model: LinearModel) -> str:
-    """The model in free MPS, with numbers to their last digit and every bound written out."""
-    lines = ["NAME model FREE", "ROWS", " N cost"]
-    finite_lower, finite_upper = np.isfinite(model.row_lower), np.isfinite(model.row_upper)
-    equal = finite_lower & (model.row_lower == model.row_upper)
-    kinds = np.where(equal, "E", np.where(finite_upper, "L", np.where(finite_lower, "G", "N"))).tolist()
-    lines += [f" {kind} r{row}" for row, kind in enumerate(kinds)]
-    if not kinds:
-        lines.append(" L r0")  # CBC refuses a model without rows
-    lines += ["COLUMNS", *_columns(model), "RHS"]
-    sides = np.where(finite_upper, model.row_upper, np.where(finite_lower, model.row_lower, 0.0)).tolist()
-    lines += [f" rhs r{row} {side!r}" for row, side in enumerate(sides) if side]
-    lines.append("RANGES")
-    widths = model.row_upper - np.where(finite_lower, model.row_lower, 0.0)
-    lines += [
-        f" rng r{row} {float(widths[row])!r}" for row in np.flatnonzero(finite_lower & finite_upper & ~equal)
-    ]
-    lines.append("BOUNDS")
-    for column, (lower, upper) in enumerate(zip(model.lower.tolist(), model.upper.tolist(), strict=True)):
-        if lower == upper:
-            lines.append(f" FX bnd x{column} {lower!r}")
-            continue
-        lines.append(f" MI bnd x{column}" if lower == -np.inf else f" LO bnd x{column} {lower!r}")
-        lines.append(f" PL bnd x{column}" if upper == np.inf else f" UP bnd x{column} {upper!r}")
-    lines += ["ENDATA", ""]
-    return "\n".join(lines)
-
-
-def _columns(model: LinearModel) -> list[str]:
-    row = np.repeat(np.arange(model.num_rows), np.diff(model.row_start))
-    order = np.argsort(model.column, kind="stable")
-    rows, coefficients = row[order].tolist(), model.coefficient[order].tolist()
-    start = np.concatenate(
-        (np.zeros(1, np.int64), np.cumsum(np.bincount(model.column, minlength=model.num_variables)))
-    )
-    integer, cost, ends = model.integer.tolist(), model.cost.tolist(), start.tolist()
-    lines: list[str] = []
-    inside = False
-    for column in range(model.num_variables):
-        if integer[column] != inside:
-            inside = integer[column]
-            lines.append(f" marker{column} 'MARKER' '{'INTORG' if inside else 'INTEND'}'")
-        lines.append(f" x{column} cost {cost[column]!r}")
-        lines += [
-            f" x{column} r{rows[at]} {coefficients[at]!r}" for at in range(ends[column], ends[column + 1])
-        ]
-    if inside:
-        lines.append(" markerend 'MARKER' 'INTEND'")
-    return lines
-
-
 def _start(hint: np.ndarray) -> str:
     known = np.flatnonzero(np.isfinite(hint)).tolist()
-    lines = ["Stopped on time - objective value 0"]
-    lines += [f"{index} x{index} {float(hint[index])!r} 0" for index in known]
-    return "\n".join([*lines, ""])
+    lines = [f"{index} c{index} {float(hint[index])!r} 0" for index in known]
+    return "\n".join(["Stopped on time - objective value 0", *lines, ""])
 
 
 def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, str]:
     """What CBC printed, and how it was ended as time was up; empty if it ended by itself, or crashed."""
     limit_s = control.seconds() + control.time_left_s() + _OVERRUN_S
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    reader = _LogReader(process, control, echo=echo)
+    null, pipe, same = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    process = subprocess.Popen(command, cwd=folder, stdin=null, stdout=pipe, stderr=same, text=True)
+    lines: list[str] = []
+    reader = threading.Thread(target=_follow, args=(process, lines, control, echo), daemon=True)
     reader.start()
     interrupted_s = None
     killed = False
@@ -216,7 +149,7 @@ def _run_command(command: list[str], folder: Path, control: Control, *, echo: bo
             process.kill()
         process.wait()
         reader.join()
-    log = "".join(reader.lines)
+    log = "".join(lines)
     if process.returncode < 0 and interrupted_s is None:
         log += f"\nCBC died of {signal.Signals(-process.returncode).name}"
     if killed:
@@ -228,38 +161,25 @@ def _run_command(command: list[str], folder: Path, control: Control, *, echo: bo
     return log, ""
 
 
-class _LogReader(threading.Thread):
-    """Collects CBC's log and turns the lines that show new bounds into progress."""
-
-    def __init__(self, process: subprocess.Popen[str], control: Control, *, echo: bool) -> None:
-        super().__init__(daemon=True)
-        self.lines: list[str] = []
-        self._process = process
-        self._control = control
-        self._echo = echo
-        self._best: float | None = None
-
-    def run(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line)
-            if self._echo:
-                os.write(2, line.encode())
-            self._report(line)
-
-    def _report(self, line: str) -> None:
+def _follow(process: subprocess.Popen[str], lines: list[str], control: Control, echo: bool) -> None:
+    """Collect CBC's log and turn the lines that show new bounds into progress."""
+    assert process.stdout is not None
+    best = np.inf
+    for line in process.stdout:
+        lines.append(line)
+        if echo:
+            os.write(2, line.encode())
         bound = None
         if (solution := _SOLUTION.match(line)) is not None and "pass" not in line:
             objective = float(solution.group(1))
         elif (search := _SEARCH.search(line)) is not None:
-            numbers = [float(group) for group in search.groups() if group is not None]
-            objective = numbers[0]
-            bound = numbers[1] - _LOG_PRECISION * abs(numbers[1])
+            objective, bound = (float(group) for group in search.groups() if group is not None)
+            bound -= _LOG_PRECISION * abs(bound)
         else:
-            return
-        if abs(objective) < _NOTHING and (self._best is None or objective < self._best):
-            self._best = objective
-        self._control.progress({"seconds": self._control.seconds(), "objective": self._best, "bound": bound})
+            continue
+        if abs(objective) < _NOTHING:
+            best = min(best, objective)
+        control.tell(best, bound)
 
 
 def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""What runs inside a worker process: one task after another, answered over a pipe.
+"""What runs inside a worker process: one task after another, answered over a channel.
 
-Started by `taccl.solvers.process` as ``python -m taccl.solvers.child FAMILY``. Frames come in on descriptor 0
-and leave on a copy of descriptor 1; descriptor 1 itself becomes descriptor 2, so that what a native library
-prints cannot damage the channel. The process ignores Ctrl-C (its parent decides) and ends when descriptor 0
-closes.
+Started by `taccl.solvers.process` as ``python -m taccl.solvers.child FAMILY CHANNEL LOG``, the last two being
+descriptors. Descriptors 1 and 2 are the parent's quiet file. The process ignores Ctrl-C (its parent decides)
+and ends when the channel closes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import queue
 import shutil
@@ -19,42 +19,85 @@ import threading
 import time
 import traceback
 import warnings
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from taccl.solvers.memory import limited_memory, tells_of_memory
-from taccl.solvers.wire import FrameReader, encode_message
+from taccl.solvers.wire import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
 
 __all__ = ["Control", "main"]
 
 # Loaded before the first task, so that a warm worker answers at once.
-_PRELOAD = {
-    "highs": ("highspy",),
-    "ortools": ("ortools.sat.python.cp_model",),
-    "gurobi": ("gurobipy",),
-    "pulp": (),
-}
-_READ_BYTES = 1 << 20
+_PRELOAD = {"highs": "highspy", "ortools": "ortools.sat.python.cp_model", "gurobi": "gurobipy"}
+_STOP_TICK_S = 0.05
+_BOUND_NEWS_S = 0.5  # between two reports of an engine that tells of its bound at every node
+_NOTHING = 1e40  # what engines write where they have no solution, or no bound, is larger
 
 
 class Control:
-    """What a running task may ask of its worker."""
+    """What a running task may ask of its worker.
 
-    def __init__(self, send: Callable[[dict[str, Any]], None], time_limit_s: float) -> None:
+    Attributes
+    ----------
+    version : str
+        Of the engine that works on it, once the task knows.
+    """
+
+    def __init__(
+        self, send: Callable[[dict[str, Any]], None], time_limit_s: float, stop: threading.Event | None = None
+    ) -> None:
+        self.version = ""
         self._send = send
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self._start_s = time.monotonic()
         self._time_limit_s = time_limit_s
+        self._bound_news_s = 0.0
 
     def progress(self, news: dict[str, Any]) -> None:
         """Send news (JSON values and arrays) to whoever started the task."""
         self._send({"kind": "progress", "progress": news})
 
+    def tell(self, objective: float | None, bound: float | None, values: np.ndarray | None = None) -> None:
+        """Send the best objective and bound so far, and the point where it is new."""
+        numbers = {
+            name: None if value is None or math.isnan(value) or abs(value) > _NOTHING else value
+            for name, value in (("objective", objective), ("bound", bound))
+        }
+        point = {} if values is None else {"values": values, "version": self.version}
+        self.progress({"seconds": self.seconds(), **numbers, **point})
+
+    def tell_now_and_then(self, objective: float, bound: float) -> None:
+        """The same, unless that was done a moment ago."""
+        if self.seconds() - self._bound_news_s >= _BOUND_NEWS_S:
+            self._bound_news_s = self.seconds()
+            self.tell(objective, bound)
+
     def stop_requested(self) -> bool:
         """Whether the task should end soon and return its best."""
         return self._stop.is_set()
+
+    @contextlib.contextmanager
+    def stopping(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Call `stop`, in a thread of its own and until what is inside ends, once that is asked for."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_STOP_TICK_S):
+                if self.stop_requested():
+                    stop()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
 
     def time_left_s(self) -> float:
         """Seconds until the task's time limit, never negative."""
@@ -64,95 +107,85 @@ class Control:
         """Seconds since the task began."""
         return time.monotonic() - self._start_s
 
-    def request_stop(self) -> None:
-        """Make `stop_requested` true; called when the parent asks for it."""
-        self._stop.set()
-
 
 class _Worker:
-    def __init__(self, channel: int, quiet: int) -> None:
+    def __init__(self, channel: Connection, log: int) -> None:
         self._channel = channel
-        self._quiet = quiet
+        self._log, self._quiet = log, os.dup(2)
         self._send_lock = threading.Lock()
         self._tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._stopped: set[int] = set()
-        self._current: tuple[int, Control] | None = None
-        self._state_lock = threading.Lock()
+        self._stops: dict[int, threading.Event] = {}
 
     def send(self, message: dict[str, Any]) -> None:
-        frame = memoryview(encode_message(message))
+        data = encode(message)
         with self._send_lock:
-            while frame:
-                frame = frame[os.write(self._channel, frame) :]
+            self._channel.send_bytes(data)
 
     def read_commands(self) -> None:
         """Queue tasks and pass stop requests on; end the process when the parent is gone."""
-        reader = FrameReader()
         try:
-            while data := os.read(0, _READ_BYTES):
-                for message in reader.feed(data):
-                    if message["kind"] == "task":
-                        self._tasks.put(message)
-                    else:
-                        self._stop(message["task"])
+            while True:
+                message = decode(self._channel.recv_bytes())
+                if message["kind"] == "task":
+                    self._stops = {message["task"]: threading.Event()}
+                    self._tasks.put(message)
+                elif message["task"] in self._stops:
+                    self._stops[message["task"]].set()
         finally:
             _end_process_group()
-
-    def _stop(self, task: int) -> None:
-        with self._state_lock:
-            self._stopped.add(task)
-            if self._current is not None and self._current[0] == task:
-                self._current[1].request_stop()
 
     def run_tasks(self) -> None:
         while True:
             message = self._tasks.get()
-            control = Control(self.send, message["time_limit_s"])
-            with self._state_lock:
-                self._current = (message["task"], control)
-                if message["task"] in self._stopped:
-                    control.request_stop()
+            control = Control(self.send, message["time_limit_s"], self._stops[message["task"]])
             self.send({"kind": "started"})
-            answer = self._run(message, control)
-            with self._state_lock:
-                self._current = None
-                self._stopped.clear()
-            self.send(answer)
+            self.send(self._run(message, control))
 
     def _run(self, message: dict[str, Any], control: Control) -> dict[str, Any]:
         limit_mb = message["memory_limit_mb"]
         try:
-            with _native_output(message["log"], self._quiet):
-                function = _load_function(message["function"])
+            with self._native_output(log=message["log"]):
+                function, lacking = _load_function(message["function"])
                 with limited_memory(limit_mb):
-                    result = function(message["payload"], control)
-            encode_message({"result": result})
+                    result = lacking or function(message["payload"], control)
+            if control.version:
+                result = {"version": control.version, **result}
+            encode({"result": result})
             return {"kind": "done", "result": result}
         except BaseException as error:
             if tells_of_memory(error, bounded=limit_mb is not None):
                 limit = f" under a memory limit of {limit_mb} MB" if limit_mb is not None else ""
-                return {
-                    "kind": "out-of-memory",
-                    "message": f"the worker ran out of memory{limit}",
-                    "traceback": traceback.format_exc(),
-                }
-            return {
-                "kind": "crashed",
-                "message": f"{type(error).__name__}: {error}",
-                "traceback": traceback.format_exc(),
-            }
+                kind, text = "out-of-memory", f"the worker ran out of memory{limit}"
+            else:
+                kind, text = "crashed", f"{type(error).__name__}: {error}"
+            return {"kind": kind, "message": text, "traceback": traceback.format_exc()}
+
+    @contextlib.contextmanager
+    def _native_output(self, *, log: bool) -> Iterator[None]:
+        """Send what native code prints to the parent's error stream if `log`."""
+        for descriptor in (1, 2):
+            os.dup2(self._log if log else self._quiet, descriptor)
+        try:
+            yield
+        finally:
+            for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+                os.dup2(self._quiet, descriptor)
 
 
 def main() -> None:
     """Serve tasks until the parent goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # nobody would see what a library warns of; nor shall it end a task
-    channel = os.dup(1)
-    quiet = os.dup(2)  # the parent gave a file that it reads when this process dies
-    os.dup2(2, 1)
-    worker = _Worker(channel, quiet)
+    family, channel, log = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    for descriptor in (channel, log):
+        os.set_inheritable(descriptor, False)
+    worker = _Worker(Connection(channel), log)
     threading.Thread(target=worker.read_commands, name="taccl-commands", daemon=True).start()
-    _load(_PRELOAD.get(sys.argv[1], ()))
+    if family in _PRELOAD:
+        with contextlib.suppress(Exception):
+            importlib.import_module(_PRELOAD[family])
     worker.run_tasks()
 
 
@@ -164,41 +197,24 @@ def _end_process_group() -> None:
     os._exit(1)
 
 
-def _load_function(function: str) -> Callable[[dict[str, Any], Control], dict[str, Any]]:
-    """The function behind a name, with the libraries that its module lists in LIBRARIES loaded.
+def _load_function(
+    function: str,
+) -> tuple[Callable[[dict[str, Any], Control], dict[str, Any]], dict[str, Any] | None]:
+    """The function behind a name; and, where a library of its module's LIBRARIES does not load, the answer.
 
     A library that is loaded under a memory limit may fail half-way, and then looks like one that is missing,
-    as long as the process lives. One that is missing or broken is the task's to report.
+    as long as the process lives: so it is loaded before.
     """
     module_name, _, name = function.partition(":")
     module = importlib.import_module(module_name)
-    _load(getattr(module, "LIBRARIES", ()))
-    found: Callable[[dict[str, Any], Control], dict[str, Any]] = getattr(module, name)
-    return found
-
-
-def _load(libraries: Iterable[str]) -> None:
-    for library in libraries:
-        with contextlib.suppress(Exception):
+    lacking = None
+    for library in getattr(module, "LIBRARIES", ()):
+        try:
             importlib.import_module(library)
-
-
-@contextlib.contextmanager
-def _native_output(log: bool, quiet: int) -> Iterator[None]:
-    """Send what native code prints to the parent's error stream if `log`, else to the parent's quiet file."""
-    log_descriptor = (
-        int(os.environ["TACCL_WORKER_LOG"]) if log and "TACCL_WORKER_LOG" in os.environ else quiet
-    )
-    os.dup2(log_descriptor, 1)
-    os.dup2(log_descriptor, 2)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
+        except Exception as error:  # whatever a broken installation raises
+            message = f"{library.partition('.')[0]} does not load: {error}"
+            lacking = lacking or {"status": "unavailable", "message": message}
+    return getattr(module, name), lacking
 
 
 if __name__ == "__main__":

@@ -11,51 +11,55 @@ from taccl.solvers.model import LinearModel
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["LIBRARIES", "availability", "run"]
+__all__ = ["LIBRARIES", "availability", "highs_with", "run"]
 
-#: Loaded before a memory limit is set; see `taccl.solvers.child`.
 LIBRARIES = ("highspy",)
 
-_BOUND_NEWS_S = 0.5  # how often the bound is reported between solutions
+#: By the name of a `HighsModelStatus`; any other is a crash.
+_STATUSES = {
+    "kOptimal": "optimal",
+    "kModelEmpty": "optimal",
+    "kInfeasible": "infeasible",
+    "kUnbounded": "unbounded",
+    "kUnboundedOrInfeasible": "infeasible-or-unbounded",
+    "kMemoryLimit": "out-of-memory",
+    "kTimeLimit": "feasible",
+    "kInterrupt": "feasible",
+    "kHighsInterrupt": "feasible",
+    "kIterationLimit": "feasible",
+    "kSolutionLimit": "feasible",
+}
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"solvers": [...]}`` with the version and licence, or why HiGHS cannot run."""
-    try:
-        import highspy
-    except Exception as error:
-        return {"solvers": [{"name": "highs", "why_not": f"highspy does not load: {error}"}]}
+    """``{"solvers": [...]}`` with the version and licence."""
+    import highspy
+
     return {"solvers": [{"name": "highs", "version": highspy.Highs().version(), "licence": "MIT"}]}
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `message` and `version`."""
-    try:
-        import highspy
-    except Exception as error:
-        return {"status": "unavailable", "message": f"highspy does not load: {error}"}
+    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound` and `message`."""
     model = LinearModel.from_message(payload["model"])
-    highs = highspy.Highs()
-    _set_options(highs, payload, control)
-    _pass_model(highspy, highs, model)
-    if payload["hint"] is not None:
-        known = np.flatnonzero(np.isfinite(payload["hint"])).astype(np.int32)
-        highs.setSolution(len(known), known, payload["hint"][known])
-    _listen(highspy, highs, control)
-    run_status = highs.run()
-    return {"version": highs.version(), **_read(highspy, highs, run_status)}
-
-
-def _set_options(highs: Any, payload: dict[str, Any], control: Control) -> None:
+    highs = highs_with(model)
+    control.version = highs.version()
     highs.resetGlobalScheduler(True)  # the number of threads is fixed once per process otherwise
     highs.setOptionValue("output_flag", payload["log"])
     highs.setOptionValue("threads", payload["threads"])
     highs.setOptionValue("random_seed", payload["seed"] % 2**31)
     highs.setOptionValue("mip_rel_gap", payload["relative_gap"])
     highs.setOptionValue("time_limit", control.time_left_s())
+    if payload["hint"] is not None:
+        known = np.flatnonzero(np.isfinite(payload["hint"])).astype(np.int32)
+        highs.setSolution(len(known), known, payload["hint"][known])
+    _listen(highs, control)
+    return _read(highs, highs.run(), is_mip=bool(model.integer.any()))
 
 
-def _pass_model(highspy: Any, highs: Any, model: LinearModel) -> None:
+def highs_with(model: LinearModel) -> Any:
+    """HiGHS, silent, with a model in it."""
+    import highspy
+
     lp = highspy.HighsLp()
     lp.num_col_ = model.num_variables
     lp.num_row_ = model.num_rows
@@ -71,83 +75,52 @@ def _pass_model(highspy: Any, highs: Any, model: LinearModel) -> None:
     kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
     if model.integer.any():
         lp.integrality_ = [kinds[integer] for integer in model.integer.tolist()]
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
     highs.passModel(lp)
+    return highs
 
 
-def _listen(highspy: Any, highs: Any, control: Control) -> None:
+def _listen(highs: Any, control: Control) -> None:
     """Report each better solution, and the bound now and then; pass stop requests on."""
-    last_news_s = 0.0
 
     def report_solution(event: Any) -> None:
         out = event.data_out
-        control.progress(
-            {
-                "seconds": control.seconds(),
-                "objective": out.objective_function_value,
-                "bound": out.mip_dual_bound,
-                "values": np.array(out.mip_solution, dtype=np.float64),
-                "version": highs.version(),
-            }
-        )
+        values = np.array(out.mip_solution, dtype=np.float64)
+        control.tell(out.objective_function_value, out.mip_dual_bound, values)
 
     def check(event: Any) -> None:
-        nonlocal last_news_s
         if control.stop_requested():
             event.interrupt()
-        if control.seconds() - last_news_s < _BOUND_NEWS_S:
-            return
-        last_news_s = control.seconds()
-        objective, bound = event.data_out.mip_primal_bound, event.data_out.mip_dual_bound
-        control.progress(
-            {
-                "seconds": control.seconds(),
-                "objective": objective if np.isfinite(objective) else None,
-                "bound": bound if np.isfinite(bound) else None,
-            }
-        )
 
-    def check_simplex(event: Any) -> None:
-        if control.stop_requested():
-            event.interrupt()
+    def report_bound(event: Any) -> None:
+        control.tell_now_and_then(event.data_out.mip_primal_bound, event.data_out.mip_dual_bound)
 
     highs.cbMipImprovingSolution += report_solution
     highs.cbMipInterrupt += check
-    highs.cbSimplexInterrupt += check_simplex
+    highs.cbMipInterrupt += report_bound
+    highs.cbSimplexInterrupt += check
 
 
-def _read(highspy: Any, highs: Any, run_status: Any) -> dict[str, Any]:
-    statuses = highspy.HighsModelStatus
-    status = highs.getModelStatus()
-    info = highs.getInfo()
+def _read(highs: Any, run_status: Any, *, is_mip: bool) -> dict[str, Any]:
+    import highspy
+
+    info, name = highs.getInfo(), highs.getModelStatus().name
+    status, said = _STATUSES.get(name, "crashed"), highs.modelStatusToString(highs.getModelStatus())
     values = None
     if info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible):
         values = np.array(highs.getSolution().col_value, dtype=np.float64)
-    is_mip = bool(highs.getLp().integrality_)
-    bound = info.mip_dual_bound if is_mip else None
-    if status == statuses.kOptimal or status == statuses.kModelEmpty:
-        return {
-            "status": "optimal",
-            "values": values if values is not None else np.zeros(highs.getNumCol()),
-            "bound": bound if is_mip else info.objective_function_value,
-        }
-    if status == statuses.kInfeasible:
-        return {"status": "infeasible"}
-    if status == statuses.kUnbounded:
-        return {"status": "unbounded"}
-    if status == statuses.kUnboundedOrInfeasible:
-        return {"status": "infeasible-or-unbounded"}
-    if status == statuses.kMemoryLimit:
-        return {"status": "out-of-memory", "message": "HiGHS ran out of memory", "bound": bound}
-    limits = (statuses.kTimeLimit, statuses.kInterrupt, statuses.kHighsInterrupt, statuses.kIterationLimit)
-    if status in limits or status == statuses.kSolutionLimit:
-        reason = highs.modelStatusToString(status)
-        return {
-            "status": "no-solution" if values is None else "feasible",
-            "values": values,
-            "bound": bound,
-            "message": f"HiGHS stopped: {reason.lower()}",
-        }
+    elif status == "optimal":
+        values = np.zeros(highs.getNumCol())
+    messages = {
+        "feasible": f"HiGHS stopped: {said.lower()}",
+        "out-of-memory": "HiGHS ran out of memory",
+        "crashed": f"HiGHS ended with status {said!r} ({run_status})",
+    }
+    bound = info.objective_function_value if status == "optimal" else None
     return {
-        "status": "crashed",
-        "message": f"HiGHS ended with status {highs.modelStatusToString(status)!r} ({run_status})",
+        "status": status,
+        "values": values,
+        "bound": info.mip_dual_bound if is_mip else bound,
+        "message": messages.get(status, ""),
     }

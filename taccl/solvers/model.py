@@ -71,10 +71,15 @@ class LinearModel:
         """The cost of a point."""
         return float(self.cost @ values)
 
+    @property
+    def row_of_nonzero(self) -> np.ndarray:
+        """The row of each nonzero, (Z,) int64."""
+        return np.repeat(np.arange(self.num_rows), np.diff(self.row_start))
+
     def row_sums(self, values: np.ndarray) -> np.ndarray:
         """``A @ values``, of shape (N,)."""
-        row = np.repeat(np.arange(self.num_rows), np.diff(self.row_start))
-        return np.bincount(row, weights=self.coefficient * values[self.column], minlength=self.num_rows)
+        weights = self.coefficient * values[self.column]
+        return np.bincount(self.row_of_nonzero, weights=weights, minlength=self.num_rows)
 
     def violations(self, values: np.ndarray, tolerance: float = 1e-6) -> list[str]:
         """What a point breaks, one sentence each; empty if it is feasible.
@@ -127,27 +132,15 @@ class MilpModel:
     """A linear model under construction; it minimises."""
 
     def __init__(self) -> None:
-        self._cost: list[float] = []
-        self._lower: list[float] = []
-        self._upper: list[float] = []
-        self._integer: list[bool] = []
-        self._names: dict[int, str] = {}
+        self._variables: list[tuple[float, float, bool, float]] = []
+        self._rows: list[tuple[float, float, int]] = []
         self._row_start: list[int] = [0]
         self._column: list[int] = []
         self._coefficient: list[float] = []
-        self._row_lower: list[float] = []
-        self._row_upper: list[float] = []
-        self._row_tag: list[int] = []
         self._tags: dict[str, int] = {}
 
     def add_variable(
-        self,
-        lower: float = 0.0,
-        upper: float = math.inf,
-        *,
-        integer: bool = False,
-        cost: float = 0.0,
-        name: str = "",
+        self, lower: float = 0.0, upper: float = math.inf, *, integer: bool = False, cost: float = 0.0
     ) -> int:
         """The number of a new variable.
 
@@ -157,16 +150,9 @@ class MilpModel:
             If a bound is not a number or the cost is not finite.
         """
         if math.isnan(lower) or math.isnan(upper) or not math.isfinite(cost):
-            raise ValueError(
-                f"variable {name!r} has bounds {lower} to {upper} and cost {cost}; expected numbers"
-            )
-        self._lower.append(lower)
-        self._upper.append(upper)
-        self._integer.append(integer)
-        self._cost.append(cost)
-        if name:
-            self._names[len(self._cost) - 1] = name
-        return len(self._cost) - 1
+            raise ValueError(f"a variable has bounds {lower} to {upper} and cost {cost}; expected numbers")
+        self._variables.append((lower, upper, integer, cost))
+        return len(self._variables) - 1
 
     def add_row(
         self,
@@ -193,34 +179,29 @@ class MilpModel:
         sums: dict[int, float] = {}
         for factor, variable in terms:
             sums[variable] = sums.get(variable, 0.0) + factor
-        num_variables = len(self._cost)
         for variable, factor in sums.items():
-            if not 0 <= variable < num_variables or not math.isfinite(factor):
-                raise ValueError(f"row ({tag}) has {factor} times variable {variable} of {num_variables}")
+            if not 0 <= variable < self.num_variables or not math.isfinite(factor):
+                raise ValueError(
+                    f"row ({tag}) has {factor} times variable {variable} of {self.num_variables}"
+                )
             if factor != 0.0:
                 self._column.append(variable)
                 self._coefficient.append(factor)
         if math.isnan(lower) or math.isnan(upper):
             raise ValueError(f"row ({tag}) has bounds {lower} to {upper}; expected numbers")
         self._row_start.append(len(self._column))
-        self._row_lower.append(lower)
-        self._row_upper.append(upper)
-        self._row_tag.append(self._tags.setdefault(tag, len(self._tags)))
-        return len(self._row_lower) - 1
-
-    def name(self, variable: int) -> str:
-        """The name a variable was given, or ``x<number>``."""
-        return self._names.get(variable, f"x{variable}")
+        self._rows.append((lower, upper, self._tags.setdefault(tag, len(self._tags))))
+        return len(self._rows) - 1
 
     @property
     def num_variables(self) -> int:
         """How many variables there are so far."""
-        return len(self._cost)
+        return len(self._variables)
 
     @property
     def num_rows(self) -> int:
         """How many rows there are so far."""
-        return len(self._row_lower)
+        return len(self._rows)
 
     @property
     def num_nonzeros(self) -> int:
@@ -230,28 +211,24 @@ class MilpModel:
     @property
     def tags(self) -> dict[str, int]:
         """How many rows each tag has, in the order in which tags first came."""
-        names = tuple(self._tags)
-        counts = Counter(self._row_tag)
-        return {names[tag]: counts[tag] for tag in range(len(names))}
+        counts = Counter(tag for _, _, tag in self._rows)
+        return {name: counts[tag] for name, tag in self._tags.items()}
 
     def arrays(self) -> LinearModel:
         """The model so far, as read-only arrays."""
-        return LinearModel(
-            cost=_frozen(self._cost, np.float64),
-            lower=_frozen(self._lower, np.float64),
-            upper=_frozen(self._upper, np.float64),
-            integer=_frozen(self._integer, np.bool_),
-            row_start=_frozen(self._row_start, np.int64),
-            column=_frozen(self._column, np.int64),
-            coefficient=_frozen(self._coefficient, np.float64),
-            row_lower=_frozen(self._row_lower, np.float64),
-            row_upper=_frozen(self._row_upper, np.float64),
-            row_tag=_frozen(self._row_tag, np.int64),
-            tag_names=tuple(self._tags),
-        )
-
-
-def _frozen(values: list[Any], dtype: type) -> np.ndarray:
-    array: np.ndarray = np.array(values, dtype=dtype)
-    array.flags.writeable = False
-    return array
+        lower, upper, integer, cost = np.array(self._variables, float).reshape(-1, 4).T.copy()
+        row_lower, row_upper, row_tag = np.array(self._rows, float).reshape(-1, 3).T.copy()
+        message = {
+            "cost": cost,
+            "lower": lower,
+            "upper": upper,
+            "integer": integer.astype(bool),
+            "row_start": np.array(self._row_start, np.int64),
+            "column": np.array(self._column, np.int64),
+            "coefficient": np.array(self._coefficient, float),
+            "row_lower": row_lower,
+            "row_upper": row_upper,
+            "row_tag": row_tag.astype(np.int64),
+            "tag_names": self._tags,
+        }
+        return LinearModel.from_message(message)

@@ -1,8 +1,8 @@
 """The worker processes themselves: started, listened to, ended, and kept for reuse.
 
 A native library can hang, abort, or eat all memory; in a process of its own none of that reaches the caller.
-`multiprocessing` is not used: its spawn method imports the caller's ``__main__`` again, which a script
-without a ``__main__`` guard does not survive.
+`multiprocessing` lends its channels only: its spawn method imports the caller's ``__main__`` again, which a
+script without a ``__main__`` guard does not survive.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import atexit
 import contextlib
 import logging
 import os
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
+from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any, Literal
 
 from taccl.solvers.memory import MEMORY_WORDS
-from taccl.solvers.wire import FrameReader, encode_message
+from taccl.solvers.wire import decode, encode
 
 if TYPE_CHECKING:
     from taccl.solvers.worker import Task
@@ -36,9 +35,7 @@ Status = Literal["done", "crashed", "out-of-memory", "timed-out", "interrupted"]
 
 _START_S = 60.0  # what starting Python and importing a library may take on a busy machine
 _GRACE_S = 5.0  # past its time limit, before a task is killed
-_TICK_S = 0.25
 _MAX_IDLE = 2  # workers kept per family
-_READ_BYTES = 1 << 20
 _TAIL_BYTES = 4096
 _FAILED = ("crashed", "out-of-memory", "unavailable")
 
@@ -50,19 +47,20 @@ class Process:
         self.family = family
         self._workers = workers
         self._lock = threading.RLock()
+        self._send_lock = threading.Lock()
         self._task: Task | None = None
-        self._deadline_s: float | None = None
+        self._limit: threading.Timer | None = None
         self._kill_outcome: tuple[Status, str] | None = None
         self._gone = False
-        self._send_lock = threading.Lock()
         self._folder = tempfile.mkdtemp(prefix=f"taccl-{family}-", dir=workers.folder)  # the worker's TMPDIR
         # What native code prints, and Python's last words: read if the process dies.
         self._quiet = open(os.path.join(self._folder, "output"), "a+b", buffering=0)  # noqa: SIM115
+        self._channel, theirs = Pipe()
         try:
-            self._popen = _start_python(family, self._quiet.fileno(), self._folder)
+            with theirs:
+                self._popen = _start_python(family, theirs.fileno(), self._quiet.fileno(), self._folder)
         except OSError:
-            self._quiet.close()
-            self.remove_folder()
+            self._close()
             raise
         threading.Thread(target=self._listen, name=f"taccl-{family}-worker", daemon=True).start()
 
@@ -72,7 +70,7 @@ class Process:
             if self._gone:
                 return False
             self._task = task
-            self._deadline_s = time.monotonic() + _START_S + task.time_limit_s + _GRACE_S
+            self._end_after(_START_S + task.time_limit_s + _GRACE_S)
             os.ftruncate(self._quiet.fileno(), 0)
         try:
             self._send(task.begin(self))
@@ -86,7 +84,7 @@ class Process:
     def send_stop(self, number: int) -> None:
         """Ask the task of that number to end soon."""
         with contextlib.suppress(OSError, ValueError):
-            self._send(encode_message({"kind": "stop", "task": number}))
+            self._send(encode({"kind": "stop", "task": number}))
 
     def kill_task(self, task: Task, status: Status, message: str) -> None:
         """End the process, if it still runs the task, and say how the task then ended."""
@@ -108,33 +106,30 @@ class Process:
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's worker."""
-        for stream in (self._popen.stdin, self._popen.stdout, self._quiet):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    os.close(stream.fileno())
+        for stream in (self._channel, self._quiet):
+            with contextlib.suppress(OSError):
+                os.close(stream.fileno())
         self._popen.returncode = 0
 
-    def _send(self, frame: bytes) -> None:
-        assert self._popen.stdin is not None
-        view = memoryview(frame)
+    def _send(self, data: bytes) -> None:
         with self._send_lock:
-            while view:
-                view = view[os.write(self._popen.stdin.fileno(), view) :]
+            self._channel.send_bytes(data)
+
+    def _end_after(self, seconds: float | None) -> None:
+        """Kill the task then, unless another time is set, or none, before."""
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit = None
+        if seconds is not None and self._task is not None:
+            message = f"killed: it overran its time limit of {self._task.time_limit_s:g} s"
+            self._limit = threading.Timer(seconds, self.kill_task, (self._task, "timed-out", message))
+            self._limit.daemon = True
+            self._limit.start()
 
     def _listen(self) -> None:
-        assert self._popen.stdout is not None
-        descriptor = self._popen.stdout.fileno()
-        reader = FrameReader()
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
+        with contextlib.suppress(EOFError, OSError):
             while True:
-                if selector.select(_TICK_S):
-                    data = os.read(descriptor, _READ_BYTES)
-                    if not data:
-                        break
-                    for message in reader.feed(data):
-                        self._receive(message)
-                self._enforce_deadline()
+                self._receive(decode(self._channel.recv_bytes()))
         self._bury()
 
     def _receive(self, message: dict[str, Any]) -> None:
@@ -143,14 +138,15 @@ class Process:
             return
         kind = message["kind"]
         if kind == "started":
-            self._deadline_s = time.monotonic() + task.time_limit_s + _GRACE_S
-            task.note_running()
+            with self._lock:
+                self._end_after(task.time_limit_s + _GRACE_S)
+            task.is_running = True
         elif kind == "progress":
             task.add_news(message["progress"])
         else:
             with self._lock:
+                self._end_after(None)
                 self._task = None
-                self._deadline_s = None
             status = (message.get("result") or {}).get("status") if kind == "done" else kind
             bounded = task.memory_limit_mb is not None
             if kind == "out-of-memory" or (bounded and status in _FAILED):
@@ -161,38 +157,28 @@ class Process:
                 _LOG.debug("task %d failed in its worker:\n%s", task.number, message["traceback"])
             task.finish(kind, message.get("result"), message.get("message", ""))
 
-    def _enforce_deadline(self) -> None:
-        with self._lock:
-            if (
-                self._task is not None
-                and self._deadline_s is not None
-                and time.monotonic() > self._deadline_s
-            ):
-                limit_s = self._task.time_limit_s
-                self.kill_task(self._task, "timed-out", f"killed: it overran its time limit of {limit_s:g} s")
-
     def _bury(self) -> None:
         """The process has ended, or closed its channel: say why."""
         self.kill()  # and any process it started; it is not reaped yet, so its number is still its own
         with self._lock:
             self._gone = True
+            self._end_after(None)
             code = self._popen.wait()
             task, self._task = self._task, None
         self._workers.remove(self)
-        tail = os.pread(
-            self._quiet.fileno(), _TAIL_BYTES, max(0, os.fstat(self._quiet.fileno()).st_size - _TAIL_BYTES)
-        )
-        for stream in (self._popen.stdin, self._popen.stdout, self._quiet):
-            assert stream is not None
-            stream.close()
+        size = os.fstat(self._quiet.fileno()).st_size
+        tail = os.pread(self._quiet.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        self._close()
+        if task is not None:
+            status, message = self._kill_outcome or _diagnose(
+                code, tail.decode(errors="replace"), task.memory_limit_mb
+            )
+            task.finish(status, None, message)
+
+    def _close(self) -> None:
+        self._channel.close()
+        self._quiet.close()
         self.remove_folder()
-        if task is None:
-            return
-        if self._kill_outcome is not None:
-            status, message = self._kill_outcome
-        else:
-            status, message = _diagnose(code, tail.decode(errors="replace"), task.memory_limit_mb)
-        task.finish(status, None, message)
 
 
 class Workers:
@@ -263,29 +249,23 @@ atexit.register(WORKERS.kill_all)
 os.register_at_fork(after_in_child=WORKERS.forget_all)
 
 
-def _start_python(family: str, quiet: int, folder: str) -> subprocess.Popen[bytes]:
+def _start_python(family: str, channel: int, quiet: int, folder: str) -> subprocess.Popen[bytes]:
     """A Python that finds the modules this one finds, in its own session, so that Ctrl-C passes it by."""
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    environment["TMPDIR"] = folder
-    log = None
-    with contextlib.suppress(OSError):
-        log = os.dup(2)
-        environment["TACCL_WORKER_LOG"] = str(log)
-    try:
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    with contextlib.ExitStack() as stack:
+        log = quiet
+        with contextlib.suppress(OSError):
+            log = os.dup(2)
+            stack.callback(os.close, log)
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "taccl.solvers.child", family],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "taccl.solvers.child", family, str(channel), str(log)],
+            stdin=subprocess.DEVNULL,
+            stdout=quiet,
             stderr=quiet,
-            bufsize=0,
-            env=environment,
-            pass_fds=() if log is None else (log,),
+            env={**os.environ, "PYTHONPATH": path, "TMPDIR": folder},
+            pass_fds=(channel, log),
             start_new_session=True,
         )
-    finally:
-        if log is not None:
-            os.close(log)
 
 
 def _diagnose(code: int, tail: str, memory_limit_mb: int | None) -> tuple[Status, str]:
@@ -297,12 +277,7 @@ def _diagnose(code: int, tail: str, memory_limit_mb: int | None) -> tuple[Status
         return "out-of-memory", f"the worker ran out of memory{limit}"
     if code == -signal.SIGKILL:
         return "out-of-memory", "the worker was killed by SIGKILL, as the system does when memory runs out"
-    if code < 0:
-        return "crashed", f"the worker died of {_signal_name(-code)}{limit}{said}"
-    return "crashed", f"the worker ended by itself with exit code {code}{said}"
-
-
-def _signal_name(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
+    if code >= 0:
+        return "crashed", f"the worker ended by itself with exit code {code}{said}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return "crashed", f"the worker died of {name}{limit}{said}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LIBRARIES", "availability", "known", "run"]
 
-#: Loaded before a memory limit is set; see `taccl.solvers.child`.
 LIBRARIES = ("pulp",)
 
 _PREFIX = "pulp:"
@@ -28,34 +26,28 @@ _PREFIX = "pulp:"
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     """``{"solvers": [...]}``: what PuLP finds installed."""
-    try:
-        import pulp
-    except Exception:
-        return {"solvers": []}
+    import pulp
+
     with _scratch_folder():
-        names = pulp.listSolvers(onlyAvailable=True)
+        names = sorted(pulp.listSolvers(onlyAvailable=True))
     version = f"PuLP {pulp.__version__}"
     return {"solvers": [{"name": f"{_PREFIX}{name}", "version": version} for name in names]}
 
 
 def known(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"names": [...]}``: every solver that PuLP knows, here or not; None if there is no PuLP."""
-    try:
-        import pulp
-    except Exception:
-        return {"names": None}
+    """``{"names": [...]}``: every solver that PuLP knows, here or not."""
+    import pulp
+
     return {"names": sorted(pulp.listSolvers())}
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `message` and `version`."""
-    try:
-        import pulp
-    except Exception as error:
-        return {"status": "unavailable", "message": f"PuLP does not load: {error}"}
+    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound` and `message`."""
+    import pulp
+
     name = payload["solver"].removeprefix(_PREFIX)
     name = {each.lower(): each for each in pulp.listSolvers()}[name.lower()]  # as `require_known` saw to
-    version = f"PuLP {pulp.__version__}"
+    control.version = f"PuLP {pulp.__version__}"
     model = LinearModel.from_message(payload["model"])
     with _scratch_folder():
         problem, variables = _build(pulp, model)
@@ -65,11 +57,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         options = _options(type(pulp.getSolver(name)), payload, control)
         solver = pulp.getSolver(name, **options)
         if not solver.available():
-            return {
-                "status": "unavailable",
-                "version": version,
-                "message": f"PuLP finds no {name} on this machine",
-            }
+            return {"status": "unavailable", "message": f"PuLP finds no {name} on this machine"}
         if name == "HiGHS":  # which solves nothing with other threads than the first time in a process
             import highspy
 
@@ -80,32 +68,19 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             if tells_of_memory(error, bounded=True):
                 raise
             status = "unlicensed" if "licen" in str(error).lower() else "crashed"
-            return {"status": status, "version": version, "message": f"{name}: {error}"}
+            return {"status": status, "message": f"{name}: {error}"}
     result = _read(pulp, name, problem, variables)
     if result["status"] == "optimal" and "gapRel" in options:  # PuLP passes no bound on
         objective = model.objective(result["values"])
         result["bound"] = objective - payload["relative_gap"] * abs(objective)
-    return {"version": version, **result}
+    return result
 
 
 @contextlib.contextmanager
 def _scratch_folder() -> Iterator[None]:
     """Work in a temporary folder: some of PuLP's solvers leave logs where they run."""
-    before = os.getcwd()
-    with tempfile.TemporaryDirectory(prefix="pulp-") as folder:
-        tempfile_before, tempfile.tempdir = tempfile.tempdir, folder
-        variable_before = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"] = folder
-        os.chdir(folder)
-        try:
-            yield
-        finally:
-            os.chdir(before)
-            tempfile.tempdir = tempfile_before
-            if variable_before is None:
-                del os.environ["TMPDIR"]
-            else:
-                os.environ["TMPDIR"] = variable_before
+    with tempfile.TemporaryDirectory(prefix="pulp-") as folder, contextlib.chdir(folder):
+        yield
 
 
 def _build(pulp: Any, model: LinearModel) -> tuple[Any, list[Any]]:
@@ -128,14 +103,13 @@ def _build(pulp: Any, model: LinearModel) -> tuple[Any, list[Any]]:
     for row, (lower, upper) in enumerate(sides):
         terms = [(variables[column[at]], coefficient[at]) for at in range(start[row], start[row + 1])]
         if lower == upper:
-            kinds = [(pulp.LpConstraintEQ, lower)]
+            kinds = [("eq", pulp.LpConstraintEQ, lower)]
         else:
-            kinds = [(pulp.LpConstraintGE, lower), (pulp.LpConstraintLE, upper)]
-        for sense, side in kinds:
+            kinds = [("ge", pulp.LpConstraintGE, lower), ("le", pulp.LpConstraintLE, upper)]
+        for kind, sense, side in kinds:
             if np.isfinite(side):
                 expression = pulp.LpAffineExpression(terms)
-                name = f"r{row}_{'ge' if sense == pulp.LpConstraintGE else 'le'}"
-                problem.addConstraint(pulp.LpConstraint(expression, sense, name, side))
+                problem.addConstraint(pulp.LpConstraint(expression, sense, f"r{row}_{kind}", side))
     return problem, variables
 
 
@@ -156,15 +130,13 @@ def _options(solver_class: Any, payload: dict[str, Any], control: Control) -> di
 
 def _read(pulp: Any, name: str, problem: Any, variables: list[Any]) -> dict[str, Any]:
     """Trust `sol_status`: `status` says Optimal on a time limit with a solution in hand."""
-    if problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+    found = problem.sol_status
+    if found in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         values = np.array([variable.varValue or 0.0 for variable in variables], dtype=np.float64)
-        if problem.sol_status == pulp.LpSolutionOptimal:
+        if found == pulp.LpSolutionOptimal:
             return {"status": "optimal", "values": values}
         return {"status": "feasible", "values": values, "message": f"{name} stopped at a limit"}
-    if problem.sol_status == pulp.LpSolutionInfeasible:
+    refuted = (pulp.LpSolutionInfeasible, pulp.LpSolutionUnbounded)
+    if found in refuted or problem.status == pulp.LpStatusInfeasible:
         return {"status": "infeasible-or-unbounded"}  # several of PuLP's readers know one word for both
-    if problem.sol_status == pulp.LpSolutionUnbounded:
-        return {"status": "infeasible-or-unbounded"}
-    if problem.status == pulp.LpStatusInfeasible:
-        return {"status": "infeasible-or-unbounded"}
     return {"status": "no-solution", "message": f"{name} stopped: {pulp.LpStatus[problem.status].lower()}"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError
+from taccl.names import did_you_mean
 from taccl.solvers.worker import run_task, start_task
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _SOLVERS = {
     "gurobi": ("gurobi", "gurobi"),
     "cpsat": ("ortools", "cpsat"),
 }
+_THROUGH_PULP = ("pulp", "pulp_solver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class SolverInfo:
 
     name: str
     available: bool
-    version: str | None
-    licence: str | None
-    licence_ends: str | None
-    why_not: str | None
+    version: str | None = None
+    licence: str | None = None
+    licence_ends: str | None = None
+    why_not: str | None = None
 
 
 def known_solvers() -> tuple[str, ...]:
@@ -72,22 +73,15 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
     where : str
         The argument that the name came from.
     """
-    if name in _SOLVERS:
-        return
-    if name.startswith(PULP_PREFIX) and len(name) > len(PULP_PREFIX):
+    if name.startswith(PULP_PREFIX) and name != PULP_PREFIX:
         known = _names_of_pulp()
         if known and name.lower() not in {each.lower() for each in known}:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"found {name!r}; PuLP knows {', '.join(known)}{hint}", where=where)
-        return
-    names = (*others, *_SOLVERS)
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InputError(
-        f"found {name!r}; expected one of {', '.join(names)}, or pulp:NAME for PuLP's solvers{hint}",
-        where=where,
-    )
+            said = f"PuLP knows {', '.join(known)}{did_you_mean(name, known)}"
+            raise InputError(f"found {name!r}; {said}", where=where)
+    elif name not in _SOLVERS:
+        names = (*others, *_SOLVERS)
+        said = f"expected one of {', '.join(names)}, or pulp:NAME for PuLP's solvers"
+        raise InputError(f"found {name!r}; {said}{did_you_mean(name, names)}", where=where)
 
 
 @functools.cache
@@ -96,19 +90,17 @@ def _names_of_pulp() -> tuple[str, ...]:
     outcome = run_task("pulp", "taccl.solvers.pulp_solver:known", {}, time_limit_s=_INFO_TIME_S)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
-    names = (outcome.result or {}).get("names")
-    return tuple(f"{PULP_PREFIX}{name}" for name in names or ())
+    return tuple(f"{PULP_PREFIX}{name}" for name in (outcome.result or {}).get("names", ()))
 
 
 def solver_family(name: str) -> str:
     """The worker family that runs a solver of a known name."""
-    return "pulp" if name.startswith(PULP_PREFIX) else _SOLVERS[name][0]
+    return _SOLVERS.get(name, _THROUGH_PULP)[0]
 
 
 def solver_function(name: str) -> str:
     """The function that a worker calls to run a solver of a known name, as ``"module:name"``."""
-    module = "pulp_solver" if name.startswith(PULP_PREFIX) else _SOLVERS[name][1]
-    return f"taccl.solvers.{module}:run"
+    return f"taccl.solvers.{_SOLVERS.get(name, _THROUGH_PULP)[1]}:run"
 
 
 def solver_infos() -> tuple[SolverInfo, ...]:
@@ -116,31 +108,15 @@ def solver_infos() -> tuple[SolverInfo, ...]:
 
     The libraries are loaded in workers, not here.
     """
-    modules: dict[tuple[str, str], list[str]] = {("pulp", "pulp_solver"): []}
-    for name, place in _SOLVERS.items():
-        modules.setdefault(place, []).append(name)
     tasks = {
-        place: start_task(place[0], f"taccl.solvers.{place[1]}:availability", {}, time_limit_s=_INFO_TIME_S)
-        for place in modules
+        name: start_task(family, f"taccl.solvers.{module}:availability", {}, time_limit_s=_INFO_TIME_S)
+        for name, (family, module) in {**_SOLVERS, PULP_PREFIX: _THROUGH_PULP}.items()
     }
     found: list[dict[str, Any]] = []
-    for place, task in tasks.items():
+    for name, task in tasks.items():
         outcome = task.wait()
         assert outcome is not None
-        if outcome.result is not None:
-            found += outcome.result["solvers"]
-        else:
-            found += [{"name": name, "why_not": outcome.message} for name in modules[place]]
-    order = {name: index for index, name in enumerate(_SOLVERS)}
-    found.sort(key=lambda info: (order.get(info["name"], len(order)), info["name"]))
-    return tuple(
-        SolverInfo(
-            name=info["name"],
-            available=info.get("why_not") is None,
-            version=info.get("version"),
-            licence=info.get("licence"),
-            licence_ends=info.get("licence_ends"),
-            why_not=info.get("why_not"),
-        )
-        for info in found
-    )
+        result = outcome.result or {"message": outcome.message}
+        why_not = [{"name": name, "why_not": result.get("message")}] if name in _SOLVERS else []
+        found += result.get("solvers", why_not)
+    return tuple(SolverInfo(available="why_not" not in info, **info) for info in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +124,12 @@ def solve(
         If the solver is unknown, the hint does not fit the model, or a number makes no sense.
     """
     require_known(solver)
-    _check_options(time_limit_s, threads, relative_gap)
+    if not math.isfinite(time_limit_s):
+        raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
+    if not threads >= 1:
+        raise InputError(f"found {threads}; expected a whole number of at least 1", where="threads")
+    if not 0 <= relative_gap < math.inf:
+        raise InputError(f"found {relative_gap}; expected a number of at least 0", where="relative_gap")
     arrays = model.arrays() if isinstance(model, MilpModel) else model
     if hint is not None:
         hint = np.asarray(hint, dtype=np.float64)
@@ -138,65 +143,61 @@ def solve(
         "hint": hint,
         "log": log,
     }
-    call = _Call(arrays, options, float(time_limit_s), memory_limit_mb, on_progress)
-    return call.solution()
+    return _Call(arrays, options, float(time_limit_s), memory_limit_mb, on_progress).solution()
 
 
-def _check_options(time_limit_s: float, threads: int, relative_gap: float) -> None:
-    if not math.isfinite(time_limit_s):
-        raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
-    if not threads >= 1:
-        raise InputError(f"found {threads}; expected a whole number of at least 1", where="threads")
-    if not 0 <= relative_gap < math.inf:
-        raise InputError(f"found {relative_gap}; expected a number of at least 0", where="relative_gap")
-
-
+@dataclass(slots=True)
 class _Call:
     """One call of `solve`: what was asked, and the progress so far."""
 
-    def __init__(
-        self,
-        model: LinearModel,
-        options: dict[str, Any],
-        time_limit_s: float,
-        memory_limit_mb: int | None,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> None:
-        self.model = model
-        self.options = options
-        self.solver: str = options["solver"]
-        self.time_limit_s = time_limit_s
-        self.memory_limit_mb = memory_limit_mb
-        self.on_progress = on_progress
-        self.start_s = time.monotonic()
-        self.progress: list[tuple[float, float | None, float | None]] = []
-        self.best: dict[str, Any] | None = None  # the last news that held values
-        self.bound: float | None = None
+    model: LinearModel
+    options: dict[str, Any]
+    time_limit_s: float
+    memory_limit_mb: int | None = None
+    on_progress: Callable[[Progress], None] | None = None
+    start_s: float = field(default_factory=time.monotonic)
+    progress: list[tuple[float, float | None, float | None]] = field(default_factory=list)
+    best: dict[str, Any] = field(default_factory=dict)  # the last news that held values
+    bound: float | None = None
 
     def solution(self) -> Solution:
+        model = self.model
         # What can be told without a solver; some engines refuse such bounds with an error.
-        crossed = np.flatnonzero(self.model.lower > self.model.upper)
-        if crossed.size:
-            return self._plain("infeasible", f"variable {crossed[0]} has a lower bound above its upper bound")
-        crossed = np.flatnonzero(self.model.row_lower > self.model.row_upper)
-        if crossed.size:
-            tag = self.model.tag_names[self.model.row_tag[crossed[0]]]
-            return self._plain(
-                "infeasible", f"row {crossed[0]} ({tag}) has a lower bound above its upper bound"
-            )
+        for crossed, name in (
+            (np.flatnonzero(model.lower > model.upper), "variable {}"),
+            (np.flatnonzero(model.row_lower > model.row_upper), "row {} ({})"),
+        ):
+            if crossed.size:
+                tag = model.tag_names[model.row_tag[crossed[0]]] if name.startswith("row") else ""
+                message = f"{name.format(crossed[0], tag)} has a lower bound above its upper bound"
+                return self._vetted("infeasible", message)
         if self.time_limit_s <= 0:
-            return self._plain("no-solution", "there was no time left to solve")
+            return self._vetted("no-solution", "there was no time left to solve")
 
-        outcome = self._run(self.model, self.time_limit_s)
+        outcome = self._run(model, self.time_limit_s)
         result = outcome.result
-        if outcome.status == "done" and result is not None and result["status"] == "infeasible-or-unbounded":
-            outcome = dataclasses.replace(outcome, result={**result, **self._tell_apart()})
-        return self._read(outcome)
+        if result is None:  # the worker died or was killed; what it sent before that still counts
+            values = self.best.get("values")
+            status: str = outcome.status
+            if status == "timed-out":
+                status = "no-solution" if values is None else "feasible"
+            return self._vetted(status, outcome.message, values, self.best.get("version", ""))
+        if result["status"] == "infeasible-or-unbounded" and outcome.status == "done":
+            result = {**result, **self._tell_apart()}
+        status, message, values = result["status"], result.get("message", ""), result.get("values")
+        if outcome.status == "interrupted":
+            status, message = "interrupted", outcome.message
+            values = self.best.get("values") if values is None else values
+        if values is None and status == "feasible":
+            status = "no-solution"
+        if result.get("bound") is not None:
+            self.bound = result["bound"]
+        return self._vetted(status, message, values, result.get("version", ""))
 
     def _run(self, model: LinearModel, time_limit_s: float, *, listen: bool = True) -> Outcome:
         return run_task(
-            solver_family(self.solver),
-            solver_function(self.solver),
+            solver_family(self.options["solver"]),
+            solver_function(self.options["solver"]),
             {"model": model.to_message(), **self.options},
             time_limit_s=time_limit_s,
             memory_limit_mb=self.memory_limit_mb,
@@ -205,7 +206,7 @@ class _Call:
         )
 
     def _note(self, news: dict[str, Any]) -> None:
-        item = Progress(news["seconds"], news.get("objective"), news.get("bound"), news.get("values"))
+        item = Progress(news["seconds"], news["objective"], news["bound"], news.get("values"))
         self.progress.append((item.seconds, item.objective, item.bound))
         if item.bound is not None:
             self.bound = item.bound
@@ -220,83 +221,42 @@ class _Call:
             return {"status": "infeasible", "message": ""}
         without_cost = dataclasses.replace(self.model, cost=np.zeros_like(self.model.cost))
         left_s = max(1.0, self.time_limit_s - (time.monotonic() - self.start_s))
-        result = self._run(without_cost, left_s, listen=False).result
-        if result is not None and result["status"] in ("infeasible", "infeasible-or-unbounded"):
+        result = self._run(without_cost, left_s, listen=False).result or {"status": ""}
+        if result["status"] in ("infeasible", "infeasible-or-unbounded"):
             return {"status": "infeasible", "message": ""}
-        if result is not None and result.get("values") is not None:
+        if result.get("values") is not None:
             return {"status": "unbounded", "message": ""}
-        return {
-            "status": "no-solution",
-            "message": "the model is infeasible or unbounded; time ran out before which",
-        }
-
-    def _read(self, outcome: Outcome) -> Solution:
-        result = outcome.result
-        if result is None:
-            return self._read_dead(outcome)
-        status, message = result["status"], result.get("message", "")
-        values = result.get("values")
-        if outcome.status == "interrupted":
-            status, message = "interrupted", outcome.message
-        if values is None and status == "feasible":
-            status = "no-solution"
-        if values is None and status == "interrupted" and self.best is not None:
-            values = self.best["values"]
-        bound = result.get("bound")
-        return self._vetted(
-            status, message, values, self.bound if bound is None else bound, result.get("version", "")
-        )
-
-    def _read_dead(self, outcome: Outcome) -> Solution:
-        """The worker died or was killed; what it sent before that still counts."""
-        values = None if self.best is None else self.best["values"]
-        status: str = outcome.status
-        if status == "timed-out":
-            status = "no-solution" if values is None else "feasible"
-        version = "" if self.best is None else self.best.get("version", "")
-        return self._vetted(status, outcome.message, values, self.bound, version)
+        message = "the model is infeasible or unbounded; time ran out before which"
+        return {"status": "no-solution", "message": message}
 
     def _vetted(
-        self, status: str, message: str, values: np.ndarray | None, bound: float | None, version: str
+        self, status: str, message: str, values: np.ndarray | None = None, version: str = ""
     ) -> Solution:
-        objective = None
+        model, solver, objective = self.model, self.options["solver"], None
         if values is not None:
-            values = np.where(self.model.integer, np.round(values), values)
-            values = (
-                np.clip(values, self.model.lower, self.model.upper)
-                if _near_bounds(self.model, values)
-                else values
-            )
-            broken = self.model.violations(values, _VET_TOLERANCE)
+            values = np.where(model.integer, np.round(values), values)
+            # So near its bounds, moving a point onto them changes nothing that counts.
+            held = np.clip(values, model.lower, model.upper)
+            values = held if np.all(np.abs(held - values) <= _VET_TOLERANCE) else values
+            broken = model.violations(values, _VET_TOLERANCE)
             if broken:
                 status, values = "crashed", None
-                message = f"{self.solver} returned a point that breaks {broken[0]}"
+                message = f"{solver} returned a point that breaks {broken[0]}"
             else:
                 values.flags.writeable = False
-                objective = self.model.objective(values)
+                objective = model.objective(values)
         elif status == "optimal":
-            status, message = "crashed", f"{self.solver} called the model solved and returned no point"
-        if bound is not None and (not math.isfinite(bound) or status in _WITHOUT_BOUND):
-            bound = None
+            status, message = "crashed", f"{solver} called the model solved and returned no point"
+        proven = self.bound is not None and math.isfinite(self.bound) and status not in _WITHOUT_BOUND
         return Solution(
-            solver=self.solver,
+            solver=solver,
             version=version,
             status=status,
             objective=objective,
-            bound=bound,
+            bound=self.bound if proven else None,
             values=values,
             seconds=time.monotonic() - self.start_s,
             first_feasible_s=next((item[0] for item in self.progress if item[1] is not None), None),
             message=message,
             progress=tuple(self.progress),
         )
-
-    def _plain(self, status: str, message: str) -> Solution:
-        return self._vetted(status, message, None, None, "")
-
-
-def _near_bounds(model: LinearModel, values: np.ndarray) -> bool:
-    """Whether a point is so near its bounds that moving it onto them changes nothing that counts."""
-    return bool(
-        np.all(values >= model.lower - _VET_TOLERANCE) and np.all(values <= model.upper + _VET_TOLERANCE)
-    )

@@ -1,26 +1,24 @@
-"""Messages between a process and its workers: JSON with numpy arrays, in length-prefixed frames.
+"""Messages between a process and its workers: JSON, with numpy arrays in an `.npz` archive behind it.
 
-A frame is two little-endian unsigned 64-bit lengths, then a JSON document, then an uncompressed `.npz`
-archive (empty when the message holds no arrays). Pickle is never used, so a frame can hold data only.
+Pickle is never used, so a message can hold data only.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import struct
 from typing import Any
 
 import numpy as np
 
-__all__ = ["FrameReader", "encode_message"]
+__all__ = ["decode", "encode"]
 
-_PREFIX = struct.Struct("<QQ")
 _ARRAY_KEY = "__array__"
+_LENGTH_BYTES = 8
 
 
-def encode_message(message: dict[str, Any]) -> bytes:
-    """One frame that holds a message.
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as bytes: the length of its JSON document, the document, the archive if there are arrays.
 
     Parameters
     ----------
@@ -33,67 +31,42 @@ def encode_message(message: dict[str, Any]) -> bytes:
         If a value is neither a JSON value nor an array of numbers, booleans or text, or a key is not text.
     """
     arrays: list[np.ndarray] = []
-    document = json.dumps(_take_arrays_out(message, arrays)).encode()
-    archive = b""
+    document = json.dumps(_plain(message, arrays)).encode()
+    archive = io.BytesIO()
     if arrays:
-        buffer = io.BytesIO()
-        np.savez(buffer, *arrays)
-        archive = buffer.getvalue()
-    return _PREFIX.pack(len(document), len(archive)) + document + archive
+        np.savez(archive, *arrays)
+    return len(document).to_bytes(_LENGTH_BYTES, "little") + document + archive.getvalue()
 
 
-class FrameReader:
-    """Bytes in as they arrive, whole messages out."""
+def decode(data: bytes) -> dict[str, Any]:
+    """The message that `encode` gave."""
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    arrays: list[np.ndarray] = []
+    if end < len(data):
+        with np.load(io.BytesIO(data[end:]), allow_pickle=False) as stored:
+            arrays = [stored[name] for name in stored.files]
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def put_back(value: dict[str, Any]) -> Any:
+        return arrays[value[_ARRAY_KEY]] if _ARRAY_KEY in value else value
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """The messages that are complete once `data` has arrived."""
-        self._buffer += data
-        messages = []
-        while len(self._buffer) >= _PREFIX.size:
-            document_bytes, archive_bytes = _PREFIX.unpack_from(self._buffer)
-            archive_start = _PREFIX.size + document_bytes
-            end = archive_start + archive_bytes
-            if len(self._buffer) < end:
-                break
-            document = json.loads(bytes(self._buffer[_PREFIX.size : archive_start]))
-            arrays: list[np.ndarray] = []
-            if archive_bytes:
-                archive = io.BytesIO(bytes(self._buffer[archive_start:end]))
-                with np.load(archive, allow_pickle=False) as stored:
-                    arrays = [stored[f"arr_{index}"] for index in range(len(stored.files))]
-            del self._buffer[:end]
-            messages.append(_put_arrays_back(document, arrays))
-        return messages
+    message: dict[str, Any] = json.loads(data[_LENGTH_BYTES:end], object_hook=put_back)
+    return message
 
 
-def _take_arrays_out(value: Any, arrays: list[np.ndarray]) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise TypeError("an array of Python objects cannot be sent to a worker; found dtype object")
+def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
+    """A value with its arrays moved into a list."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         arrays.append(value)
         return {_ARRAY_KEY: len(arrays) - 1}
     if isinstance(value, np.generic):
         return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, (list, tuple)):
-        return [_take_arrays_out(item, arrays) for item in value]
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str) or key == _ARRAY_KEY:
-                raise TypeError(f"a message has the key {key!r}; expected text other than {_ARRAY_KEY!r}")
-        return {key: _take_arrays_out(item, arrays) for key, item in value.items()}
-    raise TypeError(f"a message holds a {type(value).__name__}; expected JSON values and numpy arrays")
-
-
-def _put_arrays_back(value: Any, arrays: list[np.ndarray]) -> Any:
-    if isinstance(value, list):
-        return [_put_arrays_back(item, arrays) for item in value]
-    if isinstance(value, dict):
-        if _ARRAY_KEY in value:
-            return arrays[value[_ARRAY_KEY]]
-        return {key: _put_arrays_back(item, arrays) for key, item in value.items()}
-    return value
+        return [_plain(item, arrays) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) and key != _ARRAY_KEY for key in value):
+        return {key: _plain(item, arrays) for key, item in value.items()}
+    raise TypeError(
+        f"found {str(value)[:80]!r}, a {type(value).__name__}, in a message; expected JSON values, with keys "
+        f"other than {_ARRAY_KEY!r}, and numpy arrays of numbers, booleans or text"
+    )

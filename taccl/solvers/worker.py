@@ -11,16 +11,15 @@ import contextlib
 import itertools
 import math
 import os
+import queue
 import re
-import threading
 import time
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError
 from taccl.solvers.process import FAMILIES, WORKERS, Status
-from taccl.solvers.wire import encode_message
+from taccl.solvers.wire import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,123 +56,138 @@ class Outcome:
     """
 
     status: Status
-    result: dict[str, Any] | None
-    last_progress: dict[str, Any] | None
-    message: str
-    seconds: float
+    result: dict[str, Any] | None = None
+    last_progress: dict[str, Any] | None = None
+    message: str = ""
+    seconds: float = 0.0
 
 
 class Task:
-    """A running task; made by `start_task`."""
+    """A task, once it has begun in a worker process; see `start_task` for what it takes.
+
+    Attributes
+    ----------
+    is_running : bool
+        Whether the worker has read the task, so that it can be asked to stop.
+    """
 
     def __init__(
-        self, number: int, request: dict[str, Any], on_progress: Callable[[dict[str, Any]], None] | None
+        self,
+        family: str,
+        function: str,
+        payload: dict[str, Any],
+        *,
+        time_limit_s: float,
+        memory_limit_mb: int | None = None,
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
+        log: bool = False,
     ) -> None:
-        self.number = number
-        self.time_limit_s: float = request["time_limit_s"]
-        self.memory_limit_mb: int | None = request["memory_limit_mb"]
-        self._frame = encode_message({"kind": "task", "task": number, **request})
+        _check(family)
+        if not _FUNCTION.fullmatch(function):
+            raise InputError(
+                f"found {function!r}; expected a function of taccl, as 'taccl.package.module:name'",
+                where="task",
+            )
+        if memory_limit_mb is not None and not memory_limit_mb >= 1:
+            raise InputError(f"found {memory_limit_mb}; expected MB, at least 1", where="memory_limit_mb")
+        if not math.isfinite(time_limit_s):
+            raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
+        self.family = family
+        self.number = next(_TASK_NUMBERS)
+        self.time_limit_s = float(time_limit_s)
+        self.memory_limit_mb = memory_limit_mb
+        self.is_running = False
+        request = {"function": function, "payload": payload, "log": log}
+        limits = {"time_limit_s": self.time_limit_s, "memory_limit_mb": memory_limit_mb}
+        self._request = encode({"kind": "task", "task": self.number, **request, **limits})
         self._on_progress = on_progress
-        self._changed = threading.Condition()
-        self._news: deque[dict[str, Any]] = deque()
+        self._news: queue.SimpleQueue[dict[str, Any] | Outcome] = queue.SimpleQueue()
         self._last_progress: dict[str, Any] | None = None
         self._outcome: Outcome | None = None
         self._process: Process | None = None
-        self._running = False
         self._start_s = time.monotonic()
         self._owner_pid = os.getpid()
 
-    def poll(self) -> Outcome | None:
-        """The outcome if there is one, after handing any news to `on_progress`; never blocks."""
-        return self.wait(0.0)
+    def wait(self, timeout_s: float | None = None, *, quietly: bool = False) -> Outcome | None:
+        """The outcome, or None if not known within `timeout_s`; hands news to `on_progress` meanwhile.
 
-    def wait(self, timeout_s: float | None = None) -> Outcome | None:
-        """The outcome, or None if not known within `timeout_s`; hands news to `on_progress` meanwhile."""
-        return self._wait(timeout_s, self._on_progress)
+        Parameters
+        ----------
+        quietly : bool
+            Keep news to itself.
+        """
+        if os.getpid() != self._owner_pid:
+            return Outcome("crashed", message="the task belongs to another process")
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._outcome is None:
+            try:
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                item = self._news.get(timeout=left_s)
+            except queue.Empty:
+                return None
+            if isinstance(item, Outcome):
+                self._outcome = item
+            elif self._on_progress is not None and not quietly:
+                self._on_progress(item)
+        return self._outcome
 
     def stop(self) -> None:
         """Ask the task to end soon; its outcome still arrives, with the best it has."""
-        if self._process is not None and self._outcome is None:
+        if self._process is not None:
             self._process.send_stop(self.number)
 
     def kill(self) -> None:
         """End the task's process at once; its outcome becomes "interrupted"."""
-        if self._process is not None and self._outcome is None:
+        if self._process is not None:
             self._process.kill_task(self, "interrupted", "killed on request")
 
-    def has_begun(self) -> bool:
-        """Whether a worker has been given the task."""
-        return self._process is not None
+    def interrupt(self) -> Outcome:
+        """The outcome after Ctrl-C: the task is asked to stop, and killed if it does not."""
+        outcome = None
+        if self.is_running:
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
+                self.stop()
+                outcome = self.wait(
+                    _INTERRUPT_HIGHS_S if self.family == "highs" else _INTERRUPT_S, quietly=True
+                )
+        if outcome is None and self._process is not None:
+            self.kill()
+            outcome = self.wait(_KILLED_S, quietly=True)
+        return replace(outcome or Outcome("interrupted"), status="interrupted", message="stopped by Ctrl-C")
 
-    def is_running(self) -> bool:
-        """Whether the worker has read the task, so that it can be asked to stop."""
-        return self._running
+    # Called by `start_task`, and by `Process` from its reader thread.
 
-    def wait_quietly(self, timeout_s: float) -> Outcome | None:
-        """As `wait`, but keeps news to itself."""
-        return self._wait(timeout_s, None)
-
-    def _wait(
-        self, timeout_s: float | None, on_news: Callable[[dict[str, Any]], None] | None
-    ) -> Outcome | None:
-        if os.getpid() != self._owner_pid:
-            return Outcome("crashed", None, None, "the task belongs to another process", 0.0)
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            with self._changed:
-                while not self._news and self._outcome is None:
-                    left_s = None if deadline_s is None else deadline_s - time.monotonic()
-                    if left_s is not None and left_s <= 0:
-                        return None
-                    self._changed.wait(left_s)
-                news = list(self._news)
-                self._news.clear()
-                outcome = self._outcome
-            if on_news is not None:
-                for item in news:
-                    on_news(item)
-            if outcome is not None:
-                return outcome
-
-    # Called by `Process`, from its reader thread or on starting.
+    def hand_over(self) -> None:
+        """Find a worker that takes the task."""
+        for _ in range(3):  # an idle worker may have been killed since its last task
+            try:
+                process = WORKERS.acquire(self.family)
+            except OSError as error:
+                self.finish("crashed", None, f"the worker process could not be started: {error}")
+                return
+            if process.begin(self):
+                return
+        self.finish("crashed", None, "worker processes end before they take a task")
 
     def begin(self, process: Process) -> bytes:
-        """Note who runs the task; the frame to send there."""
+        """Note who runs the task; what to send there."""
         self._process = process
-        return self._frame
-
-    def note_running(self) -> None:
-        """Note that the worker is at it."""
-        self._running = True
+        return self._request
 
     def add_news(self, news: dict[str, Any]) -> None:
         """Note progress."""
-        with self._changed:
-            self._last_progress = news
-            if self._on_progress is not None:
-                self._news.append(news)
-            self._changed.notify_all()
+        self._last_progress = news
+        if self._on_progress is not None:
+            self._news.put(news)
 
     def finish(self, status: Status, result: dict[str, Any] | None, message: str) -> None:
-        """Set the outcome, once."""
+        """Set the outcome."""
         seconds = time.monotonic() - self._start_s
-        with self._changed:
-            if self._outcome is None:
-                self._outcome = Outcome(status, result, self._last_progress, message, seconds)
-            self._frame = b""
-            self._changed.notify_all()
+        self._news.put(Outcome(status, result, self._last_progress, message, seconds))
+        self._request = b""
 
 
-def start_task(
-    family: str,
-    function: str,
-    payload: dict[str, Any],
-    *,
-    time_limit_s: float,
-    memory_limit_mb: int | None = None,
-    on_progress: Callable[[dict[str, Any]], None] | None = None,
-    log: bool = False,
-) -> Task:
+def start_task(family: str, function: str, payload: dict[str, Any], **options: Any) -> Task:
     """A task that has begun in a worker process.
 
     Parameters
@@ -182,16 +196,19 @@ def start_task(
         Which worker: one of `FAMILIES`.
     function : str
         ``"taccl.package.module:name"``. It is called in the worker as ``function(payload, control)``, where
-        `control` is a `taccl.solvers.child.Control`, and returns a dict.
+        `control` is a `taccl.solvers.child.Control`, and returns a dict. Where a library of its module's
+        ``LIBRARIES`` does not load, the result says so: a status "unavailable", and a message.
     payload : dict
         JSON values and numpy arrays; what the function returns is limited to the same.
+    **options
+        Of the following, the first is needed.
     time_limit_s : float
         The function should return by itself; a few seconds past this its process is killed.
     memory_limit_mb : int, optional
         How much the task may add to the worker's address space, in units of 10**6 bytes, where the platform
         can enforce it.
     on_progress : callable, optional
-        Gets what the function gives to ``control.progress``; called from `Task.poll` and `Task.wait`.
+        Gets what the function gives to ``control.progress``; called from `Task.wait`.
     log : bool
         Let native libraries print to standard error.
 
@@ -202,39 +219,27 @@ def start_task(
     TypeError
         If the payload cannot be sent.
     """
-    task = _make_task(family, function, payload, time_limit_s, memory_limit_mb, on_progress, log=log)
-    _begin(task, family)
+    task = Task(family, function, payload, **options)
+    task.hand_over()
     return task
 
 
-def run_task(
-    family: str,
-    function: str,
-    payload: dict[str, Any],
-    *,
-    time_limit_s: float,
-    memory_limit_mb: int | None = None,
-    on_progress: Callable[[dict[str, Any]], None] | None = None,
-    log: bool = False,
-) -> Outcome:
+def run_task(family: str, function: str, payload: dict[str, Any], **options: Any) -> Outcome:
     """The outcome of a task, however long it takes; parameters as for `start_task`.
 
     On Ctrl-C the task is asked to stop and killed if it has not within two seconds (half a second for HiGHS;
     at once, if its worker is still loading); the outcome is then "interrupted", with its result or last
     progress, and the KeyboardInterrupt is not raised again.
     """
-    start_s = time.monotonic()
     task = None
     try:
-        task = _make_task(family, function, payload, time_limit_s, memory_limit_mb, on_progress, log=log)
-        _begin(task, family)
+        task = Task(family, function, payload, **options)
+        task.hand_over()
         outcome = task.wait()
         assert outcome is not None
         return outcome
     except KeyboardInterrupt:
-        if task is None:
-            return Outcome("interrupted", None, None, "stopped by Ctrl-C", time.monotonic() - start_s)
-        return _interrupt(task, _INTERRUPT_HIGHS_S if family == "highs" else _INTERRUPT_S)
+        return Outcome("interrupted", message="stopped by Ctrl-C") if task is None else task.interrupt()
     except BaseException:
         if task is not None:
             task.kill()
@@ -251,60 +256,3 @@ def warm_up(family: str) -> None:
 def _check(family: str) -> None:
     if family not in FAMILIES:
         raise InputError(f"found {family!r}; expected one of {', '.join(FAMILIES)}", where="worker family")
-
-
-def _make_task(
-    family: str,
-    function: str,
-    payload: dict[str, Any],
-    time_limit_s: float,
-    memory_limit_mb: int | None,
-    on_progress: Callable[[dict[str, Any]], None] | None,
-    *,
-    log: bool,
-) -> Task:
-    _check(family)
-    if not _FUNCTION.fullmatch(function):
-        raise InputError(
-            f"found {function!r}; expected a function of taccl, as 'taccl.package.module:name'", where="task"
-        )
-    if memory_limit_mb is not None and not memory_limit_mb >= 1:
-        raise InputError(f"found {memory_limit_mb}; expected MB, at least 1", where="memory_limit_mb")
-    if not math.isfinite(time_limit_s):
-        raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
-    request = {
-        "function": function,
-        "payload": payload,
-        "time_limit_s": float(time_limit_s),
-        "memory_limit_mb": memory_limit_mb,
-        "log": log,
-    }
-    return Task(next(_TASK_NUMBERS), request, on_progress)
-
-
-def _begin(task: Task, family: str) -> None:
-    for _ in range(3):  # an idle worker may have been killed since its last task
-        try:
-            process = WORKERS.acquire(family)
-        except OSError as error:
-            task.finish("crashed", None, f"the worker process could not be started: {error}")
-            return
-        if process.begin(task):
-            return
-    task.finish("crashed", None, "worker processes end before they take a task")
-
-
-def _interrupt(task: Task, patience_s: float) -> Outcome:
-    outcome = None
-    if not task.has_begun():
-        return Outcome("interrupted", None, None, "stopped by Ctrl-C", 0.0)
-    if task.is_running():
-        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
-            task.stop()
-            outcome = task.wait_quietly(patience_s)
-    if outcome is None:
-        task.kill()
-        outcome = task.wait_quietly(_KILLED_S)
-    if outcome is None:
-        return Outcome("interrupted", None, None, "stopped by Ctrl-C", 0.0)
-    return replace(outcome, status="interrupted", message="stopped by Ctrl-C")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.paper.orbits import Orbits
 
-__all__ = ["ListSchedule", "Send", "critical_priorities", "list_schedule", "unfold"]
+__all__ = ["ListSchedule", "Send", "critical_priorities", "list_schedule", "send_of", "unfold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,14 @@ class Send:
     moves: tuple[int, ...]
     start_ticks: int
     end_ticks: int
+
+
+def send_of(orbits: Orbits, moves: Sequence[int], start_ticks: int) -> Send:
+    """The send of moves over one orbit of links, from a start on."""
+    link = orbits.moves[moves[0]].link_orbit
+    units = sum(orbits.moves[m].units for m in moves)
+    end_ticks = start_ticks + orbits.problem.costs.duration(orbits.link_rep[link], units)
+    return Send(link, tuple(moves), start_ticks, end_ticks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,7 +309,7 @@ def route(
     orbits = search.folded if sequenced else search.routing_fold
     lower = max(lower_ticks, search.bound_ticks) if sequenced else 0
     upper = search.upper_ticks()
-    model = routing.build_routing(
+    model = routing.RoutingModel(
         orbits, upper_ticks=upper, lower_ticks=min(lower, upper), sequenced=sequenced
     )
     hint = None

@@ -16,7 +16,7 @@ _INFOS = {info.name: info for info in solver_infos()}
 def three_blocks() -> MilpModel:
     """x + y >= 3 (much), x <= 1 (little), y <= 1 (less), and x - y = 0 (same), over whole x and y."""
     model = MilpModel()
-    x, y = (model.add_variable(0, 10, integer=True, cost=1.0, name=name) for name in "xy")
+    x, y = (model.add_variable(0, 10, integer=True, cost=1.0) for _ in range(2))
     model.add_row([(1, x), (-1, y)], 0, 0, tag="same")
     model.add_row([(1, x), (1, y)], 3, tag="much")
     model.add_row([(1, x)], upper=1, tag="little")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from taccl.solvers.model import LinearModel, MilpModel
-from taccl.solvers.wire import FrameReader, encode_message
+from taccl.solvers.wire import decode, encode
 
 
 def small() -> MilpModel:
     """x whole in 0..3, y in 0..10, x + 2y <= 4 (a), 3x = 3 (b)."""
     model = MilpModel()
-    x, y = model.add_variable(0, 3, integer=True, cost=1, name="x"), model.add_variable(0, 10, cost=-1)
+    x, y = model.add_variable(0, 3, integer=True, cost=1), model.add_variable(0, 10, cost=-1)
     model.add_row([(1, x), (1, y), (1, y)], upper=4, tag="a")
     model.add_row([(3, x), (0, y)], 3, 3, tag="b")
     return model
@@ -42,11 +42,6 @@ def test_tags_count_rows():
     model = small()
     model.add_row([(1, 0)], upper=9, tag="a")
     assert list(model.tags.items()) == [("a", 2), ("b", 1)]
-
-
-def test_names_have_a_default():
-    """A variable without a name is called by its number."""
-    assert (small().name(0), small().name(1)) == ("x", "x1")
 
 
 def test_arrays_are_read_only():
@@ -87,7 +82,7 @@ def test_violations_name_what_breaks(point, word):
 def test_message_round_trip():
     """A model that went over the wire is the same model."""
     before = small().arrays()
-    message = FrameReader().feed(encode_message(before.to_message()))[0]
+    message = decode(encode(before.to_message()))
     after = LinearModel.from_message(message)
     assert after.tag_names == before.tag_names
     for name in (

@@ -271,8 +271,8 @@ def test_missing_pulp_solver_is_unavailable():
 
 def test_point_that_breaks_the_model_is_a_crash():
     """A solver's point is vetted: 1 + 2 + 3 > 5 names the row and its tag."""
-    call = _Call(knapsack().arrays(), {"solver": "highs", "log": False}, 1.0, None, None)
-    solution = call._vetted("optimal", "", np.ones(3), -280.0, "1")
+    call = _Call(knapsack().arrays(), {"solver": "highs", "log": False}, 1.0)
+    solution = call._vetted("optimal", "", np.ones(3))
     assert (solution.status, solution.values) == ("crashed", None)
     assert "breaks row 0 (capacity)" in solution.message
 

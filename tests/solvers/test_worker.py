@@ -56,7 +56,7 @@ def test_tasks_at_once_have_a_process_each():
     """A second task does not wait for the first."""
     slow = start_task("pulp", DRILLS + "linger", {}, time_limit_s=20)
     assert drill("echo").status == "done"
-    assert slow.poll() is None
+    assert slow.wait(0) is None
     slow.stop()
     assert slow.wait().status == "done"
 

@@ -22,8 +22,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import InputError, TopologyError
 from taccl.problem import make_problem
-from taccl.synthesis.symmetric.find_translations import find_translations
-from taccl.synthesis.symmetric.implicit import implicit_translations, synthesize_implicit
+from taccl.synthesis.symmetric.implicit import find_translations, implicit_translations, synthesize_implicit
 from taccl.synthesis.symmetric.translation import memory_needed, translate
 from taccl.topology import graphs, transform
 from taccl.topology.named import NamedFabric, as_named, parse_named

@@ -15,7 +15,7 @@ from tests.synthesis.small_problems import problem_of, ring
 def models(monkeypatch):
     """Upper bounds and hints that routing models were given, in order."""
     given = []
-    build, solve = routing.build_routing, stages.solve
+    build, solve = routing.RoutingModel, stages.solve
 
     def noted_build(orbits, *, upper_ticks, **options):
         given.append({"upper_ticks": upper_ticks})
@@ -25,7 +25,7 @@ def models(monkeypatch):
         given[-1].setdefault("hint", hint)
         return solve(model, solver, hint=hint, **options)
 
-    monkeypatch.setattr(routing, "build_routing", noted_build)
+    monkeypatch.setattr(routing, "RoutingModel", noted_build)
     monkeypatch.setattr(stages, "solve", noted_solve)
     return given
 

@@ -26,7 +26,7 @@ from taccl.solvers.solver import solve
 from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, OWN_FIRST, RELAYS, Edit
 from taccl.synthesis.halves import split
 from taccl.synthesis.paper.orbits import fold
-from taccl.synthesis.paper.routing import TAGS, build_routing
+from taccl.synthesis.paper.routing import TAGS, RoutingModel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Sequence, Set
@@ -232,7 +232,7 @@ def _circle(barriers: Barriers, searched: Half, solver: str, deadline: float) ->
     costs = half.costs
     longest = max((move.duration for move in orbits.moves), default=0)
     upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(orbits.places)) + 1
-    routing = build_routing(orbits, upper_ticks=upper)
+    routing = RoutingModel(orbits, upper_ticks=upper)
     for m, variable in sorted(routing.made.items()):
         move = orbits.moves[m]
         for clause in sorted(barriers.blocking(move.link, move.chunk, reducing=reducing)):

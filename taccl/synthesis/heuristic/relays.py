@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.synthesis.heuristic.fabric import Demand, pack_bits
+from taccl.synthesis.heuristic.queues import travel_ticks
 from taccl.synthesis.heuristic.router import ROUTER, find_paths, find_trees, search_steps
-from taccl.synthesis.heuristic.sending import travel_ticks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

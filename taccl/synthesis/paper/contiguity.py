@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.solvers.model import MilpModel
-from taccl.synthesis.greedy import ListSchedule, Send
+from taccl.synthesis.greedy import ListSchedule, send_of
 from taccl.synthesis.paper.routing import needed_moves
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def build_contiguity(orbits: Orbits, schedule: ListSchedule) -> ContiguityModel:
     needed = needed_moves(orbits, schedule)
     upper = schedule.finish_ticks / orbits.problem.costs.ticks_per_us
     model = MilpModel()
-    finish = model.add_variable(0, upper, cost=1.0, name="T")
+    finish = model.add_variable(0, upper, cost=1.0)
     order = tuple(m for send in schedule.sends for m in send.moves if m in needed)
-    start = {m: model.add_variable(0, upper, name=f"S[{m}]") for m in order}
-    arrival = {m: model.add_variable(0, upper, name=f"F[{m}]") for m in order}
+    start = {m: model.add_variable(0, upper) for m in order}
+    arrival = {m: model.add_variable(0, upper) for m in order}
     merging = [m for m in order if orbits.merging[orbits.moves[m].link_orbit]]
-    begins = {m: model.add_variable(0, 1, integer=True, name=f"u[{m}]") for m in merging}
+    begins = {m: model.add_variable(0, 1, integer=True) for m in merging}
     contiguity = ContiguityModel(model, start, arrival, begins, order)
     _availability(orbits, contiguity)
     for m in order:
@@ -124,13 +124,13 @@ class _Lane:
         # The least time from the end of a batch to that of the next, had it no units.
         even = [alpha for alpha, beta in map(self.costs, self.holds) if beta == self.beta]
         gap = max(even, default=-upper)
-        self.done = self._cumulative("C", self.alpha, self.beta, gap, tag="contiguity.completion")
+        self.done = self._cumulative(self.alpha, self.beta, gap, tag="contiguity.completion")
         for m in row:
             arrives = [(1.0, contiguity.arrival[m]), (-1.0, self.done[m])]
             contiguity.model.add_row(arrives, 0, tag="contiguity.completion")
         uneven = [held for held in self.holds if self.merges and self.costs(held)[1] != self.beta]
         self.released = {
-            held: self._cumulative("H", *self.costs(held), self.costs(held)[0], tag="contiguity.resource")
+            held: self._cumulative(*self.costs(held), self.costs(held)[0], tag="contiguity.resource")
             for held in uneven
             if not held.receives
         }
@@ -141,10 +141,10 @@ class _Lane:
         per_us = self.orbits.problem.costs.ticks_per_us
         return held.alpha / per_us, held.beta / per_us
 
-    def _cumulative(self, name: str, alpha: float, beta: float, gap: float, *, tag: str) -> dict[int, int]:
+    def _cumulative(self, alpha: float, beta: float, gap: float, *, tag: str) -> dict[int, int]:
         """Per move, alpha and beta times the units so far after the start of its batch."""
         model, start, begins = self.contiguity.model, self.contiguity.start, self.contiguity.begins
-        so_far = {m: model.add_variable(0, self.upper, name=f"{name}[{m}]") for m in self.row}
+        so_far = {m: model.add_variable(0, self.upper) for m in self.row}
         for m in self.row:
             by_itself = [(1.0, so_far[m]), (-1.0, start[m])]
             model.add_row(by_itself, alpha + beta * self.units[m], tag=tag)
@@ -157,7 +157,7 @@ class _Lane:
         """Per move, at most the units from it to the end of its batch."""
         model, begins, tag = self.contiguity.model, self.contiguity.begins, "contiguity.resource"
         total = sum(self.units.values())
-        rest = {m: model.add_variable(0, total, name=f"R[{m}]") for m in self.row}
+        rest = {m: model.add_variable(0, total) for m in self.row}
         for m, after in self.neighbours():
             model.add_row([(1.0, rest[after]), (-1.0, rest[m])], -self.units[m], tag=tag)
             alone = [(-1.0, rest[m]), (-float(total), begins[after])]
@@ -253,7 +253,6 @@ def _resources(lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
 
 def merged(orbits: Orbits, contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:
     """The sends that a solution of the MILP makes; their times are those of the solution, in whole ticks."""
-    costs = orbits.problem.costs
     batches: list[list[int]] = []
     open_batch: dict[int, list[int]] = {}
     for m in contiguity.order:
@@ -263,11 +262,10 @@ def merged(orbits: Orbits, contiguity: ContiguityModel, values: NDArray[np.float
             continue
         open_batch[link] = [m]
         batches.append(open_batch[link])
-    sends = []
-    for moves in batches:
-        link = orbits.moves[moves[0]].link_orbit
-        begin = max(round(values[contiguity.start[m]] * costs.ticks_per_us) for m in moves)
-        units = sum(orbits.moves[m].units for m in moves)
-        sends.append(Send(link, tuple(moves), begin, begin + costs.duration(orbits.link_rep[link], units)))
+    per_us = orbits.problem.costs.ticks_per_us
+    sends = [
+        send_of(orbits, moves, max(round(values[contiguity.start[m]] * per_us) for m in moves))
+        for moves in batches
+    ]
     sends.sort(key=lambda send: send.start_ticks)
     return ListSchedule(tuple(sends), max(send.end_ticks for send in sends))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.solvers.worker import run_task
-from taccl.synthesis.greedy import ListSchedule, Send
+from taccl.synthesis.greedy import ListSchedule, send_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -73,7 +73,7 @@ def solve(
     if joins:  # then routes are given, each half's within its limit
         payload["least_hops"] = payload["most_hops"] = []
     payload["reduces"] = [int(m) in set(reducing) for m in payload["move"]]
-    payload |= {"time_limit_s": time_limit_s, "threads": threads, "seed": seed, "log": log}
+    payload |= {"threads": threads, "seed": seed, "log": log}
     outcome = run_task(
         "ortools",
         "taccl.synthesis.paper.jobshop_model:run",
@@ -88,33 +88,22 @@ def solve(
 
 def _answer(orbits: Orbits, outcome: Outcome) -> JobShopAnswer:
     """The answer that an outcome holds; a crash or a kill may leave the last incumbent."""
-    result = outcome.result or outcome.last_progress
+    result = outcome.result or outcome.last_progress or {}
     status: str = outcome.status
-    if outcome.status == "done" and outcome.result is not None:
-        status = str(outcome.result["status"])
-    if not result or "start" not in result:
-        bound = int(result["bound"]) if result and result.get("bound") is not None else None
-        return JobShopAnswer(status, None, bound, outcome.message, outcome.seconds)
-    batches: dict[int, list[int]] = defaultdict(list)
-    starts: dict[int, int] = {}
-    for m, begin, batch in zip(result["move"], result["start"], result["batch"], strict=True):
-        batches[int(batch)].append(int(m))
-        starts[int(batch)] = int(begin)
-    costs, sends = orbits.problem.costs, []
-    for batch, moves in batches.items():
-        link = orbits.moves[moves[0]].link_orbit
-        units = sum(orbits.moves[m].units for m in moves)
-        end = starts[batch] + costs.duration(orbits.link_rep[link], units)
-        sends.append(Send(link, tuple(sorted(moves)), starts[batch], end))
-    sends.sort(key=lambda send: (send.start_ticks, send.link, send.moves))
-    bound = result.get("bound")
-    return JobShopAnswer(
-        status,
-        ListSchedule(tuple(sends), int(result["finish"])),
-        None if bound is None else int(bound),
-        outcome.message,
-        outcome.seconds,
-    )
+    if outcome.status == "done":
+        status = str(result["status"])
+    bound = None if result.get("bound") is None else int(result["bound"])
+    schedule = None
+    if "start" in result:
+        batches: dict[int, list[int]] = defaultdict(list)
+        starts: dict[int, int] = {}
+        for m, begin, batch in zip(result["move"], result["start"], result["batch"], strict=True):
+            batches[int(batch)].append(int(m))
+            starts[int(batch)] = int(begin)
+        sends = [send_of(orbits, sorted(moves), starts[batch]) for batch, moves in batches.items()]
+        sends.sort(key=lambda send: (send.start_ticks, send.link, send.moves))
+        schedule = ListSchedule(tuple(sends), int(result["finish"]))
+    return JobShopAnswer(status, schedule, bound, outcome.message, outcome.seconds)
 
 
 def _payload(

@@ -6,43 +6,39 @@ An interval per move that is sent by itself, a row of batches per link that merg
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.solvers.cpsat import new_solver
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from taccl.solvers.child import Control
 
 __all__ = ["run"]
 
 
-def run(payload: dict[str, Any], control: Any) -> dict[str, Any]:
+def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     """Build the job shop in CP-SAT and solve it; called in a worker process."""
     from ortools.sat.python import cp_model
 
     shop = _Shop(cp_model, payload)
-    solver = cp_model.CpSolver()
-    parameters = solver.parameters
-    parameters.max_time_in_seconds = max(0.1, min(payload["time_limit_s"], control.time_left_s()))
-    parameters.num_workers = max(1, int(payload["threads"]))
-    parameters.random_seed = int(payload["seed"]) % (2**31)
-    parameters.log_search_progress = bool(payload["log"])
 
     class Watch(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
         def on_solution_callback(self) -> None:
-            control.progress(
-                {"status": "feasible"}
-                | shop.read(self.value, self.objective_value, self.best_objective_bound)
-            )
-            if control.stop_requested():
-                self.stop_search()
+            found = shop.read(self.value, self.objective_value, self.best_objective_bound)
+            control.progress({"status": "feasible"} | found)
 
-    status = solver.solve(shop.model, Watch())
-    names = {cp_model.OPTIMAL: "optimal", cp_model.FEASIBLE: "feasible", cp_model.INFEASIBLE: "infeasible"}
-    name = names.get(status, "no-solution")
-    if name in ("optimal", "feasible"):
-        return {"status": name} | shop.read(solver.value, solver.objective_value, solver.best_objective_bound)
-    return {"status": name, "bound": None}
+    solver = new_solver(payload, control)
+    with control.stopping(solver.stop_search):
+        status = solver.status_name(solver.solve(shop.model, Watch())).lower()
+    if status in ("optimal", "feasible"):
+        found = shop.read(solver.value, solver.objective_value, solver.best_objective_bound)
+        return {"status": status} | found
+    return {"status": "infeasible" if status == "infeasible" else "no-solution", "bound": None}
 
 
 class _Shop:
@@ -174,12 +170,8 @@ class _Shop:
         for resource, alpha, beta, receives in self.held[link]:
             length = alpha + units * beta
             offset = duration - length if receives else 0
-            if made is True:
-                interval = model.new_fixed_size_interval_var(start + offset, length, "")
-                self.intervals[resource].append((interval, length))
-            else:
-                interval = model.new_optional_fixed_size_interval_var(start + offset, length, made, "")
-                self.intervals[resource].append((interval, length * made))
+            interval = model.new_optional_fixed_size_interval_var(start + offset, length, made, "")
+            self.intervals[resource].append((interval, length * made))
         hinted = int(payload["hint_start"][m])
         if made is not True:
             model.add_hint(made, hinted >= 0)
@@ -188,18 +180,16 @@ class _Shop:
     def _own_first(self, link: int, moves: Sequence[int]) -> None:
         """Own chunks a latency before relayed ones; of reductions they end a latency after them."""
         payload = self.payload
-        for own in (m for m in moves if payload["is_own"][m]):
+        for own, relayed in product(moves, moves):
             reduces = payload["reduces"][own]
-            for relayed in (
-                m for m in moves if not payload["is_own"][m] and payload["reduces"][m] == reduces
+            if (
+                payload["is_own"][own]
+                and not payload["is_own"][relayed]
+                and payload["reduces"][relayed] == reduces
             ):
                 first, second = (relayed, own) if reduces else (own, relayed)
-                gap = payload["duration"][first]
-                self.only_if(
-                    self.model.add(self.begin[second] >= self.begin[first] + gap),
-                    self.made[own],
-                    self.made[relayed],
-                )
+                apart = self.model.add(self.begin[second] >= self.begin[first] + payload["duration"][first])
+                self.only_if(apart, self.made[own], self.made[relayed])
 
     def read(self, value: Callable[[Any], int], objective: float, bound: float) -> dict[str, Any]:
         """The moves that are made, when each starts, and which start together."""
@@ -288,12 +278,10 @@ class _Batches:
                     model.add(begin >= previous)
                 previous = begin + length
                 if len(shared[resource]) > 1:
-                    size = model.new_int_var(0, upper, "")
-                    end = model.new_int_var(0, upper, "")
-                    first = model.new_int_var(0, upper, "")
+                    first, size, end = (model.new_int_var(0, upper, "") for _ in range(3))
+                    model.add(first == begin)
                     model.add(size == length)
                     model.add(end == previous)
-                    model.add(first == begin)
                     interval = model.new_optional_interval_var(first, size, end, self.used[j], "")
                     shop.intervals[resource].append((interval, length))
         model.add(shop.finish >= self.ends[-1])

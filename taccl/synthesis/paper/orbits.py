@@ -7,7 +7,7 @@ places to places. Symmetry is applied by substitution: what the members of an or
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.problem import Problem
-    from taccl.topology.topology import Hold
 
 __all__ = ["Held", "Hops", "Move", "Orbits", "Place", "fold"]
 
@@ -59,8 +58,8 @@ class Place:
     head_ticks: int
     is_origin: bool
     is_destination: bool
-    moves_in: tuple[int, ...]
-    moves_out: tuple[int, ...]
+    moves_in: tuple[int, ...] = ()
+    moves_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +223,13 @@ class Orbits:
         return tuple(tuple(dict.fromkeys(each)) for each in links)
 
     @cached_property
-    def indexed_holds(self) -> list[list[tuple[int, Hold]]]:
-        """(index, hold) of every link's holds."""
-        return _indexed_holds(self.problem)
+    def unfolded_holds(self) -> list[tuple[Held, ...]]:
+        """What every link holds, resources by themselves."""
+        return _held_by_links(self.problem, range(len(self.problem.topology.resources)))
+
+    def earliest_start(self, move: Move) -> int:
+        """The first moment at which all sources may have the chunk, in ticks."""
+        return max(self.places[p].head_ticks for p in move.srcs)
 
     def members(self, move: int) -> list[tuple[int, int]]:
         """The (chunk, link) pairs of a move, one per member of its orbit."""
@@ -327,14 +330,14 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
         not joined and len(set(data.destinations) - set(distances.origins(c))) <= 1
         for c, data in enumerate(collective.chunks)
     )
-    indexed = _indexed_holds(problem)
+    held = _held_by_links(problem, resource_orbit)
     empty = Orbits(
         problem=problem,
         group=group,
-        places=tuple(Place(c, r, *places[c, r], (), ()) for c, r in names),
+        places=tuple(Place(c, r, *places[c, r]) for c, r in names),
         moves=(),
         link_rep=tuple(link_reps.tolist()),
-        holds=tuple(_fold_holds(problem, indexed, e, resource_orbit) for e in link_reps.tolist()),
+        holds=tuple(held[e] for e in link_reps.tolist()),
         num_resources=len(resource_reps),
         single_path=single,
         link_orbit=link_orbit,
@@ -382,46 +385,20 @@ def _rebuild(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
         for p in move.srcs:
             out[p].append(m)
     places = tuple(
-        Place(p.chunk, p.rank, p.head_ticks, p.is_origin, p.is_destination, tuple(into[i]), tuple(out[i]))
-        for i, p in enumerate(orbits.places)
+        replace(place, moves_in=tuple(into[i]), moves_out=tuple(out[i]))
+        for i, place in enumerate(orbits.places)
     )
-    return Orbits(
-        orbits.problem,
-        orbits.group,
-        places,
-        tuple(moves),
-        orbits.link_rep,
-        orbits.holds,
-        orbits.num_resources,
-        orbits.single_path,
-        orbits.link_orbit,
-        orbits.resource_orbit,
-    )
+    return replace(orbits, places=places, moves=tuple(moves))
 
 
-def _fold_holds(
-    problem: Problem,
-    indexed: Sequence[Sequence[tuple[int, Hold]]],
-    link: int,
-    resource_orbit: Sequence[int],
-) -> tuple[Held, ...]:
-    costs, counts = problem.costs, defaultdict[tuple[int, int, int, bool], int](int)
-    for index, hold in indexed[link]:
-        key = (
-            resource_orbit[hold.resource],
-            int(costs.hold_alpha[index]),
-            int(costs.hold_beta[index]),
-            hold.side == "receive",
-        )
-        counts[key] += 1
-    return tuple(Held(*key, count) for key, count in counts.items())
-
-
-def _indexed_holds(problem: Problem) -> list[list[tuple[int, Hold]]]:
-    table: list[list[tuple[int, Hold]]] = [[] for _ in problem.topology.links]
-    for index, hold in enumerate(problem.topology.holds):
-        table[hold.link].append((index, hold))
-    return table
+def _held_by_links(problem: Problem, resource_orbit: Sequence[int]) -> list[tuple[Held, ...]]:
+    """What a send over each link holds."""
+    costs, topology = problem.costs, problem.topology
+    counts: list[Counter[tuple[int, int, int, bool]]] = [Counter() for _ in topology.links]
+    alphas, betas = costs.hold_alpha.tolist(), costs.hold_beta.tolist()
+    for hold, alpha, beta in zip(topology.holds, alphas, betas, strict=True):
+        counts[hold.link][resource_orbit[hold.resource], alpha, beta, hold.side == "receive"] += 1
+    return [tuple(Held(*key, count) for key, count in each.items()) for each in counts]
 
 
 def _derived_places(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:

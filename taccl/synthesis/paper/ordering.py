@@ -14,7 +14,7 @@ from taccl.synthesis.greedy import ListSchedule, Send, list_schedule, unfold
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from taccl.synthesis.paper.orbits import Orbits
+    from taccl.synthesis.paper.orbits import Move, Orbits
 
 __all__ = ["RULES", "best_order", "order"]
 
@@ -38,7 +38,12 @@ def order(orbits: Orbits, rule: str = "longest-path-first", *, patience: float =
     """
     if rule not in RULES:
         raise InputError(f"found {rule!r}; expected one of {', '.join(RULES)}", where="rule")
-    return list_schedule(orbits, RULES[rule](orbits), patience=patience)
+    remaining = _remaining(orbits)
+    longest = max(remaining, default=0)
+    priorities = [
+        RULES[rule](orbits, move, left, longest) for move, left in zip(orbits.moves, remaining, strict=True)
+    ]
+    return list_schedule(orbits, priorities, patience=patience)
 
 
 def best_order(
@@ -66,12 +71,7 @@ def best_order(
 def _as_planned(orbits: Orbits, starts: Mapping[tuple[int, int], int]) -> ListSchedule | None:
     """Each move by itself, in order of these starts, exactly timed; None if the order contradicts itself."""
     sends = [
-        Send(
-            move.link_orbit,
-            (m,),
-            starts[move.chunk, move.link],
-            starts[move.chunk, move.link] + move.duration,
-        )
+        Send(move.link_orbit, (m,), start := starts[move.chunk, move.link], start + move.duration)
         for m, move in enumerate(orbits.moves)
     ]
     try:
@@ -88,9 +88,8 @@ def _as_planned(orbits: Orbits, starts: Mapping[tuple[int, int], int]) -> ListSc
     return ListSchedule(tuple(kept), timed.finish_ticks)
 
 
-def _remaining(orbits: Orbits) -> list[float]:
+def _remaining(orbits: Orbits) -> list[int]:
     """Per move, the longest way from its start to the last arrival that follows from it, in ticks."""
-
     heights: dict[int, int] = {}
     pending = list(range(len(orbits.moves)))
     while pending:
@@ -101,50 +100,27 @@ def _remaining(orbits: Orbits) -> list[float]:
             longest = max((heights[n] for n in after), default=0)
             heights[pending.pop()] = orbits.moves[m].duration + longest
         pending += unknown
-    return [float(heights[m]) for m in range(len(orbits.moves))]
+    return [heights[m] for m in range(len(orbits.moves))]
 
 
-def _longest_path_first(orbits: Orbits) -> list[float]:
-    return _remaining(orbits)
+def _is_of_node(orbits: Orbits, move: Move) -> bool:
+    """Whether a chunk starts in the sender's node."""
+    topology, origins = orbits.problem.topology, orbits.problem.collective.chunks[move.chunk].origins
+    return topology.node_of_rank[topology.links[move.link].src] in {topology.node_of_rank[o] for o in origins}
 
 
-def _own_chunk_first(orbits: Orbits) -> list[float]:
-    """Chunks that start at the sender first, then by remaining way."""
-    remaining = _remaining(orbits)
-    top = max(remaining, default=0.0)
-    return [r + (top if m.is_own else 0.0) for r, m in zip(remaining, orbits.moves, strict=True)]
-
-
-def _own_node_first(orbits: Orbits) -> list[float]:
-    """Chunks that start in the sender's node first, then by remaining way."""
-    remaining = _remaining(orbits)
-    top = max(remaining, default=0.0)
-    topology, chunks = orbits.problem.topology, orbits.problem.collective.chunks
-    node = topology.node_of_rank
-    return [
-        r + (top if node[topology.links[m.link].src] in {node[o] for o in chunks[m.chunk].origins} else 0.0)
-        for r, m in zip(remaining, orbits.moves, strict=True)
-    ]
-
-
-def _earliest_first(orbits: Orbits) -> list[float]:
-    """Chunks that can be there earliest first: first come, first served."""
-    return [-float(max(orbits.places[p].head_ticks for p in m.srcs)) for m in orbits.moves]
-
-
-def _backward(orbits: Orbits) -> list[float]:
-    """As if scheduled backward from the last hops: by remaining way, ties by the latest to come."""
-    return [
-        r + 1e-3 * max(orbits.places[p].head_ticks for p in m.srcs)
-        for r, m in zip(_remaining(orbits), orbits.moves, strict=True)
-    ]
-
-
-#: Ordering rules by name.
-RULES: dict[str, Callable[[Orbits], list[float]]] = {
-    "longest-path-first": _longest_path_first,
-    "own-chunk-first": _own_chunk_first,
-    "own-node-first": _own_node_first,
-    "earliest-first": _earliest_first,
-    "backward-from-last-hop": _backward,
+#: Ordering rules by name: a move's priority, from its remaining way and the longest of any.
+RULES: dict[str, Callable[[Orbits, Move, int, int], float]] = {
+    "longest-path-first": lambda orbits, move, remaining, longest: remaining,
+    # Chunks that start at the sender first, or in its node, then by remaining way.
+    "own-chunk-first": lambda orbits, move, remaining, longest: remaining + longest * move.is_own,
+    "own-node-first": lambda orbits, move, remaining, longest: (
+        remaining + longest * _is_of_node(orbits, move)
+    ),
+    # First come, first served.
+    "earliest-first": lambda orbits, move, remaining, longest: -orbits.earliest_start(move),
+    # As if scheduled backward from the last hops: by remaining way, ties by the latest to come.
+    "backward-from-last-hop": lambda orbits, move, remaining, longest: (
+        remaining + 1e-3 * orbits.earliest_start(move)
+    ),
 }

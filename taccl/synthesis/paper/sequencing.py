@@ -59,7 +59,7 @@ class Windows:
         self.earliest: dict[int, int] = {}
         self.latest: dict[int, int] = {}
         for m, move in enumerate(orbits.moves):
-            earliest = max(orbits.places[p].head_ticks for p in move.srcs)
+            earliest = orbits.earliest_start(move)
             latest = upper_ticks - move.duration - move.after_ticks
             is_near = orbits.hops is None or orbits.hops.is_near(m, move)
             if earliest <= latest and is_near:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.arguments import checked
 from taccl.errors import TopologyError
+from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.symmetric.find_translations import find_translations
 from taccl.synthesis.symmetric.hamiltonian import hamiltonian_ring
 from taccl.synthesis.symmetric.translation import translate
 from taccl.topology.named import NamedFabric, as_named, parse_named
+from taccl.topology.regular import CyclicProduct
 from taccl.topology.translations import (
     Translations,
     along_ring,
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.topology.topology import Topology
 
-__all__ = ["ImplicitResult", "implicit_translations", "synthesize_implicit"]
+__all__ = ["ImplicitResult", "find_translations", "implicit_translations", "synthesize_implicit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +167,33 @@ def implicit_translations(
         "backend='greedy'",
         where=fabric.name,
     )
+
+
+def find_translations(topology: Topology, *, most_tried: int = 20) -> Translations | None:
+    """Translations of a topology that are shifts inside blocks of ranks, one inside another; None without.
+
+    Tori, hypercubes and rings are of this kind when their ranks are numbered row by row.
+
+    Parameters
+    ----------
+    most_tried : int
+        So many products of shifts that the links have are tried; resources may lack them.
+    """
+    import networkx as nx
+
+    num_ranks = topology.num_ranks
+    if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
+        return None
+    if num_ranks == 1:
+        return translations_of_topology(topology, CyclicProduct(()))
+    shifts = nx.DiGraph()
+    shifts.add_nodes_from((1, num_ranks))
+    for step, block in reversed(list(block_shifts(num_ranks))):
+        if link_permutation(topology, offset_permutation(num_ranks, step, block)) is not None:
+            shifts.add_edge(step, block)
+    # Shifts that together take any rank to any, from the finest block to the coarsest.
+    for chain in islice(nx.all_simple_paths(shifts, 1, num_ranks), most_tried):
+        moduli = tuple(block // step for step, block in pairwise(chain))[::-1]
+        with contextlib.suppress(TopologyError):
+            return translations_of_topology(topology, CyclicProduct(moduli))
+    return None

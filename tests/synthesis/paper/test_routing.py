@@ -17,7 +17,7 @@ from taccl.sketch.reachability import check_reachable
 from taccl.solvers.solver import solve
 from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
 from taccl.synthesis.paper.orbits import fold
-from taccl.synthesis.paper.routing import build_routing, needed_moves, routing_hint, routing_of
+from taccl.synthesis.paper.routing import RoutingModel, needed_moves, routing_hint, routing_of
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import cases as seeds
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from taccl.solvers.solver import Solution
     from taccl.synthesis.greedy import ListSchedule
     from taccl.synthesis.paper.orbits import Orbits
-    from taccl.synthesis.paper.routing import RoutingModel
 
 SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
@@ -51,7 +50,7 @@ def built(problem: Problem) -> tuple[Orbits, RoutingModel, ListSchedule]:
     orbits = fold(problem, symmetry_group(problem))
     found = list_schedule(orbits, critical_priorities(orbits))
     assert found is not None
-    return orbits, build_routing(orbits, upper_ticks=found.finish_ticks), found
+    return orbits, RoutingModel(orbits, upper_ticks=found.finish_ticks), found
 
 
 def solved(problem: Problem, solver: str = "highs") -> tuple[list[tuple[int, int]], Solution]:
@@ -312,14 +311,14 @@ def test_links_of_several_ends_leave_a_relaxation() -> None:
         except (TopologyError, TooLarge):
             continue
         orbits = fold(problem)
-        model = build_routing(orbits, upper_ticks=best)
+        model = RoutingModel(orbits, upper_ticks=best)
         answer = solve(model.model, "highs", time_limit_s=20)
         assert answer.status == "optimal", seed
         assert answer.objective is not None
         assert answer.objective <= best / problem.costs.ticks_per_us + 1e-6, seed
         found = list_schedule(orbits, critical_priorities(orbits))
         assert found is not None, seed
-        model = build_routing(orbits, upper_ticks=found.finish_ticks)
+        model = RoutingModel(orbits, upper_ticks=found.finish_ticks)
         hint = routing_hint(orbits, model, found)
         assert hint is not None
         assert not model.model.arrays().violations(hint, 1e-6), seed
@@ -390,7 +389,7 @@ def test_schedules_are_points_of_the_model() -> None:
                 found = list_schedule(orbits, priorities, patience=patience, enter_once=enter_once)
                 assert found is not None, seed
                 for sequenced in ((), range(orbits.num_resources)):
-                    model = build_routing(orbits, upper_ticks=found.finish_ticks, sequenced=sequenced)
+                    model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=sequenced)
                     hint = routing_hint(orbits, model, found)
                     assert hint is not None, seed
                     assert not model.model.arrays().violations(hint, 1e-6), (seed, sequenced)
@@ -403,7 +402,7 @@ def test_cbc_out_of_time_says_so(started: bool) -> None:
     orbits = fold(problem)
     found = list_schedule(orbits, critical_priorities(orbits))
     assert found is not None
-    model = build_routing(orbits, upper_ticks=found.finish_ticks)
+    model = RoutingModel(orbits, upper_ticks=found.finish_ticks)
     hint = routing_hint(orbits, model, found) if started else None
     limits = [0.02 + 0.04 * i for i in range(10)]
     answers = [solve(model.model, "cbc", time_limit_s=limit, hint=hint) for limit in limits]
@@ -415,7 +414,7 @@ def in_order(problem: Problem, solver: str = "highs") -> float:
     orbits = fold(problem)
     found = list_schedule(orbits, critical_priorities(orbits))
     assert found is not None
-    model = build_routing(orbits, upper_ticks=found.finish_ticks, sequenced=range(orbits.num_resources))
+    model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=range(orbits.num_resources))
     answer = solve(model.model, solver, time_limit_s=20, hint=routing_hint(orbits, model, found))
     assert answer.status == "optimal"
     assert answer.objective is not None
