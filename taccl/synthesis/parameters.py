@@ -223,8 +223,6 @@ class SymmetricParameters(_Group):
     # Random orders: how many, and rows of all of them together.
     restarts: int = 60
     restart_rows: int = 400_000
-    # How much later than the bound a deadline for waiting is, as a part of the bound, in turn.
-    slacks: tuple[float, ...] = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
 @checked

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
     from taccl.schedule.pattern import ClassTicks
 
-__all__ = [
-    "FEWEST_FIRST", "FIXED", "IN_TURN", "SHUFFLED", "Server", "Spreading", "Tiers", "make_server",
-    "route_offsets", "spread_offsets",
-]  # fmt: skip
-
-#: In which order free classes choose.
-IN_TURN, FEWEST_FIRST, FIXED, SHUFFLED = 0, 1, 2, 3
+__all__ = ["Server", "Spreading", "Tiers", "make_server", "route_offsets", "spread_offsets"]
 
 _RANDOM_MASK = (1 << 31) - 1
 
@@ -128,7 +122,6 @@ def spread_offsets(
     preferred: Tiers,
     room: Spreading,
     num_items: int,
-    order: int,
     random: int,
     deadline: int,
 ) -> int:
@@ -140,8 +133,8 @@ def spread_offsets(
     ----------
     steps : (num_places, num_classes) int32
         Where the link of every class leads from every offset.
-    order : int
-        In which order free classes choose; `random` is the seed where it is `SHUFFLED`.
+    random : int
+        Seed of the order in which free classes choose; negative for the order of their numbers.
     deadline : int
         No send ends later.
     """
@@ -168,25 +161,14 @@ def spread_offsets(
     sent = 0
     finish = 0
     time = 0
-    turn = 0
     while True:
-        if order == 1:
-            for i in range(1, num_classes):
-                g = work[asked + i]
-                j = i - 1
-                while j >= 0 and work[place + work[asked + j]] < work[place + g]:
-                    work[asked + j + 1] = work[asked + j]
-                    j -= 1
-                work[asked + j + 1] = g
-        if order == 3:
+        if random >= 0:
             for i in range(num_classes - 1, 0, -1):
                 random = (1103515245 * random + 12345) & _RANDOM_MASK
                 j = (random >> 8) % (i + 1)
                 work[asked + i], work[asked + j] = work[asked + j], work[asked + i]
         for i in range(num_classes):
             g = work[asked + i]
-            if order == 0:
-                g = (i + turn) % num_classes
             ends = time + server.latency[g]
             if ends > deadline or _free_at(server, g) > time:
                 continue
@@ -231,7 +213,6 @@ def spread_offsets(
                 base = found // num_places * num_places
                 for other in range(num_classes):
                     entered[other, base + first_in[other, found - base]] = True
-        turn += 1
         if missing == 0:
             work[5 * num_classes] = sent
             return finish

@@ -23,12 +23,13 @@ from taccl.analysis.certificates.translation_bound import collective_bound
 from taccl.errors import InputError
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import Pattern, ticks_of
+from taccl.synthesis.heuristic.speeds import components
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters, SymmetricParameters
 from taccl.synthesis.symmetric.offset_paths import route
 from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -174,77 +175,29 @@ def _tree(
     nodes = num_ranks * pieces
     log, parent, sequence, following = (np.empty(nodes, dtype=np.int32) for _ in range(4))
     taken, start = np.empty(nodes, dtype=np.int16), np.empty(nodes, dtype=np.int64)
-    uneven = len(set(ticks.latency.tolist())) > 1
-    tiers = {False: np.empty((num_classes, 0), dtype=np.int32)}
+    speed = np.unique(ticks.latency, return_inverse=True)[1]
+    kinds = [np.empty((num_classes, 0), dtype=np.int32)]
+    if speed.any():  # slow classes prefer what faster ones do not reach from where the item is
+        src, dst = np.tile(places, num_classes), steps.T.ravel().astype(np.int64)
+        joined = components(src, dst, np.repeat(speed, num_ranks), num_ranks)
+        kinds.append(joined[speed].astype(np.int32))
+    restarts = min(symmetric.restarts, symmetric.restart_rows // nodes)
+    runs = [(kind, -1) for kind in kinds]
+    runs += [(kinds[noise % len(kinds)], seed + noise) for noise in range(1, restarts + 1)]
     best: _Tree | None = None
-    for tiered, order, noise, slack in _runs(nodes, uneven, symmetric):
-        if tiered and True not in tiers:
-            tiers[True] = _components(steps, ticks.latency)
-        deadline = _NO_DEADLINE if slack is None else goal + int(goal * slack)
-        if best is not None and deadline >= best.finish:
-            deadline = best.finish - 1
+    for kind, order in runs:
         work = np.zeros(5 * num_classes + 1, dtype=np.int64)
-        preferred = Tiers(tiers[tiered], np.zeros((num_classes, nodes if tiered else 0), dtype=bool))
+        preferred = Tiers(kind, np.zeros((num_classes, nodes if kind.size else 0), dtype=bool))
         room = Spreading(log, parent, taken, start, sequence, following, work)
-        finish = spread_offsets(
-            make_server(ticks), steps, preferred, room, pieces, order, seed + noise, deadline
-        )
+        deadline = _NO_DEADLINE if best is None else best.finish - 1
+        finish = spread_offsets(make_server(ticks), steps, preferred, room, pieces, order, deadline)
         if finish < 0:
             continue
         node = sequence[: nodes - pieces].astype(np.int64)
         source, link_class, began = parent[node].astype(np.int64), taken[node].astype(np.int64), start[node]
-        best = _Tree(
-            node // num_ranks,
-            source % num_ranks,
-            node % num_ranks,
-            link_class,
-            began,
-            began + ticks.latency[link_class],
-        )
+        ends_at = began + ticks.latency[link_class]
+        best = _Tree(node // num_ranks, source % num_ranks, node % num_ranks, link_class, began, ends_at)
         if finish <= goal:
             break
     assert best is not None, "a fabric whose ranks all reach each other has a tree"
     return best
-
-
-def _runs(
-    nodes: int, uneven: bool, symmetric: SymmetricParameters
-) -> Iterator[tuple[bool, int, int, float | None]]:
-    """(tiered, order, noise, slack of the deadline) of every run."""
-    from taccl.synthesis.symmetric.offset_kernel import FEWEST_FIRST, FIXED, IN_TURN, SHUFFLED
-
-    runs: list[tuple[bool, int, int, float | None]] = []
-    orders = (FIXED, FEWEST_FIRST, IN_TURN)
-    kinds = (False, True) if uneven else (False,)
-    runs += [(tiered, order, 0, None) for order in orders for tiered in kinds]
-    if uneven:
-        runs += [
-            (tiered, order, 0, slack)
-            for slack in symmetric.slacks
-            for order in orders[:2]
-            for tiered in kinds
-        ]
-    runs += [
-        (kinds[noise % len(kinds)], SHUFFLED, noise, None)
-        for noise in range(1, min(symmetric.restarts, symmetric.restart_rows // nodes) + 1)
-    ]
-    return iter(runs)
-
-
-def _components(steps: NDArray[np.int32], latency: NDArray[np.int64]) -> NDArray[np.int32]:
-    """(num_classes, num_places): which places classes that are faster join."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    num_places = len(steps)
-    labels = np.empty(steps.shape[::-1], dtype=np.int32)
-    places = np.arange(num_places)
-    for length in np.unique(latency):
-        faster = np.flatnonzero(latency < length)
-        ends = steps[:, faster].T.ravel()
-        graph = coo_array(
-            (np.ones(len(ends), dtype=np.int8), (np.tile(places, len(faster)), ends)),
-            shape=(num_places, num_places),
-        )
-        labels[latency == length] = connected_components(graph, directed=False)[1]
-    return labels
