@@ -90,14 +90,8 @@ def smallest_conflict(
         if left_s <= 0:
             return "no-solution"
         num_solves += 1
-        solution = solve(
-            _without(arrays, left_out),
-            solver,
-            time_limit_s=left_s,
-            threads=threads,
-            seed=seed,
-            memory_limit_mb=memory_limit_mb,
-        )
+        options = {"threads": threads, "seed": seed, "memory_limit_mb": memory_limit_mb}
+        solution = solve(_without(arrays, left_out), solver, time_limit_s=left_s, **options)  # type: ignore[arg-type]
         if solution.status in ("unavailable", "unlicensed"):
             raise SolverUnavailableError(f"{solver} cannot run here: {solution.message}; see taccl backends")
         if solution.status == "interrupted":
@@ -113,24 +107,20 @@ def smallest_conflict(
         raise SolverError(f"{solver} ended as {whole} where the model is feasible or infeasible")
     irreducible = True
     left_out: list[str] = []
-    for tag in arrays.tag_names:
-        if tag in keep:
-            continue
+    candidates = [tag for tag in arrays.tag_names if tag not in keep]
+    for tag in candidates:
         without = answer((*left_out, tag))
         if without == "infeasible":
             left_out.append(tag)
         elif without != "feasible":
             irreducible = False
-    tags = tuple(tag for tag in arrays.tag_names if tag not in keep and tag not in left_out)
+    tags = tuple(tag for tag in candidates if tag not in left_out)
     return Conflict(tags, irreducible, num_solves, time.monotonic() - since)
 
 
 def _without(model: LinearModel, tags: Collection[str]) -> LinearModel:
     """The model without the rows of some tags."""
-    if not tags:
-        return model
-    names = np.array([name in tags for name in model.tag_names])
-    rows = ~names[model.row_tag]
+    rows = ~np.array([name in tags for name in model.tag_names], bool)[model.row_tag]
     sizes = np.diff(model.row_start)
     nonzeros = np.repeat(rows, sizes)
     return dataclasses.replace(

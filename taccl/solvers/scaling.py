@@ -11,6 +11,7 @@ choice)`` are of that kind.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from taccl.solvers.model import LinearModel
 
 __all__ = ["NotScalableError", "WholeModel", "to_whole_numbers"]
@@ -76,62 +79,49 @@ def to_whole_numbers(model: LinearModel) -> WholeModel:
     """
     grid, exact = _grid(model)
     step = np.where(model.integer, 1, grid).tolist()
-    open_lower, open_upper = np.isneginf(model.lower), np.isposinf(model.upper)
-    slack = _SLACK.numerator / _SLACK.denominator
-    lower = [
-        -HORIZON * unit
-        if math.isinf(bound)
-        else math.ceil(bound * unit - slack * max(1.0, abs(bound * unit)))
-        for bound, unit in zip(model.lower.tolist(), step, strict=True)
-    ]
-    upper = [
-        HORIZON * unit
-        if math.isinf(bound)
-        else math.floor(bound * unit + slack * max(1.0, abs(bound * unit)))
-        for bound, unit in zip(model.upper.tolist(), step, strict=True)
-    ]
-    largest = [max(abs(low), abs(high)) for low, high in zip(lower, upper, strict=True)]
+    bounds = zip(model.lower.tolist(), model.upper.tolist(), step, strict=True)
+    reach = [(_held(lower, unit, -1), _held(upper, unit, 1)) for lower, upper, unit in bounds]
+    largest = [max(map(abs, ends)) for ends in reach]
 
-    read = _Reader()
-    column, coefficient, start = model.column.tolist(), model.coefficient.tolist(), model.row_start.tolist()
-    bounds = zip(model.row_lower.tolist(), model.row_upper.tolist(), strict=True)
+    def whole(factors: list[float], variables: Iterable[int], what: str) -> tuple[list[int], int]:
+        """Factors of whole variables, times a common denominator."""
+        exact_factors = [_fraction(f) / step[v] for f, v in zip(factors, variables, strict=True)]
+        scale = math.lcm(*(factor.denominator for factor in exact_factors))
+        found = [int(factor * scale) for factor in exact_factors]
+        if sum(abs(f) * largest[v] for f, v in zip(found, variables, strict=True)) > _MAX_SUM:
+            raise NotScalableError(f"{what} passes 64 bits in whole numbers")
+        return found, scale
+
     rows = []
-    for row, (row_lower, row_upper) in enumerate(bounds):
-        variables = column[start[row] : start[row + 1]]
-        exact_factors = [
-            read(factor) / step[variable]
-            for factor, variable in zip(coefficient[start[row] : start[row + 1]], variables, strict=True)
-        ]
-        factors, scale = _whole(exact_factors)
-        if (
-            sum(abs(factor) * largest[variable] for factor, variable in zip(factors, variables, strict=True))
-            > _MAX_SUM
-        ):
-            raise NotScalableError(
-                f"row {row} ({model.tag_names[model.row_tag[row]]}) passes 64 bits in whole numbers"
-            )
-        rows.append((variables, factors, _row_bound(row_lower, scale, -1), _row_bound(row_upper, scale, 1)))
-
-    exact_costs = [read(cost) / unit for cost, unit in zip(model.cost.tolist(), step, strict=True)]
-    costs, cost_scale = _whole(exact_costs)
-    if sum(abs(cost) * bound for cost, bound in zip(costs, largest, strict=True)) > _MAX_SUM:
-        raise NotScalableError("the objective passes 64 bits in whole numbers")
-    return WholeModel(costs, cost_scale, lower, upper, open_lower, open_upper, rows, step, grid, exact)
+    sides = zip(model.row_lower.tolist(), model.row_upper.tolist(), strict=True)
+    for row, (lower, upper) in enumerate(sides):
+        at = slice(model.row_start[row], model.row_start[row + 1])
+        variables, tag = model.column[at].tolist(), model.tag_names[model.row_tag[row]]
+        factors, scale = whole(model.coefficient[at].tolist(), variables, f"row {row} ({tag})")
+        rows.append((variables, factors, _row_bound(lower, scale, -1), _row_bound(upper, scale, 1)))
+    costs, cost_scale = whole(model.cost.tolist(), range(model.num_variables), "the objective")
+    return WholeModel(
+        cost=costs,
+        cost_scale=cost_scale,
+        lower=[lower for lower, _ in reach],
+        upper=[upper for _, upper in reach],
+        open_lower=np.isneginf(model.lower),
+        open_upper=np.isposinf(model.upper),
+        rows=rows,
+        step=step,
+        grid=grid,
+        exact=exact,
+    )
 
 
-class _Reader:
-    """Floats to the fractions that a person means, remembering those seen."""
-
-    def __init__(self) -> None:
-        self._seen: dict[float, Fraction] = {}
-
-    def __call__(self, value: float) -> Fraction:
-        found = self._seen.get(value)
-        if found is None:
-            found = self._seen[value] = _fraction(value)
-        return found
+def _held(bound: float, unit: int, side: int) -> int:
+    """A variable's bound in whole steps: the last inside it, or nearly so, and `HORIZON` for none."""
+    if math.isinf(bound):
+        return side * HORIZON * unit
+    return side * math.floor(side * bound * unit + float(_SLACK) * max(1.0, abs(bound * unit)))
 
 
+@functools.cache
 def _fraction(value: float) -> Fraction:
     decimal = Fraction(repr(value))
     if decimal.denominator <= _MAX_DENOMINATOR:
@@ -142,17 +132,12 @@ def _fraction(value: float) -> Fraction:
     raise NotScalableError(f"the number {value!r} has too many digits for whole-number scaling")
 
 
-def _whole(values: list[Fraction]) -> tuple[list[int], int]:
-    scale = math.lcm(*(value.denominator for value in values)) if values else 1
-    return [value.numerator * (scale // value.denominator) for value in values], scale
-
-
 def _row_bound(bound: float, scale: int, side: int) -> int | None:
     if math.isinf(bound):
         return None
     scaled = Fraction(repr(bound)) * scale
     slack = _SLACK * max(Fraction(scale), abs(scaled))
-    return math.floor(scaled + slack) if side > 0 else math.ceil(scaled - slack)
+    return side * math.floor(side * scaled + slack)
 
 
 def _grid(model: LinearModel) -> tuple[int, bool]:
@@ -160,22 +145,22 @@ def _grid(model: LinearModel) -> tuple[int, bool]:
     continuous = ~model.integer
     if not continuous.any():
         return 1, True
-    read = _Reader()
     try:
         bounds = np.concatenate((model.lower[continuous], model.upper[continuous]))
-        denominators = {read(bound).denominator for bound in np.unique(bounds[np.isfinite(bounds)]).tolist()}
+        denominators = {
+            _fraction(bound).denominator for bound in np.unique(bounds[np.isfinite(bounds)]).tolist()
+        }
         is_continuous, column = continuous.tolist(), model.column.tolist()
         coefficient, start = model.coefficient.tolist(), model.row_start.tolist()
-        row = np.repeat(np.arange(model.num_rows), np.diff(model.row_start))
-        for index in np.unique(row[continuous[model.column]]).tolist():
+        for index in np.unique(model.row_of_nonzero[continuous[model.column]]).tolist():
             nonzeros = range(start[index], start[index + 1])
             own = [coefficient[at] for at in nonzeros if is_continuous[column[at]]]
             if len(own) > 2 or (len(own) == 2 and own[0] != -own[1]):
                 return _COARSE_GRID, False
-            unit = abs(read(own[0]))
+            unit = abs(_fraction(own[0]))
             others = [coefficient[at] for at in nonzeros if not is_continuous[column[at]]]
             sides = [side for side in (model.row_lower[index], model.row_upper[index]) if math.isfinite(side)]
-            denominators.update((read(float(value)) / unit).denominator for value in (*others, *sides))
+            denominators.update((_fraction(float(value)) / unit).denominator for value in (*others, *sides))
     except NotScalableError:
         return _COARSE_GRID, False
     grid = math.lcm(*denominators) if denominators else 1
