@@ -54,7 +54,7 @@ def rows(name: str) -> dict[str, int]:
     model = routing.RoutingModel(
         orbits, upper_ticks=schedule.finish_ticks, sequenced=range(orbits.num_resources)
     ).model
-    return model.tags | contiguity.build_contiguity(orbits, schedule).model.tags
+    return model.tags | contiguity.ContiguityModel(orbits, schedule).model.tags
 
 
 def headings() -> list[str]:

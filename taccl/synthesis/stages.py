@@ -359,7 +359,7 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
     search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
     since = time.monotonic()
     search.report(f"contiguity on {solver}")
-    model = contiguity_stage.build_contiguity(orbits, schedule)
+    model = contiguity_stage.ContiguityModel(orbits, schedule)
     limit_s = max(search.parameters.solver.least_contiguity_s, min(budget_s, search.deadline.left_s))
     answer = solve(model.model, solver, time_limit_s=limit_s, **search.options.of_solvers)
     finish = None

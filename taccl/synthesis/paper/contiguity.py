@@ -12,7 +12,7 @@ of binaries is needed.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from taccl.solvers.model import MilpModel
@@ -20,14 +20,14 @@ from taccl.synthesis.greedy import ListSchedule, send_of
 from taccl.synthesis.paper.routing import needed_moves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
 
     from taccl.synthesis.paper.orbits import Held, Orbits
 
-__all__ = ["TAGS", "ContiguityModel", "build_contiguity", "merged"]
+__all__ = ["TAGS", "ContiguityModel", "merged"]
 
 #: Every block of rows of the contiguity model.
 TAGS = (
@@ -40,11 +40,16 @@ TAGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class ContiguityModel:
-    """The MILP, and which variable is what.
+    """The MILP of an ordering, and which variable is what.
 
     Parameters
+    ----------
+    schedule : ListSchedule
+        Its order is kept: of moves on each resource, and of chunks in each of its merged sends. Moves that
+        lead to no destination are left out.
+
+    Attributes
     ----------
     start, arrival : dict of move to variable
     begins : dict of move to variable
@@ -53,133 +58,130 @@ class ContiguityModel:
         The moves by start.
     """
 
-    model: MilpModel
-    start: dict[int, int]
-    arrival: dict[int, int]
-    begins: dict[int, int]
-    order: tuple[int, ...]
+    def __init__(self, orbits: Orbits, schedule: ListSchedule) -> None:
+        needed = needed_moves(orbits, schedule)
+        self.orbits, self.upper = orbits, schedule.finish_ticks / orbits.problem.costs.ticks_per_us
+        self.model = model = MilpModel()
+        finish = model.add_variable(0, self.upper, cost=1.0)
+        self.order = tuple(m for send in schedule.sends for m in send.moves if m in needed)
+        self.start = {m: model.add_variable(0, self.upper) for m in self.order}
+        self.arrival = {m: model.add_variable(0, self.upper) for m in self.order}
+        merging = [m for m in self.order if orbits.merging[orbits.moves[m].link_orbit]]
+        self.begins = {m: model.add_variable(0, 1, integer=True) for m in merging}
+        self._availability()
+        rows: dict[int, list[int]] = defaultdict(list)
+        for m in self.order:
+            self.add("finish", [(1.0, finish), (-1.0, self.arrival[m])])
+            rows[orbits.moves[m].link_orbit].append(m)
+        lanes = {link: _Lane(self, link, row) for link, row in sorted(rows.items())}
+        self._resources(lanes, schedule)
 
+    def add(self, tag: str, terms: Iterable[tuple[float, int]], least: float = 0.0) -> None:
+        """A row ``terms >= least``."""
+        self.model.add_row(terms, least, tag=f"contiguity.{tag}")
 
-def build_contiguity(orbits: Orbits, schedule: ListSchedule) -> ContiguityModel:
-    """The contiguity MILP of an ordering.
+    def _availability(self) -> None:
+        """A chunk is sent on after it arrived."""
+        entered: dict[int, int] = {}
+        for m in self.order:
+            for p in self.orbits.moves[m].dsts:
+                entered.setdefault(p, m)
+        for m in self.order:
+            for p in self.orbits.moves[m].srcs:
+                if not self.orbits.places[p].is_origin:
+                    self.add("availability", [(1.0, self.start[m]), (-1.0, self.arrival[entered[p]])])
 
-    Parameters
-    ----------
-    schedule : ListSchedule
-        Its order is kept: of moves on each resource, and of chunks in each of its merged sends. Moves that
-        lead to no destination are left out.
-    """
-    needed = needed_moves(orbits, schedule)
-    upper = schedule.finish_ticks / orbits.problem.costs.ticks_per_us
-    model = MilpModel()
-    finish = model.add_variable(0, upper, cost=1.0)
-    order = tuple(m for send in schedule.sends for m in send.moves if m in needed)
-    start = {m: model.add_variable(0, upper) for m in order}
-    arrival = {m: model.add_variable(0, upper) for m in order}
-    merging = [m for m in order if orbits.merging[orbits.moves[m].link_orbit]]
-    begins = {m: model.add_variable(0, 1, integer=True) for m in merging}
-    contiguity = ContiguityModel(model, start, arrival, begins, order)
-    _availability(orbits, contiguity)
-    for m in order:
-        model.add_row([(1.0, finish), (-1.0, arrival[m])], 0, tag="contiguity.finish")
-    rows: dict[int, list[int]] = defaultdict(list)
-    for m in order:
-        rows[orbits.moves[m].link_orbit].append(m)
-    lanes = {link: _Lane(orbits, contiguity, upper, link, row) for link, row in sorted(rows.items())}
-    for lane in lanes.values():
-        _own_first(lane)
-        if lane.merges:
-            _batches(lane)
-    _resources(lanes, schedule)
-    return contiguity
-
-
-def _availability(orbits: Orbits, contiguity: ContiguityModel) -> None:
-    """A chunk is sent on after it arrived."""
-    entered: dict[int, int] = {}
-    for m in contiguity.order:
-        for p in orbits.moves[m].dsts:
-            entered.setdefault(p, m)
-    for m in contiguity.order:
-        for p in orbits.moves[m].srcs:
-            if not orbits.places[p].is_origin:
-                row = [(1.0, contiguity.start[m]), (-1.0, contiguity.arrival[entered[p]])]
-                contiguity.model.add_row(row, 0, tag="contiguity.availability")
+    def _resources(self, lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
+        """Neighbours in a resource's order hold it one after the other, unless they are of one batch."""
+        queues: dict[int, list[tuple[int, int, int, Held]]] = defaultdict(list)
+        for number, send in enumerate(schedule.sends):
+            units = sum(self.orbits.moves[m].units for m in send.moves)
+            for held in self.orbits.holds[send.link]:
+                length = held.alpha + units * held.beta
+                begin = send.end_ticks - length if held.receives else send.start_ticks
+                queues[held.resource] += [(begin, number, m, held) for m in send.moves if m in self.start]
+        for _, queue in sorted(queues.items()):
+            queue.sort(key=lambda each: each[:2])
+            for (_, one, a, held_by_a), (_, other, b, held_by_b) in pairwise(queue):
+                first, second = (lanes[schedule.sends[i].link] for i in (one, other))
+                end, end_us = first.hold_end(a, held_by_a)
+                begins, begin_us = second.hold_begin(b, held_by_b)
+                row, least = [*begins, *((-factor, variable) for factor, variable in end)], end_us - begin_us
+                if first is second and first.merges:
+                    row.append((-self.upper, self.begins[b]))
+                    least -= self.upper
+                self.add("resource", row, least)
 
 
 class _Lane:
     """The moves of one link in order, when each is over, and when its holds begin and end."""
 
-    def __init__(
-        self, orbits: Orbits, contiguity: ContiguityModel, upper: float, link: int, row: list[int]
-    ) -> None:
+    def __init__(self, whole: ContiguityModel, link: int, row: list[int]) -> None:
+        orbits, self.whole, self.row = whole.orbits, whole, row
         costs, rep = orbits.problem.costs, orbits.link_rep[link]
-        self.orbits, self.contiguity, self.upper, self.row = orbits, contiguity, upper, row
+        self.per_us, self.upper = costs.ticks_per_us, whole.upper
         self.merges = orbits.merging[link]
-        self.own_first = rep in orbits.problem.clauses.own_first
-        self.alpha = int(costs.link_alpha[rep]) / costs.ticks_per_us
-        self.beta = int(costs.link_beta[rep]) / costs.ticks_per_us
+        self.alpha = int(costs.link_alpha[rep]) / self.per_us
+        self.beta = int(costs.link_beta[rep]) / self.per_us
         self.units = {m: orbits.moves[m].units for m in row}
-        self.holds = orbits.holds[link]
+        holds = orbits.holds[link]
         # The least time from the end of a batch to that of the next, had it no units.
-        even = [alpha for alpha, beta in map(self.costs, self.holds) if beta == self.beta]
-        gap = max(even, default=-upper)
-        self.done = self._cumulative(self.alpha, self.beta, gap, tag="contiguity.completion")
+        even = [alpha for alpha, beta in map(self.costs, holds) if beta == self.beta]
+        self.done = self._cumulative("completion", self.alpha, self.beta, max(even, default=-self.upper))
         for m in row:
-            arrives = [(1.0, contiguity.arrival[m]), (-1.0, self.done[m])]
-            contiguity.model.add_row(arrives, 0, tag="contiguity.completion")
-        uneven = [held for held in self.holds if self.merges and self.costs(held)[1] != self.beta]
+            whole.add("completion", [(1.0, whole.arrival[m]), (-1.0, self.done[m])])
+        uneven = [held for held in holds if self.merges and self.costs(held)[1] != self.beta]
         self.released = {
-            held: self._cumulative(*self.costs(held), self.costs(held)[0], tag="contiguity.resource")
+            held: self._cumulative("resource", *self.costs(held), self.costs(held)[0])
             for held in uneven
             if not held.receives
         }
         self.rest = self._rest() if any(held.receives for held in uneven) else {}
+        is_own = {m: orbits.moves[m].is_own for m in row if rep in orbits.problem.clauses.own_first}
+        if len(set(is_own.values())) > 1:
+            self._own_first(is_own)
+        if self.merges:
+            self._batches(is_own, orbits.problem.clauses.max_merge)
 
     def costs(self, held: Held) -> tuple[float, float]:
         """Alpha and beta of a hold, in us."""
-        per_us = self.orbits.problem.costs.ticks_per_us
-        return held.alpha / per_us, held.beta / per_us
+        return held.alpha / self.per_us, held.beta / self.per_us
 
-    def _cumulative(self, alpha: float, beta: float, gap: float, *, tag: str) -> dict[int, int]:
+    def _cumulative(self, tag: str, alpha: float, beta: float, gap: float) -> dict[int, int]:
         """Per move, alpha and beta times the units so far after the start of its batch."""
-        model, start, begins = self.contiguity.model, self.contiguity.start, self.contiguity.begins
-        so_far = {m: model.add_variable(0, self.upper) for m in self.row}
+        whole = self.whole
+        so_far = {m: whole.model.add_variable(0, self.upper) for m in self.row}
         for m in self.row:
-            by_itself = [(1.0, so_far[m]), (-1.0, start[m])]
-            model.add_row(by_itself, alpha + beta * self.units[m], tag=tag)
+            whole.add(tag, [(1.0, so_far[m]), (-1.0, whole.start[m])], alpha + beta * self.units[m])
         for before, m in self.neighbours():
-            step = [(1.0, so_far[m]), (-1.0, so_far[before]), (-gap, begins[m])]
-            model.add_row(step, beta * self.units[m], tag=tag)
+            step = [(1.0, so_far[m]), (-1.0, so_far[before]), (-gap, whole.begins[m])]
+            whole.add(tag, step, beta * self.units[m])
         return so_far
 
     def _rest(self) -> dict[int, int]:
         """Per move, at most the units from it to the end of its batch."""
-        model, begins, tag = self.contiguity.model, self.contiguity.begins, "contiguity.resource"
-        total = sum(self.units.values())
-        rest = {m: model.add_variable(0, total) for m in self.row}
+        whole, total = self.whole, sum(self.units.values())
+        rest = {m: whole.model.add_variable(0, total) for m in self.row}
         for m, after in self.neighbours():
-            model.add_row([(1.0, rest[after]), (-1.0, rest[m])], -self.units[m], tag=tag)
-            alone = [(-1.0, rest[m]), (-float(total), begins[after])]
-            model.add_row(alone, -self.units[m] - total, tag=tag)
-        model.add_row([(-1.0, rest[self.row[-1]])], -self.units[self.row[-1]], tag=tag)
+            whole.add("resource", [(1.0, rest[after]), (-1.0, rest[m])], -self.units[m])
+            alone = [(-1.0, rest[m]), (-float(total), whole.begins[after])]
+            whole.add("resource", alone, -self.units[m] - total)
+        whole.add("resource", [(-1.0, rest[self.row[-1]])], -self.units[self.row[-1]])
         return rest
 
     def neighbours(self) -> list[tuple[int, int]]:
         """Moves that may be of one batch, the later one second."""
-        return list(zip(self.row, self.row[1:], strict=False)) if self.merges else []
+        return list(pairwise(self.row)) if self.merges else []
 
     def hold_begin(self, m: int, held: Held) -> tuple[list[tuple[float, int]], float]:
         """When a send takes a resource, of which m is the first move: terms and a constant."""
         alpha, beta = self.costs(held)
-        terms = [(1.0, self.contiguity.start[m])]
+        terms = [(1.0, self.whole.start[m])]
         if not held.receives:
             return terms, 0.0
-        if beta == self.beta:
-            return terms, self.alpha - alpha
-        if not self.merges:
-            return terms, self.alpha - alpha + (self.beta - beta) * self.units[m]
-        return [*terms, (self.beta - beta, self.rest[m])], self.alpha - alpha
+        if beta != self.beta and self.merges:
+            return [*terms, (self.beta - beta, self.rest[m])], self.alpha - alpha
+        return terms, self.alpha - alpha + (self.beta - beta) * self.units[m]
 
     def hold_end(self, m: int, held: Held) -> tuple[list[tuple[float, int]], float]:
         """When a send lets a resource go, of which m is the last move: terms and a constant."""
@@ -189,66 +191,32 @@ class _Lane:
         if beta == self.beta:
             return [(1.0, self.done[m])], alpha - self.alpha
         if not self.merges:
-            return [(1.0, self.contiguity.start[m])], alpha + beta * self.units[m]
+            return [(1.0, self.whole.start[m])], alpha + beta * self.units[m]
         return [(1.0, self.released[held][m])], 0.0
 
+    def _own_first(self, is_own: Mapping[int, bool]) -> None:
+        """Where own chunks go first, relayed ones may start a latency after each of them."""
+        free = self.whole.model.add_variable(0, self.upper)
+        for m, own in is_own.items():
+            start = self.whole.start[m]
+            latency = self.alpha + self.beta * self.units[m] if own else 0.0
+            row = [(1.0, free), (-1.0, start)] if own else [(1.0, start), (-1.0, free)]
+            self.whole.add("availability", row, latency)
 
-def _own_first(lane: _Lane) -> None:
-    """Where own chunks go first, relayed ones may start a latency after each of them."""
-    if not lane.own_first:
-        return
-    model, start, moves = lane.contiguity.model, lane.contiguity.start, lane.orbits.moves
-    own = [m for m in lane.row if moves[m].is_own]
-    relayed = [m for m in lane.row if not moves[m].is_own]
-    if own and relayed:
-        free = model.add_variable(0, lane.upper)
-        for m in own:
-            row = [(1.0, free), (-1.0, start[m])]
-            model.add_row(row, lane.alpha + lane.beta * lane.units[m], tag="contiguity.availability")
-        for m in relayed:
-            model.add_row([(1.0, start[m]), (-1.0, free)], 0, tag="contiguity.availability")
-
-
-def _batches(lane: _Lane) -> None:
-    """Moves of one batch share start and arrival."""
-    model, start, arrival = lane.contiguity.model, lane.contiguity.start, lane.contiguity.arrival
-    begins, moves, upper, tag = lane.contiguity.begins, lane.orbits.moves, lane.upper, "contiguity.batch"
-    max_merge = lane.orbits.problem.clauses.max_merge
-    model.add_row([(1.0, begins[lane.row[0]])], 1, tag=tag)
-    for before, m in lane.neighbours():
-        model.add_row([(1.0, start[m]), (-1.0, start[before])], 0, tag=tag)
-        model.add_row([(1.0, arrival[before]), (-1.0, arrival[m]), (upper, begins[m])], 0, tag=tag)
-        model.add_row([(1.0, start[before]), (-1.0, start[m]), (upper, begins[m])], 0, tag=tag)
-        if lane.own_first and moves[m].is_own != moves[before].is_own:
-            model.add_row([(1.0, begins[m])], 1, tag=tag)
-    for place in range(max_merge, len(lane.row)):
-        window = [(1.0, begins[n]) for n in lane.row[place - max_merge + 1 : place + 1]]
-        model.add_row(window, 1, tag="contiguity.max-merge")
-
-
-def _resources(lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
-    """Neighbours in a resource's order hold it one after the other, unless they are of one batch."""
-    queues: dict[int, list[tuple[int, int, int, Held]]] = defaultdict(list)
-    for number, send in enumerate(schedule.sends):
-        if send.link not in lanes:
-            continue
-        lane = lanes[send.link]
-        units = sum(lane.orbits.moves[m].units for m in send.moves)
-        for held in lane.holds:
-            length = held.alpha + units * held.beta
-            begin = send.end_ticks - length if held.receives else send.start_ticks
-            queues[held.resource] += [(begin, number, m, held) for m in send.moves if m in lane.units]
-    for _, queue in sorted(queues.items()):
-        queue.sort(key=lambda each: each[:2])
-        for (_, one, a, held_by_a), (_, other, b, held_by_b) in zip(queue, queue[1:], strict=False):
-            first, second = (lanes[schedule.sends[i].link] for i in (one, other))
-            end, end_us = first.hold_end(a, held_by_a)
-            begins, begin_us = second.hold_begin(b, held_by_b)
-            row, least = [*begins, *((-factor, variable) for factor, variable in end)], end_us - begin_us
-            if first is second and first.merges:
-                row.append((-first.upper, first.contiguity.begins[b]))
-                least -= first.upper
-            first.contiguity.model.add_row(row, least, tag="contiguity.resource")
+    def _batches(self, is_own: Mapping[int, bool], max_merge: int) -> None:
+        """Moves of one batch share start and arrival."""
+        whole = self.whole
+        start, arrival, begins = whole.start, whole.arrival, whole.begins
+        whole.add("batch", [(1.0, begins[self.row[0]])], 1)
+        for before, m in self.neighbours():
+            whole.add("batch", [(1.0, start[m]), (-1.0, start[before])])
+            whole.add("batch", [(1.0, arrival[before]), (-1.0, arrival[m]), (self.upper, begins[m])])
+            whole.add("batch", [(1.0, start[before]), (-1.0, start[m]), (self.upper, begins[m])])
+            if is_own and is_own[m] != is_own[before]:
+                whole.add("batch", [(1.0, begins[m])], 1)
+        for place in range(max_merge, len(self.row)):
+            window = self.row[place - max_merge + 1 : place + 1]
+            whole.add("max-merge", [(1.0, begins[n]) for n in window], 1)
 
 
 def merged(orbits: Orbits, contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:

@@ -13,7 +13,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.solvers.solver import solve
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule, unfold
-from taccl.synthesis.paper.contiguity import TAGS, build_contiguity, merged
+from taccl.synthesis.paper.contiguity import TAGS, ContiguityModel, merged
 from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.routing import needed_moves
 from taccl.topology.topology import TopologyBuilder
@@ -135,7 +135,7 @@ def _queues(orbits: Orbits, schedule: ListSchedule) -> dict[int, list[tuple[int,
 
 def merge(orbits: Orbits, schedule: ListSchedule, solver: str = "highs") -> tuple[ListSchedule, float]:
     """What the MILP makes of an order, and its objective in ticks."""
-    contiguity = build_contiguity(orbits, schedule)
+    contiguity = ContiguityModel(orbits, schedule)
     answer = solve(contiguity.model, solver, time_limit_s=20)
     assert answer.status == "optimal"
     assert answer.values is not None
@@ -370,4 +370,4 @@ def test_every_tag_has_rows() -> None:
     """On an order that has everything in it; no row has another tag."""
     two_each = collectives.allgather(4, chunks_per_rank=2)
     orbits, order = given(problem_of(two_nodes(), two_each, merging=frozenset({4, 5, 6}), max_merge=2))
-    assert set(build_contiguity(orbits, order).model.tags) == set(TAGS)
+    assert set(ContiguityModel(orbits, order).model.tags) == set(TAGS)
