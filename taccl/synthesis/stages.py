@@ -23,7 +23,7 @@ from taccl.synthesis.heuristic.improvement import improve_schedule
 from taccl.synthesis.large import compile_kernels, schedule_large, suits
 from taccl.synthesis.paper import contiguity as contiguity_stage
 from taccl.synthesis.paper import jobshop, ordering, routing
-from taccl.synthesis.paper.sequencing import Windows, critical_resources, num_pairs
+from taccl.synthesis.paper.sequencing import Windows, num_pairs
 from taccl.synthesis.result import ModelRun
 from taccl.units import format_us
 
@@ -250,7 +250,7 @@ class Routed:
     """What routing found: when the model starts to send which chunk over which link."""
 
     starts: dict[tuple[int, int], int]
-    in_order: bool  # whether the model decided who goes first, on some resource or on all
+    in_order: bool  # whether the model decided who goes first
     #: No schedule over the model's moves finishes sooner; 0 where the model wants more than to finish soon.
     bound_ticks: int
 
@@ -259,8 +259,7 @@ def alone(search: Search, solver: str, *, budget_s: float) -> None:
     """Routing, ordering and contiguity on one solver; again with order in the routing, where it falls short.
 
     It does where the best order takes longer than the model says. The model then also decides the order on
-    resources: all of them if that makes no more than `most_pairs` pairs of moves, otherwise those that some
-    send waits for on a longest path of the schedule.
+    all resources, if that makes no more than `most_pairs` pairs of moves.
     """
     until, shares = time.monotonic() + budget_s, search.parameters.solver
     sequenced: frozenset[int] = frozenset()
@@ -274,26 +273,20 @@ def alone(search: Search, solver: str, *, budget_s: float) -> None:
         found = _schedule(search, routed, solver, shares.contiguity_share * budget_s)
         if found is None or search.interrupted or until - time.monotonic() < shares.least_round_s:
             return
-        sequenced = _to_sequence(search, routed, found, sequenced)
+        sequenced = _to_sequence(search, routed)
 
 
-def _to_sequence(
-    search: Search, routed: Routed, found: ListSchedule, sequenced: frozenset[int]
-) -> frozenset[int]:
+def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
     """The resources to put in order when routing is done again; none where that would not help."""
     upper, orbits = search.upper_ticks(), search.folded
-    most_pairs = search.parameters.solver.most_pairs
     # Where sends merge their order is not that of moves by themselves: NDv2 x2 and x4 got no better by it.
     merges = any(orbits.merging[move.link_orbit] for move in orbits.moves)
-    if merges or upper <= max(search.bound_ticks, routed.bound_ticks):
+    if routed.in_order or merges or upper <= max(search.bound_ticks, routed.bound_ticks):
         return frozenset()
     windows = Windows(orbits, upper)
     pairs = {resource: num_pairs(orbits, windows, resource) for resource in range(orbits.num_resources)}
-    wanted = frozenset(resource for resource, count in pairs.items() if count)
-    if sum(pairs.values()) > most_pairs:
-        wanted = sequenced | (wanted & critical_resources(orbits, found))
-    too_large = sum(pairs[resource] for resource in wanted) > most_pairs
-    return frozenset() if too_large or wanted == sequenced else wanted
+    too_large = sum(pairs.values()) > search.parameters.solver.most_pairs
+    return frozenset(resource for resource, count in pairs.items() if count and not too_large)
 
 
 def route(

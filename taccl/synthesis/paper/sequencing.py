@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taccl.synthesis.greedy import ListSchedule
     from taccl.synthesis.paper.orbits import Held, Orbits
 
-__all__ = ["Pair", "Windows", "critical_resources", "num_pairs", "pairs_apart"]
+__all__ = ["Pair", "Windows", "num_pairs", "pairs_apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,42 +136,3 @@ def _gap(orbits: Orbits, a: int, by_a: Held, b: int, by_b: Held) -> int:
         sizes.append(orbits.problem.clauses.max_merge * int(costs.chunk_units.max()))
     durations = [(units, costs.duration(orbits.link_rep[link], units)) for units in sizes]
     return end - max(duration - by_b.alpha - units * by_b.beta for units, duration in durations)
-
-
-def critical_resources(orbits: Orbits, schedule: ListSchedule) -> set[int]:
-    """The resources that some send waits for on a longest path of a schedule."""
-    sends = schedule.sends
-    ends: dict[int, list[int]] = defaultdict(list)
-    released: dict[tuple[int, int], list[int]] = defaultdict(list)
-    holds: list[list[tuple[int, int]]] = []
-    for number, send in enumerate(sends):
-        units = sum(orbits.moves[m].units for m in send.moves)
-        holds.append([])
-        for held in orbits.holds[send.link]:
-            length = held.alpha + units * held.beta
-            end = send.end_ticks if held.receives else send.start_ticks + length
-            released[held.resource, end].append(number)
-            holds[-1].append((held.resource, end - length))
-        for p in {p for m in send.moves for p in orbits.moves[m].dsts}:
-            ends[p].append(number)
-    critical: set[int] = set()
-    pending = [number for number, send in enumerate(sends) if send.end_ticks == schedule.finish_ticks]
-    seen = set(pending)
-    while pending:
-        number = pending.pop()
-        send = sends[number]
-        before = [
-            k
-            for m in send.moves
-            for p in orbits.moves[m].srcs
-            for k in ends[p]
-            if sends[k].end_ticks == send.start_ticks
-        ]
-        for resource, begin in holds[number]:
-            waited = [k for k in released[resource, begin] if k != number]
-            if waited:
-                critical.add(resource)
-                before += waited
-        pending += [k for k in dict.fromkeys(before) if k not in seen]
-        seen.update(before)
-    return critical
