@@ -241,9 +241,8 @@ class Orbits:
         return size * len(self.moves[move].links)
 
     @cached_property
-    def _chunk_orbit_size(self) -> list[int]:
-        sizes: list[int] = np.bincount(self.group.chunks).tolist()
-        return sizes
+    def _chunk_orbit_size(self) -> Counter[int]:
+        return Counter(self.group.chunks.tolist())
 
     def restrict(self, moves: Iterable[tuple[int, int]]) -> Orbits:
         """The same fold with only the moves whose representative is among the (chunk, link) pairs."""
@@ -270,7 +269,6 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
     link_orbit, resource_orbit = tuple(link_number.tolist()), tuple(resource_number.tolist())
     alias = _derived_places(problem)
     distances = Distances(problem)
-    found: list[Move] = []
     entries: dict[tuple[int, int], int] = {}
     places: dict[tuple[int, int], tuple[int, bool, bool]] = {}
 
@@ -300,6 +298,7 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
             if smallest[e] != e:
                 continue
             ends = topology.links[e]
+            entry = _entry(problem, nodes, c, e) if len(targets) > 1 else None
             move = Move(
                 chunk=int(fixing.turned[e]),
                 link=int(group.links[e]),
@@ -311,7 +310,7 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
                 tail_ticks=tail,
                 after_ticks=after,
                 is_own=bool(set(ends.srcs) & set(origins)),
-                enters=_entry(problem, entries, nodes, c, e) if len(targets) > 1 else -1,
+                enters=-1 if entry is None else entries.setdefault(entry, len(entries)),
                 links=tuple(alike[e]),
             )
             srcs = [place(c, r) for r in ends.srcs]
@@ -321,9 +320,11 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
             place(c, r)
     names = sorted(places)
     number = {name: i for i, name in enumerate(names)}
-    for move, srcs, dsts in keyed:
-        ends_at = (tuple(dict.fromkeys(number[at] for at in each)) for each in (srcs, dsts))
-        found.append(replace(move, srcs=next(ends_at), dsts=next(ends_at)))
+
+    def numbers(ends: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(number[at] for at in ends))
+
+    moves = [replace(move, srcs=numbers(srcs), dsts=numbers(dsts)) for move, srcs, dsts in keyed]
     # Where a link has several sources a chunk comes to it along several paths.
     joined = any(len(topology.links[e].srcs) > 1 for e in problem.links_allowed)
     single = tuple(
@@ -343,25 +344,15 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
         link_orbit=link_orbit,
         resource_orbit=resource_orbit,
     )
-    return _rebuild(empty, found)
+    return _rebuild(empty, moves)
 
 
-def _entry(
-    problem: Problem,
-    entries: dict[tuple[int, int], int],
-    alike: list[int],
-    c: int,
-    e: int,
-) -> int:
-    """The number of the (chunk, node) that a link between nodes enters; -1 inside a node, or at home."""
-    topology = problem.topology
-    if not topology.is_internode(e):
-        return -1
-    node = topology.node_of_rank
-    into = node[topology.links[e].dst]
-    if into in {node[r] for r in problem.collective.chunks[c].origins}:
-        return -1
-    return entries.setdefault((c, alike[into]), len(entries))
+def _entry(problem: Problem, alike: list[int], c: int, e: int) -> tuple[int, int] | None:
+    """The (chunk, node) that a link between nodes enters; None inside a node, or at home."""
+    node = problem.topology.node_of_rank
+    into = node[problem.topology.links[e].dst]
+    is_home = into in {node[r] for r in problem.collective.chunks[c].origins}
+    return None if is_home or not problem.topology.is_internode(e) else (c, alike[into])
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.sketch.group import Element, Symmetries, symmetry_group
-from taccl.sketch.symmetry import chunk_permutation, order
+from taccl.sketch.symmetry import chunk_permutation, order, power
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -121,15 +121,8 @@ def _candidates(group: Symmetries, size: int, divides: int, most: int) -> Iterat
         common = math.gcd(period, divides)
         orders = (n for n in range(2, common + 1) if common % n == 0 and (n == period or not whole))
         powers += [(n, -i, period // n) for n in orders]
-    yield from (_power(found[-i], exponent) for _, i, exponent in sorted(powers, reverse=True))
-
-
-def _power(moves: NDArray[np.int32], exponent: int) -> NDArray[np.int32]:
-    result = np.arange(len(moves), dtype=np.int32)
-    for bit in f"{exponent:b}":
-        result = result[result]
-        result = moves[result] if bit == "1" else result
-    return result
+    for _, i, exponent in sorted(powers, reverse=True):
+        yield np.array(power(found[-i].tolist(), exponent), dtype=np.int32)
 
 
 def _larger(
