@@ -12,6 +12,7 @@ section 5.1, with symmetry by substitution and tight big-M as measured there.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from fractions import Fraction
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -134,11 +135,14 @@ class RoutingModel:
         tag: str,
         late: int,
         early: int | None,
-        terms: Iterable[tuple[float, int]] = (),
-        ticks: float = 0,
+        terms: Iterable[tuple[int | Fraction, int]] = (),
+        ticks: int = 0,
     ) -> None:
-        """A row ``late - early + terms >= ticks``: two times, of which `early` may be 0, and binaries."""
-        row = [(1.0, late), *((factor / self.per_us, x) for factor, x in terms)]
+        """A row ``late - early + terms >= ticks``: two times, of which `early` may be 0, and binaries.
+
+        Ticks become us in one division each, so that `taccl.solvers.scaling` finds the fractions again.
+        """
+        row = [(1.0, late), *((float(factor / self.per_us), x) for factor, x in terms)]
         if early is not None:
             row.append((-1.0, early))
         self.model.add_row(row, ticks / self.per_us, tag=f"routing.{tag}")
@@ -189,20 +193,20 @@ class RoutingModel:
         """T >= the load of every resource: on a merging link a chunk counts beta + alpha / max_merge."""
         orbits = self.orbits
         size_of_resource = Counter(orbits.resource_orbit)
-        load: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        load: dict[int, list[tuple[Fraction, int]]] = defaultdict(list)
         for m, x in self.made.items():
             move = orbits.moves[m]
             share = orbits.problem.clauses.max_merge if orbits.merging[move.link_orbit] else 1
             for held in orbits.holds[move.link_orbit]:
                 ticks = orbits.num_members(m) * held.count * (held.alpha + share * held.beta * move.units)
-                load[held.resource].append((-ticks / (share * size_of_resource[held.resource]), x))
+                load[held.resource].append((Fraction(-ticks, share * size_of_resource[held.resource]), x))
         for _, terms in sorted(load.items()):
             self._no_sooner("resource", self.finish, None, terms)
 
     def _fan_out(self) -> None:
         """T >= s_p + what the copies of one chunk hold of one resource as they leave one rank."""
         for p, place in enumerate(self.orbits.places):
-            leaving: dict[int, list[tuple[float, int]]] = defaultdict(list)
+            leaving: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for m in place.moves_out:
                 if m in self.made and not self.orbits.merging[self.orbits.moves[m].link_orbit]:
                     for resource, ticks in self._holds_at(m, place).items():
