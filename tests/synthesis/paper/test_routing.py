@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from taccl import collectives, topologies
+from taccl import collectives, load_sketch, topologies
 from taccl.errors import TopologyError
 from taccl.problem import SwitchPolicy
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.reachability import check_reachable
+from taccl.solvers.scaling import to_whole_numbers
 from taccl.solvers.solver import solve
 from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
 from taccl.synthesis.paper.orbits import fold
@@ -473,3 +474,15 @@ def test_a_model_with_every_order_is_exact() -> None:
             assert in_order(problem) == pytest.approx(best, abs=1e-3), (seed, problem)
             compared += 1
     assert compared >= 12
+
+
+def test_every_number_is_a_fraction_that_scales() -> None:
+    """Loads that members share and that merged sends spread are divided once, so CP-SAT has them exactly."""
+    sketch = load_sketch("dgx2/sk1")
+    problem = sketch.apply(sketch.topology(), collectives.allgather(32))
+    orbits = fold(problem, symmetry_group(problem))
+    found = list_schedule(orbits, critical_priorities(orbits))
+    assert found is not None
+    assert any(orbits.merging)
+    model = RoutingModel(orbits, upper_ticks=found.finish_ticks).model
+    assert to_whole_numbers(model.arrays()).grid > 1
