@@ -106,9 +106,8 @@ class Process:
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's worker."""
-        for stream in (self._channel, self._quiet):
-            with contextlib.suppress(OSError):
-                os.close(stream.fileno())
+        self._channel.close()
+        self._quiet.close()
         self._popen.returncode = 0
 
     def _send(self, data: bytes) -> None:

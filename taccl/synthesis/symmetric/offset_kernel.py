@@ -97,13 +97,13 @@ class Tiers(NamedTuple):
 class Spreading(NamedTuple):
     """Room; in the end, a tree.
 
-    Node ``sequence[n]`` is the n-th sent, for n below ``work[-1]``: from node ``parent[node]`` over class
-    ``taken[node]`` at ``start[node]``.
+    Node ``sequence[n]`` is the n-th sent, of all that are not at place 0: from node ``parent[node]`` over
+    class ``taken[node]`` at ``start[node]``.
 
     Parameters
     ----------
     log, parent, taken, start, sequence, following : (num_items * num_places,)
-    work : (5 * num_classes + 1,) int64
+    work : (5 * num_classes,) int64
     """
 
     log: NDArray[np.int32]
@@ -157,7 +157,6 @@ def spread_offsets(
         work[fresh + g] = work[place + g] = 0
         work[head + g] = work[tail + g] = -1
         work[asked + g] = g
-    missing = num_items * (num_places - 1)
     sent = 0
     finish = 0
     time = 0
@@ -201,7 +200,6 @@ def spread_offsets(
             start[found] = time
             sequence[sent] = found
             sent += 1
-            missing -= 1
             finish = max(finish, ends)
             following[found] = -1
             if work[head + g] < 0:
@@ -213,8 +211,7 @@ def spread_offsets(
                 base = found // num_places * num_places
                 for other in range(num_classes):
                     entered[other, base + first_in[other, found - base]] = True
-        if missing == 0:
-            work[5 * num_classes] = sent
+        if sent == num_items * (num_places - 1):
             return finish
         # The next moment at which anything can change: an arrival, or a class with offers that is free again.
         later = -1

@@ -186,7 +186,7 @@ def _tree(
     runs += [(kinds[noise % len(kinds)], seed + noise) for noise in range(1, restarts + 1)]
     best: _Tree | None = None
     for kind, order in runs:
-        work = np.zeros(5 * num_classes + 1, dtype=np.int64)
+        work = np.zeros(5 * num_classes, dtype=np.int64)
         preferred = Tiers(kind, np.zeros((num_classes, nodes if kind.size else 0), dtype=bool))
         room = Spreading(log, parent, taken, start, sequence, following, work)
         deadline = _NO_DEADLINE if best is None else best.finish - 1
