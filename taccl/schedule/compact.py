@@ -42,13 +42,8 @@ class CompactSchedule(Figures):
 
     Parameters
     ----------
-    problem : Problem
-    chunk : (num_transfers,) uint16 or int32
-    link : (num_transfers,) int32
-    start : (num_transfers,) int32 or int64
-        Ticks.
-    producer : str
-    num_reducing : int
+    chunk, link, start : (num_transfers,) int of 16 to 64 bits
+        Starts in ticks.
     """
 
     problem: Problem
@@ -75,7 +70,7 @@ class CompactSchedule(Figures):
     @property
     def num_sends(self) -> int:
         """As many as transfers: no send is merged."""
-        return len(self.chunk)
+        return self.num_transfers
 
     @cached_property
     def finish_ticks(self) -> int:
@@ -179,6 +174,6 @@ class CompactSchedule(Figures):
 
     def __repr__(self) -> str:
         return (
-            f"CompactSchedule({self.problem.title}: "
+            f"{type(self).__name__}({self.problem.title}: "
             f"{self.num_transfers} transfers, finish {self.finish_us:.3f} us, {format_size(self.num_bytes)})"
         )

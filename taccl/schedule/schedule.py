@@ -16,20 +16,20 @@ from taccl.schedule.figures import Figures
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
     from taccl.arguments import Natural
     from taccl.problem import Problem
-    from taccl.topology.topology import Link
 
 __all__ = ["Schedule", "Transfer", "make_schedule"]
 
-_INT32 = (-(2**31), 2**31 - 1)
-#: Ticks have two bits to spare, so that a time and a duration can be added.
-_TICKS = (-(2**62), 2**62)
-_RANGES = {"chunk": _INT32, "link": _INT32, "start": _TICKS, "end": _TICKS, "group": _INT32}
+#: Type and range of every column; ticks have two bits to spare, so that a time and a duration can be added.
+_INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
+_COLUMNS: dict[str, tuple[Any, int, int]] = {
+    "chunk": _INDEX, "link": _INDEX, "start": _TICKS, "end": _TICKS, "group": _INDEX, "reduce": (bool, 0, 1),
+}  # fmt: skip
 
 
 class Transfer(NamedTuple):
@@ -62,8 +62,8 @@ class Schedule(Figures):
     Raises
     ------
     InputError
-        If a column is no array of one dimension and of its type, or columns differ in length. What the
-        columns say is for `taccl.verify` to judge.
+        If the columns are no arrays of one dimension, their type and one length. What they say is for
+        `taccl.verify` to judge.
     """
 
     problem: Problem
@@ -76,15 +76,15 @@ class Schedule(Figures):
     producer: str = ""
 
     def __post_init__(self) -> None:
-        for name in (*_RANGES, "reduce"):
-            column = getattr(self, name)
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        for name, column in columns.items():
             if not isinstance(column, np.ndarray):
                 raise InputError(
                     f"found a {type(column).__name__}; expected an array; make_schedule makes one",
                     where=f"schedule.{name}",
                 )
             _check_column(name, column)
-        _check_lengths({name: len(getattr(self, name)) for name in (*_RANGES, "reduce")})
+        _check_lengths(columns)
 
     @property
     def num_transfers(self) -> int:
@@ -105,9 +105,20 @@ class Schedule(Figures):
         return self.num_transfers
 
     def __iter__(self) -> Iterator[Transfer]:
+        return self._first(None)
+
+    def _first(self, limit: int | None) -> Iterator[Transfer]:
         columns = (self.chunk, self.link, self.start, self.end, self.group, self.reduce)
-        for values in zip(*(column.tolist() for column in columns), strict=True):
+        for values in zip(*(column[:limit].tolist() for column in columns), strict=True):
             yield Transfer(*values)
+
+    def _rows(self, limit: int | None) -> Iterator[tuple[str, str, str, str, str, str]]:
+        """Start and end in microseconds, chunk, link, group and operation of the first transfers."""
+        links, us = self.problem.topology.links, self.problem.costs.us
+        for t in self._first(limit):
+            start, end = (f"{float(us(ticks)):.3f}" for ticks in (t.start_ticks, t.end_ticks))
+            link = shown(str(links[t.link]), 100) if 0 <= t.link < len(links) else f"no link {t.link}"
+            yield start, end, str(t.chunk), link, str(t.group), "reduce" if t.reduce else "copy"
 
     def digest(self) -> str:
         """A hash of the problem and of every transfer, the same on every machine."""
@@ -126,14 +137,7 @@ class Schedule(Figures):
     @checked
     def table(self, *, limit: Natural | None = None) -> str:
         """The transfers as text, one row each, times in microseconds."""
-        links, us = self.problem.topology.links, self.problem.costs.us
-        rows = [("start_us", "end_us", "chunk", "link", "group", "op")]
-        for index, t in enumerate(self):
-            if limit is not None and index == limit:
-                break
-            start, end = (f"{float(us(ticks)):.3f}" for ticks in (t.start_ticks, t.end_ticks))
-            operation = "reduce" if t.reduce else "copy"
-            rows.append((start, end, str(t.chunk), _link_text(links, t.link), str(t.group), operation))
+        rows = [("start_us", "end_us", "chunk", "link", "group", "op"), *self._rows(limit)]
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         lines = [
             "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
@@ -153,18 +157,7 @@ class Schedule(Figures):
             ("transfers", f"{self.num_transfers} in {format_count(self.num_sends, 'send')}"),
             ("producer", self.producer),
         ]
-        links = problem.topology.links
-        columns = (self.start, self.end, self.chunk, self.link, self.reduce)
-        rows = [
-            (
-                f"{float(problem.costs.us(start)):.3f}",
-                f"{float(problem.costs.us(end)):.3f}",
-                str(chunk),
-                _link_text(links, link),
-                "reduce" if reduce else "copy",
-            )
-            for start, end, chunk, link, reduce in zip(*(c[:8].tolist() for c in columns), strict=True)
-        ]
+        rows = [(*row[:4], row[5]) for row in self._rows(8)]
         head = ("start in us", "end in us", "chunk", "link", "")
         hidden = self.num_transfers - len(rows)
         more = f"{format_count(hidden, 'more transfer')} in schedule.table()" if hidden else ""
@@ -205,15 +198,12 @@ def make_schedule(
         If a column holds anything but whole numbers in its range (`reduce`: truth values), or the columns
         differ in length.
     """
-    given: dict[str, Any] = {
-        "chunk": chunk, "link": link, "start": start, "end": end, "group": group, "reduce": reduce,
-    }  # fmt: skip
-    by_default = [name for name in ("group", "reduce") if given[name] is None]
-    columns = {name: _column(name, values) for name, values in given.items() if name not in by_default}
+    given = dict(zip(_COLUMNS, (chunk, link, start, end, group, reduce), strict=True))
+    columns = {name: _column(name, values) for name, values in given.items() if values is not None}
     count = len(columns["chunk"])
     columns.setdefault("group", np.arange(count))
     columns.setdefault("reduce", np.zeros(count, dtype=bool))
-    _check_lengths({name: len(column) for name, column in columns.items()})
+    _check_lengths(columns)
     order = np.lexsort((columns["chunk"], columns["group"], columns["link"], columns["start"]))
     columns = {name: column[order] for name, column in columns.items()}
     _, first, inverse = np.unique(columns["group"], return_index=True, return_inverse=True)
@@ -225,10 +215,6 @@ def make_schedule(
     return Schedule(problem, producer=producer, **columns)
 
 
-def _link_text(links: Sequence[Link], index: int) -> str:
-    return shown(str(links[index]), 100) if 0 <= index < len(links) else f"no link {index}"
-
-
 def _column(name: str, values: ArrayLike) -> NDArray[Any]:
     """One column with its own type, once every value is known to fit; groups still bear any number."""
     try:
@@ -237,16 +223,18 @@ def _column(name: str, values: ArrayLike) -> NDArray[Any]:
         raise InputError(f"found values that make no column ({error})", where=f"schedule.{name}") from None
     if not column.size and column.ndim == 1:
         column = column.astype(bool if name == "reduce" else np.int64)
-    if name == "group" and column.dtype.kind in "iu":
-        _check_dimension(name, column)
-        return column
-    _check_column(name, column)
-    return column.astype({"reduce": bool, "start": np.int64, "end": np.int64}.get(name, np.int32))
+    any_number = name == "group" and column.dtype.kind in "iu"
+    _check_column(name, column, any_number=any_number)
+    return column if any_number else column.astype(_COLUMNS[name][0])
 
 
-def _check_column(name: str, column: NDArray[Any]) -> None:
+def _check_column(name: str, column: NDArray[Any], *, any_number: bool = False) -> None:
     """Raise `InputError` unless a column has one dimension, and values of its type and range."""
-    _check_dimension(name, column)
+    if column.ndim != 1:
+        raise InputError(
+            f"found {column.ndim} dimensions; expected one, with a value per transfer",
+            where=f"schedule.{name}",
+        )
     if name == "reduce":
         if column.dtype.kind != "b":
             raise InputError(f"found {column.dtype} values; expected bool", where="schedule.reduce")
@@ -258,21 +246,14 @@ def _check_column(name: str, column: NDArray[Any]) -> None:
             "ticks, of which problem.costs.ticks_per_us make a microsecond",
             where=f"schedule.{name}",
         )
-    least, most = _RANGES[name]
-    if len(column) and not (least <= int(column.min()) and int(column.max()) <= most):
+    _, least, most = _COLUMNS[name]
+    if not any_number and len(column) and not (least <= int(column.min()) and int(column.max()) <= most):
         outside = int(column.max()) if int(column.max()) > most else int(column.min())
         raise InputError(f"found {outside}; expected {least} to {most}", where=f"schedule.{name}")
 
 
-def _check_dimension(name: str, column: NDArray[Any]) -> None:
-    if column.ndim != 1:
-        raise InputError(
-            f"found {column.ndim} dimensions; expected one, with a value per transfer",
-            where=f"schedule.{name}",
-        )
-
-
-def _check_lengths(lengths: dict[str, int]) -> None:
+def _check_lengths(columns: dict[str, NDArray[Any]]) -> None:
+    lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InputError(
             f"columns differ in length: {lengths}; give each a value per transfer", where="schedule"

@@ -39,8 +39,7 @@ _MAX_INDEX_BYTES = 10**9
 
 def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
     """Raise `InputError` where a schedule of so many bytes could not be spilled, before any work."""
-    where = os.fspath(folder)
-    path = Path(folder)
+    where, path = os.fspath(folder), Path(folder)
     try:
         path.lstat()
     except FileNotFoundError:
@@ -67,13 +66,7 @@ def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
 
 
 def room_for(num_rows: int, dtype: DTypeLike, folder: str | os.PathLike[str] | None) -> NDArray[Any]:
-    """An array to be filled: in memory, or in a file without a name in a folder.
-
-    Raises
-    ------
-    InputError
-        If the folder cannot be written, or the disk is too full.
-    """
+    """An array to be filled: in memory, or in a file without a name in a folder."""
     if folder is None or num_rows == 0:
         return np.empty(num_rows, dtype)
     num_bytes = num_rows * np.dtype(dtype).itemsize
@@ -92,14 +85,9 @@ def room_for(num_rows: int, dtype: DTypeLike, folder: str | os.PathLike[str] | N
 
 
 def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactSchedule:
-    """The same schedule, its columns in files of a folder that is new or empty.
-
-    Raises
-    ------
-    InputError
-        If the folder is not empty or cannot be written, or the disk is too full.
-    """
+    """The same schedule, its columns in files of a folder that is new or empty."""
     check_folder(folder, num_bytes=schedule.num_bytes)
+    num_pairs = sum(len(c.origins) + len(c.destinations) for c in schedule.problem.collective.chunks)
     path = Path(folder)
     made = not path.exists()
     path.mkdir(exist_ok=True)
@@ -115,7 +103,7 @@ def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactS
             "finish_us": schedule.finish_us,
             "digest": schedule.digest(),
             "problem_digest": schedule.problem.digest(),
-            "problem": schedule.problem.to_dict() if _num_pairs(schedule.problem) <= _MOST_PAIRS else None,
+            "problem": schedule.problem.to_dict() if num_pairs <= _MOST_PAIRS else None,
         }
         (path / _INDEX).write_text(json.dumps(index))
     except BaseException as error:
@@ -172,10 +160,6 @@ def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None)
     if lengths != {stated[0]} or schedule.digest() != stated[1]:
         raise FormatError("the files were changed after they were written; synthesize it anew", where=where)
     return schedule
-
-
-def _num_pairs(problem: Problem) -> int:
-    return sum(len(chunk.origins) + len(chunk.destinations) for chunk in problem.collective.chunks)
 
 
 def _over_files(problem: Problem, path: Path, producer: str, num_reducing: int) -> CompactSchedule:
