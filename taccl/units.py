@@ -7,6 +7,7 @@ as exact fractions, and a decimal cost is read as the text a person would write 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 from taccl.errors import InputError
@@ -149,7 +150,7 @@ def format_us(time_us: Fraction | float) -> str:
 
 def _short(value: object) -> str:
     try:
-        text = str(value) if isinstance(value, (int, float, Fraction)) else repr(value)
+        text = str(value) if isinstance(value, (int, float, Fraction, Decimal)) else repr(value)
     except ValueError:  # Python writes no number of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

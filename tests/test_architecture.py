@@ -19,6 +19,7 @@ LINES = (
     ("errors",),
     ("deadline", "html", "kernels", "units"),
     ("arguments", "reading"),
+    ("validation",),
     ("topology", "collective", "solvers"),
     ("clauses", "collectives", "costs"),
     ("problem",),

@@ -36,13 +36,7 @@ BASELINES: dict[str, Callable[[Problem], Schedule]] = {
 
 @checked
 def baseline(name: str, problem: Problem) -> Schedule:
-    """The schedule of the baseline of that name, however it is spelt.
-
-    Raises
-    ------
-    InputError
-        If the name is unknown, or the baseline cannot do the collective on the topology.
-    """
+    """The schedule of the baseline of that name, however it is spelt; `InputError` if it cannot be had."""
     known = {**BASELINES, "best": best}
     found = matching(name, known)
     if found is None:
@@ -55,13 +49,7 @@ def baseline(name: str, problem: Problem) -> Schedule:
 
 @checked
 def best(problem: Problem) -> Schedule:
-    """The schedule that finishes first, of all baselines that can do the collective on the topology.
-
-    Raises
-    ------
-    CollectiveError
-        If none can.
-    """
+    """The schedule that finishes first, of all baselines that can do the collective on the topology."""
     schedules = []
     for function in BASELINES.values():
         try:
@@ -69,8 +57,5 @@ def best(problem: Problem) -> Schedule:
         except CollectiveError:
             continue
     if not schedules:
-        raise CollectiveError(
-            f"no baseline can do {problem.title}; synthesize it",
-            where="baseline",
-        )
+        raise CollectiveError(f"no baseline can do {problem.title}; synthesize it", where="baseline")
     return min(schedules, key=lambda schedule: schedule.finish_ticks)

@@ -24,12 +24,8 @@ _MAX_RINGS = 8
 class _Pattern:
     """A ring in local ranks: every node is walked along one path, then left for the next.
 
-    Parameters
-    ----------
-    steps : per local rank, mapping of local rank to ticks
-        The slowest link of any node between the two; missing where a node has none.
-    closings : mapping of (last, first) local rank to ticks
-        How a walk is closed: into the next node, or to the ring's own start where there is one node.
+    `steps` has, per local rank, the ticks of the slowest link of any node to others; `closings` those from
+    the last to the first of a walk: into the next node, or to the ring's own start where there is one node.
     """
 
     steps: tuple[dict[int, int], ...]

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked
 from taccl.baselines.cycles import find_rings
 from taccl.baselines.ring import pass_round
-from taccl.baselines.spread import (
-    Spread,
-    chunks_of_starts,
-    fastest,
-    require_no_derivations,
-    run,
-    without_sketch,
-)
+from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_no_derivations
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -33,11 +26,6 @@ def hierarchical(problem: Problem) -> Schedule:
     inside nodes, an allreduce between nodes, and an allgather inside nodes. Between nodes chunks go round a
     ring of nodes; inside, round a ring of ranks or straight to each: the faster is returned, and its
     `producer` names it. The sketch is left aside, but for merging.
-
-    Parameters
-    ----------
-    problem : Problem
-        Any collective but scan, on two or more nodes of one size.
 
     Raises
     ------
@@ -59,8 +47,7 @@ def hierarchical(problem: Problem) -> Schedule:
             f"{' or '.join(map(str, sizes))} ranks; use ring",
             where="baseline",
         )
-    problem = without_sketch(problem)
-    return fastest(run(problem, partial(_two_levels, inside=each)) for each in ("ring", "direct"))
+    return fastest(problem, (partial(_two_levels, inside=each) for each in ("ring", "direct")))
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Schedule:

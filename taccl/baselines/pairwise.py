@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import Spread, require_no_derivations, run, without_sketch
+from taccl.baselines.spread import Spread, fastest, require_no_derivations
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -23,12 +23,6 @@ def pairwise(problem: Problem) -> Schedule:
     Where no link joins the two, the chunks are relayed over a shortest route. The sketch is left aside, but
     for merging.
 
-    Parameters
-    ----------
-    problem : Problem
-        Any collective but scan: alltoall by pairwise exchange, gather and scatter straight to and from the
-        root, others directly.
-
     Raises
     ------
     CollectiveError
@@ -43,7 +37,7 @@ def pairwise(problem: Problem) -> Schedule:
     NVIDIA Collective Communications Library sends alltoall in the same order.
     """
     require_no_derivations(problem, baseline="pairwise")
-    return run(without_sketch(problem), _exchange)
+    return fastest(problem, [_exchange])
 
 
 def _exchange(problem: Problem) -> Schedule:

@@ -6,14 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import (
-    Spread,
-    chunks_of_starts,
-    fastest,
-    require_no_derivations,
-    run,
-    without_sketch,
-)
+from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_no_derivations
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -30,10 +23,7 @@ def recursive(problem: Problem) -> Schedule:
     Partners differ in one bit of their rank. Of the two orders of bits, near or far partners first, the
     faster is returned, and its `producer` names it. The sketch is left aside, but for merging.
 
-    Parameters
-    ----------
-    problem : Problem
-        Any collective but scan. A broadcast becomes a binomial tree, an alltoall a hypercube exchange.
+    A broadcast becomes a binomial tree, an alltoall a hypercube exchange.
 
     Raises
     ------
@@ -54,10 +44,9 @@ def recursive(problem: Problem) -> Schedule:
             f"recursive needs a power of two, and found {num_ranks} ranks; use ring or hierarchical",
             where="baseline",
         )
-    problem = without_sketch(problem)
     bits = range(num_ranks.bit_length() - 1)
     orders = {"near partners first": tuple(bits), "far partners first": tuple(reversed(bits))}
-    return fastest(run(problem, partial(_exchange, order=name, bits=each)) for name, each in orders.items())
+    return fastest(problem, (partial(_exchange, order=name, bits=each) for name, each in orders.items()))
 
 
 def _exchange(problem: Problem, *, order: str, bits: tuple[int, ...]) -> Schedule:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
 from taccl.baselines.cycles import find_rings
-from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_everywhere, run, without_sketch
+from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +29,7 @@ def ring(problem: Problem) -> Schedule:
     dealt out by the rings' speed), and chunks that go round one way, or half the ring each way. The sketch is
     left aside, but for merging.
 
-    Parameters
-    ----------
-    problem : Problem
-        A collective whose chunks concern every rank: allgather, reduce-scatter, allreduce, broadcast, reduce.
+    NDv2's ring runs over its double links; steps that no link joins are relayed.
 
     Raises
     ------
@@ -41,10 +38,6 @@ def ring(problem: Problem) -> Schedule:
     TopologyError
         If no links lead from one rank to another.
 
-    Notes
-    -----
-    NDv2's ring runs over its double links; steps that no link joins are relayed.
-
     References
     ----------
     P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal
@@ -52,21 +45,13 @@ def ring(problem: Problem) -> Schedule:
     NVIDIA Collective Communications Library.
     """
     require_everywhere(problem, baseline="ring")
-    problem = without_sketch(problem)
-    forms = [partial(_go_round, max_rings=n, ways=ways) for n in (1, None) for ways in (1, 2)]
-    return fastest(run(problem, form) for form in forms)
+    return fastest(
+        problem, (partial(_go_round, max_rings=n, ways=ways) for n in (1, None) for ways in (1, 2))
+    )
 
 
 def pass_round(spread: Spread, rings: Sequence[LoadedRing], ways: int) -> None:
-    """Pass chunks round rings, all rings at once.
-
-    Parameters
-    ----------
-    rings : sequence of (ranks in order, chunks of every place)
-        The chunks are at their place when the steps begin.
-    ways : {1, 2}
-        Whether chunks go round one way, or half the ring each way.
-    """
+    """Pass chunks round rings, all rings at once: one way, or (`ways` 2) half the ring each way."""
     longest = max((len(order) for order, _ in rings), default=0)
     for step in range(longest - 1):
         moves = []
@@ -85,7 +70,7 @@ def pass_round(spread: Spread, rings: Sequence[LoadedRing], ways: int) -> None:
 def _go_round(problem: Problem, *, max_rings: int | None, ways: int) -> Schedule:
     spread = Spread(problem)
     rings = find_rings(problem.topology, spread.routes)[:max_rings]
-    slowest = [max(_step_ticks(spread, order)) for order in rings]
+    slowest = [_slowest_step(spread, order) for order in rings]
     num_dealt = [0] * len(rings)
     chunks_of_ring: list[list[list[int]]] = [[[] for _ in order] for order in rings]
     place = [{rank: i for i, rank in enumerate(order)} for order in rings]
@@ -99,12 +84,9 @@ def _go_round(problem: Problem, *, max_rings: int | None, ways: int) -> Schedule
     return spread.schedule(producer=f"ring ({number}, {'one way' if ways == 1 else 'both ways'})")
 
 
-def _step_ticks(spread: Spread, order: Sequence[int]) -> list[int]:
-    """What every step of a ring takes, relays included; at least 1."""
+def _slowest_step(spread: Spread, order: Sequence[int]) -> int:
+    """What the slowest step of a ring takes, relays included; at least 1."""
     costs = spread.problem.costs
     units = int(costs.chunk_units.max(initial=1))
-    following = [*order[1:], order[0]]
-    return [
-        max(1, sum(costs.duration(e, units) for e in spread.routes.route(src, dst)))
-        for src, dst in zip(order, following, strict=True)
-    ]
+    routes = (spread.routes.route(src, dst) for src, dst in zip(order, [*order[1:], order[0]], strict=True))
+    return max(1, *(sum(costs.duration(e, units) for e in route) for route in routes))

@@ -26,15 +26,9 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "Spread",
-    "chunks_of_starts",
-    "fastest",
-    "require_everywhere",
-    "require_no_derivations",
-    "run",
+    "Spread", "chunks_of_starts", "fastest", "require_everywhere", "require_no_derivations", "run",
     "without_sketch",
-]
-
+]  # fmt: skip
 
 #: A baseline of more transfers than this is refused: every one is a Python object, and takes its time.
 _MOST_TRANSFERS = 2_000_000
@@ -45,21 +39,12 @@ _FEW_TRANSFERS = 10_000
 class Spread:
     """The sends of a problem that does not combine, in the order in which they take their resources.
 
-    Parameters
-    ----------
-    problem : Problem
-        Every chunk starts at its origins.
-
-    Raises
-    ------
-    CollectiveError
-        As soon as it is known that there would be too many transfers.
+    `CollectiveError` says that there would be too many transfers, as soon as that is known.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._check_number(_least_transfers(problem))
-        self.routes = Routes(problem)
+        self.problem, self.routes = problem, Routes(problem)
+        self._check_number(self._least_transfers())
         self._holders = [set(chunk.origins) for chunk in problem.collective.chunks]
         self._move: list[int] = []
         self._chunk: list[int] = []
@@ -109,6 +94,24 @@ class Spread:
                 where="baseline",
             )
 
+    def _least_transfers(self) -> int:
+        """No fewer transfers than this: every rank that lacks a chunk gets it, and a lone one from afar.
+
+        Small problems are not looked at closely.
+        """
+        chunks = self.problem.collective.chunks
+        arrivals = sum(len(set(chunk.destinations) - set(chunk.origins)) for chunk in chunks)
+        lone = [chunk for chunk in chunks if len(chunk.origins) == len(chunk.destinations) == 1]
+        if arrivals < _FEW_TRANSFERS or not lone:
+            return arrivals
+        from scipy.sparse.csgraph import dijkstra
+
+        src, dst = np.array([(chunk.origins[0], chunk.destinations[0]) for chunk in lone]).T
+        starts, row = np.unique(src, return_inverse=True)
+        hops = dijkstra(self.routes.graph, indices=starts, unweighted=True)[row, dst]
+        beyond = np.where(np.isfinite(hops), hops, 1) - 1  # what has no route at all is refused later
+        return arrivals + int(np.maximum(beyond, 0).sum())
+
     def _send(self, chunks: Sequence[int], link: int) -> None:
         ends = self.problem.topology.links[link]
         for c in chunks:
@@ -133,29 +136,6 @@ class Spread:
         return needed[::-1]
 
 
-def _least_transfers(problem: Problem) -> int:
-    """No fewer transfers than this: every rank that lacks a chunk gets it, and a lone one from afar.
-
-    Links of several ends are left aside, as `Routes` does; small problems are not looked at closely.
-    """
-    chunks = problem.collective.chunks
-    arrivals = sum(len(set(chunk.destinations) - set(chunk.origins)) for chunk in chunks)
-    pairs = [(c.origins[0], c.destinations[0]) for c in chunks if len(c.origins) == len(c.destinations) == 1]
-    if arrivals < _FEW_TRANSFERS or not pairs:
-        return arrivals
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import dijkstra
-
-    topology = problem.topology
-    ends = [(e.src, e.dst) for e in topology.links if len(e.srcs) == len(e.dsts) == 1]
-    joined = csr_array((np.ones(len(ends)), tuple(np.array(ends).T)), shape=(topology.num_ranks,) * 2)
-    src, dst = np.array(pairs).T
-    starts, row = np.unique(src, return_inverse=True)
-    hops = dijkstra(joined, indices=starts, unweighted=True)[row, dst]
-    beyond = np.where(np.isfinite(hops), hops, 1) - 1  # what has no route at all is refused later
-    return arrivals + int(np.maximum(beyond, 0).sum())
-
-
 def run(
     problem: Problem,
     spread: Callable[[Problem], Schedule],
@@ -178,9 +158,9 @@ def run(
         return spread(problem)
     rooted = problem
     if roots is not None:
-        chunks = zip(problem.collective.chunks, roots, strict=True)
-        chunks_rooted = tuple(replace(chunk, root=root) for chunk, root in chunks)
-        rooted = replace(problem, collective=replace(problem.collective, chunks=chunks_rooted))
+        pairs = zip(problem.collective.chunks, roots, strict=True)
+        chunks = tuple(replace(chunk, root=root) for chunk, root in pairs)
+        rooted = replace(problem, collective=replace(problem.collective, chunks=chunks))
     reduced = reverse((backwards or spread)(reduction_half(rooted)), problem)
     if all(chunk.destinations == (chunk.root,) for chunk in rooted.collective.chunks):
         return reduced
@@ -188,9 +168,10 @@ def run(
     return concatenate([reduced, spread_out], problem, producer=spread_out.producer)
 
 
-def fastest(schedules: Iterable[Schedule]) -> Schedule:
-    """The schedule that finishes first; of equals, the first."""
-    return min(schedules, key=lambda schedule: schedule.finish_ticks)
+def fastest(problem: Problem, forms: Iterable[Callable[[Problem], Schedule]]) -> Schedule:
+    """The schedule that finishes first, of several ways to spread; the sketch is left aside."""
+    problem = without_sketch(problem)
+    return min((run(problem, form) for form in forms), key=lambda schedule: schedule.finish_ticks)
 
 
 def without_sketch(problem: Problem) -> Problem:

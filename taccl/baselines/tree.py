@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import Spread, fastest, require_everywhere, run, without_sketch
+from taccl.baselines.spread import Spread, require_everywhere, run, without_sketch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +30,7 @@ def tree(problem: Problem) -> Schedule:
     names it: trees of ranks, or trees of nodes with a chain of ranks inside each. The sketch is left aside,
     but for merging.
 
-    Parameters
-    ----------
-    problem : Problem
-        Allreduce, broadcast, reduce, or any collective whose chunks concern every rank. Allreduce gathers the
-        sums of each tree at one rank of node 0; others have roots of their own.
+    Allreduce gathers the sums of each tree at one rank of node 0; others have roots of their own.
 
     Raises
     ------
@@ -55,7 +51,9 @@ def tree(problem: Problem) -> Schedule:
     is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
     schedules = []
     for members in ["ranks"] if topology.num_nodes == 1 else ["nodes", "ranks"]:
-        heads = (0, 0) if members == "ranks" else _apart(topology.ranks_of_node[0])
+        # Two ranks half a node apart use different network cards where there are several.
+        first = topology.ranks_of_node[0]
+        heads = (0, 0) if members == "ranks" else (first[0], first[len(first) // 2])
         schedules.append(
             run(
                 problem,
@@ -65,7 +63,7 @@ def tree(problem: Problem) -> Schedule:
                 roots=[heads[c % 2] for c in range(len(chunks))] if is_allreduce else None,
             )
         )
-    return fastest(schedules)
+    return min(schedules, key=lambda schedule: schedule.finish_ticks)
 
 
 def binary_tree(num_places: int) -> Edges:
@@ -74,19 +72,16 @@ def binary_tree(num_places: int) -> Edges:
     A place's parent clears its lowest set bit and sets the next, unless that leaves the tree; place 0 has one
     child.
     """
-    parent = {}
+    below: list[list[int]] = [[] for _ in range(num_places)]
     for place in range(1, num_places):
         low = place & -place
         up = (place ^ low) | (low << 1)
-        parent[place] = up if up < num_places else place ^ low
+        below[up if up < num_places else place ^ low].append(place)
     edges: Edges = []
-    level = [0]
-    depth = 0
-    while level:
-        below = [(up, place) for up in level for place in sorted(parent) if parent[place] == up]
-        edges += [(depth, up, place) for up, place in below]
-        level = [place for _, place in below]
-        depth += 1
+    reached = [(0, 0)]
+    for depth, up in reached:
+        edges += [(depth, up, place) for place in below[up]]
+        reached += [(depth + 1, place) for place in below[up]]
     return edges
 
 
@@ -106,32 +101,24 @@ def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
 
 def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Schedule:
     """Even chunks go down the first tree of their root, odd ones down the second."""
-    spread = Spread(problem)
-    trees = _trees_of_ranks if members == "ranks" else _trees_of_nodes
+    spread, num_ranks = Spread(problem), problem.topology.num_ranks
     chunks_of_tree: dict[tuple[int, int], list[int]] = {}
     for c, chunk in enumerate(problem.collective.chunks):
         chunks_of_tree.setdefault((chunk.origins[0], c % 2), []).append(c)
     # Chunk number k of a tree takes an edge of depth d in step k + d, so that chunks follow each other down.
     moves: dict[int, list[tuple[list[int], int, int]]] = {}
     for (root, which), chunks in chunks_of_tree.items():
-        shared = (root, 1 - which) in chunks_of_tree
-        edges = trees(problem.topology, root, shared=shared)[which]
+        if members == "ranks":
+            edges = two_trees([(root + place) % num_ranks for place in range(num_ranks)])[which]
+        else:
+            shared = (root, 1 - which) in chunks_of_tree
+            edges = _trees_of_nodes(problem.topology, root, shared=shared)[which]
         for number, c in enumerate(reversed(chunks) if last_first else chunks):
             for depth, src, dst in edges:
                 moves.setdefault(number + depth, []).append(([c], src, dst))
     for step in sorted(moves):
         spread.step(moves[step])
     return spread.schedule(producer=f"tree (double binary tree of {members})")
-
-
-def _apart(ranks: Sequence[int]) -> tuple[int, int]:
-    """Two ranks half a node apart, which use different network cards where there are several."""
-    return ranks[0], ranks[len(ranks) // 2]
-
-
-def _trees_of_ranks(topology: Topology, root: int, *, shared: bool) -> tuple[Edges, Edges]:
-    count = topology.num_ranks
-    return two_trees([(root + place) % count for place in range(count)])
 
 
 def _trees_of_nodes(topology: Topology, root: int, *, shared: bool) -> tuple[Edges, Edges]:

@@ -43,9 +43,7 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
     alone = [(rank,) for rank in range(collective.num_ranks)]
     for chunk in collective.chunks:
         assert chunk.root is not None, "a combining chunk has a root"
-        ends = chunk.destinations if to == "destinations" else chunk.origins
-        if chunk.is_met(is_sum=True):
-            ends = ()
+        ends: tuple[int, ...] = () if chunk.is_met(is_sum=True) else getattr(chunk, to)
         chunks.append(Chunk(alone[chunk.root], ends))
     return Collective(
         f"{collective.name} ({'spread' if to == 'destinations' else 'reduce, reversed'})",
@@ -57,14 +55,9 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
 
 
 def reverse(schedule: Schedule, problem: Problem) -> Schedule:
-    """The reduction that a schedule of `reduction_half` becomes when time runs the other way.
+    """The reduction that a schedule of ``reduction_half(problem)`` becomes when time runs the other way.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Of ``reduction_half(problem)``, with one arrival a chunk and rank (`prune`).
-    problem : Problem
-        The combining problem.
+    It has one arrival a chunk and rank (`prune`).
     """
     return exact_times(
         problem,
@@ -80,14 +73,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
     """One schedule after another on each resource, re-timed together so that they overlap where they can.
 
-    Parameters
-    ----------
-    schedules : sequence of Schedule
-        In order; their chunks and links are those of `problem`.
-    problem : Problem
-        What the whole is a schedule of.
-    producer : str
-        By default those of the schedules.
+    Their chunks and links are those of `problem`.
     """
     starts, groups = [], []
     time = num_groups = 0
@@ -108,15 +94,7 @@ def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: st
 
 
 def relabel(schedule: Schedule, problem: Problem, *, links: Sequence[int], chunks: Sequence[int]) -> Schedule:
-    """The schedule carried over to a relabelled problem.
-
-    Parameters
-    ----------
-    problem : Problem
-        The problem that the result is a schedule of.
-    links, chunks : sequence of int
-        The index in `problem` of every link and chunk of ``schedule.problem``.
-    """
+    """The schedule of `problem` in which every link and chunk of ``schedule.problem`` has another index."""
     return make_schedule(
         problem,
         chunk=np.asarray(chunks)[schedule.chunk],

@@ -88,10 +88,7 @@ class CompactSchedule(Figures):
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """(chunk, link, start, end) of some transfers at a time, in order of start.
 
-        Raises
-        ------
-        InputError
-            If there is no such chunk or link, so that no end is known, or a start takes more than 62 bits.
+        `InputError` says if there is no such chunk or link, or a start takes more than 62 bits.
         """
         costs = self.problem.costs
         for first in range(0, self.num_transfers, size):
@@ -108,12 +105,8 @@ class CompactSchedule(Figures):
                         f"found {name}s {column.min()}-{column.max()}; there are {least}-{count - 1}",
                         where="schedule",
                     )
-            yield (
-                chunk,
-                link,
-                start,
-                start + costs.link_alpha[link] + costs.chunk_units[chunk] * costs.link_beta[link],
-            )
+            took = costs.link_alpha[link] + costs.chunk_units[chunk] * costs.link_beta[link]
+            yield chunk, link, start, start + took
 
     def __len__(self) -> int:
         return self.num_transfers
@@ -137,13 +130,7 @@ class CompactSchedule(Figures):
 
     @checked
     def expand(self, *, memory_limit_bytes: Bytes = 4 * 10**9) -> Schedule:
-        """The same as a `Schedule`.
-
-        Raises
-        ------
-        InputError
-            If that would need more memory than the limit.
-        """
+        """The same as a `Schedule`; `InputError` if that would need more memory than the limit."""
         needed = _EXPANDED_BYTES * self.num_transfers
         if needed > memory_limit_bytes:
             raise InputError(

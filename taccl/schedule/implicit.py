@@ -78,18 +78,10 @@ class ImplicitSchedule(Figures):
 
     Parameters
     ----------
-    translations : Translations
     collective : str
         One of `IMPLICIT_COLLECTIVES`.
-    chunks_per_rank, chunk_bytes : int
     pattern : Pattern
         What it says is for `taccl.analysis.verification.verify_implicit` to judge.
-    producer : str
-
-    Raises
-    ------
-    InputError
-        If the collective is another one, or a number is not positive.
     """
 
     translations: Translations
@@ -111,8 +103,6 @@ class ImplicitSchedule(Figures):
                 " whole numbers",
                 where="chunks",
             )
-
-    # ---- what it amounts to
 
     @property
     def host(self) -> NamedFabric | Topology:
@@ -171,8 +161,6 @@ class ImplicitSchedule(Figures):
         """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
         return busbw_factor(self.collective, self.num_ranks)
 
-    # ---- transfers, when asked for
-
     def __len__(self) -> int:
         return self.num_transfers
 
@@ -225,22 +213,16 @@ class ImplicitSchedule(Figures):
         row, element = numbers // self.num_ranks, numbers % self.num_ranks
         shape, pattern = self.translations, self.pattern
         item, pieces = pattern.item[row].astype(np.int64), self.chunks_per_rank
-        own = shape.rank_at(element)
-        if self.collective == "alltoall":
-            to = shape.rank_at(shape.group.translate(element, item // pieces))
-            chunk = (own * self.num_ranks + to) * pieces + item % pieces
-        else:
-            chunk = own * pieces + item
-        return TransferBlock(
-            chunk,
-            shape.rank_at(shape.group.translate(element, pattern.src[row])),
-            shape.rank_at(shape.group.translate(element, pattern.dst[row])),
-            pattern.start[row],
-            self.ends[row],
-            pattern.reduce[row],
-        )
 
-    # ---- written out
+        def image(place: NDArray[Any]) -> NDArray[np.int64]:
+            return shape.rank_at(shape.group.translate(element, place))
+
+        owner = shape.rank_at(element)
+        if self.collective == "alltoall":
+            owner, item = owner * self.num_ranks + image(item // pieces), item % pieces
+        src, dst = image(pattern.src[row]), image(pattern.dst[row])
+        times = pattern.start[row], self.ends[row]
+        return TransferBlock(owner * pieces + item, src, dst, *times, pattern.reduce[row])
 
     def problem(self) -> Problem:
         """The problem that the schedule solves, with every link and chunk listed."""
@@ -250,20 +232,13 @@ class ImplicitSchedule(Figures):
 
     @checked
     def expand(self, limit: int = 2_000_000, *, problem: Problem | None = None) -> Schedule:
-        """The schedule written out, transfer for transfer.
+        """The schedule written out, transfer for transfer; `InputError` if these are more than `limit`.
 
         Parameters
         ----------
-        limit : int
-            The most transfers that are written out.
         problem : Problem, optional
             What the result is to be a schedule of: the same collective, on a topology that has the fabric's
             links; default: `self.problem()`.
-
-        Raises
-        ------
-        InputError
-            If there are more transfers than `limit`, or the problem is another one.
         """
         if self.num_transfers > limit:
             raise InputError(
@@ -302,8 +277,6 @@ class ImplicitSchedule(Figures):
             reduce=block.reduce,
             producer=self.producer,
         )
-
-    # ---- identity
 
     def digest(self) -> str:
         """A hash of the fabric, the collective, the translations and the pattern, alike on every machine."""

@@ -26,11 +26,7 @@ _MAX_SEND_TICKS = 2**31
 class ClassTicks(NamedTuple):
     """Costs of sends of one chunk in ticks, for every class of links.
 
-    Parameters
-    ----------
-    latency : (num_classes,) int64
-        From the start to the end of a send.
-    holds : tuple, per class, of (resource class, ticks held, ticks from the start to where it is taken)
+    A hold is (resource class, ticks held, ticks from the start to where it is taken).
     """
 
     ticks_per_us: int
@@ -39,18 +35,11 @@ class ClassTicks(NamedTuple):
 
 
 def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
-    """Exact costs as whole ticks, on the grid that `Problem.costs` would use.
-
-    Raises
-    ------
-    TopologyError
-        If a send takes so long that schedules would need more than 64 bits.
-    """
+    """Exact costs as whole ticks, on the grid that `Problem.costs` would use."""
     scale = Fraction(chunk_bytes, BYTES_PER_MB)
     values = [(each.alpha_us, each.beta_us_per_mb * scale) for each in classes]
     values += [(hold.alpha_us, hold.beta_us_per_mb * scale) for each in classes for hold in each.holds]
-    grid = math.lcm(*{value.denominator for pair in set(values) for value in pair})
-    grid = min(grid, _MAX_TICKS_PER_US)
+    grid = min(math.lcm(*{v.denominator for pair in set(values) for v in pair}), _MAX_TICKS_PER_US)
 
     def ticks(alpha: Fraction, beta: Fraction) -> int:
         return math.ceil(alpha * grid) + math.ceil(beta * scale * grid)

@@ -54,18 +54,15 @@ class Precedence:
 
     Parameters
     ----------
-    problem : Problem
-        Its costs say how long waits take.
-    own : Problem
-        The problem that the times are of.
+    problem, own : Problem
+        Whose costs say how long waits take, and which the times are of.
     chunk, link, group, reduce : (num_transfers,) array
         As in `make_schedule`.
     start : (num_transfers,) array
-        Tentative starts in ticks of `own`, of which a send's is its latest; or places in a sequence.
+        Tentative starts in ticks of `own`, of which a send's is its latest; or (`places`) places in a
+        sequence: sends take resources in this order, and read what came before.
     end : (num_transfers,) array, optional
         By default a send ends when it has taken its time.
-    places : bool
-        Whether `start` are places: sends take resources in this order, and read what came before.
     impose : bool
         Whether times are tentative: where a clause asks for own chunks first, and the order has them first,
         they go first by the gap that it asks for, even if the times do not have it.
@@ -78,15 +75,13 @@ class Precedence:
         The times are the given ones; durations follow the costs of `problem`.
     transfers : (num_sends,) list of list of int
         What travels in each send.
-    waits : list of Wait
     uses : mapping of resource to list of Use
         In order.
 
     Raises
     ------
     InputError
-        If a chunk or a link is not one, transfers of one group are not one send, or a chunk is sent from a
-        rank where it never is.
+        If transfers of one group are not one send, or a chunk is sent from a rank where it never is.
     """
 
     def __init__(
@@ -156,8 +151,8 @@ class Precedence:
         source: int,
         target: int,
         cause: int,
-        *,
         after: int = 0,
+        *,
         lead: int = 0,
         extra: int = 0,
         tile: int = 0,
@@ -169,7 +164,7 @@ class Precedence:
         joined = self.num_events
         self.num_events += 1
         for source, after in pending:
-            self._wait(source, joined, cause, after=after)
+            self._wait(source, joined, cause, after)
         return joined
 
     def _on_resources(self) -> dict[int, list[Use]]:
@@ -179,12 +174,11 @@ class Precedence:
         for resource, send, begin, until in zip(*(column.tolist() for column in rows), strict=True):
             queue = uses[resource]
             if queue:
-                self._wait(queue[-1].send, send, resource, after=queue[-1].until, lead=begin)
+                self._wait(queue[-1].send, send, resource, queue[-1].until, lead=begin)
             queue.append(Use(send, begin, until))
         for resource, queue in uses.items():
-            self._wait(
-                queue[-1].send, queue[0].send, resource, after=queue[-1].until, lead=queue[0].begin, tile=1
-            )
+            first, last = queue[0], queue[-1]
+            self._wait(last.send, first.send, resource, last.until, lead=first.begin, tile=1)
         return dict(uses)
 
     def _held(self) -> tuple[NDArray[np.int64], ...]:
@@ -204,9 +198,8 @@ class Precedence:
                 receives, end[send], start[send] + held
             )
 
-        own_begin, own_until = (
-            (start[send],) * 2 if self._places else span(self.own, self.own_units, start, end)
-        )
+        own = (start[send],) * 2 if self._places else span(self.own, self.own_units, start, end)
+        own_begin, own_until = own
         begin, until = span(self.problem, self.units, np.zeros_like(duration), duration)
         if not len(send):
             return resource, send, begin, until
@@ -249,7 +242,7 @@ class Precedence:
                     raise _absent(rank, self.chunk[transfer])
                 source = brought[rank, self.chunk[transfer]][1]
                 if source >= 0:
-                    self._wait(source, s, DATA, after=duration[source])
+                    self._wait(source, s, DATA, duration[source])
 
     def _of_sums(self) -> None:
         """A sum is sent on after all that it is to include arrived, and before anything else does."""
@@ -281,7 +274,7 @@ class Precedence:
                 if len(included) > _FEW:
                     included = [(self._join(included, DATA), 0)]
                 for source, after in included:
-                    self._wait(source, s, DATA, after=after)
+                    self._wait(source, s, DATA, after)
                 readers.append((s, 0))
                 continue
             lead = duration[s]
@@ -290,7 +283,7 @@ class Precedence:
             replaced = copies if phase == 0 else included
             before = [each for each in replaced if when.get(each[0], -1) < time]
             for source, after in (*readers, *before):
-                self._wait(source, s, SUM, after=after, lead=lead, extra=1)
+                self._wait(source, s, SUM, after, lead=lead, extra=1)
             when[s] = time
             if phase == 1:
                 included = [each for each in included if each not in before]

@@ -187,16 +187,15 @@ def make_schedule(
 
     Parameters
     ----------
-    group : array_like of int, optional
-        Default: every transfer is a send of its own.
-    reduce : array_like of bool, optional
-        Default: nothing is reduced.
+    chunk, link, start, end, producer
+        As in `Schedule`.
+    group, reduce : array_like, optional
+        Default: every transfer is a send of its own; nothing is reduced.
 
     Raises
     ------
     InputError
-        If a column holds anything but whole numbers in its range (`reduce`: truth values), or the columns
-        differ in length.
+        If a column holds anything but numbers in its range, or the columns differ in length.
     """
     given = dict(zip(_COLUMNS, (chunk, link, start, end, group, reduce), strict=True))
     columns = {name: _column(name, values) for name, values in given.items() if values is not None}

@@ -123,17 +123,12 @@ def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactS
 def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None) -> CompactSchedule:
     """The schedule that `spill` left in a folder, its columns still in their files.
 
-    Parameters
-    ----------
-    problem : Problem, optional
-        What it is for, where that is too large to be in the folder.
+    Its `problem` is needed where it is too large to be in the folder.
 
     Raises
     ------
-    FormatError
-        If the folder does not hold one, not all of it, or one of another problem.
     InputError
-        If the problem is needed and not given.
+        If the folder does not hold a schedule, or one of another problem; or it needs the problem.
     """
     path, where = Path(folder), os.fspath(folder)
     try:

@@ -50,8 +50,8 @@ def exact_times(
     Raises
     ------
     ValueError
-        If neither or both orders are given, a merged send has two links, a chunk is sent from where it
-        never is, or the order contradicts itself.
+        If a merged send has two links, a chunk is sent from where it never is, or the order contradicts
+        itself.
     """
     if (starts is None) == (sequence is None):
         raise ValueError("give either starts or sequence")

@@ -5,14 +5,15 @@ Local ranks in a sketch stand for the ranks of every node, connections for every
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from taccl.clauses import CLAUSES
 from taccl.collectives import ROOTED
 from taccl.errors import SketchError
+from taccl.names import matching
 from taccl.problem import Clauses, Problem, SwitchPolicy, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
@@ -38,16 +39,7 @@ def apply(
     size: Size | None = None,
     reachable: bool = True,
 ) -> Problem:
-    """The problem that a sketch makes of a topology and a collective.
-
-    Parameters
-    ----------
-    chunk_size : int, str or sequence of int, optional
-        Bytes of every chunk, or of each; the sketch's own ``chunks.size`` unless given.
-    size : int or str, optional
-        The larger of one rank's input and output buffer, instead of a chunk size.
-    reachable : bool
-        Whether a chunk that the sketch keeps from a destination is an error; `explain` admits it.
+    """The problem that a sketch makes of a topology and a collective; parameters as in `Sketch.apply`.
 
     Raises
     ------
@@ -74,31 +66,23 @@ def apply(
             f"collective was given with {collective.chunks_per_rank}, which holds"
         )
     clauses = _resolve(sketch, topology)
+    chunk_bytes: int | list[int] | None = None
+    if isinstance(chunk_size, (int, float, str)):
+        chunk_bytes = parse_size(chunk_size, where="chunk_size")
+    elif chunk_size is not None:
+        chunk_bytes = [parse_size(each, where="chunk_size") for each in chunk_size]
+    size_bytes = None if size is None else parse_size(size, where="size")
     problem = make_problem(
-        topology,
-        collective,
-        chunk_bytes=_chunk_bytes(chunk_size),
-        size_bytes=None if size is None else parse_size(size, where="size"),
-        clauses=clauses,
-        notes=notes,
+        topology, collective, chunk_bytes=chunk_bytes, size_bytes=size_bytes, clauses=clauses, notes=notes
     )
     if reachable:
         check_reachable(problem)
     return _with_symmetry(problem, sketch)
 
 
-def _chunk_bytes(chunk_size: Size | Sequence[Size] | None) -> int | list[int] | None:
-    """Bytes of every chunk, or of each."""
-    if chunk_size is None:
-        return None
-    if isinstance(chunk_size, (int, float, str)):
-        return parse_size(chunk_size, where="chunk_size")
-    return [parse_size(each, where="chunk_size") for each in chunk_size]
-
-
 def _check_machine(sketch: Sketch, topology: Topology) -> None:
     """Raise `SketchError` where the sketch was written for another machine or number of nodes."""
-    if sketch.machine and topology.machine and _plain(sketch.machine) != _plain(topology.machine):
+    if sketch.machine and topology.machine and matching(sketch.machine, [topology.machine]) is None:
         raise SketchError(
             f"found {sketch.machine!r}, but the topology {topology.name} is a {topology.machine!r}; choose "
             "one of the two",
@@ -112,11 +96,6 @@ def _check_machine(sketch: Sketch, topology: Topology) -> None:
         )
 
 
-def _plain(machine: str) -> str:
-    """A machine's name, however it is spelt."""
-    return re.sub(r"[-_\s]", "", machine).lower()
-
-
 def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
     """Every clause but the symmetry, which needs the collective."""
     resolver = _Resolver(sketch, topology)
@@ -125,10 +104,11 @@ def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
     carries_from, carries_to = resolver.relays(internode)
     merging = {"internode": internode, "all": sorted(kept), "none": []}[sketch.merging.links]
     crossing = sketch.internode
-    said = {name: sketch.value_of(each.said[0]) for name, each in CLAUSES.items() if each.is_copied}
-    copied: dict[str, Any] = {
-        name: exact(value) if CLAUSES[name].shape == "fraction" else value for name, value in said.items()
-    }
+    copied: dict[str, Any] = {}
+    for name, clause in CLAUSES.items():
+        if clause.is_copied:
+            value = sketch.value_of(clause.said[0])
+            copied[name] = exact(value) if clause.shape == "fraction" else value
     return Clauses(
         name=sketch.name,
         links_allowed=None if len(kept) == len(topology.links) else frozenset(kept),
@@ -158,7 +138,7 @@ class _Resolver:
         kept = set()
         for index, link in enumerate(self.topology.links):
             pairs = across if self.topology.is_internode(index) else inside
-            if pairs is None or all((s, d) in pairs for s in link.srcs for d in link.dsts):
+            if pairs is None or pairs.issuperset(product(link.srcs, link.dsts)):
                 kept.add(index)
         return kept - self._spare_planes()
 
@@ -202,27 +182,22 @@ class _Resolver:
             return None
         field = "internode.connections"
         topology = self.topology
-        joined = {
-            (s, d)
-            for e in topology.internode_links
-            for s in topology.links[e].srcs
-            for d in topology.links[e].dsts
-        }
+        links = (topology.links[e] for e in topology.internode_links)
+        joined = {pair for link in links for pair in product(link.srcs, link.dsts)}
         pairs = set()
-        for here, senders in enumerate(topology.ranks_of_node):
-            for there, receivers in enumerate(topology.ranks_of_node):
-                for local_src, local_dst in self._local_connections(internode, len(senders), len(receivers)):
-                    self._check_local([local_src, local_dst], field)
-                    if here == there:
-                        continue
-                    pair = senders[local_src], receivers[local_dst]
-                    if pair not in joined:
-                        raise SketchError(
-                            f"found {local_src} -> {local_dst}, but {topology.name} has no link from rank "
-                            f"{pair[0]} to rank {pair[1]}; remove the connection, or add the link",
-                            where=self.sketch.where(field),
-                        )
-                    pairs.add(pair)
+        for senders, receivers in product(topology.ranks_of_node, repeat=2):
+            for local_src, local_dst in self._local_connections(internode, len(senders), len(receivers)):
+                self._check_local([local_src, local_dst], field)
+                pair = senders[local_src], receivers[local_dst]
+                if senders is receivers:
+                    continue
+                if pair not in joined:
+                    raise SketchError(
+                        f"found {local_src} -> {local_dst}, but {topology.name} has no link from rank "
+                        f"{pair[0]} to rank {pair[1]}; remove the connection, or add the link",
+                        where=self.sketch.where(field),
+                    )
+                pairs.add(pair)
         return pairs
 
     def _local_connections(
@@ -230,7 +205,7 @@ class _Resolver:
     ) -> list[tuple[int, int]]:
         """Pairs of local ranks that may send across, from one node to another."""
         if internode.connections == "fully-connected":
-            return [(s, d) for s in range(num_senders) for d in range(num_receivers)]
+            return list(product(range(num_senders), range(num_receivers)))
         if internode.connections == "direct-map":
             return [(r, r) for r in range(min(num_senders, num_receivers))]
         assert isinstance(internode.connections, dict)
@@ -350,8 +325,7 @@ def _with_symmetry(problem: Problem, sketch: Sketch) -> Problem:
             notes.append(f"symmetry offset {entry.offset} in groups of {entry.group} {kept}: {reason}")
         if fitting is not None:
             generators.append(fitting)
-    clauses = replace(problem.clauses, symmetry=tuple(generators))
-    return replace(problem, clauses=clauses, notes=tuple(notes))
+    return replace(problem.with_clauses(symmetry=tuple(generators)), notes=tuple(notes))
 
 
 def _why_narrow(problem: Problem) -> str:
@@ -361,6 +335,5 @@ def _why_narrow(problem: Problem) -> str:
         return "a root"
     if name.startswith("multi-root"):
         return "roots that do not map to each other"
-    if len(set(problem.chunk_bytes)) > 1:
-        return "chunks of different sizes"
-    return "chunks that do not map to each other"
+    sizes = "are of different sizes" if len(set(problem.chunk_bytes)) > 1 else "do not map to each other"
+    return f"chunks that {sizes}"

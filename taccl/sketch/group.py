@@ -67,24 +67,25 @@ class Symmetries:
     @cached_property
     def ranks(self) -> NDArray[np.int64]:
         """(num_ranks,) orbits."""
-        return smallest_of_orbits([g.ranks for g in self.generators], self.problem.topology.num_ranks)
+        return self._orbits("ranks", self.problem.topology.num_ranks)
 
     @cached_property
     def links(self) -> NDArray[np.int64]:
         """(num_links,) orbits."""
-        return smallest_of_orbits([g.links for g in self.generators], len(self.problem.topology.links))
+        return self._orbits("links", len(self.problem.topology.links))
 
     @cached_property
     def resources(self) -> NDArray[np.int64]:
         """(num_resources,) orbits."""
-        return smallest_of_orbits(
-            [g.resources for g in self.generators], len(self.problem.topology.resources)
-        )
+        return self._orbits("resources", len(self.problem.topology.resources))
 
     @cached_property
     def chunks(self) -> NDArray[np.int64]:
         """(num_chunks,) orbits."""
-        return smallest_of_orbits([g.chunks for g in self.generators], self.problem.collective.num_chunks)
+        return self._orbits("chunks", self.problem.collective.num_chunks)
+
+    def _orbits(self, what: str, size: int) -> NDArray[np.int64]:
+        return smallest_of_orbits([getattr(g, what) for g in self.generators], size)
 
     def sets(self, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
         """(num_sets,) orbits of disjoint sets of ranks that symmetries take to one another."""
@@ -94,16 +95,16 @@ class Symmetries:
 
     def images(self, parts: tuple[frozenset[int], ...]) -> list[tuple[frozenset[int], ...]]:
         """Where the symmetries take sets of ranks: every image once, each with its sets in order."""
-        first = _in_order(parts)
-        known, pending = {first}, [first]
-        while pending:
-            here = pending.pop()
+        images = [tuple(sorted(parts, key=min))]
+        known = set(images)
+        for here in images:
             for g in self.generators:
-                image = _in_order(frozenset(g.ranks[r] for r in part) for part in here)
+                moved = (frozenset(g.ranks[r] for r in part) for part in here)
+                image = tuple(sorted(moved, key=min))
                 if image not in known:
                     known.add(image)
-                    pending.append(image)
-        return sorted(known, key=lambda each: [sorted(part) for part in each])
+                    images.append(image)
+        return sorted(images, key=lambda each: [sorted(part) for part in each])
 
     def sends(self, pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
         """Where the symmetries take (chunk, link) pairs together: every image once, the pairs in order."""
@@ -196,13 +197,7 @@ class Symmetries:
 
 
 def symmetry_group(problem: Problem) -> Symmetries:
-    """The group that the sketch's offsets generate.
-
-    Raises
-    ------
-    SketchError
-        If one of them, written by hand, is no symmetry of the problem.
-    """
+    """The group that the sketch's offsets generate; `SketchError` if one is no symmetry of the problem."""
     if "symmetry group" not in problem.memo:
         problem.memo["symmetry group"] = Symmetries(problem, _generators(problem))
     group: Symmetries = problem.memo["symmetry group"]
@@ -234,10 +229,6 @@ def _generators(problem: Problem) -> tuple[Element, ...]:
     return tuple(element for element in elements if element.ranks != identity)
 
 
-def _in_order(parts: Iterable[frozenset[int]]) -> tuple[frozenset[int], ...]:
-    return tuple(sorted(parts, key=min))
-
-
 def _inverse(permutation: NDArray[np.int32]) -> NDArray[np.int32]:
     inverse = np.empty_like(permutation)
     inverse[permutation] = np.arange(len(permutation))
@@ -245,12 +236,10 @@ def _inverse(permutation: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Element:
-    permutes = sorted(ranks) == list(range(problem.topology.num_ranks))
-    chunks = chunk_permutation(problem, ranks) if permutes else None
-    links = link_permutation(problem.topology, ranks) if permutes else None
+    chunks, links = chunk_permutation(problem, ranks), link_permutation(problem.topology, ranks)
     resources = None if links is None else resource_permutation(problem.topology, links)
     if chunks is None or links is None or resources is None:
-        lacking = problem.collective.name if permutes and chunks is None else problem.topology.name
+        lacking = problem.collective.name if chunks is None else problem.topology.name
         shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
         raise SketchError(
             f"found ranks taken to ({shown}), which is no symmetry of {lacking}; leave it out, or apply a "

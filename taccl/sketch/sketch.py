@@ -25,11 +25,11 @@ from pydantic import (
 from taccl.arguments import checked
 from taccl.errors import SketchError, TopologyError
 from taccl.reading import parse_json, parse_toml, toml_text
-from taccl.sketch.validation import validated
 from taccl.units import exact, parse_size
+from taccl.validation import validated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from fractions import Fraction
 
     from taccl.arguments import Count, Size
@@ -43,9 +43,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _check_size(value: Any) -> Any:
-    parse_size(value)
-    return value
+def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
+    """A check of a value that is kept as it was written."""
+
+    def checked_value(value: Any) -> Any:
+        check(value)
+        return value
+
+    return BeforeValidator(checked_value)
 
 
 def _check_ranks(ranks: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -54,11 +59,6 @@ def _check_ranks(ranks: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"found {list(ranks)}; expected each once; remove the repeated one")
     return ranks
-
-
-def _check_fraction(value: Any) -> Any:
-    exact(value)
-    return value
 
 
 LocalRank = Annotated[int, Field(strict=True, ge=0)]
@@ -74,12 +74,12 @@ Pair = tuple[LocalRank, LocalRank]
 _FEW_ENTRIES = 4
 SketchSize = Annotated[
     Any,
-    BeforeValidator(_check_size),
+    _kept(parse_size),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}, {"type": "null"}]}),
 ]
 Number = Annotated[
     Any,
-    BeforeValidator(_check_fraction),
+    _kept(exact),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
 ]
 
@@ -95,15 +95,7 @@ class _Table(BaseModel):
 
 
 class Chunks(_Table):
-    """Size and partitioning of chunks.
-
-    Parameters
-    ----------
-    size : int or str, optional
-        Bytes of one chunk, as a number or as text such as ``"1MB"``.
-    per_rank : int
-        How many pieces a rank's own part of the data is cut into.
-    """
+    """Size and partitioning of chunks."""
 
     size: SketchSize = Field(default=None, description="Bytes of one chunk: a number, or text such as '1MB'.")
     per_rank: int = Field(
@@ -286,25 +278,13 @@ class Sketch(_Table):
     @classmethod
     @checked
     def from_toml(cls, text: str, *, source: str = "") -> Sketch:
-        """The sketch in a TOML text.
-
-        Raises
-        ------
-        FormatError, SketchError
-            If it is not TOML, or a field does not fit the schema.
-        """
+        """The sketch in a TOML text; `FormatError` or `SketchError` where it is none."""
         return cls.from_dict(parse_toml(text, source=source or "TOML text"), source=source)
 
     @classmethod
     @checked
     def from_json(cls, text: str, *, source: str = "") -> Sketch:
-        """The sketch in a JSON text of the same schema.
-
-        Raises
-        ------
-        FormatError, SketchError
-            If it is not JSON, or a field does not fit the schema.
-        """
+        """The sketch in a JSON text of the same schema; `FormatError` or `SketchError` where it is none."""
         return cls.from_dict(parse_json(text, source=source or "JSON text"), source=source)
 
     @classmethod
@@ -316,17 +296,15 @@ class Sketch(_Table):
 
         Parameters
         ----------
-        data : mapping
-            The fields, as in a file.
-        source : str
-            The file, for messages.
+        data, source
+            The fields, and the file that leads messages.
         fields : mapping, optional
             What the file calls our fields, where it is of another format.
 
         Raises
         ------
         SketchError
-            If a field does not fit; `source` leads the message.
+            If a field does not fit.
         """
         if "schema" not in data:
             raise SketchError(
@@ -417,12 +395,9 @@ class Sketch(_Table):
             return self
         if ranks_per_node is None and self.symmetry:
             ranks_per_node = self.topology(nodes=1).num_ranks if self.machine else None
-        kept = []
-        for index, entry in enumerate(self.symmetry):
-            rescaled = self._rescaled(entry, index, nodes, ranks_per_node)
-            if rescaled is not None:
-                kept.append(rescaled)
-        return self.model_copy(update={"nodes": nodes, "symmetry": tuple(kept)})
+        rescaled = (self._rescaled(each, i, nodes, ranks_per_node) for i, each in enumerate(self.symmetry))
+        kept = tuple(each for each in rescaled if each is not None)
+        return self.model_copy(update={"nodes": nodes, "symmetry": kept})
 
     def _rescaled(
         self, entry: Symmetry, index: int, nodes: int, ranks_per_node: int | None
@@ -459,26 +434,15 @@ class Sketch(_Table):
     ) -> Problem:
         """The problem of this sketch on a topology; see `taccl.sketch.apply.apply`.
 
-        With ``reachable=False`` a problem that no schedule solves is made all the same, for `taccl.explain`.
-
         Parameters
         ----------
-        topology : Topology
-            The machine that the sketch is for, or one that it fits.
-        collective : Collective
-            Over all ranks of the topology.
+        topology, collective
+            What the sketch is for, or fits.
         chunk_size, size : int, str or sequence, optional
             Bytes of each chunk, or of the whole collective as nccl-tests counts it; without either the
             sketch's own.
         reachable : bool
             False makes a problem that no schedule solves all the same, for `taccl.explain`.
-
-        Raises
-        ------
-        SketchError
-            If the sketch does not fit the topology or the collective.
-        InfeasibleError
-            If a chunk cannot get where it must.
         """
         from taccl.sketch.apply import apply
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from taccl.problem import Clauses, Problem
-    from taccl.topology.topology import Hold, Topology
+    from taccl.topology.topology import Topology
 
 __all__ = [
     "block_shifts", "check_clauses", "check_topology", "chunk_permutation", "compose", "link_permutation",
@@ -26,13 +26,7 @@ Permutation = tuple[int, ...]
 
 
 def offset_permutation(num_ranks: int, offset: int, group: int) -> Permutation:
-    """Rank r to (r + offset) mod group inside its block of `group` ranks.
-
-    Raises
-    ------
-    SketchError
-        If the ranks do not divide into such blocks.
-    """
+    """Rank r to (r + offset) mod group inside its block of `group` ranks, if they divide into such."""
     if num_ranks % group:
         raise SketchError(
             f"found groups of {group} ranks; expected a group size that divides the {num_ranks} ranks; "
@@ -90,17 +84,15 @@ def link_permutation(topology: Topology, ranks: Sequence[int]) -> Permutation | 
 
 
 def _match_links(topology: Topology, ranks: Permutation) -> Permutation | None:
-    codes = _codes(topology)
+    codes, same = _codes(topology), range(topology.num_ranks)
     unused: dict[Hashable, list[int]] = defaultdict(list)
     for index, link in enumerate(topology.links):
-        ends = (tuple(sorted(link.srcs)), tuple(sorted(link.dsts)))
-        unused[(*ends, codes.of_link[index])].append(index)
+        unused[_ends(link.srcs, link.dsts, same), codes.of_link[index]].append(index)
     links: list[int] = []
     resources: dict[int, int] = {}
     taken: set[int] = set()
     for index, link in enumerate(topology.links):
-        ends = (tuple(sorted(ranks[r] for r in link.srcs)), tuple(sorted(ranks[r] for r in link.dsts)))
-        alike = unused.get((*ends, codes.of_link[index]), [])
+        alike = unused.get((_ends(link.srcs, link.dsts, ranks), codes.of_link[index]), [])
         for image in alike:
             found = _match_holds(codes, index, image, resources, taken)
             if found is not None:
@@ -112,6 +104,15 @@ def _match_links(topology: Topology, ranks: Permutation) -> Permutation | None:
         resources.update(found)
         taken.update(found.values())
     return tuple(links)
+
+
+def _ends(srcs: Permutation, dsts: Permutation, ranks: Sequence[int]) -> tuple[Permutation, Permutation]:
+    """The ends of a link, in order, where ranks are permuted."""
+    return tuple(sorted(ranks[r] for r in srcs)), tuple(sorted(ranks[r] for r in dsts))
+
+
+def _arrow(ends: tuple[Permutation, Permutation]) -> str:
+    return "->".join(",".join(map(str, end)) for end in ends)
 
 
 def resource_permutation(topology: Topology, links: Sequence[int]) -> Permutation | None:
@@ -184,13 +185,7 @@ def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]
 
 
 def check_topology(topology: Topology, ranks: Sequence[int], *, label: str, where: str) -> Permutation:
-    """The permutation of links that `ranks` induces.
-
-    Raises
-    ------
-    SketchError
-        If the topology does not have the symmetry; the message has a pair of ranks that shows it.
-    """
+    """The permutation of links that `ranks` induces; `SketchError` shows a pair of ranks if there is none."""
     links = link_permutation(topology, ranks)
     if links is not None and resource_permutation(topology, links) is not None:
         return links
@@ -241,21 +236,11 @@ def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | N
     return period, None
 
 
-def _cost(hold: Hold) -> tuple[Hashable, ...]:
-    return (hold.alpha_us, hold.beta_us_per_mb, hold.side)
-
-
 class _Codes:
-    """Costs of links and holds as small numbers, which are quicker to compare than fractions are.
+    """Costs as small numbers, which are quicker to compare than fractions: `of_link` and `of_hold`.
 
-    Parameters
-    ----------
-    of_link, of_hold : list of int
-        A number per link and per hold; equal where costs (and sides) are.
-    holds : list of list of (int, int)
-        The (resource, number) of every link's holds.
-    of_resource : list of tuple of int
-        What every resource looks like, regardless of which links hold it.
+    `holds` are the (resource, number) of every link's; `of_resource` says what every resource looks like,
+    regardless of which links hold it.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -263,7 +248,8 @@ class _Codes:
         self.of_link = [
             number.setdefault((link.alpha_us, link.beta_us_per_mb), len(number)) for link in topology.links
         ]
-        self.of_hold = [number.setdefault(_cost(hold), len(number)) for hold in topology.holds]
+        costs = ((hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in topology.holds)
+        self.of_hold = [number.setdefault(cost, len(number)) for cost in costs]
         self.holds: list[list[tuple[int, int]]] = [[] for _ in topology.links]
         looks: list[list[int]] = [[] for _ in topology.resources]
         for hold, code in zip(topology.holds, self.of_hold, strict=True):
@@ -308,14 +294,14 @@ def _cost_witness(topology: Topology, ranks: Sequence[int]) -> str | None:
     """A link, and what it maps to, where their costs differ."""
     costs: dict[tuple[Permutation, Permutation], list[tuple[str, str]]] = defaultdict(list)
     for link in topology.links:
-        ends = (tuple(sorted(link.srcs)), tuple(sorted(link.dsts)))
+        ends = _ends(link.srcs, link.dsts, range(topology.num_ranks))
         costs[ends].append((f"{float(link.beta_us_per_mb):g} us/MB", f"alpha {float(link.alpha_us):g} us"))
     for (srcs, dsts), here in costs.items():
-        image = (tuple(sorted(ranks[r] for r in srcs)), tuple(sorted(ranks[r] for r in dsts)))
+        image = _ends(srcs, dsts, ranks)
         there = costs.get(image, [])
         if sorted(here) == sorted(there):
             continue
-        before, after = ("->".join(",".join(map(str, end)) for end in ends) for ends in ((srcs, dsts), image))
+        before, after = _arrow((srcs, dsts)), _arrow(image)
         if not there:
             return f"maps link {before} to {after}, which does not exist"
         part = 0 if sorted(h[0] for h in here) != sorted(t[0] for t in there) else 1
@@ -334,12 +320,8 @@ def _resource_witness(topology: Topology, ranks: Sequence[int]) -> str:
     for resource, each in enumerate(links_of):
         image = frozenset((tuple(ranks[r] for r in s), tuple(ranks[r] for r in d)) for s, d in each)
         if image not in known:
-            (s, d), (mapped_s, mapped_d) = min(each), min(image)
-            before, after = (
-                "->".join(",".join(map(str, end)) for end in ends) for ends in ((s, d), (mapped_s, mapped_d))
-            )
             return (
-                f"maps the links that share {topology.resources[resource].name} with {before} to links "
-                f"around {after} that share no resource alike"
+                f"maps the links that share {topology.resources[resource].name} with {_arrow(min(each))} to "
+                f"links around {_arrow(min(image))} that share no resource alike"
             )
     return "maps links that share a resource to links that do not share one at the same costs"

@@ -62,10 +62,8 @@ def load_problem(
 
     Parameters
     ----------
-    sketch : path, str or Sketch
-        An upstream sketch file, or any other that `load_sketch` takes.
-    topology : path
-        An upstream topology file.
+    sketch, topology : path
+        Upstream files; the sketch may be a `Sketch`, or any other that `load_sketch` takes.
     collective : str or Collective
         A name uses the sketch's chunk partitioning, unless `chunks_per_rank` is given.
     cost_model : {"upstream", "physical"}
@@ -186,7 +184,7 @@ def _physical_problem(
     from taccl.topology.registry import parse
 
     machine = machine_of(file)
-    if machine is None:
+    if not machine:
         raise TopologyError(
             f"found {file.name!r}; expected a name that starts with NDv2 or DGX2, because a physical cost "
             "model needs a machine; use the upstream cost model, or a machine's name",
@@ -201,10 +199,10 @@ def _physical_problem(
                 where=file.where("name"),
             )
         chunk_size = f"{suffix[1]}{suffix[2][0].upper()}iB"
-    topology = parse(machine[0], nodes=nodes, profile="taccl")
+    topology = parse(machine, nodes=nodes, profile="taccl")
     problem = guide.apply(topology, collective, chunk_size=chunk_size, size=size)
     note = (
-        f"{file.source}: its costs are set aside; those of {machine[0]}, profile 'taccl', are used "
+        f"{file.source}: its costs are set aside; those of {machine}, profile 'taccl', are used "
         "(cost_model='upstream' uses the file's)"
     )
     return replace(problem, notes=(*problem.notes, note))

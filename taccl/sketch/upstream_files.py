@@ -18,8 +18,8 @@ from pydantic import (
 
 from taccl.errors import SketchError, TopologyError
 from taccl.sketch.sketch import LocalRanks, PerLocalRank, Sketch
-from taccl.sketch.validation import validated
 from taccl.units import exact
+from taccl.validation import validated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import SketchError, TopologyError
-from taccl.topology.parts import check_num_links
+from taccl.topology.machines import SHAPES
+from taccl.topology.parts import check_num_links, hold_ends
 from taccl.topology.topology import TopologyBuilder
 from taccl.units import BYTES_PER_MB
 
@@ -26,19 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["UpstreamModel", "machine_of"]
 
-#: Structures by the first letters of a topology file's name; the machine overrides the file's NICs.
-_MACHINES = {"ndv2": ("ndv2", 8, 1), "dgx2": ("dgx2", 16, 8)}
-
-#: NDv2's NVLinks: pairs of local ranks joined by two, and by one.
-_NDV2_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
-_NDV2_SINGLE = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
+#: Machines whose names begin those of topology files; theirs are the NICs then, and not the file's.
+_MACHINES = ("ndv2", "dgx2")
 
 
-def machine_of(file: TopologyFile) -> tuple[str, int, int] | None:
-    """Machine, ranks in a node and NICs that the file's name stands for."""
-    if file.links is not None:
-        return None
-    return next((each for prefix, each in _MACHINES.items() if file.name.lower().startswith(prefix)), None)
+def machine_of(file: TopologyFile) -> str:
+    """The machine that the file's name stands for; empty for none."""
+    known = _MACHINES if file.links is None else ()
+    return next((machine for machine in known if file.name.lower().startswith(machine)), "")
 
 
 @dataclass(frozen=True)
@@ -64,9 +61,10 @@ class UpstreamModel:
         """Links inside nodes, links that the sketch asks for between nodes, and the ports they hold."""
         file = self.file
         machine = machine_of(file)
-        if machine is not None and file.gpus_per_node != machine[1]:
+        if machine and file.gpus_per_node != SHAPES[machine].ranks_per_node:
             raise TopologyError(
-                f"found {file.gpus_per_node}; expected {machine[1]}, as {machine[0]} has; correct it",
+                f"found {file.gpus_per_node}; expected {SHAPES[machine].ranks_per_node}, as {machine} has; "
+                "correct it",
                 where=file.where("gpus_per_node"),
             )
         self._check_size()
@@ -74,7 +72,7 @@ class UpstreamModel:
             f"{file.name} x{self.nodes}",
             [node for node in range(self.nodes) for _ in range(file.gpus_per_node)],
             profile=file.name,
-            machine=machine[0] if machine else "",
+            machine=machine,
             cost_model="upstream",
         )
         pairs = self._node_links()
@@ -109,28 +107,24 @@ class UpstreamModel:
         if file.links is not None and file.betas is not None and file.invbws is not None:
             return [
                 (src, dst, file.links[dst][src], file.betas[dst][src], file.invbws[dst][src])
-                for src in ranks for dst in ranks if src != dst and file.links[dst][src]
+                for src, dst in permutations(ranks, 2) if file.links[dst][src]
             ]  # fmt: skip
         betas, totals = file.node_betas_list or (), file.node_invbws_list or ()
-        ndv2 = (machine_of(file) or ("",))[0] == "ndv2"
-        expected = 2 if ndv2 else 1
+        nvlinks = SHAPES[machine].nvlinks if (machine := machine_of(file)) else {}
+        expected = "2: a double NVLink, then a single one" if nvlinks else (
+            "1 (two for a name that starts with NDv2)"
+        )  # fmt: skip
         for field, found in (("node_betas_list", betas), ("node_invbws_list", totals)):
-            if len(found) != expected:
-                rule = (
-                    ": a double NVLink, then a single one"
-                    if ndv2
-                    else " (two for a name that starts with NDv2)"
-                )
+            if len(found) != int(expected[0]):
                 raise TopologyError(
-                    f"found {len(found)} entries; expected {expected}{rule}; correct the list",
+                    f"found {len(found)} entries; expected {expected}; correct the list",
                     where=file.where(field),
                 )
-        if not ndv2:
-            return [(src, dst, 1, betas[0], totals[0]) for src in ranks for dst in ranks if src != dst]
-        kinds = {pair: kind for kind, group in enumerate((_NDV2_DOUBLE, _NDV2_SINGLE)) for pair in group}
+        if not nvlinks:
+            return [(src, dst, 1, betas[0], totals[0]) for src, dst in permutations(ranks, 2)]
         return [
-            (src, dst, 1, betas[kind], totals[kind])
-            for (a, b), kind in sorted(kinds.items()) for src, dst in ((a, b), (b, a))
+            (src, dst, 1, betas[2 - count], totals[2 - count])
+            for (a, b), count in sorted(nvlinks.items()) for src, dst in ((a, b), (b, a))
         ]  # fmt: skip
 
     def _add_node(
@@ -139,7 +133,7 @@ class UpstreamModel:
         """Links inside one node; a switch's planes serialise what a rank sends, and what it receives."""
         base = node * self.file.gpus_per_node
         planes = self._planes()
-        ports: dict[tuple[int, int, int, str], int] = {}
+        ports: dict[str, int] = {}
         through: dict[tuple[int, int], list[int]] = {}
         for src, dst, parallel, beta, total in pairs:
             switch, num_planes = planes.get((src, dst), (None, 1))
@@ -155,20 +149,10 @@ class UpstreamModel:
                     if switch is None:
                         continue
                     through.setdefault((switch, plane), []).append(link)
-                    for rank, side in ((src, "send"), (dst, "receive")):
-                        port = (switch, plane, rank, side)
-                        if port not in ports:
-                            way = "out of" if side == "send" else "into"
-                            ports[port] = builder.add_resource(
-                                f"port {way} rank {base + rank} at plane {plane} of switch {switch}"
-                            )
-                        builder.add_hold(
-                            link,
-                            ports[port],
-                            alpha_us=0,
-                            beta_us_per_mb=per_mb,
-                            side=side,  # type: ignore[arg-type]
-                        )
+                    at = f"at plane {plane} of switch {switch}"
+                    out = _port(builder, ports, f"port out of rank {base + src} {at}")
+                    into = _port(builder, ports, f"port into rank {base + dst} {at}")
+                    hold_ends(builder, link, out, into, alpha_us=Fraction(0))
         for (switch, plane), links in through.items():
             ranks = [base + local for local in self.sketch.switch[switch].ranks]
             builder.add_switch(f"plane {plane} of switch {switch} of node {node}", ranks, links)
@@ -204,7 +188,8 @@ class UpstreamModel:
                 f"found nothing; expected a cost, because the sketch has {self.nodes} nodes; add it",
                 where=file.where(missing),
             )
-        nics = (machine_of(file) or ("", 0, file.nics_per_node))[2]
+        shape = SHAPES[machine] if (machine := machine_of(file)) else None
+        nics = shape.ranks_per_node // shape.ranks_per_nic if shape else file.nics_per_node
         if nics is None or nics < 1:
             raise TopologyError(
                 f"found {nics or 'nothing'}; expected the number of NICs, because the sketch has "
@@ -215,28 +200,15 @@ class UpstreamModel:
         per_mb = self._per_mb(int(file.remote_beta * num_links / nics), "remote_beta")
         alpha_us = file.remote_alpha * self.time_unit_us
         size = file.gpus_per_node
-        ports: dict[tuple[int, str], int] = {}
-        for here in range(self.nodes):
-            for there in range(self.nodes):
-                if here == there:
-                    continue
-                for sender, receivers in connections.items():
-                    for receiver in receivers:
-                        src, dst = here * size + sender, there * size + receiver
-                        link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=per_mb)
-                        if self.nodes == 2:
-                            continue
-                        for rank, side in ((src, "send"), (dst, "receive")):
-                            if (rank, side) not in ports:
-                                way = "out of" if side == "send" else "into"
-                                ports[rank, side] = builder.add_resource(f"remote port {way} rank {rank}")
-                            builder.add_hold(
-                                link,
-                                ports[rank, side],
-                                alpha_us=alpha_us,
-                                beta_us_per_mb=per_mb,
-                                side=side,  # type: ignore[arg-type]
-                            )
+        ports: dict[str, int] = {}
+        pairs = [(sender, receiver) for sender, receivers in connections.items() for receiver in receivers]
+        for (here, there), (sender, receiver) in product(permutations(range(self.nodes), 2), pairs):
+            src, dst = here * size + sender, there * size + receiver
+            link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=per_mb)
+            if self.nodes > 2:
+                out = _port(builder, ports, f"remote port out of rank {src}")
+                into = _port(builder, ports, f"remote port into rank {dst}")
+                hold_ends(builder, link, out, into, alpha_us=alpha_us)
 
     def _connections(self) -> dict[int, tuple[int, ...]]:
         """Receivers of every sending local rank."""
@@ -267,3 +239,10 @@ class UpstreamModel:
                 where=where,
             )
         return dict(connections)
+
+
+def _port(builder: TopologyBuilder, known: dict[str, int], name: str) -> int:
+    """The resource of that name, which is made where it is first asked for."""
+    if name not in known:
+        known[name] = builder.add_resource(name)
+    return known[name]

@@ -6,10 +6,10 @@ comparing synthesizers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import permutations
 from math import prod
+from typing import TYPE_CHECKING
 
 from taccl.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
@@ -19,8 +19,12 @@ from taccl.topology.parts import (
     check_count,
     check_num_links,
     exact_cost,
+    rates_of_axes,
 )
 from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["fully_connected", "hypercube", "mesh", "ring", "star", "torus"]
 
@@ -61,12 +65,10 @@ def ring(
     TopologyError
         If the arguments make no fabric.
     """
-    check_count(num_ranks, where="ring: num_ranks", least=2)
     builder = _start("ring", (num_ranks,), num_ranks, 2 * num_ranks, alpha_meaning, ranks_per_node)
     upwards = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
     downwards = [(dst, src) for src, dst in upwards] if bidirectional and num_ranks > 2 else []
-    _add_links(builder, [*upwards, *downwards], alpha_us, bandwidth_gb_per_s)
-    return builder.build()
+    return _linked(builder, [[*upwards, *downwards]], alpha_us, bandwidth_gb_per_s)
 
 
 @checked_as(TopologyError)
@@ -134,8 +136,7 @@ def hypercube(
         "hypercube", (dimension,), num_ranks, num_ranks * dimension, alpha_meaning, ranks_per_node
     )
     edges = ((rank, rank ^ (1 << bit)) for rank in range(num_ranks) for bit in range(dimension))
-    _add_links(builder, edges, alpha_us, bandwidth_gb_per_s)
-    return builder.build()
+    return _linked(builder, [edges], alpha_us, bandwidth_gb_per_s)
 
 
 @checked_as(TopologyError)
@@ -156,12 +157,10 @@ def fully_connected(
     bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
         As in `ring`; errors are its, too.
     """
-    check_count(num_ranks, where="fully-connected: num_ranks", least=2)
     builder = _start(
         "fully-connected", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
-    _add_links(builder, permutations(range(num_ranks), 2), alpha_us, bandwidth_gb_per_s)
-    return builder.build()
+    return _linked(builder, [permutations(range(num_ranks), 2)], alpha_us, bandwidth_gb_per_s)
 
 
 @checked_as(TopologyError)
@@ -184,7 +183,6 @@ def star(
     bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
         As in `ring`; errors are its, too.
     """
-    check_count(num_ranks, where="star: num_ranks", least=2)
     builder = _start(
         "star", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
@@ -208,29 +206,20 @@ def _grid(
 ) -> Topology:
     if not dims:
         raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{fabric}: dims")
-    if isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str):
-        bandwidths = tuple(bandwidth_gb_per_s)
-    else:
-        bandwidths = (bandwidth_gb_per_s,) * len(dims)
-    if len(bandwidths) != len(dims):
-        raise TopologyError(
-            f"found {len(bandwidths)} bandwidths for {len(dims)} axes; give one, or one for every axis",
-            where=f"{fabric}: bandwidth_gb_per_s",
-        )
     num_ranks = prod(dims)
     builder = _start(fabric, dims, num_ranks, 2 * num_ranks * len(dims), alpha_meaning, ranks_per_node)
-    for axis, (dim, bandwidth) in enumerate(zip(dims, bandwidths, strict=True)):
-        stride = prod(dims[axis + 1 :])
-        edges = []
+
+    def along(axis: int) -> Iterator[tuple[int, int]]:
+        dim, stride = dims[axis], prod(dims[axis + 1 :])
         for rank in range(num_ranks):
             place = rank // stride % dim
             if place + 1 < dim:
-                edges += [(rank, rank + stride), (rank + stride, rank)]
+                yield from ((rank, rank + stride), (rank + stride, rank))
             elif fabric == "torus" and dim > 2:
                 first = rank - (dim - 1) * stride
-                edges += [(rank, first), (first, rank)]
-        _add_links(builder, edges, alpha_us, bandwidth)
-    return builder.build()
+                yield from ((rank, first), (first, rank))
+
+    return _linked(builder, [along(axis) for axis in range(len(dims))], alpha_us, bandwidth_gb_per_s)
 
 
 def _start(
@@ -258,10 +247,17 @@ def _start(
     )
 
 
-def _add_links(
-    builder: TopologyBuilder, edges: Iterable[tuple[int, int]], alpha_us: Number, bandwidth_gb_per_s: Number
-) -> None:
+def _linked(
+    builder: TopologyBuilder,
+    edges_of_axes: Sequence[Iterable[tuple[int, int]]],
+    alpha_us: Number,
+    bandwidth_gb_per_s: Number | Sequence[Number],
+) -> Topology:
+    """The fabric with a link for every edge, axis by axis."""
     alpha = exact_cost(alpha_us, where=f"{builder.name}: alpha_us")
-    beta = beta_of_bandwidth(bandwidth_gb_per_s, where=f"{builder.name}: bandwidth_gb_per_s")
-    for src, dst in edges:
-        builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+    where = f"{builder.name}: bandwidth_gb_per_s"
+    betas = rates_of_axes(bandwidth_gb_per_s, len(edges_of_axes), where=where)
+    for edges, beta in zip(edges_of_axes, betas, strict=True):
+        for src, dst in edges:
+            builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+    return builder.build()

@@ -2,77 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from taccl.arguments import quoted
-from taccl.errors import TopologyError
 from taccl.topology.parts import beta_of_bandwidth
+from taccl.units import exact
 
-__all__ = ["LinkEntry", "ResourceEntry", "SwitchEntry", "TopologyFile", "validate"]
-
-# A bound on digits and exponent: 1e999999999 is a short text and an endless integer.
-_NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][-+]?[0-9]{1,2})?|[0-9]{1,30}/[0-9]{1,30}")
-
-
-def validate(data: object, where: str) -> TopologyFile:
-    """What a file says, checked field by field.
-
-    Raises
-    ------
-    TopologyError
-        If a field is unknown, missing or wrong; the first is named.
-    """
-    try:
-        return TopologyFile.model_validate(data)
-    except ValidationError as error:
-        raise _first_error(error, where) from None
-
-
-def _first_error(error: ValidationError, where: str) -> TopologyError:
-    """The first thing that pydantic found wrong, as one sentence."""
-    first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    field = field.removeprefix(".")
-    kind, found = first["type"], quoted(first["input"])
-    if kind == "extra_forbidden":
-        message = "unknown field; check its spelling"
-    elif kind == "missing":
-        message = "is missing; add it"
-    elif kind == "value_error":
-        message = str(first["ctx"]["error"])
-    elif kind == "too_short":
-        least = first["ctx"]["min_length"]
-        message = f"found {found}; expected at least {least} item{'' if least == 1 else 's'}"
-    else:
-        expected = first["msg"].removeprefix("Input should be ")
-        message = f"found {found}; expected {expected[0].lower()}{expected[1:]}"
-    return TopologyError(" ".join(message.split()), where=f"{where}: {field}" if field else where)
-
-
-def _number(value: object) -> Fraction:
-    """A cost as the person wrote it; text such as "20/3" is for what has no decimal form."""
-    if isinstance(value, Fraction):
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, Decimal, str)):
-        raise ValueError(f"found {quoted(value)}; expected a number")
-    text = str(value).strip()
-    if text.startswith("-"):
-        raise ValueError(f"found {quoted(value)}; expected a number that is not negative")
-    if not _NUMBER.fullmatch(text):
-        raise ValueError(f"found {quoted(value)}; expected a finite number of at most 30 digits")
-    try:
-        return Fraction(text)
-    except ZeroDivisionError:
-        raise ValueError(f"found {quoted(value)}; expected a denominator that is not 0") from None
+__all__ = ["LinkEntry", "ResourceEntry", "SwitchEntry", "TopologyFile"]
 
 
 def _positive(value: object) -> Fraction:
-    number = _number(value)
+    number = exact(value)  # type: ignore[arg-type]
     if number == 0:
         raise ValueError("found 0; expected a positive number")
     return number
@@ -95,7 +38,7 @@ def _as_list(value: object) -> object:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-_Cost = Annotated[Fraction, BeforeValidator(_number)]
+_Cost = Annotated[Fraction, BeforeValidator(exact)]
 _PositiveCost = Annotated[Fraction, BeforeValidator(_positive)]
 _Rank = Annotated[int, Field(strict=True, ge=0)]
 _Count = Annotated[int, Field(strict=True, ge=1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dump_topology"]
 
-#: Digits that the reader takes in a number.
+#: Digits of a number, before the point and behind it.
 _MAX_DIGITS = 30
 
 
@@ -113,7 +113,7 @@ def _resource_lines(topology: Topology) -> Iterator[str]:
         entries: dict[tuple[str, Fraction | None, Fraction | None], list[int]] = defaultdict(list)
         for hold in holds:
             rate = (hold.alpha_us, hold.beta_us_per_mb)
-            as_long = rate == _own_hold(topology, hold.link)
+            as_long = rate == topology.links[hold.link].held_us(topology.alpha_meaning)
             entries[hold.side, *((None, None) if as_long else rate)].append(hold.link)
         for number, ((side, alpha_us, beta_us_per_mb), links) in enumerate(entries.items()):
             pairs = dict.fromkeys((topology.links[e].srcs, topology.links[e].dsts) for e in links)
@@ -141,31 +141,23 @@ def _resource_lines(topology: Topology) -> Iterator[str]:
                 yield f"beta_us_per_mb = {_number(beta_us_per_mb)}"
 
 
-def _own_hold(topology: Topology, link: int) -> tuple[Fraction, Fraction]:
-    """What a link holds of the resource that it is itself, where it holds one."""
-    ends = topology.links[link]
-    return (ends.alpha_us if topology.alpha_meaning == "occupies" else Fraction(0), ends.beta_us_per_mb)
-
-
 def _own_resources(topology: Topology) -> set[int]:
     """The resource of every link that is the link itself."""
-    holders: dict[int, int] = defaultdict(int)
-    for hold in topology.holds:
-        holders[hold.resource] += 1
+    holders = Counter(hold.resource for hold in topology.holds)
     own: set[int] = set()
-    for index, holds in enumerate(topology.holds_of_link):
+    for link, holds in zip(topology.links, topology.holds_of_link, strict=True):
+        costs = (*link.held_us(topology.alpha_meaning), "send")
         mine = [
             hold.resource
             for hold in holds
             if holders[hold.resource] == 1
-            and topology.resources[hold.resource].name == f"link {topology.links[index]}"
-            and (hold.alpha_us, hold.beta_us_per_mb) == _own_hold(topology, index)
-            and hold.side == "send"
+            and topology.resources[hold.resource].name == f"link {link}"
+            and (hold.alpha_us, hold.beta_us_per_mb, hold.side) == costs
         ]
         if not mine:
             raise ExportError(
-                f"in a topology file every link is a resource of its own, and link {topology.links[index]} "
-                "holds none; give it one"
+                f"in a topology file every link is a resource of its own, and link {link} holds none; "
+                "give it one"
             )
         own.add(mine[0])
     return own

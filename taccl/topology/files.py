@@ -34,7 +34,6 @@ Decimal costs are exact: 0.1 is one tenth.
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +59,9 @@ MAX_RANKS = 1_000_000
 
 
 def load_topology(path: str | PathLike[str]) -> Topology:
-    """The topology that a TOML or JSON file describes.
+    """The topology that a TOML or JSON file of at most 64 MB describes.
 
-    Parameters
-    ----------
-    path : path
-        A file of at most 64 MB; it is JSON if its name ends in ``.json`` or its text starts with ``{``.
+    It is JSON if its name ends in ``.json`` or its text starts with ``{``.
 
     Raises
     ------
@@ -74,11 +70,13 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     TopologyError
         If a field is unknown, missing or wrong, or a rank or link does not exist; file and field are named.
     """
-    from taccl.topology.file_schema import validate
+    from taccl.topology.file_schema import TopologyFile
+    from taccl.validation import validated
 
     path = Path(path)
     where = str(path)
-    file = validate(parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True), where)
+    data = parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True)
+    file = validated(TopologyFile, data, source=where, error=TopologyError)
     try:
         if file.machine is None and file.fabric is None:
             return _from_links(file, path.stem)
@@ -155,8 +153,7 @@ def _node_of_rank(file: TopologyFile) -> list[int]:
     num_ranks = sum(counts) if len(counts) > 1 else counts[0] * nodes
     if num_ranks > MAX_RANKS:
         raise TopologyError(f"found {num_ranks} ranks; expected at most {MAX_RANKS}", where="ranks_per_node")
-    if len(counts) == 1:
-        counts = counts * nodes
+    counts = counts if len(counts) > 1 else counts * nodes
     return [node for node, count in enumerate(counts) for _ in range(count)]
 
 
@@ -195,12 +192,6 @@ def _add_holds(
             raise TopologyError(f"link {ends} does not exist; list it under [[link]]", where=where)
         for index in found:
             link = builder.links[index]
-            own_alpha_us = link.alpha_us if builder.alpha_meaning == "occupies" else Fraction(0)
-            default_alpha_us = Fraction(0) if entry.has_rate else own_alpha_us
-            builder.add_hold(
-                index,
-                resource,
-                alpha_us=default_alpha_us if entry.alpha_us is None else entry.alpha_us,
-                beta_us_per_mb=entry.rate() if entry.has_rate else link.beta_us_per_mb,
-                side=entry.side,
-            )
+            alpha, beta = (0, entry.rate()) if entry.has_rate else link.held_us(builder.alpha_meaning)
+            alpha = alpha if entry.alpha_us is None else entry.alpha_us
+            builder.add_hold(index, resource, alpha_us=alpha, beta_us_per_mb=beta, side=entry.side)

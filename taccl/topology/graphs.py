@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as
@@ -58,16 +59,9 @@ def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning =
     for u, v, attributes in edges:
         where = f"{name}: edge {u}-{v}"
         alpha = exact_cost(attributes.get("alpha_us", 0), where=f"{where}: alpha_us")
-        beta = _beta_of_edge(attributes, where)
-        ends = ((u, v),) if graph.is_directed() else ((u, v), (v, u))
-        for src, dst in ends:
-            builder.add_link(
-                rank_of[src],
-                rank_of[dst],
-                alpha_us=alpha,
-                beta_us_per_mb=beta,
-                name=str(attributes.get("name", "")),
-            )
+        beta, own = _beta_of_edge(attributes, where), str(attributes.get("name", ""))
+        for src, dst in ((u, v),) if graph.is_directed() else ((u, v), (v, u)):
+            builder.add_link(rank_of[src], rank_of[dst], alpha_us=alpha, beta_us_per_mb=beta, name=own)
     return builder.build()
 
 
@@ -86,16 +80,9 @@ def to_networkx(topology: Topology) -> Any:
     for rank, node in enumerate(topology.node_of_rank):
         graph.add_node(rank, node=node)
     for index, link in enumerate(topology.links):
-        for src in link.srcs:
-            for dst in link.dsts:
-                graph.add_edge(
-                    src,
-                    dst,
-                    link=index,
-                    alpha_us=link.alpha_us,
-                    beta_us_per_mb=link.beta_us_per_mb,
-                    name=link.name,
-                )
+        costs = {"alpha_us": link.alpha_us, "beta_us_per_mb": link.beta_us_per_mb}
+        for src, dst in product(link.srcs, link.dsts):
+            graph.add_edge(src, dst, link=index, name=link.name, **costs)
     return graph
 
 

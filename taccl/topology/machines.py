@@ -16,30 +16,48 @@ Constants come from `taccl.topology.profiles`, and ``constants=`` replaces any o
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.parts import add_crossbar, add_internode, check_num_links
-from taccl.topology.profiles import PROFILES, Constant, Profile, find_profile
+from taccl.topology.profiles import find_profile
 from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from taccl.arguments import Count, Number
 
+__all__ = ["SHAPES", "Shape", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "ndv2"]
 
-__all__ = [
-    "PROFILES", "Constant", "Profile", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "find_profile", "ndv2",
-]  # fmt: skip
+_NDV2 = {
+    2: ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7)),
+    1: ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6)),
+}
+_DGX1 = {
+    2: ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)),
+    1: ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)),
+}
 
-# Hybrid cube mesh of NDv2, in the numbering of TACCL's published topology: pairs with two NVLinks, with one.
-_NDV2_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
-_NDV2_SINGLE = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
-# The same mesh in the numbering of `nvidia-smi topo -m` on a DGX-1 with V100: NV2 cells, NV1 cells.
-_DGX1_DOUBLE = ((0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7))
-_DGX1_SINGLE = ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7))
+
+class Shape(NamedTuple):
+    """What a node is made of; `nvlinks` says how many join a pair of ranks, or nothing behind NVSwitch."""
+
+    ranks_per_node: int
+    ranks_per_nic: int
+    nvlinks: Mapping[tuple[int, int], int] = {}
+
+
+#: The hybrid cube mesh of NDv2 is in the numbering of TACCL's published topology; that of DGX-1 in the
+#: numbering of `nvidia-smi topo -m`.
+SHAPES = {
+    "ndv2": Shape(8, 8, {pair: count for count, pairs in _NDV2.items() for pair in pairs}),
+    "dgx1": Shape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}),
+    "dgx2": Shape(16, 2),
+    "dgx-a100": Shape(8, 1),
+    "dgx-h100": Shape(8, 1),
+}
 
 
 @checked_as(TopologyError)
@@ -74,10 +92,7 @@ def ndv2(
     from one rank and receive on the other. No published rate of that switch is known to us, so the model
     has no resource for it: any pair of ranks may talk across nodes at the NIC's rate.
     """
-    return _hybrid_mesh(
-        "ndv2", nodes, profile, alpha_meaning, constants,
-        double=_NDV2_DOUBLE, single=_NDV2_SINGLE, ranks_per_nic=8,
-    )  # fmt: skip
+    return _build("ndv2", nodes, profile, alpha_meaning, constants)
 
 
 @checked_as(TopologyError)
@@ -95,10 +110,7 @@ def dgx1(
     nodes, profile, alpha_meaning, constants
         As in `ndv2`; errors are its, too.
     """
-    return _hybrid_mesh(
-        "dgx1", nodes, profile, alpha_meaning, constants,
-        double=_DGX1_DOUBLE, single=_DGX1_SINGLE, ranks_per_nic=2,
-    )  # fmt: skip
+    return _build("dgx1", nodes, profile, alpha_meaning, constants)
 
 
 @checked_as(TopologyError)
@@ -116,9 +128,7 @@ def dgx2(
     nodes, profile, alpha_meaning, constants
         As in `ndv2`; errors are its, too.
     """
-    return _switched(
-        "dgx2", nodes, profile, alpha_meaning, constants, ranks_per_node=16, ranks_per_nic=2, rails=False
-    )
+    return _build("dgx2", nodes, profile, alpha_meaning, constants)
 
 
 @checked_as(TopologyError)
@@ -140,9 +150,7 @@ def dgx_a100(
         With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
         cabled; without, to every rank of every other node.
     """
-    return _switched(
-        "dgx-a100", nodes, profile, alpha_meaning, constants, ranks_per_node=8, ranks_per_nic=1, rails=rails
-    )
+    return _build("dgx-a100", nodes, profile, alpha_meaning, constants, rails=rails)
 
 
 @checked_as(TopologyError)
@@ -161,117 +169,62 @@ def dgx_h100(
     nodes, profile, rails, alpha_meaning, constants
         As in `dgx_a100`; errors are those of `ndv2`.
     """
-    return _switched(
-        "dgx-h100", nodes, profile, alpha_meaning, constants, ranks_per_node=8, ranks_per_nic=1, rails=rails
-    )
+    return _build("dgx-h100", nodes, profile, alpha_meaning, constants, rails=rails)
 
 
-def _hybrid_mesh(
+def _build(
     machine: str,
     nodes: int,
     profile: str,
     alpha_meaning: AlphaMeaning,
     constants: Mapping[str, Number] | None,
     *,
-    double: Sequence[tuple[int, int]],
-    single: Sequence[tuple[int, int]],
-    ranks_per_nic: int,
+    rails: bool = False,
 ) -> Topology:
-    values = find_profile(machine, profile).replaced(constants or {})
-    builder = _start(machine, nodes, values, alpha_meaning, ranks_per_node=8, rails=False)
-    for first in range(0, 8 * nodes, 8):
-        for a, b in sorted((*double, *single)):
-            is_double = (a, b) in double
-            beta = values["nvlink_double_beta_us_per_mb" if is_double else "nvlink_beta_us_per_mb"]
-            for src, dst in ((a, b), (b, a)):
-                builder.add_link(
-                    first + src,
-                    first + dst,
-                    alpha_us=values["nvlink_alpha_us"],
-                    beta_us_per_mb=beta,
-                    name="NVLink x2" if is_double else "NVLink",
-                )
-    _join_nodes(builder, nodes, values, ranks_per_node=8, ranks_per_nic=ranks_per_nic, rails=False)
-    return builder.build()
-
-
-def _switched(
-    machine: str,
-    nodes: int,
-    profile: str,
-    alpha_meaning: AlphaMeaning,
-    constants: Mapping[str, Number] | None,
-    *,
-    ranks_per_node: int,
-    ranks_per_nic: int,
-    rails: bool,
-) -> Topology:
-    values = find_profile(machine, profile).replaced(constants or {})
-    builder = _start(machine, nodes, values, alpha_meaning, ranks_per_node=ranks_per_node, rails=rails)
-    for node in range(nodes):
-        add_crossbar(
-            builder,
-            range(node * ranks_per_node, (node + 1) * ranks_per_node),
-            name=f"NVSwitch of node {node}",
-            alpha_us=values["nvswitch_alpha_us"],
-            beta_us_per_mb=values["nvswitch_beta_us_per_mb"],
-            link_name="NVSwitch",
-        )
-    _join_nodes(
-        builder, nodes, values, ranks_per_node=ranks_per_node, ranks_per_nic=ranks_per_nic, rails=rails
-    )
-    return builder.build()
-
-
-def _start(
-    machine: str,
-    nodes: int,
-    values: Profile,
-    alpha_meaning: AlphaMeaning,
-    *,
-    ranks_per_node: int,
-    rails: bool,
-) -> TopologyBuilder:
-    """A builder for `nodes` nodes, once it is known that the topology will fit into memory."""
-    pairs = ranks_per_node if rails else ranks_per_node**2
-    check_num_links(nodes * ranks_per_node**2 + nodes * (nodes - 1) * pairs, where=f"{machine}: nodes")
-    return TopologyBuilder(
+    """The nodes of a machine, each by itself, and then what joins them."""
+    shape, values = SHAPES[machine], find_profile(machine, profile).replaced(constants or {})
+    size = shape.ranks_per_node
+    joined = [(i, j) for i in range(size) for j in range(size) if i == j or not rails]
+    check_num_links(nodes * size**2 + nodes * (nodes - 1) * len(joined), where=f"{machine}: nodes")
+    builder = TopologyBuilder(
         f"{machine} x{nodes}",
-        [node for node in range(nodes) for _ in range(ranks_per_node)],
+        [node for node in range(nodes) for _ in range(size)],
         alpha_meaning=alpha_meaning,
         profile=values.name,
         machine=machine,
     )
-
-
-def _join_nodes(
-    builder: TopologyBuilder,
-    nodes: int,
-    values: Profile,
-    *,
-    ranks_per_node: int,
-    ranks_per_nic: int,
-    rails: bool,
-) -> None:
-    """Add the links of every ordered pair of nodes, and the NICs that they hold."""
-    if nodes == 1:
-        return
-    local = range(ranks_per_node)
-    locals_joined = [(i, i) for i in local] if rails else [(i, j) for i in local for j in local]
-    add_internode(
-        builder,
-        [
-            (a * ranks_per_node + i, b * ranks_per_node + j)
-            for a, b in permutations(range(nodes), 2)
-            for i, j in locals_joined
-        ],
-        nic_of_rank={
-            node * ranks_per_node + i: f"NIC {i // ranks_per_nic} of node {node}"
-            for node in range(nodes)
-            for i in local
-        },
-        alpha_us=values["internode_alpha_us"],
-        beta_us_per_mb=values["internode_beta_us_per_mb"],
-        nic_alpha_us=values["nic_alpha_us"],
-        link_name="InfiniBand",
-    )
+    for node in range(nodes):
+        if not shape.nvlinks:
+            add_crossbar(
+                builder,
+                range(node * size, (node + 1) * size),
+                name=f"NVSwitch of node {node}",
+                alpha_us=values["nvswitch_alpha_us"],
+                beta_us_per_mb=values["nvswitch_beta_us_per_mb"],
+                link_name="NVSwitch",
+            )
+        for (a, b), count in sorted(shape.nvlinks.items()):
+            beta = values["nvlink_double_beta_us_per_mb" if count > 1 else "nvlink_beta_us_per_mb"]
+            for src, dst in ((a, b), (b, a)):
+                builder.add_link(
+                    node * size + src,
+                    node * size + dst,
+                    alpha_us=values["nvlink_alpha_us"],
+                    beta_us_per_mb=beta,
+                    name="NVLink x2" if count > 1 else "NVLink",
+                )
+    if nodes > 1:
+        add_internode(
+            builder,
+            [(a * size + i, b * size + j) for a, b in permutations(range(nodes), 2) for i, j in joined],
+            nic_of_rank={
+                node * size + i: f"NIC {i // shape.ranks_per_nic} of node {node}"
+                for node in range(nodes)
+                for i in range(size)
+            },
+            alpha_us=values["internode_alpha_us"],
+            beta_us_per_mb=values["internode_beta_us_per_mb"],
+            nic_alpha_us=values["nic_alpha_us"],
+            link_name="InfiniBand",
+        )
+    return builder.build()

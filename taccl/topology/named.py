@@ -7,7 +7,6 @@ small one out, link for link as `taccl.topology.fabrics` does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,11 +15,12 @@ import numpy as np
 
 from taccl.arguments import quoted
 from taccl.errors import TopologyError
-from taccl.topology import fabrics
-from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
-from taccl.topology.registry import dims_of_size, find_kind
+from taccl.topology.parts import check_count, exact_cost, rates_of_axes
+from taccl.topology.registry import FABRICS, dims_of_size, find_kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from taccl.topology.topology import Topology
@@ -62,7 +62,7 @@ class NamedFabric:
     alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
 
     def __post_init__(self) -> None:
-        if self.kind not in (*_GRIDS, "hypercube", "fully-connected", "star"):
+        if self.kind not in FABRICS:
             raise TopologyError(f"found {quoted(self.kind)}; expected the kind of a fabric", where="fabric")
         if not self.dims:
             raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{self.kind}: dims")
@@ -135,19 +135,12 @@ class NamedFabric:
             If it has too many links to be listed.
         """
         rates = [Fraction(1000) / beta for beta in self.betas]
-        costs: dict[str, Any] = {"alpha_us": self.alpha_us, "alpha_meaning": self.alpha_meaning}
-        if self.kind == "mesh":
-            return fabrics.mesh(*self.dims, bandwidth_gb_per_s=rates, **costs)
-        if self.kind == "torus":
-            return fabrics.torus(*self.dims, bandwidth_gb_per_s=rates, **costs)
-        costs["bandwidth_gb_per_s"] = rates[0]
-        if self.kind == "ring":
-            return fabrics.ring(*self.dims, **costs)
-        if self.kind == "hypercube":
-            return fabrics.hypercube(*self.dims, **costs)
-        if self.kind == "star":
-            return fabrics.star(*self.dims, **costs)
-        return fabrics.fully_connected(*self.dims, **costs)
+        return FABRICS[self.kind](
+            *self.dims,
+            bandwidth_gb_per_s=rates if self.kind in ("mesh", "torus") else rates[0],
+            alpha_us=self.alpha_us,
+            alpha_meaning=self.alpha_meaning,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fabric as plain values."""
@@ -185,26 +178,15 @@ def parse_named(
         raise TopologyError(f"found {quoted(name)}; expected a fabric, e.g. 'torus:100x100'", where="fabric")
     kind, _, size = name.strip().partition(":")
     kind = find_kind(kind, name)
-    if kind not in (*_GRIDS, "hypercube", "fully-connected", "star"):
+    if kind not in FABRICS:
         raise TopologyError(
             f"found {quoted(name)}, a machine; expected a fabric, e.g. 'torus:100x100'", where="fabric"
         )
     dims = dims_of_size(kind, size)
     num_axes = len(dims) if kind in _GRIDS else 1
-    several = isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str)
-    rates: Sequence[Any] = bandwidth_gb_per_s if several else (bandwidth_gb_per_s,) * num_axes  # type: ignore[assignment]
-    if len(rates) != num_axes:
-        raise TopologyError(
-            f"found {len(rates)} bandwidths for {num_axes} axes; give one, or one for every axis",
-            where=f"{kind}: bandwidth_gb_per_s",
-        )
-    return NamedFabric(
-        kind,
-        dims,
-        exact_cost(alpha_us, where=f"{kind}: alpha_us"),
-        tuple(beta_of_bandwidth(rate, where=f"{kind}: bandwidth_gb_per_s") for rate in rates),
-        alpha_meaning,
-    )
+    alpha = exact_cost(alpha_us, where=f"{kind}: alpha_us")
+    betas = rates_of_axes(bandwidth_gb_per_s, num_axes, where=f"{kind}: bandwidth_gb_per_s")
+    return NamedFabric(kind, dims, alpha, betas, alpha_meaning)
 
 
 def as_named(topology: Topology) -> NamedFabric | None:
@@ -217,13 +199,8 @@ def as_named(topology: Topology) -> NamedFabric | None:
         return None
     try:
         dims = tuple(int(dim) for dim in size.split("x"))
-        found = NamedFabric(
-            kind,
-            dims,
-            topology.links[0].alpha_us,
-            _betas(kind, dims, topology),
-            topology.alpha_meaning,
-        )
+        alpha, betas = topology.links[0].alpha_us, _betas(kind, dims, topology)
+        found = NamedFabric(kind, dims, alpha, betas, topology.alpha_meaning)
         if found.num_ranks != topology.num_ranks:
             return None
         listed = found.to_topology()

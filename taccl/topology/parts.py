@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import quoted, whole_number
 from taccl.errors import InputError, TopologyError
 from taccl.units import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from taccl.arguments import Number
     from taccl.topology.topology import TopologyBuilder
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "check_count",
     "check_num_links",
     "exact_cost",
+    "hold_ends",
+    "rates_of_axes",
 ]
 
 MAX_LINKS = 1_000_000
@@ -30,13 +34,7 @@ MAX_LINKS = 1_000_000
 
 
 def exact_cost(value: int | float | str | Fraction, *, where: str) -> Fraction:
-    """Exact value of an alpha, a beta or a bandwidth.
-
-    Raises
-    ------
-    TopologyError
-        If it is not a finite, non-negative number.
-    """
+    """Exact value of an alpha, a beta or a bandwidth; `TopologyError` unless finite and not negative."""
     try:
         return exact(value, where=where)
     except InputError as error:
@@ -48,10 +46,7 @@ def beta_of_bandwidth(
 ) -> Fraction:
     """Exact us per MB of a link that carries `gb_per_s`: 1 GB/s is 10**9 bytes a second, 1000 us per MB.
 
-    Raises
-    ------
-    TopologyError
-        If it is not a positive number.
+    Anything but a positive number is a `TopologyError`.
     """
     rate = exact_cost(gb_per_s, where=where)
     if rate == 0:
@@ -59,14 +54,28 @@ def beta_of_bandwidth(
     return Fraction(1000) / rate
 
 
-def check_count(value: object, *, where: str, least: int = 1) -> int:
-    """`value`, if it is a whole number of at least `least`.
+def rates_of_axes(
+    bandwidth_gb_per_s: Number | Sequence[Number], num_axes: int, *, where: str
+) -> tuple[Fraction, ...]:
+    """Us per MB along every axis, of one bandwidth for all or a bandwidth for each.
 
     Raises
     ------
     TopologyError
-        If it is not.
+        If they are not as many as axes, or one is not positive.
     """
+    several = isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str)
+    rates: Sequence[Any] = bandwidth_gb_per_s if several else (bandwidth_gb_per_s,) * num_axes  # type: ignore[assignment]
+    if len(rates) != num_axes:
+        raise TopologyError(
+            f"found {len(rates)} bandwidths for {num_axes} axes; give one, or one for every axis",
+            where=where,
+        )
+    return tuple(beta_of_bandwidth(rate, where=where) for rate in rates)
+
+
+def check_count(value: object, *, where: str, least: int = 1) -> int:
+    """`value`, if it is a whole number of at least `least`; else `TopologyError`."""
     try:
         return whole_number(value, where, at_least=least)
     except InputError as error:
@@ -98,7 +107,6 @@ def add_crossbar(
     with its alpha where alpha occupies, without where it pipelines. A rank thus sends to one rank at a time,
     and receives from one rank at a time.
     """
-    hold_alpha_us = alpha_us if builder.alpha_meaning == "occupies" else Fraction(0)
     port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
     links = []
@@ -106,10 +114,8 @@ def add_crossbar(
         link = builder.add_link(
             src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, name=link_name or name
         )
-        builder.add_hold(link, port_out[src], alpha_us=hold_alpha_us, beta_us_per_mb=beta_us_per_mb)
-        builder.add_hold(
-            link, port_in[dst], alpha_us=hold_alpha_us, beta_us_per_mb=beta_us_per_mb, side="receive"
-        )
+        held_alpha_us, _ = builder.links[link].held_us(builder.alpha_meaning)
+        hold_ends(builder, link, port_out[src], port_in[dst], alpha_us=held_alpha_us)
         links.append(link)
     builder.add_switch(name, ranks, links)
 
@@ -134,11 +140,11 @@ def add_internode(
     ingress = {nic: builder.add_resource(f"{nic} ingress") for nic in egress}
     for src, dst in pairs:
         link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, name=link_name)
-        builder.add_hold(link, egress[nic_of_rank[src]], alpha_us=nic_alpha_us, beta_us_per_mb=beta_us_per_mb)
-        builder.add_hold(
-            link,
-            ingress[nic_of_rank[dst]],
-            alpha_us=nic_alpha_us,
-            beta_us_per_mb=beta_us_per_mb,
-            side="receive",
-        )
+        hold_ends(builder, link, egress[nic_of_rank[src]], ingress[nic_of_rank[dst]], alpha_us=nic_alpha_us)
+
+
+def hold_ends(builder: TopologyBuilder, link: int, out: int, into: int, *, alpha_us: Fraction) -> None:
+    """Let sends over a link hold `out` from their start and `into` until their end, both at its beta."""
+    beta = builder.links[link].beta_us_per_mb
+    builder.add_hold(link, out, alpha_us=alpha_us, beta_us_per_mb=beta)
+    builder.add_hold(link, into, alpha_us=alpha_us, beta_us_per_mb=beta, side="receive")

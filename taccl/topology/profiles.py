@@ -49,34 +49,26 @@ class Profile:
         TopologyError
             If the profile has no constant of that name, or the value is not a cost.
         """
-        known = [constant.name for constant in self.constants]
-        for name in values:
-            if name not in known:
+        constants = {constant.name: constant for constant in self.constants}
+        for name, value in values.items():
+            if name not in constants:
                 raise TopologyError(
-                    f"{self.machine} has no constant {name!r}; it has {', '.join(known)}", where="constants"
+                    f"{self.machine} has no constant {name!r}; it has {', '.join(constants)}",
+                    where="constants",
                 )
-        constants = []
-        for constant in self.constants:
-            if constant.name in values:
-                value = exact_cost(values[constant.name], where=f"constants: {constant.name}")
-                constant = Constant(constant.name, value, "given by the user")
-            constants.append(constant)
-        return replace(self, constants=tuple(constants))
+            cost = exact_cost(value, where=f"constants: {name}")
+            constants[name] = Constant(name, cost, "given by the user")
+        return replace(self, constants=tuple(constants.values()))
 
 
 def find_profile(machine: str, profile: str) -> Profile:
-    """The profile of a machine by name.
-
-    Raises
-    ------
-    TopologyError
-        If the machine has no such profile; the known ones are named.
-    """
-    for each in PROFILES[machine]:
-        if each.name == profile:
-            return each
-    known = ", ".join(each.name for each in PROFILES[machine])
-    raise TopologyError(f"found {profile!r}; {machine} has the profiles {known}", where=f"{machine}: profile")
+    """The profile of a machine by name; `TopologyError` names the known ones."""
+    known = {each.name: each for each in PROFILES[machine]}
+    if profile not in known:
+        raise TopologyError(
+            f"found {profile!r}; {machine} has the profiles {', '.join(known)}", where=f"{machine}: profile"
+        )
+    return known[profile]
 
 
 def _rate(name: str, gb_per_s: int | str, source: str) -> Constant:
@@ -93,106 +85,92 @@ _NIC_ALPHA = Constant(
 )
 _V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per link and direction, 6 links"
 _EDR = "EDR InfiniBand, 100 Gb/s"
-_NDV2_FILE = "TACCL's published topo-ndv2-1MB.json"
-_DGX2_FILE = "TACCL's published topo-dgx2-1MB.json"
 
 
-def _nominal_mesh(machine: str, nic_source: str) -> Profile:
+def _nominal(machine: str, link: str, nic: tuple[int | str, str], **rates: tuple[int | str, str]) -> Profile:
+    """What data sheets promise: (GB/s, source) of a NIC, and of each kind of link in a node."""
     return Profile(
         machine,
         "nominal",
         (
-            Constant("nvlink_alpha_us", Fraction(0), _NO_ALPHA),
-            _rate("nvlink_beta_us_per_mb", 25, _V100),
-            _rate("nvlink_double_beta_us_per_mb", 50, f"two links; {_V100}"),
+            Constant(f"{link}_alpha_us", Fraction(0), _NO_ALPHA),
+            *(_rate(f"{kind}_beta_us_per_mb", *rate) for kind, rate in rates.items()),
             Constant("internode_alpha_us", Fraction(0), _NO_ALPHA),
-            _rate("internode_beta_us_per_mb", "12.5", nic_source),
+            _rate("internode_beta_us_per_mb", *nic),
             _NIC_ALPHA,
         ),
     )
 
 
-def _taccl_mesh(machine: str, remark: str = "") -> Profile:
+def _published(machine: str, link: str, file: str, remark: str = "", **betas: tuple[int, str]) -> Profile:
+    """What TACCL's file says: (us per MB, field) of each kind of link in a node."""
+
+    def constant(name: str, value: int | str, field: str) -> Constant:
+        return Constant(name, Fraction(value), f"{file}: {field}{remark}")
+
     return Profile(
         machine,
         "taccl",
         (
-            Constant("nvlink_alpha_us", Fraction("0.3"), f"{_NDV2_FILE}: alpha{remark}"),
-            Constant("nvlink_beta_us_per_mb", Fraction(46), f"{_NDV2_FILE}: node_betas_list[1]{remark}"),
-            Constant(
-                "nvlink_double_beta_us_per_mb", Fraction(23), f"{_NDV2_FILE}: node_betas_list[0]{remark}"
-            ),
-            Constant("internode_alpha_us", Fraction("2.6"), f"{_NDV2_FILE}: remote_alpha{remark}"),
-            Constant("internode_beta_us_per_mb", Fraction(105), f"{_NDV2_FILE}: remote_beta{remark}"),
+            constant(f"{link}_alpha_us", "0.3", "alpha"),
+            *(constant(f"{kind}_beta_us_per_mb", *beta) for kind, beta in betas.items()),
+            constant("internode_alpha_us", "2.6", "remote_alpha"),
+            constant("internode_beta_us_per_mb", 105, "remote_beta"),
             _NIC_ALPHA,
         ),
     )
 
 
-def _nominal_switch(
-    machine: str, *, port_gb_per_s: int, port_source: str, nic_gb_per_s: int | str, nic_source: str
-) -> Profile:
-    return Profile(
-        machine,
-        "nominal",
-        (
-            Constant("nvswitch_alpha_us", Fraction(0), _NO_ALPHA),
-            _rate("nvswitch_beta_us_per_mb", port_gb_per_s, port_source),
-            Constant("internode_alpha_us", Fraction(0), _NO_ALPHA),
-            _rate("internode_beta_us_per_mb", nic_gb_per_s, nic_source),
-            _NIC_ALPHA,
+def _mesh(machine: str, nic_source: str, remark: str = "") -> tuple[Profile, Profile]:
+    return (
+        _published(
+            machine, "nvlink", "TACCL's published topo-ndv2-1MB.json", remark,
+            nvlink=(46, "node_betas_list[1]"), nvlink_double=(23, "node_betas_list[0]"),
         ),
-    )
+        _nominal(
+            machine, "nvlink", ("12.5", nic_source), nvlink=(25, _V100),
+            nvlink_double=(50, f"two links; {_V100}"),
+        ),
+    )  # fmt: skip
 
-
-_DGX2_TACCL = Profile(
-    "dgx2",
-    "taccl",
-    (
-        Constant("nvswitch_alpha_us", Fraction("0.3"), f"{_DGX2_FILE}: alpha"),
-        Constant("nvswitch_beta_us_per_mb", Fraction(8), f"{_DGX2_FILE}: node_betas_list[0]"),
-        Constant("internode_alpha_us", Fraction("2.6"), f"{_DGX2_FILE}: remote_alpha"),
-        Constant("internode_beta_us_per_mb", Fraction(105), f"{_DGX2_FILE}: remote_beta"),
-        _NIC_ALPHA,
-    ),
-)
 
 PROFILES: Mapping[str, tuple[Profile, ...]] = {
-    "ndv2": (
-        _taccl_mesh("ndv2"),
-        _nominal_mesh("ndv2", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
-    ),
-    "dgx1": (
-        _taccl_mesh("dgx1", " (NDv2's, which has the same V100, NVLink 2.0 and EDR InfiniBand)"),
-        _nominal_mesh("dgx1", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}"),
+    "ndv2": _mesh("ndv2", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
+    "dgx1": _mesh(
+        "dgx1",
+        f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}",
+        " (NDv2's, which has the same V100, NVLink 2.0 and EDR InfiniBand)",
     ),
     "dgx2": (
-        _DGX2_TACCL,
-        _nominal_switch(
+        _published(
+            "dgx2", "nvswitch", "TACCL's published topo-dgx2-1MB.json", nvswitch=(8, "node_betas_list[0]")
+        ),
+        _nominal(
             "dgx2",
-            port_gb_per_s=150,
-            port_source=f"six links; {_V100}",
-            nic_gb_per_s="12.5",
-            nic_source=f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}",
+            "nvswitch",
+            ("12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
+            nvswitch=(150, f"six links; {_V100}"),
         ),
     ),
     "dgx-a100": (
-        _nominal_switch(
+        _nominal(
             "dgx-a100",
-            port_gb_per_s=300,
-            port_source="NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways",
-            nic_gb_per_s=25,
-            nic_source="NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s",
+            "nvswitch",
+            (25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s"),
+            nvswitch=(
+                300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways",
+            ),
         ),
     ),
     "dgx-h100": (
-        _nominal_switch(
+        _nominal(
             "dgx-h100",
-            port_gb_per_s=450,
-            port_source="NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways",
-            nic_gb_per_s=50,
-            nic_source="NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s",
+            "nvswitch",
+            (50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s"),
+            nvswitch=(
+                450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways",
+            ),
         ),
     ),
-}
+}  # fmt: skip
 """Profiles of every machine model; the first is the default."""

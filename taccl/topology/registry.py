@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from difflib import get_close_matches
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as, quoted
 from taccl.errors import TopologyError
+from taccl.names import did_you_mean, matching
 from taccl.topology import fabrics, machines
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from taccl.arguments import Count
     from taccl.topology.topology import Topology
 
-__all__ = ["dims_of_size", "fabric_names", "find_kind", "machine_names", "machine_options", "parse"]
+__all__ = [
+    "FABRICS", "dims_of_size", "fabric_names", "find_kind", "machine_names", "machine_options", "parse",
+]  # fmt: skip
 
 _MACHINES: Mapping[str, Callable[..., Topology]] = {
     "ndv2": machines.ndv2,
@@ -26,7 +29,7 @@ _MACHINES: Mapping[str, Callable[..., Topology]] = {
     "dgx-a100": machines.dgx_a100,
     "dgx-h100": machines.dgx_h100,
 }
-_FABRICS: Mapping[str, Callable[..., Topology]] = {
+FABRICS: Mapping[str, Callable[..., Topology]] = {
     "ring": fabrics.ring,
     "mesh": fabrics.mesh,
     "torus": fabrics.torus,
@@ -50,7 +53,7 @@ def machine_options(machine: str) -> Mapping[str, Any]:
 
 def fabric_names() -> tuple[str, ...]:
     """Names of the fabrics; `parse` wants a size behind a colon."""
-    return tuple(_FABRICS)
+    return tuple(FABRICS)
 
 
 @checked_as(TopologyError)
@@ -91,22 +94,17 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
     dims = dims_of_size(kind, size)
     if nodes is not None:
         options["ranks_per_node"] = _ranks_per_node(kind, dims, nodes)
-    return _call(_FABRICS[kind], kind, dims, options)
+    return _call(FABRICS[kind], kind, dims, options)
 
 
 def find_kind(kind: str, name: str) -> str:
     """The known name that a person's spelling stands for."""
-    known = {_plain(each): each for each in (*_MACHINES, *_FABRICS)}
-    found = known.get(_plain(kind))
-    if found is not None:
-        return found
-    near = get_close_matches(_plain(kind), known, n=1, cutoff=0.5)
-    hint = f" did you mean {known[near[0]]!r}?" if near else ""
-    raise TopologyError(f"found {name!r}; expected {_expected()};{hint}".rstrip(";"), where="topology")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_\s]", "", name).lower()
+    known = (*_MACHINES, *FABRICS)
+    found = matching(kind, known)
+    if found is None:
+        hint = did_you_mean(kind, known)
+        raise TopologyError(f"found {name!r}; expected {_expected()}{hint}", where="topology")
+    return found
 
 
 def _expected() -> str:
@@ -124,11 +122,7 @@ def dims_of_size(kind: str, size: str) -> tuple[int, ...]:
 
 
 def _ranks_per_node(kind: str, dims: tuple[int, ...], nodes: int) -> int:
-    num_ranks = 1
-    for dim in dims:
-        num_ranks *= dim
-    if kind == "hypercube":
-        num_ranks = 2 ** min(dims[0], 64)
+    num_ranks = 2 ** min(dims[0], 64) if kind == "hypercube" else prod(dims)
     if num_ranks % nodes:
         raise TopologyError(
             f"found {nodes!r}; expected a whole number of nodes that divides the {num_ranks} ranks",

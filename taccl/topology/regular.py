@@ -36,24 +36,21 @@ class CyclicProduct:
 
     def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
         """Where elements take places; both are whole numbers or arrays that broadcast."""
-        element, place = np.asarray(element, dtype=np.int64), np.asarray(place, dtype=np.int64)
-        if all(modulus == 2 for modulus in self.moduli):
-            return np.asarray(element ^ place)
-        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(element.shape, place.shape), dtype=np.int64)
-        stride = self.order
-        for modulus in self.moduli:
-            stride //= modulus
-            total += (element // stride + place // stride) % modulus * stride
-        return total
+        return self._added(place, element, 1)
 
     def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
         """The elements that take sources to destinations."""
-        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
-        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(src.shape, dst.shape), dtype=np.int64)
+        return self._added(dst, src, -1)
+
+    def _added(self, first: Any, second: Any, sign: int) -> NDArray[np.int64]:
+        first, second = np.asarray(first, dtype=np.int64), np.asarray(second, dtype=np.int64)
+        if all(modulus == 2 for modulus in self.moduli):
+            return np.asarray(first ^ second)
+        total: NDArray[np.int64] = np.zeros(np.broadcast_shapes(first.shape, second.shape), dtype=np.int64)
         stride = self.order
         for modulus in self.moduli:
             stride //= modulus
-            total += (dst // stride - src // stride) % modulus * stride
+            total += (first // stride + sign * (second // stride)) % modulus * stride
         return total
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,13 +60,9 @@ class CyclicProduct:
 
 @dataclass(frozen=True)
 class PermutationGroup:
-    """The group that permutations of places generate, where it takes any place to any in one way.
+    """The group that permutations of places generate; `TopologyError` unless it takes any to any in one way.
 
-    Raises
-    ------
-    TopologyError
-        If the generators are no permutations of the same places, generate a group that does not reach all
-        of them, or one that takes some place to another in two ways, or the places are too many for a table.
+    So it is where the generators are no permutations of the same places, or these are too many for a table.
     """
 
     generators: tuple[tuple[int, ...], ...]
@@ -112,19 +105,17 @@ class PermutationGroup:
         num_places = self.order
         table = np.full((num_places, num_places), -1, dtype=np.int64)
         table[0] = np.arange(num_places)
-        reached, pending = 1, [0]
+        reached = [0]
         steps = [np.asarray(each, dtype=np.int64) for each in self.generators]
-        while pending:
-            here = pending.pop()
+        for here in reached:
             for step in steps:
                 there = int(step[here])
                 if table[there, 0] < 0:
                     table[there] = step[table[here]]
-                    reached += 1
-                    pending.append(there)
-        if reached < num_places:
+                    reached.append(there)
+        if len(reached) < num_places:
             raise TopologyError(
-                f"the generators take rank 0 to {reached} of {num_places} ranks; expected to all",
+                f"the generators take rank 0 to {len(reached)} of {num_places} ranks; expected to all",
                 where="translations",
             )
         table.setflags(write=False)

@@ -7,7 +7,7 @@ share and a spine uplink are resources like any other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,14 +20,20 @@ from taccl.topology.checks import check_topology
 from taccl.units import exact, format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from taccl.arguments import Number
 
-__all__ = ["AlphaMeaning", "Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder"]
+__all__ = [
+    "OTHER_SIDE", "AlphaMeaning", "Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder",
+]  # fmt: skip
 
 AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]
+#: Fields of a topology that are words.
+_WORDS = ("name", "machine", "profile", "cost_model", "alpha_meaning")
+#: The other end of a send, where time or links are turned round.
+OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +59,17 @@ class Link:
         """The receiving rank of an ordinary link; the first of several."""
         return self.dsts[0]
 
+    def held_us(self, alpha_meaning: AlphaMeaning) -> tuple[Fraction, Fraction]:
+        """Alpha and beta of the time for which a send holds the link itself."""
+        return self.alpha_us if alpha_meaning == "occupies" else Fraction(0), self.beta_us_per_mb
+
+    @property
+    def ends(self) -> str:
+        """Its ranks as messages show them, e.g. ``"0->1,2"``."""
+        return "->".join(",".join(map(str, ranks)) for ranks in (self.srcs, self.dsts))
+
     def __str__(self) -> str:
-        ends = "->".join(",".join(map(str, ranks)) for ranks in (self.srcs, self.dsts))
-        return f"{ends} ({shown(self.name)})" if self.name else ends
+        return f"{self.ends} ({shown(self.name)})" if self.name else self.ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,79 +211,28 @@ class Topology:
 
         Reversed twice, it is the same topology again.
         """
-        flip: dict[str, Side] = {"send": "receive", "receive": "send"}
         suffix = " reversed"
-        return Topology(
+        return replace(
+            self,
             name=self.name.removesuffix(suffix) if self.name.endswith(suffix) else self.name + suffix,
-            node_of_rank=self.node_of_rank,
             links=tuple(Link(e.dsts, e.srcs, e.alpha_us, e.beta_us_per_mb, e.name) for e in self.links),
-            resources=self.resources,
             holds=tuple(
-                Hold(h.link, h.resource, h.alpha_us, h.beta_us_per_mb, flip[h.side]) for h in self.holds
+                Hold(h.link, h.resource, h.alpha_us, h.beta_us_per_mb, OTHER_SIDE[h.side]) for h in self.holds
             ),
-            switches=self.switches,
-            alpha_meaning=self.alpha_meaning,
-            profile=self.profile,
-            machine=self.machine,
-            cost_model=self.cost_model,
-            notes=self.notes,
         )
 
-    def without(
-        self,
-        *,
-        links: Iterable[int | tuple[int, int]] = (),
-        ranks: Collection[int] = (),
-        resources: Iterable[str] = (),
-    ) -> Topology:
-        """What is left when links, ranks or resources have failed; see `taccl.topology.transform.without`.
-
-        Parameters
-        ----------
-        links : iterable of int or (int, int)
-            Links by index, or as (source, destination), which means every link between the two.
-        ranks : collection of int
-            The others are renumbered from 0 without gaps.
-        resources : iterable of str
-            Names of resources: links that hold them are lost.
-
-        Raises
-        ------
-        TopologyError
-            If a link, a rank or a resource does not exist, or no rank is left.
-        """
-        return transform.without(self, links=links, ranks=ranks, resources=resources)
-
-    def degraded(self, links: Mapping[int | tuple[int, int] | str, Number]) -> Topology:
-        """With some links slower than they were; see `taccl.topology.transform.degraded`."""
-        return transform.degraded(self, links)
+    without = transform.without
+    degraded = transform.degraded
 
     def to_dict(self) -> dict[str, Any]:
         """The topology as plain values; fractions as text."""
         return {
-            "name": self.name,
-            "machine": self.machine,
-            "profile": self.profile,
-            "cost_model": self.cost_model,
-            "alpha_meaning": self.alpha_meaning,
+            **{name: getattr(self, name) for name in _WORDS},
             "node_of_rank": list(self.node_of_rank),
-            "links": [
-                {
-                    "srcs": list(e.srcs),
-                    "dsts": list(e.dsts),
-                    "alpha_us": str(e.alpha_us),
-                    "beta_us_per_mb": str(e.beta_us_per_mb),
-                    "name": e.name,
-                }
-                for e in self.links
-            ],
-            "resources": [r.name for r in self.resources],
-            "holds": [
-                [h.link, h.resource, str(h.alpha_us), str(h.beta_us_per_mb), h.side] for h in self.holds
-            ],
-            "switches": [
-                {"name": s.name, "ranks": list(s.ranks), "links": list(s.links)} for s in self.switches
-            ],
+            "links": [_plain(link) for link in self.links],
+            "resources": [resource.name for resource in self.resources],
+            "holds": [list(_plain(hold).values()) for hold in self.holds],
+            "switches": [_plain(switch) for switch in self.switches],
         }
 
     @classmethod
@@ -285,12 +248,30 @@ class Topology:
             If the fields make no topology.
         """
         try:
-            fields = _fields_from_dict(data)
+            content: dict[str, Any] = {
+                **{name: data[name] for name in _WORDS},
+                "node_of_rank": tuple(data["node_of_rank"]),
+                "links": tuple(
+                    Link(
+                        tuple(e["srcs"]), tuple(e["dsts"]),
+                        Fraction(e["alpha_us"]), Fraction(e["beta_us_per_mb"]), e["name"],
+                    )
+                    for e in data["links"]
+                ),
+                "resources": tuple(Resource(name) for name in data["resources"]),
+                "holds": tuple(
+                    Hold(link, resource, Fraction(alpha), Fraction(beta), side)
+                    for link, resource, alpha, beta, side in data["holds"]
+                ),
+                "switches": tuple(
+                    Switch(s["name"], tuple(s["ranks"]), tuple(s["links"])) for s in data["switches"]
+                ),
+            }  # fmt: skip
         except KeyError as error:
             raise FormatError(f"found no field {error}; it is required", where="topology") from None
         except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
             raise FormatError(f"found a field that is not of its kind: {error}", where="topology") from None
-        return cls(**fields)
+        return cls(**content)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the figures, and the links by cost."""
@@ -328,6 +309,7 @@ class Topology:
 
 
 @checked_as(TopologyError)
+@dataclass(eq=False)
 class TopologyBuilder:
     """Collects links, resources and holds; `build` makes a `Topology` of them.
 
@@ -340,31 +322,17 @@ class TopologyBuilder:
         The node of every rank.
     """
 
-    def __init__(
-        self,
-        name: str,
-        node_of_rank: Sequence[int],
-        *,
-        alpha_meaning: AlphaMeaning = "occupies",
-        profile: str = "",
-        machine: str = "",
-        cost_model: str = "physical",
-    ) -> None:
-        self.name = name
-        self.node_of_rank = tuple(node_of_rank)
-        self.alpha_meaning: AlphaMeaning = alpha_meaning
-        self.profile = profile
-        self.machine = machine
-        self.cost_model = cost_model
-        self._links: list[Link] = []
-        self._resources: list[Resource] = []
-        self._holds: list[Hold] = []
-        self._switches: list[Switch] = []
-
-    @property
-    def links(self) -> Sequence[Link]:
-        """The links added so far."""
-        return self._links
+    name: str
+    node_of_rank: Sequence[int]
+    _: KW_ONLY
+    alpha_meaning: AlphaMeaning = "occupies"
+    profile: str = ""
+    machine: str = ""
+    cost_model: str = "physical"
+    links: list[Link] = field(default_factory=list, init=False)
+    _resources: list[Resource] = field(default_factory=list, init=False)
+    _holds: list[Hold] = field(default_factory=list, init=False)
+    _switches: list[Switch] = field(default_factory=list, init=False)
 
     @checked_as(TopologyError)
     def add_link(
@@ -382,10 +350,8 @@ class TopologyBuilder:
         ----------
         src, dst : int or iterable of int
             A rank, or several: of a multicast the destinations, of a reduction inside a switch the sources.
-        alpha_us : number
-            Latency in microseconds.
-        beta_us_per_mb : number
-            Microseconds for 10**6 bytes.
+        alpha_us, beta_us_per_mb : number
+            Latency in microseconds, and microseconds for 10**6 bytes.
         name : str
             Tells links of the same ends apart.
 
@@ -396,22 +362,12 @@ class TopologyBuilder:
         """
         srcs = (src,) if isinstance(src, int) else tuple(sorted(src))
         dsts = (dst,) if isinstance(dst, int) else tuple(sorted(dst))
-        try:
-            link = Link(
-                srcs,
-                dsts,
-                exact(alpha_us, where="alpha_us"),
-                exact(beta_us_per_mb, where="beta_us_per_mb"),
-                name,
-            )
-        except InputError as error:
-            ends = Link(srcs, dsts, Fraction(0), Fraction(0), name)
-            raise TopologyError(error.message, where=f"{self.name}: link {ends}: {error.where}") from None
-        index = len(self._links)
-        self._links.append(link)
-        own_alpha_us = link.alpha_us if self.alpha_meaning == "occupies" else Fraction(0)
-        self._holds.append(Hold(index, len(self._resources), own_alpha_us, link.beta_us_per_mb))
-        self._resources.append(Resource(f"link {link}"))
+        link = Link(srcs, dsts, Fraction(0), Fraction(0), name)
+        alpha, beta = self._exact(alpha_us, beta_us_per_mb, f"link {link}")
+        link = replace(link, alpha_us=alpha, beta_us_per_mb=beta)
+        index = len(self.links)
+        self.links.append(link)
+        self._holds.append(Hold(index, self.add_resource(f"link {link}"), *link.held_us(self.alpha_meaning)))
         return index
 
     @checked_as(TopologyError)
@@ -446,19 +402,14 @@ class TopologyBuilder:
         TopologyError
             If a cost is not a finite, non-negative number.
         """
+        costs = self._exact(alpha_us, beta_us_per_mb, f"hold of resource {resource} by link {link}")
+        self._holds.append(Hold(link, resource, *costs, side))
+
+    def _exact(self, alpha_us: Number, beta_us_per_mb: Number, what: str) -> tuple[Fraction, Fraction]:
         try:
-            hold = Hold(
-                link,
-                resource,
-                exact(alpha_us, where="alpha_us"),
-                exact(beta_us_per_mb, where="beta_us_per_mb"),
-                side,
-            )
+            return exact(alpha_us, where="alpha_us"), exact(beta_us_per_mb, where="beta_us_per_mb")
         except InputError as error:
-            raise TopologyError(
-                error.message, where=f"{self.name}: hold of resource {resource} by link {link}: {error.where}"
-            ) from None
-        self._holds.append(hold)
+            raise TopologyError(error.message, where=f"{self.name}: {what}: {error.where}") from None
 
     @checked_as(TopologyError)
     def add_switch(self, name: str, ranks: Sequence[int], links: Iterable[int]) -> None:
@@ -468,10 +419,8 @@ class TopologyBuilder:
         ----------
         name : str
             As messages and reports show it.
-        ranks : sequence of int
-            At least two ranks.
-        links : iterable of int
-            As `add_link` returned them.
+        ranks, links : sequence of int
+            At least two ranks, and links as `add_link` returned them.
         """
         self._switches.append(Switch(name, tuple(ranks), tuple(links)))
 
@@ -484,43 +433,24 @@ class TopologyBuilder:
             If a rank, link or resource does not exist, a cost is not positive, or there are no ranks.
         """
         return Topology(
-            name=self.name,
-            node_of_rank=self.node_of_rank,
-            links=tuple(self._links),
+            **{name: getattr(self, name) for name in _WORDS},
+            node_of_rank=tuple(self.node_of_rank),
+            links=tuple(self.links),
             resources=tuple(self._resources),
             holds=tuple(self._holds),
             switches=tuple(self._switches),
-            alpha_meaning=self.alpha_meaning,
-            profile=self.profile,
-            machine=self.machine,
-            cost_model=self.cost_model,
             notes=tuple(notes),
         )
 
 
-def _fields_from_dict(data: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `Topology` from the plain values of `Topology.to_dict`."""
+def _plain(each: Link | Hold | Switch) -> dict[str, Any]:
+    """What has no fields but words, numbers, fractions and tuples, as plain values."""
+    values = ((entry.name, getattr(each, entry.name)) for entry in fields(each))
     return {
-        "name": data["name"],
-        "machine": data["machine"],
-        "profile": data["profile"],
-        "cost_model": data["cost_model"],
-        "alpha_meaning": data["alpha_meaning"],
-        "node_of_rank": tuple(data["node_of_rank"]),
-        "links": tuple(
-            Link(
-                tuple(e["srcs"]),
-                tuple(e["dsts"]),
-                Fraction(e["alpha_us"]),
-                Fraction(e["beta_us_per_mb"]),
-                e["name"],
-            )
-            for e in data["links"]
-        ),
-        "resources": tuple(Resource(name) for name in data["resources"]),
-        "holds": tuple(
-            Hold(link, resource, Fraction(alpha), Fraction(beta), side)
-            for link, resource, alpha, beta, side in data["holds"]
-        ),
-        "switches": tuple(Switch(s["name"], tuple(s["ranks"]), tuple(s["links"])) for s in data["switches"]),
+        name: str(value)
+        if isinstance(value, Fraction)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for name, value in values
     }

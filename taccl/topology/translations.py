@@ -13,12 +13,13 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from taccl.errors import TopologyError
 from taccl.topology.regular import CyclicProduct, PermutationGroup
+from taccl.topology.topology import OTHER_SIDE, Side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ class ClassHold(NamedTuple):
     resource: int
     alpha_us: Fraction
     beta_us_per_mb: Fraction
-    side: Literal["send", "receive"] = "send"
+    side: Side = "send"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,12 @@ class Translations:
 
     def reversed(self) -> tuple[LinkClass, ...]:
         """The classes of the fabric with every link turned round, in the same order."""
-        flip: dict[str, Any] = {"send": "receive", "receive": "send"}
         return tuple(
             LinkClass(
                 int(self.group.taking(each.dst, 0)),
                 each.alpha_us,
                 each.beta_us_per_mb,
-                tuple(hold._replace(side=flip[hold.side]) for hold in each.holds),
+                tuple(hold._replace(side=OTHER_SIDE[hold.side]) for hold in each.holds),
             )
             for each in self.classes
         )
@@ -116,13 +116,7 @@ class Translations:
 
 
 def translations_of_fabric(fabric: NamedFabric) -> Translations:
-    """The translations of a ring, torus, hypercube, fully connected fabric or star, from its definition.
-
-    Raises
-    ------
-    TopologyError
-        Of a mesh, which has none.
-    """
+    """The translations of a ring, torus, hypercube, fully connected fabric or star, from its definition."""
     num_ranks = fabric.num_ranks
     if fabric.kind == "mesh":
         raise TopologyError("a mesh has no translations; use the ring through it", where=fabric.name)
@@ -257,31 +251,26 @@ def translations_of_topology(
 
 def _resource_classes(topology: Topology, members: Sequence[Sequence[int]]) -> list[int]:
     """A class for every resource: those that links of one class hold in the same place of their holds."""
-    parent = list(range(len(topology.resources)))
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def find(r: int) -> int:
-        while parent[r] != r:
-            parent[r] = parent[parent[r]]
-            r = parent[r]
-        return r
+    def costs(e: int) -> list[tuple[Any, ...]]:
+        holds = [(h.alpha_us, h.beta_us_per_mb, h.side) for h in topology.holds_of_link[e]]
+        return [(topology.links[e].alpha_us, topology.links[e].beta_us_per_mb), *holds]
 
-    used: set[int] = set()
+    joined: list[tuple[int, int]] = []
     for links in members:
         first = topology.holds_of_link[links[0]]
         for e in links:
-            holds = topology.holds_of_link[e]
-            alike = len(holds) == len(first)
-            for a, b in zip(first, holds, strict=False):
-                same = (a.alpha_us, a.beta_us_per_mb, a.side) == (b.alpha_us, b.beta_us_per_mb, b.side)
-                alike = alike and same
-                parent[find(a.resource)] = find(b.resource)
-                used.update((a.resource, b.resource))
-            link, rep = topology.links[e], topology.links[links[0]]
-            same_cost = (link.alpha_us, link.beta_us_per_mb) == (rep.alpha_us, rep.beta_us_per_mb)
-            if not alike or not same_cost:
+            if costs(e) != costs(links[0]):
                 raise TopologyError(
-                    f"link {rep} goes to {link}, which costs otherwise",
+                    f"link {topology.links[links[0]]} goes to {topology.links[e]}, which costs otherwise",
                     where=f"{topology.name}: translations",
                 )
+            pairs = zip(first, topology.holds_of_link[e], strict=True)
+            joined += [(a.resource, b.resource) for a, b in pairs]
+    count, used = len(topology.resources), {r for pair in joined for r in pair}
+    graph = coo_array((np.ones(len(joined)), np.array(joined).reshape(-1, 2).T), shape=(count, count))
+    _, label = connected_components(graph, directed=False)
     numbers: dict[int, int] = {}
-    return [numbers.setdefault(find(r), len(numbers)) if r in used else -1 for r in range(len(parent))]
+    return [numbers.setdefault(label[r], len(numbers)) if r in used else -1 for r in range(count)]

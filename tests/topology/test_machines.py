@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taccl.errors import TopologyError
-from taccl.topology.machines import PROFILES, dgx1, dgx2, dgx_a100, dgx_h100, find_profile, ndv2
+from taccl.topology.machines import dgx1, dgx2, dgx_a100, dgx_h100, ndv2
+from taccl.topology.profiles import PROFILES, find_profile
 from tests.effort import cpu_s
 
 if TYPE_CHECKING:

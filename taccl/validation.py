@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from taccl.arguments import quoted
 from taccl.errors import InputError, SketchError
 
 if TYPE_CHECKING:
@@ -25,37 +26,32 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def validated(
     model: type[Model],
-    data: Mapping[str, Any],
+    data: object,
     *,
     source: str,
     error: type[InputError] = SketchError,
     rename: Mapping[str, str] | None = None,
 ) -> Model:
-    """An instance of `model`.
+    """An instance of `model`; an `error` names the first field that does not fit, and then all others.
 
     Parameters
     ----------
     source : str
         The file, for messages.
-    error : type
-        The class of error to raise.
     rename : mapping, optional
         What the file calls a field, where it is of another format.
-
-    Raises
-    ------
-    InputError
-        Of the class `error`, naming the first field that does not fit, and then all others.
     """
     try:
         return model.model_validate(data)
     except ValidationError as failure:
         faults = [_fault(model, each) for each in failure.errors(include_url=False)]
-    faults = [(_renamed(path, rename or {}), sentence) for path, sentence in faults]
-    path, sentence = faults[0]
-    rest = "".join(f"; also {field}: {text}" for field, text in faults[1:])
-    where = ": ".join(part for part in (source, path) if part)
-    raise error(sentence + rest, where=where or None)
+    told = []
+    for path, sentence in faults:
+        parent, bracket, rest = path.partition("[")
+        told.append(((rename or {}).get(parent, parent) + bracket + rest, sentence))
+    path, sentence = told[0]
+    others = "".join(f"; also {field}: {text}" for field, text in told[1:])
+    raise error(sentence + others, where=": ".join(filter(None, (source, path))) or None)
 
 
 def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
@@ -64,7 +60,8 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
     path = ""
     for part in loc:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    kind, found = error["type"], _shown(error["input"])
+    kind, value = error["type"], error["input"]
+    found = str(value).lower() if isinstance(value, bool) else quoted(value)
     if kind == "missing":
         return path, "found nothing; this field is required; add it"
     if kind == "extra_forbidden":
@@ -93,18 +90,6 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
     elif expected.startswith(("greater", "less")):
         expected = f"a number {expected}"
     return path, f"found {found}; expected {expected}; correct the value"
-
-
-def _renamed(path: str, rename: Mapping[str, str]) -> str:
-    """A field as its file calls it."""
-    parent, bracket, rest = path.partition("[")
-    return f"{rename.get(parent, parent)}{bracket}{rest}"
-
-
-def _shown(value: object) -> str:
-    """A value as a person wrote it, cut to fit a sentence."""
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
