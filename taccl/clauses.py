@@ -120,11 +120,11 @@ class Clause(NamedTuple):
 
     def plain(self, value: Any) -> Any:
         """A value as JSON has it."""
-        return None if value is None else _PLAIN[self.shape](value)
+        return None if value is None else _PLAIN[self.shape][0](value)
 
     def read(self, plain: Any) -> Any:
         """The value that `plain` wrote."""
-        return None if plain is None else _READ[self.shape](plain)
+        return None if plain is None else _PLAIN[self.shape][1](plain)
 
     def image(self, value: Any, ranks: Sequence[int], links: Mapping[int, int] | Sequence[int]) -> Any:
         """What a value becomes where ranks and links get other names."""
@@ -145,23 +145,21 @@ class Clause(NamedTuple):
         return None
 
 
-_PLAIN: dict[Shape, Callable[[Any], Any]] = {
-    "links": sorted,
-    "ranks": sorted,
-    "ranks-of-link": lambda value: {str(e): sorted(ranks) for e, ranks in sorted(value.items())},
-    "policies": lambda value: [[each.name, each.policy, list(each.links)] for each in value],
-    "permutations": lambda value: [list(each) for each in value],
-    "fraction": str,
-    "plain": lambda value: value,
-}
-_READ: dict[Shape, Callable[[Any], Any]] = {
-    "links": frozenset,
-    "ranks": frozenset,
-    "ranks-of-link": lambda plain: {int(e): frozenset(ranks) for e, ranks in plain.items()},
-    "policies": lambda plain: tuple(SwitchPolicy(n, policy, tuple(links)) for n, policy, links in plain),
-    "permutations": lambda plain: tuple(map(tuple, plain)),
-    "fraction": Fraction,
-    "plain": lambda plain: plain,
+#: How values of a shape are written, and read again.
+_PLAIN: dict[Shape, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "links": (sorted, frozenset),
+    "ranks": (sorted, frozenset),
+    "ranks-of-link": (
+        lambda value: {str(e): sorted(ranks) for e, ranks in sorted(value.items())},
+        lambda plain: {int(e): frozenset(ranks) for e, ranks in plain.items()},
+    ),
+    "policies": (
+        lambda value: [[each.name, each.policy, list(each.links)] for each in value],
+        lambda plain: tuple(SwitchPolicy(n, policy, tuple(links)) for n, policy, links in plain),
+    ),
+    "permutations": (lambda value: [list(each) for each in value], lambda plain: tuple(map(tuple, plain))),
+    "fraction": (str, Fraction),
+    "plain": (lambda value: value, lambda plain: plain),
 }
 
 

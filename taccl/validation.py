@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import typing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from taccl.arguments import quoted
 from taccl.errors import InputError, SketchError
+from taccl.names import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,15 +66,12 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         return path, "found nothing; this field is required; add it"
     if kind == "extra_forbidden":
         known = _fields_at(model, loc[:-1])
-        near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]!r}?" if near else "remove it"
-        return path, f"found an unknown field; expected one of {', '.join(known)}; {advice}"
+        advice = did_you_mean(str(loc[-1]), known) or "; remove it"
+        return path, f"found an unknown field; expected one of {', '.join(known)}{advice}"
     context = error.get("ctx", {})
     cause = context.get("error")
-    if isinstance(cause, InputError):
-        return path, cause.message
     if isinstance(cause, ValueError):
-        return path, str(cause)
+        return path, cause.message if isinstance(cause, InputError) else str(cause)
     expected = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
     expected = (expected[:1].lower() + expected[1:]).partition(", unable")[0]
     if kind == "union_tag_invalid":

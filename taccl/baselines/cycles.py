@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -98,20 +99,18 @@ def _pattern(
         ]
         return slowest(pairs, lambda e: not any(h.resource in resources for h in topology.holds_of_link[e]))
 
-    def steps_between(a: int, b: int) -> int | None:
+    def between(a: int, b: int) -> int | None:
         pairs = [(r[a], r[b]) for r in nodes] + [(r[b], r[a]) for r in nodes if alternate]
         return slowest(pairs, lambda e: e not in links)
 
-    steps: list[dict[int, int]] = []
-    for a in range(size):
-        costs = {b: steps_between(a, b) for b in range(size)}
-        steps.append({b: ticks for b, ticks in costs.items() if ticks is not None})
-    if len(nodes) == 1:
-        closings = {(a, b): ticks for a in range(size) for b, ticks in steps[a].items()}
-    else:
-        every = {(last, first): crossing(first, last) for last in range(size) for first in range(size)}
-        closings = {pair: ticks for pair, ticks in every.items() if ticks is not None}
-    return _Pattern(tuple(steps), closings)
+    pairs = list(product(range(size), repeat=2))
+    steps = {(a, b): ticks for a, b in pairs if (ticks := between(a, b)) is not None}
+    closings = steps
+    if len(nodes) > 1:
+        closings = {(a, b): ticks for a, b in pairs if (ticks := crossing(b, a)) is not None}
+    return _Pattern(
+        tuple({b: steps[a, b] for b in range(size) if (a, b) in steps} for a in range(size)), closings
+    )
 
 
 def _search(pattern: _Pattern) -> list[int] | None:

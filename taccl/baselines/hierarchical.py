@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked
 from taccl.baselines.cycles import find_rings
 from taccl.baselines.ring import pass_round
-from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_no_derivations
+from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_no_derivations
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def hierarchical(problem: Problem) -> Schedule:
             f"{' or '.join(map(str, sizes))} ranks; use ring",
             where="baseline",
         )
-    return fastest(problem, (partial(_two_levels, inside=each) for each in ("ring", "direct")))
+    return fastest_form(problem, (partial(_two_levels, inside=each) for each in ("ring", "direct")))
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Schedule:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import Spread, fastest, require_no_derivations
+from taccl.baselines.spread import Spread, fastest_form, require_no_derivations
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -37,7 +37,7 @@ def pairwise(problem: Problem) -> Schedule:
     NVIDIA Collective Communications Library sends alltoall in the same order.
     """
     require_no_derivations(problem, baseline="pairwise")
-    return fastest(problem, [_exchange])
+    return fastest_form(problem, [_exchange])
 
 
 def _exchange(problem: Problem) -> Schedule:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_no_derivations
+from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_no_derivations
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def recursive(problem: Problem) -> Schedule:
         )
     bits = range(num_ranks.bit_length() - 1)
     orders = {"near partners first": tuple(bits), "far partners first": tuple(reversed(bits))}
-    return fastest(problem, (partial(_exchange, order=name, bits=each) for name, each in orders.items()))
+    return fastest_form(problem, (partial(_exchange, order=name, bits=each) for name, each in orders.items()))
 
 
 def _exchange(problem: Problem, *, order: str, bits: tuple[int, ...]) -> Schedule:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
 from taccl.baselines.cycles import find_rings
-from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_everywhere
+from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def ring(problem: Problem) -> Schedule:
     NVIDIA Collective Communications Library.
     """
     require_everywhere(problem, baseline="ring")
-    return fastest(
+    return fastest_form(
         problem, (partial(_go_round, max_rings=n, ways=ways) for n in (1, None) for ways in (1, 2))
     )
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "Spread", "chunks_of_starts", "fastest", "require_everywhere", "require_no_derivations", "run",
-    "without_sketch",
+    "Spread", "chunks_of_starts", "fastest", "fastest_form", "require_everywhere", "require_no_derivations",
+    "run", "without_sketch",
 ]  # fmt: skip
 
 #: A baseline of more transfers than this is refused: every one is a Python object, and takes its time.
@@ -168,10 +168,15 @@ def run(
     return concatenate([reduced, spread_out], problem, producer=spread_out.producer)
 
 
-def fastest(problem: Problem, forms: Iterable[Callable[[Problem], Schedule]]) -> Schedule:
+def fastest(schedules: Iterable[Schedule]) -> Schedule:
+    """The schedule that finishes first; of equals, the first."""
+    return min(schedules, key=lambda schedule: schedule.finish_ticks)
+
+
+def fastest_form(problem: Problem, forms: Iterable[Callable[[Problem], Schedule]]) -> Schedule:
     """The schedule that finishes first, of several ways to spread; the sketch is left aside."""
     problem = without_sketch(problem)
-    return min((run(problem, form) for form in forms), key=lambda schedule: schedule.finish_ticks)
+    return fastest(run(problem, form) for form in forms)
 
 
 def without_sketch(problem: Problem) -> Problem:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import Spread, require_everywhere, run, without_sketch
+from taccl.baselines.spread import Spread, fastest, require_everywhere, run, without_sketch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def tree(problem: Problem) -> Schedule:
                 roots=[heads[c % 2] for c in range(len(chunks))] if is_allreduce else None,
             )
         )
-    return min(schedules, key=lambda schedule: schedule.finish_ticks)
+    return fastest(schedules)
 
 
 def binary_tree(num_places: int) -> Edges:

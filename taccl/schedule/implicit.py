@@ -26,6 +26,7 @@ from taccl.schedule.figures import Figures
 from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.named import NamedFabric
+from taccl.topology.parts import check_ranks
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ __all__ = ["IMPLICIT_COLLECTIVES", "ImplicitSchedule", "RankTransfer", "Transfer
 #: Collectives that look the same from every rank.
 IMPLICIT_COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
 _BLOCK = 1 << 20
+_SUMMARY = (
+    "collective", "num_ranks", "chunks_per_rank", "chunk_bytes", "size_bytes", "producer", "num_rows",
+    "num_transfers", "finish_us", "algbw_gb_per_s", "busbw_gb_per_s",
+)  # fmt: skip
 #: While a schedule is written out: its own columns, and what they are made from and sorted by.
 _BYTES_PER_TRANSFER = 150
 
@@ -93,10 +98,8 @@ class ImplicitSchedule(Figures):
 
     def __post_init__(self) -> None:
         if self.collective not in IMPLICIT_COLLECTIVES:
-            raise InputError(
-                f"found {self.collective!r}; expected one of {', '.join(IMPLICIT_COLLECTIVES)}",
-                where="collective",
-            )
+            known = ", ".join(IMPLICIT_COLLECTIVES)
+            raise InputError(f"found {self.collective!r}; expected one of {known}", where="collective")
         if self.chunks_per_rank < 1 or self.chunk_bytes < 1:
             raise InputError(
                 f"found {self.chunks_per_rank} chunks per rank of {self.chunk_bytes} bytes; expected positive"
@@ -200,10 +203,7 @@ class ImplicitSchedule(Figures):
         return self._of_rank(rank, self.pattern.dst)
 
     def _of_rank(self, rank: int, places: NDArray[np.int32]) -> TransferBlock:
-        if not 0 <= rank < self.num_ranks:
-            raise InputError(
-                f"rank {rank} does not exist; there are ranks 0-{self.num_ranks - 1}", where="rank"
-            )
+        check_ranks([rank], self.num_ranks, where="rank", error=InputError, of="there are ranks")
         ranks = self.translations.ranks
         here = rank if ranks is None else int(np.flatnonzero(ranks == rank)[0])
         rows = np.arange(self.num_rows, dtype=np.int64)
@@ -251,8 +251,8 @@ class ImplicitSchedule(Figures):
         other = problem.collective
         found = (other.name, other.num_ranks, other.chunks_per_rank)
         same = found == (self.collective, self.num_ranks, self.chunks_per_rank)
-        per_us, own_per_us = problem.costs.ticks_per_us, self.ticks.ticks_per_us
-        if not same or set(problem.chunk_bytes) != {self.chunk_bytes} or per_us % own_per_us:
+        finer, rest = divmod(problem.costs.ticks_per_us, self.ticks.ticks_per_us)
+        if not same or set(problem.chunk_bytes) != {self.chunk_bytes} or rest:
             raise InputError(
                 f"found {problem!r}; expected {self.collective} over {self.num_ranks} ranks in "
                 f"{self.chunks_per_rank} chunks per rank of {self.chunk_bytes} bytes",
@@ -272,20 +272,16 @@ class ImplicitSchedule(Figures):
             problem,
             chunk=block.chunk,
             link=order[place],
-            start=block.start * (per_us // own_per_us),
-            end=block.end * (per_us // own_per_us),
+            start=block.start * finer,
+            end=block.end * finer,
             reduce=block.reduce,
             producer=self.producer,
         )
 
     def digest(self) -> str:
         """A hash of the fabric, the collective, the translations and the pattern, alike on every machine."""
-        content = {
-            "translations": self.translations.to_dict(),
-            "collective": self.collective,
-            "chunks_per_rank": self.chunks_per_rank,
-            "chunk_bytes": self.chunk_bytes,
-        }
+        words = {name: getattr(self, name) for name in ("collective", "chunks_per_rank", "chunk_bytes")}
+        content = {"translations": self.translations.to_dict(), **words}
         state = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
         for column in self.pattern[:5]:
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
@@ -302,17 +298,7 @@ class ImplicitSchedule(Figures):
         """What the schedule amounts to, as plain values; it can be saved as JSON, but not loaded again."""
         return {
             "topology": self.host.to_dict() if isinstance(self.host, NamedFabric) else self.host.name,
-            "collective": self.collective,
-            "num_ranks": self.num_ranks,
-            "chunks_per_rank": self.chunks_per_rank,
-            "chunk_bytes": self.chunk_bytes,
-            "size_bytes": self.size_bytes,
-            "producer": self.producer,
-            "num_rows": self.num_rows,
-            "num_transfers": self.num_transfers,
-            "finish_us": self.finish_us,
-            "algbw_gb_per_s": self.algbw_gb_per_s,
-            "busbw_gb_per_s": self.busbw_gb_per_s,
+            **{name: getattr(self, name) for name in _SUMMARY},
             "digest": self.digest(),
         }
 

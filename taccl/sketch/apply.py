@@ -17,6 +17,8 @@ from taccl.names import matching
 from taccl.problem import Clauses, Problem, SwitchPolicy, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
+from taccl.topology.parts import check_ranks
+from taccl.topology.topology import links_among
 from taccl.units import exact, parse_size
 
 if TYPE_CHECKING:
@@ -159,11 +161,7 @@ class _Resolver:
             self._check_local(switch.ranks, f"{field}.ranks")
             for node in range(self.topology.num_nodes):
                 ranks = {self.topology.ranks_of_node[node][local] for local in switch.ranks}
-                links = tuple(
-                    e for e in sorted(kept)
-                    if ranks.issuperset(self.topology.links[e].srcs)
-                    and ranks.issuperset(self.topology.links[e].dsts)
-                )  # fmt: skip
+                links = tuple(e for e in links_among(self.topology.links, ranks) if e in kept)
                 if not links:
                     raise SketchError(
                         f"no link that may be used joins two of ranks {sorted(ranks)}; expected a switch's "
@@ -240,25 +238,17 @@ class _Resolver:
             self._check_local(switch.ranks, f"switch[{index}].ranks")
             parallel = defaultdict(list)
             for ranks in self.topology.ranks_of_node:
-                joined = {ranks[local] for local in switch.ranks}
-                for src in joined:
-                    for e in self.topology.links_from[src]:
-                        link = self.topology.links[e]
-                        if joined.issuperset(link.dsts):
-                            parallel[link.srcs, link.dsts].append(e)
+                for e in links_among(self.topology.links, (ranks[local] for local in switch.ranks)):
+                    parallel[self.topology.links[e].srcs, self.topology.links[e].dsts].append(e)
             spare.update(e for links in parallel.values() for e in links[switch.planes :])
         return spare
 
     def _check_local(self, ranks: Iterable[int], field: str) -> None:
         """Raise `SketchError` for a local rank that some node does not have."""
         fewest = min(len(each) for each in self.topology.ranks_of_node)
-        for rank in ranks:
-            if rank >= fewest:
-                raise SketchError(
-                    f"rank {rank} does not exist; {self.topology.machine or self.topology.name} has local "
-                    f"ranks 0-{fewest - 1}",
-                    where=self.sketch.where(field),
-                )
+        name = self.topology.machine or self.topology.name
+        where, of = self.sketch.where(field), f"{name} has local ranks"
+        check_ranks(ranks, fewest, where=where, error=SketchError, of=of)
 
 
 def carried(
@@ -288,15 +278,13 @@ def carried(
 
 def _where(sketch: Sketch) -> dict[str, str]:
     """``"file: field"`` of every clause in the sketch's file."""
-    if not sketch.source:
-        return {}
     fields = []
     for table in ("internode", "intranode", "objective", "routing", "merging"):
         content = getattr(sketch, table)
         fields += [f"{table}.{field}" for field in sorted(content.model_fields_set)] if content else []
-    fields += [f"switch[{i}]" for i in range(len(sketch.switch))]
-    fields += [f"symmetry[{i}]" for i in range(len(sketch.symmetry))]
-    return {field: sketch.where(field) for field in fields}
+    for table in ("switch", "symmetry"):
+        fields += [f"{table}[{i}]" for i in range(len(getattr(sketch, table)))]
+    return {field: sketch.where(field) for field in fields if sketch.source}
 
 
 def _with_symmetry(problem: Problem, sketch: Sketch) -> Problem:

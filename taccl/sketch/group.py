@@ -38,15 +38,10 @@ class Element(NamedTuple):
 
 
 class Fixing(NamedTuple):
-    """What the symmetries that leave one chunk in place do.
+    """What the symmetries that leave one chunk in place do: the smallest rank and link they take each to.
 
-    Parameters
-    ----------
-    ranks, links : NDArray
-        For each, the smallest that they take it to.
-    turned : NDArray
-        For each link that is the smallest of its orbit here: the smallest chunk that goes over the smallest
-        link of all where some symmetry takes this chunk, over this link.
+    `turned` says, for each link that is the smallest of its orbit here, the smallest chunk that goes over the
+    smallest link of all where some symmetry takes this chunk, over this link.
     """
 
     ranks: NDArray[np.int64]

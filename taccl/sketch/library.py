@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
 from taccl.errors import SketchError
+from taccl.names import did_you_mean
 from taccl.reading import parse, read_text
 
 if TYPE_CHECKING:
@@ -29,12 +29,7 @@ def shipped_sketches() -> tuple[str, ...]:
 def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
     """The sketch of a shipped name, or in a TOML or JSON file; also in an upstream sketch file.
 
-    Raises
-    ------
-    FormatError
-        If the file cannot be read, or is neither TOML nor JSON.
-    SketchError
-        If there is no such name or file, or a field does not fit the schema.
+    `FormatError` says that the file cannot be read; `SketchError` that there is none, or what does not fit.
     """
     from taccl.sketch.sketch import Sketch
 
@@ -49,27 +44,18 @@ def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
 
 def _find(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     """The file, and what messages call it."""
-    path = Path(name_or_path)
-    shipped = shipped_sketches()
+    path, shipped, folder = Path(name_or_path), shipped_sketches(), _folder()
     name = path.as_posix()
-    if name in shipped and not os.path.isfile(path):
-        folder = _folder()
-        assert folder is not None
+    if folder is not None and name in shipped and not os.path.isfile(path):
         return folder / f"{name}.toml", name
-    looks_like_file = path.suffix.lower() in (".toml", ".json")
-    if os.path.lexists(path) or looks_like_file:
+    if os.path.lexists(path) or path.suffix.lower() in (".toml", ".json"):
         return path, str(name_or_path)
-    near = difflib.get_close_matches(name[:100], shipped, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"shipped are {', '.join(shipped) or 'none'}"
-    raise SketchError(
-        f"found no such file and no shipped sketch of that name; {advice}", where=str(name_or_path)
-    )
+    advice = did_you_mean(name[:100], shipped) or f"; shipped are {', '.join(shipped) or 'none'}"
+    raise SketchError(f"found no such file and no shipped sketch of that name{advice}", where=str(path))
 
 
 def _folder() -> Path | None:
     """Where the shipped sketches are: in the package, or beside it in a source tree."""
     package = Path(__file__).resolve().parent.parent
-    for folder in (package / "_sketches", package.parent / "sketches"):
-        if folder.is_dir():
-            return folder
-    return None
+    folders = (package / "_sketches", package.parent / "sketches")
+    return next((folder for folder in folders if folder.is_dir()), None)

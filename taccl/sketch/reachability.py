@@ -40,14 +40,8 @@ def check_reachable(problem: Problem) -> None:
     """Raise an error if a chunk has no path to a destination over links that may carry it.
 
     Of a combining collective, every contribution needs a path to the chunk's root, and the sum needs one
-    from there to every destination.
-
-    Raises
-    ------
-    SketchError
-        Naming the chunk, the ranks and the clause that forbids it.
-    TopologyError
-        If the topology has no such path even without the sketch.
+    from there to every destination. A `SketchError` names the clause that forbids it; a `TopologyError` says
+    that there is no such path even without the sketch.
     """
     if not _joins_everything(problem):
         for demand in unmet(problem):
@@ -140,33 +134,23 @@ def hops_from(
     reducing: bool = False,
     limit: int | None = None,
 ) -> dict[int, int]:
-    """Ranks that a chunk gets to over links that are open, and the fewest links that it passes.
+    """Ranks that a chunk gets to over links that are open, and the fewest links (at most `limit`) on the way.
 
     A copy goes over a link once all the link's sources have it. With `reducing`: ranks that a contribution
     gets to the starts from, be it over a link that adds up what several sources have.
-
-    Parameters
-    ----------
-    limit : int, optional
-        How many links it may pass at most.
     """
     incident = topology.links_to if reducing else topology.links_from
     hops = dict.fromkeys(starts, 0)
-    queue, seen = list(hops), set(hops)
+    queue = list(hops)
     for rank in queue:
         here = hops[rank]
         for link in incident[rank] if limit is None or here < limit else ():
             srcs, dsts = topology.links[link].srcs, topology.links[link].dsts
-            ends = srcs if reducing else dsts
-            if seen.issuperset(ends):
-                continue
+            fresh = [end for end in (srcs if reducing else dsts) if end not in hops]
             # Of several sources the last to have the chunk leads it on.
-            if not reducing and len(srcs) > 1 and any(hops.get(src, here + 1) > here for src in srcs):
-                continue
-            if is_open(link):
-                fresh = set(ends) - seen
-                seen |= fresh
-                queue.extend(fresh)
+            waits = not reducing and len(srcs) > 1 and any(hops.get(src, here + 1) > here for src in srcs)
+            if fresh and not waits and is_open(link):
+                queue += fresh
                 hops.update(dict.fromkeys(fresh, here + 1))
     return hops
 
@@ -186,14 +170,14 @@ def _explained(problem: Problem, demand: Demand) -> InputError:
             f"{path}: {problem.topology.name} has no path for it; add links, or leave the rank out",
             where="topology",
         )
-    guilty = [field for field, clauses in _loosened(problem) if open_without(clauses)]
+    loosened, sketch = dict(_loosened(problem)), problem.clauses.name or "sketch"
+    guilty = [field for field, clauses in loosened.items() if open_without(clauses)]
     if not guilty:
-        present = [field for field, _ in _loosened(problem)]
         return SketchError(
-            f"{path}: {' and '.join(present)} together leave no path for it; loosen one of them",
-            where=problem.clauses.where.get(present[0], problem.clauses.name or "sketch"),
+            f"{path}: {' and '.join(loosened)} together leave no path for it; loosen one of them",
+            where=problem.clauses.where.get(next(iter(loosened)), sketch),
         )
-    where = problem.clauses.where.get(guilty[0], f"{problem.clauses.name or 'sketch'}: {guilty[0]}")
+    where = problem.clauses.where.get(guilty[0], f"{sketch}: {guilty[0]}")
     others = f" (or {' or '.join(guilty[1:])})" if guilty[1:] else ""
     return SketchError(f"{path}: {guilty[0]} leaves no path for it; loosen it{others}", where=where)
 
@@ -207,10 +191,8 @@ def _loosened(problem: Problem) -> Iterator[tuple[str, Clauses]]:
     for field, together in said.items():
         yield field, clauses.without(*together)
     if clauses.links_allowed is not None:
-        every = set(range(len(topology.links)))
-        internode = set(topology.internode_links)
-        for field, links in (
-            ("internode.connections", internode), ("intranode.links", every - internode),
-        ):  # fmt: skip
+        across = set(topology.internode_links)
+        inside = set(range(len(topology.links))) - across
+        for field, links in (("internode.connections", across), ("intranode.links", inside)):
             if not links <= clauses.links_allowed:
                 yield field, replace(clauses, links_allowed=clauses.links_allowed | links)

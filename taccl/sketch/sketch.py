@@ -30,7 +30,6 @@ from taccl.validation import validated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from fractions import Fraction
 
     from taccl.arguments import Count, Size
     from taccl.collective import Collective
@@ -53,6 +52,11 @@ def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(checked_value)
 
 
+def _told(default: Any, description: str) -> Any:
+    """A field that may be left out."""
+    return Field(default=default, description=description)
+
+
 def _check_ranks(ranks: tuple[Any, ...]) -> tuple[Any, ...]:
     if not ranks:
         raise ValueError("found an empty list; expected at least one rank; add one, or remove the entry")
@@ -61,6 +65,7 @@ def _check_ranks(ranks: tuple[Any, ...]) -> tuple[Any, ...]:
     return ranks
 
 
+Positive = Annotated[int, Field(strict=True, ge=1)]
 LocalRank = Annotated[int, Field(strict=True, ge=0)]
 LocalRanks = Annotated[
     tuple[LocalRank, ...],
@@ -90,6 +95,13 @@ def _shape(value: Any) -> str:
     return "as-pairs" if isinstance(value, (list, tuple)) else "as-table"
 
 
+Connections = Annotated[
+    Annotated[PerLocalRank, Tag("as-table")]
+    | Annotated[Literal["fully-connected", "direct-map"], Tag("as-word")],
+    Discriminator(_shape),
+]
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -97,38 +109,25 @@ class _Table(BaseModel):
 class Chunks(_Table):
     """Size and partitioning of chunks."""
 
-    size: SketchSize = Field(default=None, description="Bytes of one chunk: a number, or text such as '1MB'.")
-    per_rank: int = Field(
-        default=1, strict=True, ge=1, description="Pieces that a rank's own part of the data is cut into."
-    )
+    size: SketchSize = _told(None, "Bytes of one chunk: a number, or text such as '1MB'.")
+    per_rank: Positive = _told(1, "Pieces that a rank's own part of the data is cut into.")
 
 
 class Internode(_Table):
     """Which ranks talk across nodes, for every ordered pair of nodes."""
 
-    connections: (
-        Annotated[
-            Annotated[PerLocalRank, Tag("as-table")]
-            | Annotated[Literal["fully-connected", "direct-map"], Tag("as-word")],
-            Discriminator(_shape),
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description="Receivers in other nodes of every sending local rank; 'direct-map' is i to i. Left out: "
+    connections: Connections | None = _told(
+        None,
+        "Receivers in other nodes of every sending local rank; 'direct-map' is i to i. Left out: "
         "every link that the topology has.",
     )
-    relays: PerLocalRank | None = Field(
-        default=None,
-        description="Local ranks whose chunks a sender carries off the node; a sender without an entry "
-        "carries any.",
+    relays: PerLocalRank | None = _told(
+        None, "Local ranks whose chunks a sender carries off the node; a sender without an entry carries any."
     )
-    own_before_relayed: StrictBool = Field(
-        default=False, description="A sender's own chunks go before those it relays."
-    )
-    crossing: Literal["direct", "any"] = Field(
-        default="direct",
-        description="'direct': a chunk crosses only straight from a node where it starts to one that needs "
+    own_before_relayed: StrictBool = _told(False, "A sender's own chunks go before those it relays.")
+    crossing: Literal["direct", "any"] = _told(
+        "direct",
+        "'direct': a chunk crosses only straight from a node where it starts to one that needs "
         "it; 'any': through any node.",
     )
 
@@ -150,33 +149,28 @@ class Intranode(_Table):
     links: Annotated[
         Annotated[tuple[Pair, ...], Tag("as-pairs")] | Annotated[Literal["all"], Tag("as-word")],
         Discriminator(_shape),
-    ] = Field(default="all", description="'all', or the [src, dst] pairs of local ranks that may be used.")
+    ] = _told("all", "'all', or the [src, dst] pairs of local ranks that may be used.")
 
 
 class SwitchSketch(_Table):
     """How many of a switch's connections a routing should use."""
 
-    name: str = Field(default="", description="A word for messages.")
+    name: str = _told("", "A word for messages.")
     ranks: LocalRanks = Field(description="Local ranks that the switch joins.")
-    policy: Literal["min-connections", "max-connections", "free"] = Field(
-        default="free", description="Whether few or many of the switch's connections should be used."
+    policy: Literal["min-connections", "max-connections", "free"] = _told(
+        "free", "Whether few or many of the switch's connections should be used."
     )
-    planes: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        description="How many of the parallel links between two ranks may be used; all when left out.",
+    planes: Positive | None = _told(
+        None, "How many of the parallel links between two ranks may be used; all when left out."
     )
 
 
 class Symmetry(_Table):
     """Rank r behaves as rank (r + offset) mod group inside its block of `group` ranks."""
 
-    offset: int = Field(strict=True, ge=1, description="How far every rank moves.")
+    offset: Positive = Field(description="How far every rank moves.")
     group: int = Field(strict=True, ge=2, description="Ranks in a block; blocks do not mix.")
-    strict: StrictBool = Field(
-        default=False, description="Refuse a collective that lacks the symmetry, rather than narrow it."
-    )
+    strict: StrictBool = _told(False, "Refuse a collective that lacks the symmetry, rather than narrow it.")
 
     @model_validator(mode="after")
     def _moves(self) -> Self:
@@ -191,23 +185,19 @@ class Symmetry(_Table):
 class Objective(_Table):
     """Second terms of the routing objective, beside time."""
 
-    link_use: Literal["free", "min-max", "max-min"] = Field(
-        default="free", description="Keep the busiest link light, or the idlest link used."
+    link_use: Literal["free", "min-max", "max-min"] = _told(
+        "free", "Keep the busiest link light, or the idlest link used."
     )
-    weight: Number = Field(default=0.01, description="Weight of the second terms against time.")
+    weight: Number = _told(0.01, "Weight of the second terms against time.")
 
 
 class Routing(_Table):
     """How far a path may stray."""
 
-    slack: Number = Field(
-        default=0.1, description="How much longer than its shortest path a chunk's path may be, relatively."
-    )
-    max_hops: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        description="How many links a chunk may pass at most from where it starts, and a contribution to "
+    slack: Number = _told(0.1, "How much longer than its shortest path a chunk's path may be, relatively.")
+    max_hops: Positive | None = _told(
+        None,
+        "How many links a chunk may pass at most from where it starts, and a contribution to "
         "a sum on its way to the root.",
     )
 
@@ -215,9 +205,9 @@ class Routing(_Table):
 class Merging(_Table):
     """Which sends may carry more than one chunk."""
 
-    max: int = Field(default=6, strict=True, ge=1, description="How many chunks one send may carry.")
-    links: Literal["internode", "all", "none"] = Field(
-        default="internode", description="Links whose sends may carry more than one chunk."
+    max: Positive = _told(6, "How many chunks one send may carry.")
+    links: Literal["internode", "all", "none"] = _told(
+        "internode", "Links whose sends may carry more than one chunk."
     )
 
 
@@ -225,13 +215,13 @@ class Sketch(_Table):
     """A communication sketch, schema version 1; see `Sketch.apply`, and `load_sketch` for files."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema", description="Version of this schema.")
-    name: str = Field(default="", description="A word for results and messages.")
-    description: str = Field(default="", description="What the sketch is for.")
-    machine: str = Field(default="", description="Machine model it was written for; empty for any.")
-    profile: str = Field(default="", description="Profile of the machine's constants, e.g. 'taccl'.")
-    nodes: int | None = Field(default=None, strict=True, ge=1, description="Nodes it was written for.")
+    name: str = _told("", "A word for results and messages.")
+    description: str = _told("", "What the sketch is for.")
+    machine: str = _told("", "Machine model it was written for; empty for any.")
+    profile: str = _told("", "Profile of the machine's constants, e.g. 'taccl'.")
+    nodes: Positive | None = _told(None, "Nodes it was written for.")
     chunks: Chunks = Field(default_factory=Chunks)
-    internode: Internode | None = Field(default=None, description="Left out: any link may carry anything.")
+    internode: Internode | None = _told(None, "Left out: any link may carry anything.")
     intranode: Intranode = Field(default_factory=Intranode)
     switch: tuple[SwitchSketch, ...] = ()
     symmetry: tuple[Symmetry, ...] = ()
@@ -251,16 +241,6 @@ class Sketch(_Table):
     def chunk_bytes(self) -> int | None:
         """Bytes of one chunk, if the sketch says."""
         return None if self.chunks.size is None else parse_size(self.chunks.size)
-
-    @property
-    def objective_weight(self) -> Fraction:
-        """The weight of the second objective, exact."""
-        return exact(self.objective.weight)
-
-    @property
-    def routing_slack(self) -> Fraction:
-        """The slack of routes, exact."""
-        return exact(self.routing.slack)
 
     def value_of(self, field: str) -> Any:
         """What a field such as ``"routing.slack"`` says."""

@@ -6,13 +6,14 @@ A permutation is a tuple: ``permutation[i]`` is where i goes.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
+from functools import cache
 from typing import TYPE_CHECKING
 
 from taccl.errors import SketchError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from taccl.problem import Clauses, Problem
     from taccl.topology.topology import Topology
@@ -127,18 +128,17 @@ def resource_permutation(topology: Topology, links: Sequence[int]) -> Permutatio
     for hold, code in zip(topology.holds, codes.of_hold, strict=True):
         held[hold.resource].append((hold.link, code))
         images[hold.resource].append((links[hold.link], code))
-    by_holds: dict[Hashable, list[int]] = defaultdict(list)
-    for resource, each in enumerate(held):
-        by_holds[tuple(sorted(each))].append(resource)
-    for alike in by_holds.values():
-        alike.reverse()
-    result = []
-    for each in images:
-        alike = by_holds.get(tuple(sorted(each)), [])
-        if not alike:
-            return None
-        result.append(alike.pop())
-    return tuple(result)
+    return _matched([tuple(sorted(each)) for each in held], [tuple(sorted(each)) for each in images])
+
+
+def _matched(here: Iterable[Hashable], wanted: Iterable[Hashable]) -> Permutation | None:
+    """Where all that is wanted is: of several alike the k-th goes to the k-th; None where one is missing."""
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for index, each in enumerate(here):
+        alike[each].append(index)
+    left = {each: iter(indices) for each, indices in alike.items()}
+    result = tuple(next(left.get(each, iter(())), -1) for each in wanted)
+    return None if -1 in result else result
 
 
 def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | None:
@@ -147,35 +147,24 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
     A chunk goes to the chunk with the mapped origins, destinations and root and the same size; among
     several of those, the k-th goes to the k-th.
     """
-    sets: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-
-    def both(each: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if each not in sets:
-            sets[each] = (tuple(sorted(each)), tuple(sorted(ranks[r] for r in each)))
-        return sets[each]
-
-    alike: dict[Hashable, list[int]] = defaultdict(list)
+    both = cache(lambda each: (tuple(sorted(each)), tuple(sorted(ranks[r] for r in each))))
+    here: list[Hashable] = []
     wanted: list[Hashable] = []
-    for index, (chunk, size) in enumerate(zip(problem.collective.chunks, problem.chunk_bytes, strict=True)):
+    for chunk, size in zip(problem.collective.chunks, problem.chunk_bytes, strict=True):
         origins, mapped_origins = both(chunk.origins)
         ends, mapped_ends = both(chunk.destinations)
-        alike[(origins, ends, chunk.root, size)].append(index)
+        here.append((origins, ends, chunk.root, size))
         root = None if chunk.root is None else ranks[chunk.root]
         wanted.append((mapped_origins, mapped_ends, root, size))
-    position: Counter[Hashable] = Counter()
-    result = []
-    for key in wanted:
-        candidates = alike.get(key, ())
-        if position[key] >= len(candidates):
-            return None
-        result.append(candidates[position[key]])
-        position[key] += 1
+    result = _matched(here, wanted)
+    if result is None:
+        return None
     derivations = {(d.source, d.rank, d.chunk) for d in problem.collective.derivations}
     if {(result[s], ranks[r], result[c]) for s, r, c in derivations} != derivations:
         return None
     if problem.clauses.relays is not None and not _keeps_holders(problem, ranks, result):
         return None
-    return tuple(result)
+    return result
 
 
 def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]) -> bool:
@@ -211,10 +200,9 @@ def check_clauses(
     for clause in clauses.said():
         value = getattr(clauses, clause.field)
         for e in sorted(value) if clause.shape in ("links", "ranks-of-link") else ():
-            image = links[e]
-            if clause.at_link(value, e, ranks) == clause.at_link(value, image, same):
+            if clause.at_link(value, e, ranks) == clause.at_link(value, links[e], same):
                 continue
-            field, one, other = " or ".join(clause.said), topology.links[e], topology.links[image]
+            field, one, other = " or ".join(clause.said), str(topology.links[e]), topology.links[links[e]]
             told = f"whose {field} differ"
             if clause.shape == "links":
                 one, told = f"{one}, which {field} names,", "which it does not"

@@ -77,11 +77,6 @@ def load_problem(
         Microseconds in the file's unit of time; one unless given.
     root, roots
         As `taccl.collectives.make` takes them.
-
-    Raises
-    ------
-    FormatError, SketchError, TopologyError, CollectiveError
-        Naming the file and the field that does not fit.
     """
     if cost_model not in ("upstream", "physical"):
         raise SketchError(f"found {cost_model!r}; expected 'upstream' or 'physical'", where="cost_model")
@@ -134,20 +129,13 @@ def load_upstream_topology(
 
     Parameters
     ----------
-    sketch : Sketch, optional
+    path, sketch
         The published tool lets the sketch decide which links between nodes there are, how the NICs are
         split among them, and how a node's switches serialise; needed for more than one node.
     nodes : int, optional
         Default: the sketch's, or one.
-    chunk_size : int or str, optional
-        Bytes that the file's costs are for; 10**6 unless given.
-    time_unit_us : number, optional
-        Microseconds in the file's unit of time; one unless given.
-
-    Raises
-    ------
-    FormatError, TopologyError, SketchError
-        If the file cannot be read, a field does not fit, or the sketch does not fit the file.
+    chunk_size, time_unit_us : optional
+        Bytes that the file's costs are for, 10**6 unless given; microseconds in its unit of time, one.
     """
     from taccl.sketch.sketch import Sketch
 

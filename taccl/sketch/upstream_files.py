@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    StrictBool,
-    Tag,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, StrictBool, model_validator
 
 from taccl.errors import SketchError, TopologyError
-from taccl.sketch.sketch import LocalRanks, PerLocalRank, Sketch
+from taccl.sketch.sketch import Connections, LocalRank, LocalRanks, PerLocalRank, Positive, Sketch
 from taccl.units import exact
 from taccl.validation import validated
 
@@ -28,7 +18,6 @@ __all__ = ["TopologyFile", "sketch_from_file", "topology_from_file"]
 
 Cost = Annotated[Any, BeforeValidator(lambda value: exact(_number(value)))]
 OptionalCost = Annotated[Any, BeforeValidator(lambda value: None if value is None else exact(_number(value)))]
-Count = Annotated[int, Field(strict=True, ge=1)]
 Matrix = tuple[tuple[Cost, ...], ...]
 
 _POLICIES = {"uc-min": "min-connections", "uc-max": "max-connections"}
@@ -65,7 +54,7 @@ class TopologyFile(_File):
     """
 
     name: str
-    gpus_per_node: Count
+    gpus_per_node: Positive
     nics_per_node: int | None = Field(default=None, strict=True)
     alpha: Cost
     node_betas_list: tuple[Cost, ...] | None = None
@@ -73,7 +62,7 @@ class TopologyFile(_File):
     remote_alpha: OptionalCost = None
     remote_beta: OptionalCost = None
     remote_invbw: OptionalCost = None
-    links: tuple[tuple[Annotated[int, Field(strict=True, ge=0)], ...], ...] | None = None
+    links: tuple[tuple[LocalRank, ...], ...] | None = None
     betas: Matrix | None = None
     invbws: Matrix | None = None
 
@@ -98,13 +87,14 @@ class TopologyFile(_File):
                     f"found no {field}; expected {' and '.join(wanted)}; add it (a custom topology has "
                     f"{', '.join(matrices)} instead)"
                 )
-        for field in lists if self.links is not None else ():
+        if self.links is None:
+            return self
+        for field in lists:
             if getattr(self, field) is not None:
                 raise ValueError(f"found {field} beside links; expected one of the two; remove one")
         size = self.gpus_per_node
-        for field in matrices if self.links is not None else ():
-            rows = getattr(self, field)
-            if len(rows) != size or any(len(row) != size for row in rows):
+        for field in matrices:
+            if [len(row) for row in getattr(self, field)] != [size] * size:
                 raise ValueError(
                     f"found {field} of another shape; expected {size} rows of {size}; correct it"
                 )
@@ -134,28 +124,22 @@ class _Intranode(_File):
 
 class _Internode(_File):
     strategy: Literal["relay"]
-    internode_conn: Annotated[
-        Annotated[PerLocalRank, Tag("as-table")]
-        | Annotated[Literal["fully-connected", "direct-map"], Tag("as-word")],
-        Discriminator(lambda value: "as-word" if isinstance(value, str) else "as-table"),
-    ]
+    internode_conn: Connections
     gpus_to_sender_rev_map: PerLocalRank | None = None
     enforce_ordering: StrictBool = False
 
 
 class _Hyperparameters(_File):
-    input_chunkup: Count = 1
+    input_chunkup: Positive = 1
     #: The published tool ignores it.
     heuristic: Any = None
 
 
 class _SketchFile(_File):
-    nnodes: Count
+    nnodes: Positive
     intranode_sketch: _Intranode
     internode_sketch: _Internode | None = None
-    symmetry_offsets: tuple[
-        tuple[Annotated[int, Field(strict=True, ge=1)], Annotated[int, Field(strict=True, ge=1)]], ...
-    ] = ()
+    symmetry_offsets: tuple[tuple[Positive, Positive], ...] = ()
     hyperparameters: _Hyperparameters = _Hyperparameters()
 
     @model_validator(mode="after")
@@ -169,13 +153,7 @@ class _SketchFile(_File):
 
 
 def topology_from_file(data: Mapping[str, Any], *, source: str) -> TopologyFile:
-    """The fields of a topology file, from JSON.
-
-    Raises
-    ------
-    TopologyError
-        If a field is missing, unknown or of the wrong type.
-    """
+    """The fields of a topology file, from JSON; `TopologyError` says which does not fit."""
     if "nnodes" in data:
         raise TopologyError("found a sketch file; expected a topology file; swap the two", where=source)
     file = validated(TopologyFile, data, source=source, error=TopologyError)
@@ -184,13 +162,7 @@ def topology_from_file(data: Mapping[str, Any], *, source: str) -> TopologyFile:
 
 
 def sketch_from_file(data: Mapping[str, Any], *, source: str, name: str) -> Sketch:
-    """The published tool's sketch in our terms, from JSON.
-
-    Raises
-    ------
-    SketchError
-        If a field is missing, unknown or of the wrong type.
-    """
+    """The published tool's sketch in our terms, from JSON; `SketchError` says which field does not fit."""
     if "gpus_per_node" in data:
         raise SketchError("found a topology file; expected a sketch file; swap the two", where=source)
     file = validated(_SketchFile, data, source=source)
@@ -219,9 +191,8 @@ def _switches(intranode: _Intranode, source: str) -> list[dict[str, Any]]:
     """Switches, equal ones taken together as the planes of one."""
     where = f"{source}: intranode_sketch.switches"
     planes: dict[frozenset[int], list[str]] = {}
-    for ranks, policy in zip(
-        intranode.switches or (), intranode.switch_hyperedge_strategy or (), strict=True
-    ):
+    policies_given = intranode.switch_hyperedge_strategy or ()
+    for ranks, policy in zip(intranode.switches or (), policies_given, strict=True):
         for other in planes:
             if other & set(ranks) and other != set(ranks):
                 raise SketchError(

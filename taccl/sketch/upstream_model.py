@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.errors import SketchError, TopologyError
 from taccl.topology.machines import SHAPES
-from taccl.topology.parts import check_num_links, hold_ends
+from taccl.topology.parts import check_num_links, check_ranks, hold_ends
 from taccl.topology.topology import TopologyBuilder
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from taccl.sketch.sketch import Sketch
     from taccl.sketch.upstream_files import TopologyFile
@@ -40,16 +40,7 @@ def machine_of(file: TopologyFile) -> str:
 
 @dataclass(frozen=True)
 class UpstreamModel:
-    """The published tool's model of a topology file and a sketch.
-
-    Parameters
-    ----------
-    nodes : int
-    chunk_bytes : int
-        Bytes that the file's costs are for.
-    time_unit_us : Fraction
-        Microseconds in the file's unit of time.
-    """
+    """The published tool's model of a topology file, whose costs are for `chunk_bytes`, and a sketch."""
 
     file: TopologyFile
     sketch: Sketch
@@ -110,14 +101,15 @@ class UpstreamModel:
                 for src, dst in permutations(ranks, 2) if file.links[dst][src]
             ]  # fmt: skip
         betas, totals = file.node_betas_list or (), file.node_invbws_list or ()
-        nvlinks = SHAPES[machine].nvlinks if (machine := machine_of(file)) else {}
-        expected = "2: a double NVLink, then a single one" if nvlinks else (
-            "1 (two for a name that starts with NDv2)"
-        )  # fmt: skip
+        shape = SHAPES.get(machine_of(file))
+        nvlinks = shape.nvlinks if shape else {}
+        expected, rule = 1, " (two for a name that starts with NDv2)"
+        if nvlinks:
+            expected, rule = 2, ": a double NVLink, then a single one"
         for field, found in (("node_betas_list", betas), ("node_invbws_list", totals)):
-            if len(found) != int(expected[0]):
+            if len(found) != expected:
                 raise TopologyError(
-                    f"found {len(found)} entries; expected {expected}; correct the list",
+                    f"found {len(found)} entries; expected {expected}{rule}; correct the list",
                     where=file.where(field),
                 )
         if not nvlinks:
@@ -140,19 +132,16 @@ class UpstreamModel:
             # The tool adds alpha only where it splits a switch; elsewhere it takes the file's own total.
             cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
             per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
-            for plane in range(num_planes):
-                for _ in range(parallel):
-                    name = f"plane {plane}" if num_planes > 1 else ""
-                    link = builder.add_link(
-                        base + src, base + dst, alpha_us=0, beta_us_per_mb=per_mb, name=name
-                    )
-                    if switch is None:
-                        continue
-                    through.setdefault((switch, plane), []).append(link)
-                    at = f"at plane {plane} of switch {switch}"
-                    out = _port(builder, ports, f"port out of rank {base + src} {at}")
-                    into = _port(builder, ports, f"port into rank {base + dst} {at}")
-                    hold_ends(builder, link, out, into, alpha_us=Fraction(0))
+            for plane, _ in product(range(num_planes), range(parallel)):
+                name = f"plane {plane}" if num_planes > 1 else ""
+                link = builder.add_link(base + src, base + dst, alpha_us=0, beta_us_per_mb=per_mb, name=name)
+                if switch is None:
+                    continue
+                through.setdefault((switch, plane), []).append(link)
+                at = f"at plane {plane} of switch {switch}"
+                out = _port(builder, ports, f"port out of rank {base + src} {at}")
+                into = _port(builder, ports, f"port into rank {base + dst} {at}")
+                hold_ends(builder, link, out, into, alpha_us=Fraction(0))
         for (switch, plane), links in through.items():
             ranks = [base + local for local in self.sketch.switch[switch].ranks]
             builder.add_switch(f"plane {plane} of switch {switch} of node {node}", ranks, links)
@@ -161,22 +150,21 @@ class UpstreamModel:
         """The switch between two local ranks, and its number of planes."""
         joined: dict[tuple[int, int], tuple[int, int]] = {}
         for index, switch in enumerate(self.sketch.switch):
-            for src in switch.ranks:
-                if src >= self.file.gpus_per_node:
+            where = self.sketch.where(f"switch[{index}].ranks")
+            self._check_local(switch.ranks, where)
+            for src, dst in product(switch.ranks, repeat=2):
+                if joined.get((src, dst), (index, 0))[0] != index:
                     raise SketchError(
-                        f"rank {src} does not exist; {self.file.name} has local ranks "
-                        f"0-{self.file.gpus_per_node - 1}",
-                        where=self.sketch.where(f"switch[{index}].ranks"),
+                        f"ranks {src} and {dst} are in two switches; expected switches that are equal or "
+                        "disjoint under the upstream cost model; correct the lists",
+                        where=where,
                     )
-                for dst in switch.ranks:
-                    if joined.get((src, dst), (index, 0))[0] != index:
-                        raise SketchError(
-                            f"ranks {src} and {dst} are in two switches; expected switches that are equal or "
-                            "disjoint under the upstream cost model; correct the lists",
-                            where=self.sketch.where(f"switch[{index}].ranks"),
-                        )
-                    joined[src, dst] = index, switch.planes or 1
+                joined[src, dst] = index, switch.planes or 1
         return joined
+
+    def _check_local(self, ranks: Iterable[int], where: str) -> None:
+        of = f"{self.file.name} has local ranks"
+        check_ranks(ranks, self.file.gpus_per_node, where=where, error=SketchError, of=of)
 
     def _add_internode(self, builder: TopologyBuilder) -> None:
         """The sketch's connections for every ordered pair of nodes, with the NICs split evenly."""
@@ -188,7 +176,7 @@ class UpstreamModel:
                 f"found nothing; expected a cost, because the sketch has {self.nodes} nodes; add it",
                 where=file.where(missing),
             )
-        shape = SHAPES[machine] if (machine := machine_of(file)) else None
+        shape = SHAPES.get(machine_of(file))
         nics = shape.ranks_per_node // shape.ranks_per_nic if shape else file.nics_per_node
         if nics is None or nics < 1:
             raise TopologyError(
@@ -226,11 +214,8 @@ class UpstreamModel:
         if connections in (None, "fully-connected"):
             return {rank: tuple(range(size)) for rank in range(size)}
         where = self.sketch.where("internode.connections")
-        for rank in (each for sender, receivers in connections.items() for each in (sender, *receivers)):
-            if rank >= size:
-                raise SketchError(
-                    f"rank {rank} does not exist; {self.file.name} has local ranks 0-{size - 1}", where=where
-                )
+        for sender, receivers in connections.items():
+            self._check_local((sender, *receivers), where)
         fanouts = sorted({len(receivers) for receivers in connections.values()})
         if len(fanouts) > 1:
             raise SketchError(

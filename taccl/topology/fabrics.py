@@ -26,11 +26,13 @@ from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["fully_connected", "hypercube", "mesh", "ring", "star", "torus"]
+__all__ = [
+    "ALPHA_US", "BANDWIDTH_GB_PER_S", "fully_connected", "hypercube", "mesh", "ring", "star", "torus",
+]  # fmt: skip
 
 
-_BANDWIDTH_GB_PER_S = 50
-_ALPHA_US = Fraction(1, 2)
+BANDWIDTH_GB_PER_S = 50
+ALPHA_US = Fraction(1, 2)
 
 
 @checked_as(TopologyError)
@@ -38,8 +40,8 @@ def ring(
     num_ranks: int,
     *,
     bidirectional: bool = True,
-    bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
-    alpha_us: Number = _ALPHA_US,
+    bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
+    alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
@@ -74,8 +76,8 @@ def ring(
 @checked_as(TopologyError)
 def mesh(
     *dims: Count,
-    bandwidth_gb_per_s: Number | Sequence[Number] = _BANDWIDTH_GB_PER_S,
-    alpha_us: Number = _ALPHA_US,
+    bandwidth_gb_per_s: Number | Sequence[Number] = BANDWIDTH_GB_PER_S,
+    alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
@@ -98,8 +100,8 @@ def mesh(
 @checked_as(TopologyError)
 def torus(
     *dims: Count,
-    bandwidth_gb_per_s: Number | Sequence[Number] = _BANDWIDTH_GB_PER_S,
-    alpha_us: Number = _ALPHA_US,
+    bandwidth_gb_per_s: Number | Sequence[Number] = BANDWIDTH_GB_PER_S,
+    alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
@@ -117,8 +119,8 @@ def torus(
 def hypercube(
     dimension: Count,
     *,
-    bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
-    alpha_us: Number = _ALPHA_US,
+    bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
+    alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
@@ -143,8 +145,8 @@ def hypercube(
 def fully_connected(
     num_ranks: int,
     *,
-    bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
-    alpha_us: Number = _ALPHA_US,
+    bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
+    alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
@@ -152,9 +154,7 @@ def fully_connected(
 
     Parameters
     ----------
-    num_ranks : int
-        At least 2.
-    bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
+    num_ranks, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
         As in `ring`; errors are its, too.
     """
     builder = _start(
@@ -167,8 +167,8 @@ def fully_connected(
 def star(
     num_ranks: int,
     *,
-    bandwidth_gb_per_s: Number = _BANDWIDTH_GB_PER_S,
-    alpha_us: Number = _ALPHA_US,
+    bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
+    alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
@@ -178,9 +178,7 @@ def star(
 
     Parameters
     ----------
-    num_ranks : int
-        At least 2.
-    bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
+    num_ranks, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
         As in `ring`; errors are its, too.
     """
     builder = _start(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.reading import toml_text
+from taccl.topology.topology import links_among
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,8 @@ def dump_topology(topology: Topology) -> str:
 
     The same ranks, links, switches and resources, and who holds what for how long; resources and holds may
     come in another order. Costs are exact: those without a decimal form are text such as ``"20/3"``. The
-    topology's notes become comments.
+    topology's notes become comments. A `LossyConversionWarning` says that machine and profile do, too, and
+    that a switch has only some of the links among its ranks.
 
     Raises
     ------
@@ -35,21 +37,14 @@ def dump_topology(topology: Topology) -> str:
         If such files cannot say it: links that hold no resource of their own, parallel links that hold
         different ones, nodes whose ranks do not follow one another, the costs of the published tool, or names
         that are no text.
-
-    Warns
-    -----
-    LossyConversionWarning
-        Of the machine and its profile, which are comments then, and of switches with only some of the links
-        among their ranks.
     """
     if topology.cost_model != "physical":
         raise ExportError(
             "a topology file holds times of bytes, and this topology has the published tool's costs of one "
             "chunk; keep its own file"
         )
-    lost = []
-    if topology.machine or topology.profile:
-        lost.append("the names of machine and profile, which it keeps as a comment")
+    named = topology.machine or topology.profile
+    lost = ["the names of machine and profile, which it keeps as a comment"] if named else []
     lines = [*_comments(topology), "schema = 1", f"name = {toml_text(topology.name)}"]
     if topology.alpha_meaning != "occupies":
         lines.append(f'alpha_meaning = "{topology.alpha_meaning}"')
@@ -63,20 +58,13 @@ def dump_topology(topology: Topology) -> str:
     lines.append(f"ranks_per_node = {counts[0] if len(set(counts)) == 1 else counts}")
     lines += ["", "# Costs in microseconds, and microseconds per MB of 10^6 bytes.", "link = ["]
     for link in topology.links:
-        fields = [f"src = {_ranks(link.srcs)}", f"dst = {_ranks(link.dsts)}"]
-        if link.alpha_us:
-            fields.append(f"alpha_us = {_number(link.alpha_us)}")
-        fields.append(f"beta_us_per_mb = {_number(link.beta_us_per_mb)}")
-        if link.name:
-            fields.append(f"name = {toml_text(link.name)}")
-        lines.append(f"  {{ {', '.join(fields)} }},")
+        alpha = f"alpha_us = {_number(link.alpha_us)}, " if link.alpha_us else ""
+        name = f", name = {toml_text(link.name)}" if link.name else ""
+        ends = f"src = {_ranks(link.srcs)}, dst = {_ranks(link.dsts)}"
+        lines.append(f"  {{ {ends}, {alpha}beta_us_per_mb = {_number(link.beta_us_per_mb)}{name} }},")
     lines.append("]")
     for switch in topology.switches:
-        ranks = set(switch.ranks)
-        within = [
-            index for index, link in enumerate(topology.links) if ranks.issuperset((*link.srcs, *link.dsts))
-        ]
-        if within != sorted(switch.links) or len(switch.ranks) < 2:
+        if links_among(topology.links, switch.ranks) != sorted(switch.links) or len(switch.ranks) < 2:
             lost.append(f"which links run through switch {switch.name!r}, if not all among its ranks")
         if len(switch.ranks) > 1:
             lines += ["", "[[switch]]", f"name = {toml_text(switch.name)}", f"ranks = {list(switch.ranks)}"]

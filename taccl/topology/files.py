@@ -1,34 +1,6 @@
 """Topology files: a machine, a fabric or a person's own links, as TOML or as JSON of the same schema.
 
-A machine or a fabric, with what differs::
-
-    schema = 1
-    machine = "ndv2"            # or fabric = "torus:4x4"
-    nodes = 2
-    profile = "nominal"
-    [constants]                 # any constant of the profile
-    internode_beta_us_per_mb = 100.5
-
-Or link by link::
-
-    schema = 1
-    ranks_per_node = 2          # or a list, one entry for every node
-    nodes = 2
-    [[link]]
-    src = 0                     # a list of ranks: one link that reduces
-    dst = 1                     # a list of ranks: one link that multicasts
-    alpha_us = 0.5
-    bandwidth_gb_per_s = 25     # or beta_us_per_mb
-    bidirectional = true
-    [[resource]]                # one send at a time over any of these links
-    name = "NIC 0 egress"
-    links = [[0, 2], [1, 2]]
-    side = "send"
-    [[switch]]                  # with a cost: a link for every ordered pair of ranks, ports in and out
-    ranks = [0, 1]
-    bandwidth_gb_per_s = 100
-
-Decimal costs are exact: 0.1 is one tenth.
+docs/formats.md shows the fields. Decimal costs are exact: 0.1 is one tenth.
 """
 
 from __future__ import annotations
@@ -40,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
 from taccl.topology import registry
-from taccl.topology.parts import add_crossbar, check_num_links
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.parts import add_crossbar, check_num_links, check_ranks
+from taccl.topology.topology import TopologyBuilder, links_among
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,21 +54,16 @@ def load_topology(path: str | PathLike[str]) -> Topology:
             return _from_links(file, path.stem)
         return _from_name(file)
     except TopologyError as error:
-        field = f"{where}: {error.where}" if error.where else where
-        raise TopologyError(error.message, where=field) from None
+        raise TopologyError(error.message, where=": ".join(filter(None, (where, error.where)))) from None
 
 
 def _from_name(file: TopologyFile) -> Topology:
     """The machine or fabric that a file names, with what it says differs."""
     options: dict[str, Any] = {"alpha_meaning": file.alpha_meaning}
-    for field in ("rails", "constants", "alpha_us"):
-        if getattr(file, field) is not None:
-            options[field] = getattr(file, field)
-    if file.bandwidth_gb_per_s is not None:
-        each = file.bandwidth_gb_per_s
-        options["bandwidth_gb_per_s"] = each if len(each) > 1 else each[0]
-    if file.ranks_per_node is not None:
-        options["ranks_per_node"] = file.ranks_per_node[0]
+    for field in ("rails", "constants", "alpha_us", "bandwidth_gb_per_s", "ranks_per_node"):
+        value = getattr(file, field)
+        if value is not None:
+            options[field] = value[0] if isinstance(value, list) and len(value) == 1 else value
     kind, name = ("machine", file.machine) if file.fabric is None else ("fabric", file.fabric)
     try:
         topology = registry.parse(str(name), nodes=file.nodes, profile=file.profile, **options)
@@ -117,13 +84,13 @@ def _from_links(file: TopologyFile, default_name: str) -> Topology:
     )
     num_ranks = len(builder.node_of_rank)
     for i, link in enumerate(file.link):
-        _check_ranks(link.src, num_ranks, f"link[{i}].src")
-        _check_ranks(link.dst, num_ranks, f"link[{i}].dst")
+        check_ranks(link.src, num_ranks, where=f"link[{i}].src")
+        check_ranks(link.dst, num_ranks, where=f"link[{i}].dst")
         directions = [(link.src, link.dst), (link.dst, link.src)]
         for src, dst in directions if link.bidirectional else directions[:1]:
             builder.add_link(src, dst, alpha_us=link.alpha_us, beta_us_per_mb=link.rate(), name=link.name)
     for i, switch in enumerate(file.switch):
-        _check_ranks(switch.ranks, num_ranks, f"switch[{i}].ranks")
+        check_ranks(switch.ranks, num_ranks, where=f"switch[{i}].ranks")
         _add_switch(builder, switch)
     links_of: dict[Ends, list[int]] = {}
     for index, added in enumerate(builder.links):
@@ -157,14 +124,6 @@ def _node_of_rank(file: TopologyFile) -> list[int]:
     return [node for node, count in enumerate(counts) for _ in range(count)]
 
 
-def _check_ranks(ranks: list[int], num_ranks: int, where: str) -> None:
-    for rank in ranks:
-        if rank >= num_ranks:
-            raise TopologyError(
-                f"rank {rank} does not exist; the topology has ranks 0-{num_ranks - 1}", where=where
-            )
-
-
 def _add_switch(builder: TopologyBuilder, switch: SwitchEntry) -> None:
     if switch.has_rate:
         check_num_links(len(switch.ranks) ** 2, where=f"switch {switch.name}")
@@ -172,9 +131,7 @@ def _add_switch(builder: TopologyBuilder, switch: SwitchEntry) -> None:
             builder, switch.ranks, name=switch.name, alpha_us=switch.alpha_us, beta_us_per_mb=switch.rate()
         )
     else:
-        ranks = set(switch.ranks)
-        within = [i for i, link in enumerate(builder.links) if ranks.issuperset((*link.srcs, *link.dsts))]
-        builder.add_switch(switch.name, switch.ranks, within)
+        builder.add_switch(switch.name, switch.ranks, links_among(builder.links, switch.ranks))
 
 
 def _add_holds(

@@ -25,7 +25,7 @@ def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning =
 
     Parameters
     ----------
-    graph : networkx.Graph, DiGraph, MultiGraph or MultiDiGraph
+    graph : networkx graph of any kind
         An edge needs ``beta_us_per_mb`` or ``bandwidth_gb_per_s``, and may have ``alpha_us`` (default 0)
         and ``name``. An undirected edge is a link each way. A vertex may have ``node`` (default 0), the
         number of the node it lives in. Vertices named 0..R-1 keep their number as ranks; others are
@@ -34,11 +34,6 @@ def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning =
         Name of the topology; by default that of the graph.
     alpha_meaning : {"occupies", "pipelined"}
         Whether a link stays busy during its alpha.
-
-    Raises
-    ------
-    TopologyError
-        If the graph has no vertices, or an edge's costs are missing, given twice, or not positive.
     """
     vertices = list(graph.nodes)
     name = name or str(graph.graph.get("name", "")) or "graph"
@@ -47,11 +42,11 @@ def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning =
     if set(vertices) == set(range(len(vertices))):
         vertices = list(range(len(vertices)))
     rank_of = {vertex: rank for rank, vertex in enumerate(vertices)}
-    for vertex in vertices:
+    nodes = [
         check_count(graph.nodes[vertex].get("node", 0), where=f"{name}: node of {vertex}", least=0)
-    builder = TopologyBuilder(
-        name, [graph.nodes[vertex].get("node", 0) for vertex in vertices], alpha_meaning=alpha_meaning
-    )
+        for vertex in vertices
+    ]
+    builder = TopologyBuilder(name, nodes, alpha_meaning=alpha_meaning)
     edges = list(graph.edges(data=True))
     # `to_networkx` leaves `link` on every edge, so that links come back in their order.
     if all(isinstance(attributes.get("link"), int) for _, _, attributes in edges):

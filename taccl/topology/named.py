@@ -9,20 +9,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from taccl.arguments import quoted
 from taccl.errors import TopologyError
+from taccl.topology.fabrics import ALPHA_US, BANDWIDTH_GB_PER_S
 from taccl.topology.parts import check_count, exact_cost, rates_of_axes
 from taccl.topology.registry import FABRICS, dims_of_size, find_kind
+from taccl.topology.topology import AlphaMeaning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from taccl.arguments import Number
     from taccl.topology.topology import Topology
 
 __all__ = ["MAX_NAMED_RANKS", "NamedFabric", "as_named", "parse_named"]
@@ -31,35 +34,25 @@ MAX_NAMED_RANKS = 2**26
 """More ranks than this are refused: rank numbers, and a pattern's offsets, are kept in 32 bits."""
 
 _GRIDS = ("ring", "torus", "mesh")
-_DEFAULT_GB_PER_S = 50
-_DEFAULT_ALPHA_US = Fraction(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedFabric:
-    """A ring, torus, mesh, hypercube, fully connected fabric or star; see `parse_named`.
+    """A ring, torus, mesh, hypercube, fully connected fabric or star of at most `MAX_NAMED_RANKS` ranks.
 
     Parameters
     ----------
-    kind : {"ring", "torus", "mesh", "hypercube", "fully-connected", "star"}
     dims : tuple of int
         As behind the colon of the name: ranks along every axis, ranks, or the hypercube's dimension.
-    alpha_us : Fraction
     betas : tuple of Fraction
         Us per MB of the links along every axis; one where the fabric is no grid.
-    alpha_meaning : {"occupies", "pipelined"}
-
-    Raises
-    ------
-    TopologyError
-        If these make no fabric, or one of more than `MAX_NAMED_RANKS` ranks.
     """
 
     kind: str
     dims: tuple[int, ...]
     alpha_us: Fraction
     betas: tuple[Fraction, ...]
-    alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
+    alpha_meaning: AlphaMeaning = "occupies"
 
     def __post_init__(self) -> None:
         if self.kind not in FABRICS:
@@ -68,7 +61,7 @@ class NamedFabric:
             raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{self.kind}: dims")
         for dim in self.dims:
             check_count(dim, where=f"{self.kind}: dims")
-        if self.alpha_meaning not in ("occupies", "pipelined"):
+        if self.alpha_meaning not in get_args(AlphaMeaning):
             raise TopologyError(
                 f"found {quoted(self.alpha_meaning)}; expected 'occupies' or 'pipelined'",
                 where=f"{self.name}: alpha_meaning",
@@ -102,13 +95,7 @@ class NamedFabric:
         return f"{self.kind}:{'x'.join(map(str, self.dims))}"
 
     def axis(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The axis of the link from every source to its destination; -1 where there is no link.
-
-        Parameters
-        ----------
-        src, dst : (n,) int64
-            Ranks.
-        """
+        """The axis of the link from every source to its destination; -1 where there is no link."""
         if self.kind == "hypercube":
             differ = src ^ dst
             return np.where((differ != 0) & (differ & (differ - 1) == 0), 0, -1)
@@ -127,13 +114,7 @@ class NamedFabric:
         return axis
 
     def to_topology(self) -> Topology:
-        """The topology, link for link.
-
-        Raises
-        ------
-        TopologyError
-            If it has too many links to be listed.
-        """
+        """The topology, link for link; `TopologyError` if they are too many to be listed."""
         rates = [Fraction(1000) / beta for beta in self.betas]
         return FABRICS[self.kind](
             *self.dims,
@@ -158,9 +139,9 @@ class NamedFabric:
 def parse_named(
     name: str,
     *,
-    bandwidth_gb_per_s: int | float | str | Fraction | Sequence[Any] = _DEFAULT_GB_PER_S,
-    alpha_us: int | float | str | Fraction = _DEFAULT_ALPHA_US,
-    alpha_meaning: Literal["occupies", "pipelined"] = "occupies",
+    bandwidth_gb_per_s: Number | Sequence[Number] = BANDWIDTH_GB_PER_S,
+    alpha_us: Number = ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
 ) -> NamedFabric:
     """The fabric that a name such as ``"torus:100x100x100"`` stands for; nothing is listed.
 

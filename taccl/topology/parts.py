@@ -12,22 +12,15 @@ from taccl.errors import InputError, TopologyError
 from taccl.units import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from taccl.arguments import Number
     from taccl.topology.topology import TopologyBuilder
 
 __all__ = [
-    "MAX_LINKS",
-    "add_crossbar",
-    "add_internode",
-    "beta_of_bandwidth",
-    "check_count",
-    "check_num_links",
-    "exact_cost",
-    "hold_ends",
-    "rates_of_axes",
-]
+    "MAX_LINKS", "add_crossbar", "add_internode", "beta_of_bandwidth", "check_count", "check_num_links",
+    "check_ranks", "exact_cost", "hold_ends", "rates_of_axes",
+]  # fmt: skip
 
 MAX_LINKS = 1_000_000
 """More links than this are refused: they take about 1 GB, and most of a minute to build."""
@@ -57,13 +50,7 @@ def beta_of_bandwidth(
 def rates_of_axes(
     bandwidth_gb_per_s: Number | Sequence[Number], num_axes: int, *, where: str
 ) -> tuple[Fraction, ...]:
-    """Us per MB along every axis, of one bandwidth for all or a bandwidth for each.
-
-    Raises
-    ------
-    TopologyError
-        If they are not as many as axes, or one is not positive.
-    """
+    """Us per MB along every axis, of one bandwidth for all or a bandwidth for each."""
     several = isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str)
     rates: Sequence[Any] = bandwidth_gb_per_s if several else (bandwidth_gb_per_s,) * num_axes  # type: ignore[assignment]
     if len(rates) != num_axes:
@@ -80,6 +67,20 @@ def check_count(value: object, *, where: str, least: int = 1) -> int:
         return whole_number(value, where, at_least=least)
     except InputError as error:
         raise TopologyError(error.message, where=where) from None
+
+
+def check_ranks(
+    ranks: Iterable[int],
+    count: int,
+    *,
+    where: str,
+    error: type[InputError] = TopologyError,
+    of: str = "the topology has ranks",
+) -> None:
+    """Raise an error for a rank that does not exist."""
+    for rank in ranks:
+        if not 0 <= rank < count:
+            raise error(f"rank {rank} does not exist; {of} 0-{count - 1}", where=where)
 
 
 def check_num_links(num_links: int, *, where: str) -> None:

@@ -42,13 +42,7 @@ class Profile:
         return {constant.name: constant.value for constant in self.constants}[name]
 
     def replaced(self, values: Mapping[str, int | float | str | Fraction]) -> Profile:
-        """The profile with some constants replaced by a person's own.
-
-        Raises
-        ------
-        TopologyError
-            If the profile has no constant of that name, or the value is not a cost.
-        """
+        """The profile with some constants replaced by a person's own, which must be known and costs."""
         constants = {constant.name: constant for constant in self.constants}
         for name, value in values.items():
             if name not in constants:

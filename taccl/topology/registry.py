@@ -75,7 +75,7 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
     Raises
     ------
     TopologyError
-        If no machine or fabric has that name or takes that argument; the known ones are named.
+        Names the machines, fabrics and arguments that there are, if it is none of them.
     """
     if not name.strip():
         raise TopologyError(f"found {name!r}; expected {_expected()}", where="topology")
@@ -88,7 +88,7 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
             )
         if profile is not None:
             options["profile"] = profile
-        return _call(_MACHINES[kind], kind, (1 if nodes is None else nodes,), options)
+        return _call(_MACHINES[kind], kind, (nodes or 1,), options)
     if profile is not None:
         raise TopologyError(f"found {profile!r}; a fabric has no profiles: leave it out", where="profile")
     dims = dims_of_size(kind, size)
@@ -135,9 +135,9 @@ def _call(
     make: Callable[..., Topology], kind: str, sizes: tuple[int, ...], options: Mapping[str, Any]
 ) -> Topology:
     known = _options(make)
-    unknown = next((option for option in options if option not in known), None)
-    if unknown is not None:
-        raise TopologyError(f"{kind} takes no {unknown!r}; it takes {', '.join(known)}", where="topology")
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise TopologyError(f"{kind} takes no {unknown[0]!r}; it takes {', '.join(known)}", where="topology")
     return make(*sizes, **options)
 
 

@@ -7,10 +7,11 @@ share and a spine uplink are resources like any other.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taccl.arguments import checked_as, known_index
 from taccl.errors import FormatError, InputError, TopologyError
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OTHER_SIDE", "AlphaMeaning", "Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder",
+    "links_among",
 ]  # fmt: skip
 
+T = TypeVar("T")
 AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]
 #: Fields of a topology that are words.
@@ -70,6 +73,12 @@ class Link:
 
     def __str__(self) -> str:
         return f"{self.ends} ({shown(self.name)})" if self.name else self.ends
+
+
+def links_among(links: Iterable[Link], ranks: Iterable[int]) -> list[int]:
+    """The links, by index, that have all their ends among some ranks."""
+    known = set(ranks)
+    return [index for index, link in enumerate(links) if known.issuperset((*link.srcs, *link.dsts))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +164,7 @@ class Topology:
     @cached_property
     def ranks_of_node(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of every node, in order; a rank's place in its node is its local rank."""
-        ranks: list[list[int]] = [[] for _ in range(self.num_nodes)]
-        for rank, node in enumerate(self.node_of_rank):
-            ranks[node].append(rank)
-        return tuple(tuple(each) for each in ranks)
+        return _listed(self.num_nodes, enumerate(self.node_of_rank))
 
     @cached_property
     def local_rank(self) -> tuple[int, ...]:
@@ -169,27 +175,17 @@ class Topology:
     @cached_property
     def holds_of_link(self) -> tuple[tuple[Hold, ...], ...]:
         """The holds of a send over every link."""
-        holds: list[list[Hold]] = [[] for _ in self.links]
-        for hold in self.holds:
-            holds[hold.link].append(hold)
-        return tuple(tuple(each) for each in holds)
+        return _listed(len(self.links), ((hold, hold.link) for hold in self.holds))
 
     @cached_property
     def links_from(self) -> tuple[tuple[int, ...], ...]:
         """Links out of every rank, by index."""
-        return self._incident("srcs")
+        return _listed(self.num_ranks, ((e, rank) for e, link in enumerate(self.links) for rank in link.srcs))
 
     @cached_property
     def links_to(self) -> tuple[tuple[int, ...], ...]:
         """Links into every rank, by index."""
-        return self._incident("dsts")
-
-    def _incident(self, end: Literal["srcs", "dsts"]) -> tuple[tuple[int, ...], ...]:
-        links: list[list[int]] = [[] for _ in range(self.num_ranks)]
-        for index, link in enumerate(self.links):
-            for rank in link.srcs if end == "srcs" else link.dsts:
-                links[rank].append(index)
-        return tuple(tuple(each) for each in links)
+        return _listed(self.num_ranks, ((e, rank) for e, link in enumerate(self.links) for rank in link.dsts))
 
     def links_between(self, src: int, dst: int) -> tuple[int, ...]:
         """Every link by which `src` can send to `dst`."""
@@ -207,10 +203,7 @@ class Topology:
         return tuple(link for link in range(len(self.links)) if self.is_internode(link))
 
     def reversed(self) -> Topology:
-        """The topology with every link turned round; link, resource and hold keep their index.
-
-        Reversed twice, it is the same topology again.
-        """
+        """The topology with every link turned round; link, resource and hold keep their index."""
         suffix = " reversed"
         return replace(
             self,
@@ -238,15 +231,7 @@ class Topology:
     @classmethod
     @checked_as(TopologyError)
     def from_dict(cls, data: dict[str, Any]) -> Topology:
-        """The topology that `to_dict` wrote.
-
-        Raises
-        ------
-        FormatError
-            If a field is missing or is not of its kind.
-        TopologyError
-            If the fields make no topology.
-        """
+        """The topology that `to_dict` wrote; `FormatError` or `TopologyError` say what makes none."""
         try:
             content: dict[str, Any] = {
                 **{name: data[name] for name in _WORDS},
@@ -277,10 +262,9 @@ class Topology:
         """What a notebook shows: the figures, and the links by cost."""
         from taccl.html import card, facts, table
 
-        kinds: dict[tuple[bool, Fraction, Fraction], int] = {}
-        for index, link in enumerate(self.links):
-            kind = self.is_internode(index), link.alpha_us, link.beta_us_per_mb
-            kinds[kind] = kinds.get(kind, 0) + 1
+        kinds = Counter(
+            (self.is_internode(e), link.alpha_us, link.beta_us_per_mb) for e, link in enumerate(self.links)
+        )
         rows = [
             (
                 str(count),
@@ -303,8 +287,8 @@ class Topology:
 
     def __repr__(self) -> str:
         return (
-            f"Topology({shown(repr(self.name), 100)}, {self.num_ranks} ranks in {self.num_nodes} node"
-            f"{'s' if self.num_nodes > 1 else ''}, {len(self.links)} links, profile {self.profile!r})"
+            f"Topology({shown(repr(self.name), 100)}, {self.num_ranks} ranks in "
+            f"{format_count(self.num_nodes, 'node')}, {len(self.links)} links, profile {self.profile!r})"
         )
 
 
@@ -354,11 +338,6 @@ class TopologyBuilder:
             Latency in microseconds, and microseconds for 10**6 bytes.
         name : str
             Tells links of the same ends apart.
-
-        Raises
-        ------
-        TopologyError
-            If a cost is not a finite, non-negative number.
         """
         srcs = (src,) if isinstance(src, int) else tuple(sorted(src))
         dsts = (dst,) if isinstance(dst, int) else tuple(sorted(dst))
@@ -396,11 +375,6 @@ class TopologyBuilder:
             A send of b bytes holds the resource for ``alpha_us + b * beta_us_per_mb / 10**6`` microseconds.
         side : {"send", "receive"}
             Whether from the send's start, or until its end.
-
-        Raises
-        ------
-        TopologyError
-            If a cost is not a finite, non-negative number.
         """
         costs = self._exact(alpha_us, beta_us_per_mb, f"hold of resource {resource} by link {link}")
         self._holds.append(Hold(link, resource, *costs, side))
@@ -425,13 +399,7 @@ class TopologyBuilder:
         self._switches.append(Switch(name, tuple(ranks), tuple(links)))
 
     def build(self, *, notes: Sequence[str] = ()) -> Topology:
-        """The topology.
-
-        Raises
-        ------
-        TopologyError
-            If a rank, link or resource does not exist, a cost is not positive, or there are no ranks.
-        """
+        """The topology; `TopologyError` says what is not there, or which cost is wrong."""
         return Topology(
             **{name: getattr(self, name) for name in _WORDS},
             node_of_rank=tuple(self.node_of_rank),
@@ -441,6 +409,14 @@ class TopologyBuilder:
             switches=tuple(self._switches),
             notes=tuple(notes),
         )
+
+
+def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...], ...]:
+    """What is at each of `count` places, in order."""
+    lists: list[list[T]] = [[] for _ in range(count)]
+    for entry, place in entries:
+        lists[place].append(entry)
+    return tuple(tuple(each) for each in lists)
 
 
 def _plain(each: Link | Hold | Switch) -> dict[str, Any]:

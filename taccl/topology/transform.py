@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
-from taccl.topology.parts import exact_cost
+from taccl.topology.parts import check_ranks, exact_cost
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,11 +25,6 @@ def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:
     """The topology with rank r renamed ``permutation[r]``; links, resources and holds keep their index.
 
     A link's own resource is renamed with it; ports, NICs and other resources keep their names.
-
-    Raises
-    ------
-    TopologyError
-        If `permutation` does not name every rank once.
     """
     if sorted(permutation) != list(range(topology.num_ranks)):
         raise TopologyError(
@@ -49,26 +44,19 @@ def subset(topology: Topology, ranks: Collection[int]) -> Topology:
     The ranks kept are renumbered from 0 without gaps, in their old order, and so are the nodes that keep a
     rank. A link stays if all its ends stay; a resource stays if a link that holds it stays; a switch stays
     if two of its ranks stay.
-
-    Raises
-    ------
-    TopologyError
-        If a rank does not exist, or none is kept.
     """
     kept = sorted(set(ranks))
-    _check_ranks(topology, kept)
+    check_ranks(kept, topology.num_ranks, where=f"{topology.name}: ranks")
     if not kept:
         raise TopologyError("found no ranks to keep; expected at least one", where=f"{topology.name}: ranks")
     new_rank = {rank: new for new, rank in enumerate(kept)}
     nodes = sorted({topology.node_of_rank[rank] for rank in kept})
     new_node = {node: new for new, node in enumerate(nodes)}
-    links = [
-        index
-        for index, link in enumerate(topology.links)
-        if all(rank in new_rank for rank in (*link.srcs, *link.dsts))
-    ]
     node_of_rank = [new_node[topology.node_of_rank[rank]] for rank in kept]
-    return _renamed(_with_links(topology, links), new_rank, node_of_rank)
+    left = _with_links(
+        topology, [e for e, link in enumerate(topology.links) if new_rank.keys() >= {*link.srcs, *link.dsts}]
+    )
+    return _renamed(left, new_rank, node_of_rank)
 
 
 @checked_as(TopologyError)
@@ -83,6 +71,7 @@ def without(
 
     Parameters
     ----------
+    topology : Topology
     links : iterable of int or (int, int)
         Links that failed, by index, or as (source, destination), which means every link between the two.
     ranks : collection of int
@@ -96,13 +85,10 @@ def without(
     TopologyError
         If a link, a rank or a resource does not exist, or no rank is left.
     """
-    _check_ranks(topology, ranks)
-    gone: set[int] = set()
-    for link in links:
-        gone.update(_links_meant(topology, link))
-    for name in resources:
-        gone.update(_links_of_resource(topology, name))
-    left = _with_links(topology, [index for index in range(len(topology.links)) if index not in gone])
+    check_ranks(ranks, topology.num_ranks, where=f"{topology.name}: ranks")
+    gone = {e for link in links for e in _links_meant(topology, link)}
+    gone |= {e for name in resources for e in _links_of_resource(topology, name)}
+    left = _with_links(topology, [e for e in range(len(topology.links)) if e not in gone])
     return subset(left, set(range(topology.num_ranks)) - set(ranks)) if ranks else left
 
 
@@ -146,51 +132,24 @@ def degraded(topology: Topology, links: Mapping[int | tuple[int, int] | str, Num
             part *= by_link.get(hold.link, 1)
         holds.append(replace(hold, beta_us_per_mb=hold.beta_us_per_mb / part))
         beta[hold.link] = max(beta[hold.link], holds[-1].beta_us_per_mb)
-    slower = tuple(
-        replace(link, beta_us_per_mb=each) for link, each in zip(topology.links, beta, strict=True)
-    )
-    return replace(topology, links=slower, holds=tuple(holds))
+    slower = (replace(link, beta_us_per_mb=each) for link, each in zip(topology.links, beta, strict=True))
+    return replace(topology, links=tuple(slower), holds=tuple(holds))
 
 
 @checked_as(TopologyError)
 def scale(topology: Topology, *, alpha: Number = 1, beta: Number = 1) -> Topology:
-    """The topology with every alpha, and every beta, times a factor: of links and of holds alike.
-
-    Parameters
-    ----------
-    alpha, beta : number
-        Factors of every alpha, and of every beta.
-
-    Raises
-    ------
-    TopologyError
-        If a factor is negative, or `beta` is 0.
-    """
+    """The topology with every alpha, and every beta, times a factor: of links and of holds alike."""
     by_alpha = exact_cost(alpha, where="scale: alpha")
     by_beta = exact_cost(beta, where="scale: beta")
     if by_beta == 0:
         raise TopologyError("found 0; expected a positive factor", where="scale: beta")
-    return replace(
-        topology,
-        links=tuple(
-            replace(e, alpha_us=e.alpha_us * by_alpha, beta_us_per_mb=e.beta_us_per_mb * by_beta)
-            for e in topology.links
-        ),
-        holds=tuple(
-            replace(h, alpha_us=h.alpha_us * by_alpha, beta_us_per_mb=h.beta_us_per_mb * by_beta)
-            for h in topology.holds
-            if h.beta_us_per_mb or by_alpha  # a hold of alpha alone is none once alpha is scaled to 0
-        ),
-    )
 
+    def scaled(each: Any) -> Any:
+        return replace(each, alpha_us=each.alpha_us * by_alpha, beta_us_per_mb=each.beta_us_per_mb * by_beta)
 
-def _check_ranks(topology: Topology, ranks: Iterable[int]) -> None:
-    for rank in ranks:
-        if rank not in range(topology.num_ranks):
-            raise TopologyError(
-                f"rank {rank} does not exist; the topology has ranks 0-{topology.num_ranks - 1}",
-                where=f"{topology.name}: ranks",
-            )
+    # A hold of alpha alone is none once alpha is scaled to 0.
+    holds = tuple(scaled(hold) for hold in topology.holds if hold.beta_us_per_mb or by_alpha)
+    return replace(topology, links=tuple(map(scaled, topology.links)), holds=holds)
 
 
 def _links_of_resource(topology: Topology, name: str) -> set[int]:
@@ -210,7 +169,7 @@ def _links_meant(topology: Topology, link: int | tuple[int, int]) -> tuple[int, 
     if isinstance(link, int):
         found: tuple[int, ...] = (link,) if link in range(len(topology.links)) else ()
     else:
-        _check_ranks(topology, link)
+        check_ranks(link, topology.num_ranks, where=f"{topology.name}: ranks")
         found = topology.links_between(*link)
     if not found:
         raise TopologyError(f"link {link} does not exist", where=f"{topology.name}: links")
@@ -227,11 +186,9 @@ def _with_links(topology: Topology, links: Sequence[int]) -> Topology:
         topology,
         links=tuple(topology.links[link] for link in links),
         resources=tuple(topology.resources[resource] for resource in resources),
-        holds=tuple(
-            replace(hold, link=new_link[hold.link], resource=new_resource[hold.resource]) for hold in holds
-        ),
+        holds=tuple(replace(h, link=new_link[h.link], resource=new_resource[h.resource]) for h in holds),
         switches=tuple(
-            replace(switch, links=tuple(new_link[link] for link in switch.links if link in new_link))
+            replace(switch, links=tuple(new_link[e] for e in switch.links if e in new_link))
             for switch in topology.switches
         ),
     )

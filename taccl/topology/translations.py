@@ -62,9 +62,6 @@ class Translations:
 
     Parameters
     ----------
-    host : NamedFabric or Topology
-    group : CyclicProduct or PermutationGroup
-    classes : tuple of LinkClass
     ranks : (num_ranks,) int64, optional
         The rank at every place; None where places are ranks.
     resource_class : tuple of int
@@ -105,10 +102,10 @@ class Translations:
             "group": self.group.to_dict(),
             "classes": [
                 [
-                    each.dst, str(each.alpha_us), str(each.beta_us_per_mb),
-                    [[h.resource, str(h.alpha_us), str(h.beta_us_per_mb), h.side] for h in each.holds],
+                    c.dst, str(c.alpha_us), str(c.beta_us_per_mb),
+                    [[h.resource, str(h.alpha_us), str(h.beta_us_per_mb), h.side] for h in c.holds],
                 ]
-                for each in self.classes
+                for c in self.classes
             ],
             "ranks": None if self.ranks is None else self.ranks.tolist(),
             "resource_class": list(self.resource_class),
@@ -142,13 +139,7 @@ def translations_of_fabric(fabric: NamedFabric) -> Translations:
 
 
 def along_ring(fabric: NamedFabric, ranks: Sequence[int] | NDArray[np.int64]) -> Translations:
-    """The translations of a ring that visits every rank once, over links that a fabric has each way.
-
-    Raises
-    ------
-    TopologyError
-        If `ranks` are not such a ring, or its links differ in cost.
-    """
+    """The translations of a ring that visits every rank once, over links that a fabric has each way."""
     order = np.array(ranks, dtype=np.int64)
     if fabric.num_ranks < 3 or not np.array_equal(np.sort(order), np.arange(fabric.num_ranks)):
         raise TopologyError("found a ring that does not visit every rank once", where=fabric.name)
@@ -191,17 +182,8 @@ def translations_of_topology(
 ) -> Translations:
     """The translations of a topology: a group, or rank permutations that generate one.
 
-    Parameters
-    ----------
-    group : CyclicProduct, PermutationGroup or sequence of rank permutations
-        Takes any rank to any other in exactly one way, and links and resources to such of the same cost,
-        no resource to itself but by the identity.
-
-    Raises
-    ------
-    TopologyError
-        If it is not such a group, links are parallel or have several ends, or links of a class share
-        a resource, as ranks behind one NIC do.
+    It takes any rank to any other in exactly one way, and links and resources to such of the same cost, no
+    resource to itself but by the identity; links have two ends, and none beside them.
     """
     if not isinstance(group, (CyclicProduct, PermutationGroup)):
         group = PermutationGroup(tuple(tuple(int(r) for r in each) for each in group))
@@ -210,6 +192,7 @@ def translations_of_topology(
         raise TopologyError(
             f"found permutations of {group.order} ranks; expected {topology.num_ranks}", where=where
         )
+    num_ranks = topology.num_ranks
     index: dict[tuple[int, int], int] = {}
     for e, link in enumerate(topology.links):
         if len(link.srcs) + len(link.dsts) > 2 or (link.src, link.dst) in index:
@@ -218,7 +201,6 @@ def translations_of_topology(
                 where=where,
             )
         index[link.src, link.dst] = e
-    num_ranks = topology.num_ranks
     members: list[list[int]] = []
     for e in topology.links_from[0]:
         images = group.translate(np.arange(num_ranks), topology.links[e].dst).tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 
 import pytest
 
@@ -21,7 +20,7 @@ def test_defaults_are_no_guidance():
     sketch = Sketch()
     assert (sketch.internode, sketch.switch, sketch.symmetry) == (None, (), ())
     assert (sketch.intranode.links, sketch.merging.max, sketch.merging.links) == ("all", 6, "internode")
-    assert (sketch.objective_weight, sketch.routing_slack) == (Fraction(1, 100), Fraction(1, 10))
+    assert (sketch.objective.weight, sketch.routing.slack) == (0.01, 0.1)
 
 
 def test_connections_are_numbers():

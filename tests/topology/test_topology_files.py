@@ -159,7 +159,10 @@ def test_a_switch_without_a_rate_takes_the_links_there_are(load: Load) -> None:
             "schema = 1\nmachine = 'ndv2'\nranks_per_node = 3",
             "found ranks_per_node, which a topology by machine",
         ),
-        ("schema = 1\nmachine = 'ndv2'\nnode = 2", "mine.toml: node: found an unknown field; .* did you mean 'nodes'"),
+        (
+            "schema = 1\nmachine = 'ndv2'\nnode = 2",
+            "mine.toml: node: found an unknown field; .* did you mean 'nodes'",
+        ),
         ("schema = 1\nmachine = 'ndv2'\nnodes = 0", "mine.toml: nodes: found 0"),
         ("schema = 1\nmachine = 'ndv2'\nnodes = 'two'", "mine.toml: nodes: found 'two'"),
         ("schema = 1\nmachine = 'ndv2'\nrails = true", "ndv2 takes no 'rails'"),
