@@ -14,7 +14,7 @@ from typing import Any
 
 import taccl
 from taccl.errors import InputError
-from taccl.sketch.schema import sketch_json_schema
+from taccl.sketch.sketch import sketch_json_schema
 
 PAGE = Path(__file__).with_name("sketches.md")
 SCHEMA = PAGE.parents[1] / "sketches" / "sketch.schema.json"

@@ -26,7 +26,7 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
-from taccl.sketch.schema import sketch_json_schema
+from taccl.sketch.sketch import sketch_json_schema
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.large import schedule_large, suits
 from taccl.topology.topology import Topology, TopologyBuilder

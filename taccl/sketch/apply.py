@@ -17,8 +17,7 @@ from taccl.names import matching
 from taccl.problem import Clauses, Problem, SwitchPolicy, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
-from taccl.topology.parts import check_ranks
-from taccl.topology.topology import links_among
+from taccl.topology.parts import check_ranks, links_among
 from taccl.units import exact, parse_size
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Chunks", "Internode", "Intranode", "Merging", "Objective", "Routing", "Sketch", "SwitchSketch",
-    "Symmetry",
+    "Symmetry", "sketch_json_schema",
 ]  # fmt: skip
 
 
@@ -427,6 +427,19 @@ class Sketch(_Table):
         from taccl.sketch.apply import apply
 
         return apply(self, topology, collective, chunk_size=chunk_size, size=size, reachable=reachable)
+
+
+def sketch_json_schema() -> dict[str, Any]:
+    """The JSON Schema of a sketch file, TOML or JSON, for editors."""
+    schema = Sketch.model_json_schema(by_alias=True)
+    for table in (schema, *schema["$defs"].values()):
+        # The first line of a docstring says what the table is; the fields describe themselves.
+        table["description"] = table["description"].partition("\n")[0]
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "taccl communication sketch"
+    schema["required"] = ["schema"]
+    schema["properties"]["$schema"] = {"type": "string", "description": "Where this schema is."}
+    return schema
 
 
 def _is_table(value: Any) -> bool:

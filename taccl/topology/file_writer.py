@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.reading import toml_text
-from taccl.topology.topology import links_among
+from taccl.topology.parts import links_among
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

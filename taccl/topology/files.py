@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
 from taccl.topology import registry
-from taccl.topology.parts import add_crossbar, check_num_links, check_ranks
-from taccl.topology.topology import TopologyBuilder, links_among
+from taccl.topology.parts import add_crossbar, check_num_links, check_ranks, links_among
+from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

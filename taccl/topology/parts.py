@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from taccl.arguments import Number
-    from taccl.topology.topology import TopologyBuilder
+    from taccl.topology.topology import Link, TopologyBuilder
 
 __all__ = [
     "MAX_LINKS", "add_crossbar", "add_internode", "beta_of_bandwidth", "check_count", "check_num_links",
-    "check_ranks", "exact_cost", "hold_ends", "rates_of_axes",
+    "check_ranks", "exact_cost", "hold_ends", "links_among", "rates_of_axes",
 ]  # fmt: skip
 
 MAX_LINKS = 1_000_000
@@ -81,6 +81,12 @@ def check_ranks(
     for rank in ranks:
         if not 0 <= rank < count:
             raise error(f"rank {rank} does not exist; {of} 0-{count - 1}", where=where)
+
+
+def links_among(links: Iterable[Link], ranks: Iterable[int]) -> list[int]:
+    """The links, by index, that have all their ends among some ranks."""
+    known = set(ranks)
+    return [index for index, link in enumerate(links) if known.issuperset((*link.srcs, *link.dsts))]
 
 
 def check_num_links(num_links: int, *, where: str) -> None:

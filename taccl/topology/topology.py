@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OTHER_SIDE", "AlphaMeaning", "Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder",
-    "links_among",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -73,12 +72,6 @@ class Link:
 
     def __str__(self) -> str:
         return f"{self.ends} ({shown(self.name)})" if self.name else self.ends
-
-
-def links_among(links: Iterable[Link], ranks: Iterable[int]) -> list[int]:
-    """The links, by index, that have all their ends among some ranks."""
-    known = set(ranks)
-    return [index for index, link in enumerate(links) if known.issuperset((*link.srcs, *link.dsts))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +264,7 @@ class Topology:
                 "between nodes" if between else "inside nodes",
                 f"{float(alpha):g}",
                 f"{float(beta):g}",
-                f"{float(1000 / beta):.4g}" if beta else "",
+                f"{float(1000 / beta):.4g}",
             )
             for (between, alpha, beta), count in sorted(kinds.items())
         ]
@@ -279,7 +272,7 @@ class Topology:
             ("ranks", f"{self.num_ranks} in {format_count(self.num_nodes, 'node')}"),
             ("links", f"{len(self.links)}, which hold {format_count(len(self.resources), 'resource')}"),
             ("switches", str(len(self.switches) or "")),
-            ("alpha", f"{self.alpha_meaning} the link" if self.alpha_meaning == "occupies" else "pipelined"),
+            ("alpha", "occupies the link" if self.alpha_meaning == "occupies" else "pipelined"),
             ("profile", self.profile),
         ]
         head = ("links", "where", "alpha in us", "beta in us/MB", "GB/s")
@@ -293,7 +286,7 @@ class Topology:
 
 
 @checked_as(TopologyError)
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TopologyBuilder:
     """Collects links, resources and holds; `build` makes a `Topology` of them.
 

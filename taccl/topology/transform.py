@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
-from taccl.topology.parts import check_ranks, exact_cost
+from taccl.topology.parts import check_ranks, exact_cost, links_among
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -53,9 +53,7 @@ def subset(topology: Topology, ranks: Collection[int]) -> Topology:
     nodes = sorted({topology.node_of_rank[rank] for rank in kept})
     new_node = {node: new for new, node in enumerate(nodes)}
     node_of_rank = [new_node[topology.node_of_rank[rank]] for rank in kept]
-    left = _with_links(
-        topology, [e for e, link in enumerate(topology.links) if new_rank.keys() >= {*link.srcs, *link.dsts}]
-    )
+    left = _with_links(topology, links_among(topology.links, kept))
     return _renamed(left, new_rank, node_of_rank)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taccl.sketch.library import shipped_sketches
-from taccl.sketch.schema import sketch_json_schema
+from taccl.sketch.sketch import sketch_json_schema
 
 SKETCHES = Path(__file__).resolve().parents[2] / "sketches"
 

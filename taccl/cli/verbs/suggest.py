@@ -159,7 +159,7 @@ def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[s
 def _write(found: Sequence[taccl.SketchProposal], folder: Path, *, overwrite: bool) -> list[Path]:
     """A file for each sketch, its place first, and the schema that editors look for beside them."""
     from taccl.formats.files import check_writable, write_whole
-    from taccl.sketch.schema import sketch_json_schema
+    from taccl.sketch.sketch import sketch_json_schema
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
