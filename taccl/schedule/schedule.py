@@ -197,8 +197,9 @@ def make_schedule(
     InputError
         If a column holds anything but numbers in its range, or the columns differ in length.
     """
-    given = dict(zip(_COLUMNS, (chunk, link, start, end, group, reduce), strict=True))
-    columns = {name: _column(name, values) for name, values in given.items() if values is not None}
+    given: dict[str, Any] = {"chunk": chunk, "link": link, "start": start, "end": end}
+    given |= {name: each for name, each in (("group", group), ("reduce", reduce)) if each is not None}
+    columns = {name: _column(name, values) for name, values in given.items()}
     count = len(columns["chunk"])
     columns.setdefault("group", np.arange(count))
     columns.setdefault("reduce", np.zeros(count, dtype=bool))

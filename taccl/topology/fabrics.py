@@ -67,6 +67,7 @@ def ring(
     TopologyError
         If the arguments make no fabric.
     """
+    check_count(num_ranks, where="ring: num_ranks", least=2)
     builder = _start("ring", (num_ranks,), num_ranks, 2 * num_ranks, alpha_meaning, ranks_per_node)
     upwards = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
     downwards = [(dst, src) for src, dst in upwards] if bidirectional and num_ranks > 2 else []
@@ -157,6 +158,7 @@ def fully_connected(
     num_ranks, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
         As in `ring`; errors are its, too.
     """
+    check_count(num_ranks, where="fully-connected: num_ranks", least=2)
     builder = _start(
         "fully-connected", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
@@ -181,6 +183,7 @@ def star(
     num_ranks, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
         As in `ring`; errors are its, too.
     """
+    check_count(num_ranks, where="star: num_ranks", least=2)
     builder = _start(
         "star", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
