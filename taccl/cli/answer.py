@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from taccl.errors import (
-    InfeasibleError,
-    InputError,
-    NoSolutionError,
-    SolverUnavailableError,
-    TacclError,
-    VerificationError,
-)
+from taccl.errors import InputError, SolverUnavailableError, TacclError
 
-__all__ = ["EXIT_BAD_INPUT", "EXIT_INTERRUPTED", "Answer", "explained", "failed"]
+__all__ = ["EXIT_BAD_INPUT", "EXIT_INTERRUPTED", "Answer", "explained", "failed", "judged"]
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 _EXIT_OWN_FAULT = 70
-_EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (
-    (InputError, EXIT_BAD_INPUT), (SolverUnavailableError, 3), (InfeasibleError, 1), (NoSolutionError, 1),
-    (VerificationError, 1), (TacclError, 1),
-)  # fmt: skip
+_EXIT_CODES = ((InputError, EXIT_BAD_INPUT), (SolverUnavailableError, 3), (TacclError, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +23,11 @@ class Answer:
     values: dict[str, Any]
     exit_code: int = 0
     complaint: str = ""
+
+
+def judged(text: str, values: dict[str, Any], complaint: str) -> Answer:
+    """An answer that is yes without a complaint, and no with one."""
+    return Answer(text, values, 1 if complaint else 0, complaint)
 
 
 def explained(error: Exception, *, where: str | None = None) -> Answer:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import taccl
 from taccl.cli.answer import EXIT_INTERRUPTED, Answer, explained, failed
+from taccl.cli.options import flag_of
 from taccl.cli.output import emit, hold_descriptors, show_warning
 from taccl.cli.verbs import VERBS
 from taccl.errors import InputError, TacclWarning
@@ -53,7 +54,8 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _interrupts_noted() -> Iterator[list[int]]:
     """Count every Ctrl-C, whatever becomes of the exception that it raises."""
     noted: list[int] = []
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not in_main_thread:
         yield noted
         return
 
@@ -66,10 +68,6 @@ def _interrupts_noted() -> Iterator[list[int]]:
         yield noted
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _answer(words: list[str]) -> Answer:
@@ -130,7 +128,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name in VERBS:
-        import_module(f"taccl.cli.verbs.{name.replace('-', '_')}").add(verbs)
+        module = import_module(f"taccl.cli.verbs.{name}")
+        help = module.run.__doc__
+        verb = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
+        verb.add_argument("--json", action="store_true", help="print one JSON object")
+        verb.set_defaults(run=module.run)
+        module.add(verb)
     return parser
 
 
@@ -140,5 +143,5 @@ def _option_named(where: str | None, options: argparse.Namespace) -> str | None:
         return None
     for name in (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes"))):
         if name in vars(options) and name not in _POSITIONALS | set(getattr(options, "positionals", ())):
-            return "--" + name.replace("_", "-")
+            return flag_of(name)
     return None

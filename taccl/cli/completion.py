@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+import taccl
 from taccl.cli.command import build_parser
 
 if TYPE_CHECKING:
@@ -45,22 +46,10 @@ def _completer(known: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
     return names
 
 
-def _sketches() -> Iterable[str]:
-    from taccl.sketch.library import shipped_sketches
-
-    return shipped_sketches()
-
-
 def _topologies() -> Iterable[str]:
     from taccl import topologies
 
     return (*topologies.machine_names(), *(f"{fabric}:" for fabric in topologies.fabric_names()))
-
-
-def _collectives() -> Iterable[str]:
-    from taccl.collectives import COLLECTIVES
-
-    return COLLECTIVES
 
 
 def _backends() -> Iterable[str]:
@@ -71,11 +60,11 @@ def _backends() -> Iterable[str]:
 
 #: By the name of the argument.
 _NAMES: dict[str, Callable[[], Iterable[str]]] = {
-    "sketch": _sketches,
-    "sketches": _sketches,
-    "thing": lambda: (*_sketches(), *_topologies()),
+    "sketch": taccl.shipped_sketches,
+    "sketches": taccl.shipped_sketches,
+    "thing": lambda: (*taccl.shipped_sketches(), *_topologies()),
     "topology": _topologies,
-    "collective": _collectives,
+    "collective": lambda: taccl.collectives.COLLECTIVES,
     "backend": _backends,
     "backends": _backends,
 }

@@ -24,6 +24,8 @@ __all__ = ["check_room", "implicit_answer"]
 
 #: From so many ranks on a fabric that looks alike from every rank gets an implicit schedule.
 _MANY_RANKS = 2048
+#: A worse implicit schedule is left to the general way.
+_WORTH_A_SEARCH = 0.1
 
 
 def check_room(options: argparse.Namespace, memory_limit_mb: int | None) -> None:
@@ -31,11 +33,12 @@ def check_room(options: argparse.Namespace, memory_limit_mb: int | None) -> None
     fabric = _fabric(options)
     if fabric is None or options.spill is not None:
         return
-    collective = options.collective.lower().replace("_", "-")
-    if collective in IMPLICIT_COLLECTIVES:
+    if options.collective in IMPLICIT_COLLECTIVES:
         from taccl.synthesis.memory import check_columns
 
-        check_columns(f"{collective} on {fabric.name}", fabric.num_ranks, memory_limit_mb=memory_limit_mb)
+        check_columns(
+            f"{options.collective} on {fabric.name}", fabric.num_ranks, memory_limit_mb=memory_limit_mb
+        )
 
 
 def implicit_answer(options: argparse.Namespace) -> Answer | None:
@@ -46,12 +49,9 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
     try:
         chunk_bytes = _chunk_bytes(options, fabric.num_ranks)
         result = taccl.synthesize_implicit(
-            fabric,
-            options.collective.lower().replace("_", "-"),
-            chunk_size=chunk_bytes,
-            chunks_per_rank=options.chunks_per_rank or 1,
-            seed=options.seed,
-        )
+            fabric, options.collective, chunk_size=chunk_bytes,
+            chunks_per_rank=options.chunks_per_rank or 1, seed=options.seed,
+        )  # fmt: skip
     except InputError:
         return None  # which the usual way explains, or can do
     if result.gap > _WORTH_A_SEARCH:
@@ -61,8 +61,7 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
             "bound; a schedule that lists every transfer is looked for instead"
         )
         return None
-    values = _values(result, options)
-    text = _text(result)
+    values, text = _values(result, options), _text(result)
     if options.output is not None:
         from taccl.formats.files import write_whole
 
@@ -70,10 +69,6 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
         said = "the transfers follow from it, and are not in the file"
         text += f"\n\nsummary written to {shown(options.output)}: {said}"
     return Answer(text, values)
-
-
-#: A worse implicit schedule is left to the general way.
-_WORTH_A_SEARCH = 0.1
 
 
 def _fabric(options: argparse.Namespace) -> NamedFabric | None:
@@ -104,16 +99,16 @@ def _text(result: ImplicitResult) -> str:
 
     schedule = result.schedule
     bandwidth = f", {schedule.algbw_gb_per_s:.4g} GB/s (bus {schedule.busbw_gb_per_s:.4g} GB/s)"
+    rows_repeated = (
+        f"{format_count(schedule.num_transfers, 'transfer')}, implicit: "
+        f"{format_count(schedule.num_rows, 'row')} that "
+        f"{format_count(schedule.num_ranks, 'translation')} repeat; verified"
+    )
     rows = [
         ("finish", format_us(schedule.finish) + bandwidth),
         ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
         ("gap", f"{result.gap:.2%}" + (" (proven best)" if result.gap == 0 else "")),
-        (
-            "schedule",
-            f"{format_count(schedule.num_transfers, 'transfer')}, implicit: "
-            f"{format_count(schedule.num_rows, 'row')} that "
-            f"{format_count(schedule.num_ranks, 'translation')} repeat; verified",
-        ),
+        ("schedule", rows_repeated),
         ("found by", f"{schedule.producer} in {result.seconds:.2f} s"),
     ]
     title = f"{schedule.collective} on {schedule.host.name}, {format_size(schedule.size_bytes)}"
@@ -122,20 +117,11 @@ def _text(result: ImplicitResult) -> str:
 
 def _values(result: ImplicitResult, options: argparse.Namespace) -> dict[str, Any]:
     stage = {
-        "name": "translation",
-        "solver": "taccl",
-        "status": "done",
-        "seconds": result.seconds,
-        "finish_us": result.finish_us,
-        "bound": None,
-        "message": "",
-    }
+        "name": "translation", "solver": "taccl", "status": "done", "seconds": result.seconds,
+        "finish_us": result.finish_us, "bound": None, "message": "",
+    }  # fmt: skip
     return {
-        **result.to_dict(),
-        "implicit": True,
-        "backend": options.backend,
-        "verified": True,
-        "num_chunks": result.schedule.num_ranks * result.schedule.chunks_per_rank,
-        "stages": [stage],
+        **result.to_dict(), "implicit": True, "backend": options.backend, "verified": True,
+        "num_chunks": result.schedule.num_ranks * result.schedule.chunks_per_rank, "stages": [stage],
         "seed": options.seed,
-    }
+    }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import taccl
 from taccl.cli.things import is_file, kind_of, names_topology, sketch_from_word, topology_from_word
@@ -16,27 +16,110 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from taccl.cli.answer import Answer
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "add_problem_options", "add_schedule", "add_sketch", "add_verb", "at_least_zero", "collective_name",
-    "jitter", "positive", "problem_from_options", "schedule_from_options", "seconds", "settle_topology",
-    "sizes",
+    "add_options", "add_problem_options", "add_schedule", "add_size", "add_sketch", "at_least_zero",
+    "flag_of", "jitter", "need_collective", "number", "positive", "problem_from_options", "resized",
+    "schedule_from_options", "seconds", "settle_topology", "sizes", "topology_for",
 ]  # fmt: skip
 
+T = TypeVar("T")
 
-def add_verb(
-    verbs: Any, name: str, run: Callable[[argparse.Namespace], Answer], help: str
-) -> argparse.ArgumentParser:
-    """Declare a verb with ``--json``; `verbs` is what ``add_subparsers`` returned."""
-    verb: argparse.ArgumentParser = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
-    verb.add_argument("--json", action="store_true", help="print one JSON object")
-    verb.set_defaults(run=run)
-    return verb
+
+def number(kind: Callable[[str], T], fits: Callable[[T], bool], expected: str) -> Callable[[str], T]:
+    """A function that reads a number for argparse, or says what was `expected` of it."""
+
+    def read(word: str) -> T:
+        try:
+            found = kind(word)
+        except ValueError:
+            pass
+        else:
+            if fits(found):
+                return found
+        raise argparse.ArgumentTypeError(f"found {word!r}; expected {expected}")
+
+    return read
+
+
+def _digits(word: str) -> int:
+    return int(word if word.isascii() and word.isdigit() and len(word) <= 18 else "")
+
+
+positive = number(_digits, lambda n: n > 0, "a positive whole number")
+at_least_zero = number(_digits, lambda n: n >= 0, "a whole number of at least 0")
+jitter = number(float, lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
+seconds = number(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Sizes such as ``1KB,1MB`` in bytes, for argparse."""
+    try:
+        return tuple(parse_size(word) for word in text.split(","))
+    except InputError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+
+
+def _collective(word: str) -> str:
+    """The name of a collective, however it is spelt."""
+    known = taccl.collectives.COLLECTIVES
+    name = matching(word, known)
+    if name is None:
+        near = did_you_mean(word, known)
+        raise argparse.ArgumentTypeError(f"found {word!r}; expected one of {', '.join(known)}{near}")
+    return name
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(rank) for rank in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected ranks such as 0,4") from None
+
+
+_A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
+#: Options of several verbs, as argparse takes them.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "topology": {"metavar": "TOPOLOGY", "help": _A_TOPOLOGY},
+    "--topology": {"metavar": "FILE|NAME", "help": _A_TOPOLOGY},
+    "--nodes": {"type": positive, "metavar": "N", "help": "number of nodes; rescales sketches"},
+    "--profile": {"metavar": "P", "help": "which constants of the machine, e.g. nominal"},
+    "--collective": {
+        "required": True, "type": _collective, "metavar": "NAME",
+        "help": ", ".join(taccl.collectives.COLLECTIVES),
+    },
+    "--size": {"metavar": "S", "help": "larger of one rank's input and output buffer, e.g. 16MB"},
+    "--chunk-size": {"metavar": "S", "help": "bytes of one chunk, e.g. 1MB"},
+    "--chunks-per-rank": {
+        "type": positive, "metavar": "K", "help": "pieces a rank's part of the data is cut into",
+    },
+    "--root": {
+        "type": at_least_zero, "metavar": "R", "help": "rank; of broadcast, scatter, gather and reduce",
+    },
+    "--time-unit-us": {"metavar": "US", "help": "microseconds in the file's unit of time"},
+    "--backend": {"default": "auto", "metavar": "NAME", "help": "auto, or one of `taccl backends`"},
+    "--time-limit": {
+        "type": seconds, "default": 30.0, "metavar": "S", "help": "seconds (default %(default)g)",
+    },
+    "--threads": {"type": positive, "metavar": "N", "help": "threads of a solver"},
+    "--seed": {"type": at_least_zero, "default": 0, "metavar": "N", "help": "default 0"},
+    "--overwrite": {"action": "store_true", "help": "replace the file if it exists"},
+}  # fmt: skip
+
+
+def add_options(parser: argparse._ActionsContainer, *names: str, **changed: Any) -> None:
+    """Declare options that verbs share, with what is `changed` of how argparse takes them."""
+    for name in names:
+        parser.add_argument(name, **(_OPTIONS[name] | changed))
+
+
+def add_size(parser: argparse._ActionsContainer) -> None:
+    """Declare the size, or that of a chunk."""
+    add_options(parser.add_mutually_exclusive_group(), "--size", "--chunk-size")
 
 
 def add_sketch(verb: argparse.ArgumentParser) -> None:
@@ -49,10 +132,9 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
     """Declare a schedule's file, or `also` another thing's, and what the published tool's do not say."""
     help = "a schedule (of `taccl synthesize -o`), an algorithm of the published tool"
     verb.add_argument("file", metavar="FILE", help=f"{help}{also and ', ' + also}")
-    add = verb.add_argument_group("of an algorithm of the published tool").add_argument
-    add("--topology", metavar="FILE|NAME", help="where it is to run instead, timed anew")
-    add("--chunk-size", metavar="S", help="bytes of one chunk, e.g. 1MB")
-    add("--time-unit-us", metavar="US", help="microseconds in the file's unit of time")
+    group = verb.add_argument_group("of an algorithm of the published tool")
+    add_options(group, "--topology", help="where it is to run instead, timed anew")
+    add_options(group, "--chunk-size", "--time-unit-us")
 
 
 def schedule_from_options(options: argparse.Namespace) -> Schedule:
@@ -81,35 +163,34 @@ def schedule_from_options(options: argparse.Namespace) -> Schedule:
         )
     for name, value in given.items():
         if value is not None:
-            raise InputError(
-                "found a schedule of taccl's own, whose file says it; leave the option out",
-                where="--" + name.replace("_", "-"),
-            )
+            said = "found a schedule of taccl's own, whose file says it; leave the option out"
+            raise InputError(said, where=flag_of(name))
     return taccl.load(options.file)
+
+
+def flag_of(name: str) -> str:
+    """The option as it is typed, by its name among the options."""
+    return "--" + name.replace("_", "-")
 
 
 def add_problem_options(parser: argparse.ArgumentParser, *, collective_required: bool = True) -> None:
     """Declare the options that make a problem."""
-    from taccl.collectives import COLLECTIVES
+    group = parser.add_argument_group("problem")
+    add_options(group, "--collective", required=collective_required)
+    add_options(group, "--topology")
+    help = "what to make of the costs in an upstream topology file"
+    group.add_argument("--cost-model", choices=("upstream", "physical"), help=help)
+    add_options(group, "--time-unit-us", help="microseconds in an upstream file's unit of time")
+    add_options(group, "--nodes", "--profile")
+    add_size(parser.add_argument_group("size, one of"))
+    add_options(group, "--chunks-per-rank", "--root")
+    group.add_argument("--roots", type=_ranks, metavar="R,R", help="ranks; of the multi-root collectives")
 
-    add = parser.add_argument_group("problem").add_argument
-    names = ", ".join(COLLECTIVES)
-    add("--collective", required=collective_required, type=collective_name, metavar="NAME", help=names)
-    add("--topology", metavar="FILE|NAME", help="a file, a machine (ndv2), or a fabric (torus:4x4)")
-    add(
-        "--cost-model",
-        choices=("upstream", "physical"),
-        help="what to make of the costs in an upstream topology file",
-    )
-    add("--time-unit-us", metavar="US", help="microseconds in an upstream file's unit of time")
-    add("--nodes", type=positive, metavar="N", help="number of nodes; rescales the sketch")
-    add("--profile", metavar="P", help="which constants of the machine, e.g. nominal")
-    size = parser.add_argument_group("size, one of").add_mutually_exclusive_group()
-    size.add_argument("--size", metavar="S", help="larger of one rank's input and output buffer, e.g. 16MB")
-    size.add_argument("--chunk-size", metavar="S", help="bytes of one chunk, e.g. 1MB")
-    add("--chunks-per-rank", type=positive, metavar="K", help="pieces a rank's part of the data is cut into")
-    add("--root", type=at_least_zero, metavar="R", help="rank; of broadcast, scatter, gather and reduce")
-    add("--roots", type=_ranks, metavar="R,R", help="ranks; of the multi-root collectives")
+
+def need_collective(options: argparse.Namespace) -> None:
+    """Raise `InputError` where none is given, and the verb has a use that needs none."""
+    if options.collective is None:
+        raise InputError("found none; give one, e.g. --collective allgather", where="--collective")
 
 
 def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:
@@ -141,7 +222,25 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
             where=name.partition(" ")[0],
         )
     sketch = sketch_from_word(options.sketch)
-    return _apply(options, sketch, _topology(options, sketch), reachable=reachable)
+    topology = topology_for(options, sketch)
+    per_rank = options.chunks_per_rank or (sketch.chunks.per_rank if sketch else 1)
+    collective = taccl.collectives.make(
+        options.collective, topology.num_ranks,
+        root=options.root, roots=options.roots, chunks_per_rank=per_rank,
+    )  # fmt: skip
+    size, chunk_size = options.size, options.chunk_size
+    if sketch is not None:
+        return resized(sketch, options, topology).apply(
+            topology, collective, chunk_size=chunk_size, size=size, reachable=reachable
+        )
+    if size is None and chunk_size is None:
+        raise InputError("found neither --size nor --chunk-size; give one, e.g. --size 16MB", where="--size")
+    return taccl.make_problem(
+        topology,
+        collective,
+        size_bytes=None if size is None else parse_size(size, where="--size"),
+        chunk_bytes=None if chunk_size is None else parse_size(chunk_size, where="--chunk-size"),
+    )
 
 
 def settle_topology(options: argparse.Namespace) -> None:
@@ -150,78 +249,23 @@ def settle_topology(options: argparse.Namespace) -> None:
         options.topology, options.sketch = options.sketch, None
 
 
-def positive(word: str) -> int:
-    """A positive whole number, for argparse."""
-    if not word.isascii() or not word.isdigit() or len(word) > 18 or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"found {word!r}; expected a positive whole number")
-    return int(word)
-
-
-def at_least_zero(word: str) -> int:
-    """A whole number that is not negative, for argparse."""
-    if not word.isascii() or not word.isdigit() or len(word) > 18:
-        raise argparse.ArgumentTypeError(f"found {word!r}; expected a whole number of at least 0")
-    return int(word)
-
-
-def seconds(word: str) -> float:
-    """A positive number of seconds, for argparse."""
-    try:
-        number = float(word)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"found {word!r}; expected a positive number of seconds")
-    return number
-
-
-def _topology(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
+def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
+    """The topology of the options; of a machine, with the nodes and the profile of the sketch."""
+    nodes, profile = options.nodes, options.profile
     if options.topology is None:
         assert sketch is not None
-        return sketch.topology(nodes=options.nodes, profile=options.profile)
-    of_name = not is_file(options.topology)
-    nodes, profile = options.nodes, options.profile
-    if sketch is not None and of_name and options.topology in taccl.topologies.machine_names():
-        nodes = nodes or sketch.nodes
-        profile = profile or sketch.profile or None
+        return sketch.topology(nodes=nodes, profile=profile)
+    is_machine = not is_file(options.topology) and options.topology in taccl.topologies.machine_names()
+    if sketch is not None and is_machine:
+        nodes, profile = nodes or sketch.nodes, profile or sketch.profile or None
     return topology_from_word(options.topology, nodes=nodes, profile=profile)
 
 
-def _apply(
-    options: argparse.Namespace, sketch: Sketch | None, topology: Topology, *, reachable: bool
-) -> Problem:
-    chunks_per_rank = options.chunks_per_rank or (sketch.chunks.per_rank if sketch else 1)
-    collective = taccl.collectives.make(
-        options.collective,
-        topology.num_ranks,
-        root=options.root,
-        roots=options.roots,
-        chunks_per_rank=chunks_per_rank,
-    )
-    if sketch is None:
-        size, chunk_size = options.size, options.chunk_size
-        if size is None and chunk_size is None:
-            raise InputError(
-                "found neither --size nor --chunk-size; give one, e.g. --size 16MB", where="--size"
-            )
-        return taccl.make_problem(
-            topology,
-            collective,
-            size_bytes=None if size is None else parse_size(size, where="--size"),
-            chunk_bytes=None if chunk_size is None else parse_size(chunk_size, where="--chunk-size"),
-        )
-    if options.nodes is not None:
-        sketch = sketch.with_nodes(options.nodes, ranks_per_node=len(topology.ranks_of_node[0]))
-    from taccl.sketch.apply import apply
-
-    return apply(
-        sketch,
-        topology,
-        collective,
-        chunk_size=options.chunk_size,
-        size=options.size,
-        reachable=reachable,
-    )
+def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> Sketch:
+    """The sketch for as many nodes as the options ask for, if they do."""
+    if options.nodes is None:
+        return sketch
+    return sketch.with_nodes(options.nodes, ranks_per_node=len(topology.ranks_of_node[0]))
 
 
 def _upstream_problem(options: argparse.Namespace) -> Problem:
@@ -230,55 +274,13 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
 
     if options.profile is not None:
         raise InputError("an upstream topology file has no profiles; leave --profile out", where="--profile")
-    sketch = sketch_from_word(options.sketch)
     both = options.sketch is not None and kind_of(options.sketch) == "upstream sketch"
+    names = (
+        "collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank", "root", "roots",
+    )  # fmt: skip
     return load_problem(
-        taccl.Sketch() if sketch is None else sketch,
+        sketch_from_word(options.sketch) or taccl.Sketch(),
         options.topology,
-        collective=options.collective,
         cost_model=options.cost_model or ("upstream" if both else "physical"),
-        nodes=options.nodes,
-        chunk_size=options.chunk_size,
-        size=options.size,
-        time_unit_us=options.time_unit_us,
-        chunks_per_rank=options.chunks_per_rank,
-        root=options.root,
-        roots=options.roots,
+        **{name: getattr(options, name) for name in names},
     )
-
-
-def sizes(text: str) -> tuple[int, ...]:
-    """Sizes such as ``1KB,1MB`` in bytes, for argparse."""
-    try:
-        return tuple(parse_size(word) for word in text.split(","))
-    except InputError as error:
-        raise argparse.ArgumentTypeError(error.message) from None
-
-
-def jitter(word: str) -> float:
-    """A number from 0 up to, but not, 1, for argparse."""
-    try:
-        number = float(word)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"found {word!r}; expected a number from 0 up to, but not, 1")
-    return number
-
-
-def collective_name(word: str) -> str:
-    """The name of a collective, however it is spelt, for argparse."""
-    known = taccl.collectives.COLLECTIVES
-    name = matching(word, known)
-    if name is None:
-        raise argparse.ArgumentTypeError(
-            f"found {word!r}; expected one of {', '.join(known)}{did_you_mean(word, known)}"
-        )
-    return name
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(rank) for rank in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected ranks such as 0,4") from None

@@ -1,4 +1,4 @@
-"""What is written where: answers on stdout; warnings, complaints and progress on stderr."""
+"""What is written where: answers on stdout, schedules in files; warnings, complaints, progress on stderr."""
 
 from __future__ import annotations
 
@@ -6,19 +6,67 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, TextIO
 
+import taccl
 from taccl.cli.answer import EXIT_BAD_INPUT
-from taccl.names import shown_lines
+from taccl.cli.options import add_options
+from taccl.errors import InputError
+from taccl.names import shown, shown_lines
 from taccl.units import format_us
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
     from taccl.cli.answer import Answer
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
 
-__all__ = ["emit", "hold_descriptors", "progress_shown", "say", "show_warning"]
+__all__ = [
+    "add_output", "check_output", "emit", "hold_descriptors", "progress_shown", "say", "show_warning",
+    "with_file", "written_to",
+]  # fmt: skip
+
+
+def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
+    """Declare the file to write."""
+    verb.add_argument("-o", "--output", required=required, metavar="FILE", help=help)
+    add_options(verb, "--overwrite")
+
+
+def check_output(options: argparse.Namespace) -> None:
+    """Raise `InputError` for an output file that could not be written, before any long work."""
+    if options.output is not None:
+        from taccl.formats.files import check_writable
+
+        check_writable(options.output, overwrite=options.overwrite)
+
+
+def written_to(answer: Answer, path: str, write: Callable[[], None]) -> Answer:
+    """The answer, once it is written; if that fails it stands, with the exit code of bad input."""
+    try:
+        write()
+    except InputError as error:
+        values = {"error": error.message, "where": error.where, "exit_code": EXIT_BAD_INPUT}
+        return replace(answer, values=answer.values | values, exit_code=EXIT_BAD_INPUT, complaint=str(error))
+    return replace(answer, text=f"{answer.text}\n\nwritten to {shown(path)}")
+
+
+def with_file(answer: Answer, schedule: Schedule | CompactSchedule, options: argparse.Namespace) -> Answer:
+    """The answer, once its schedule is written where the user asked."""
+
+    def write() -> None:
+        # There is memory for it: that was checked before the schedule was looked for.
+        room = 2**62
+        whole = schedule if isinstance(schedule, taccl.Schedule) else schedule.expand(memory_limit_bytes=room)
+        extra = answer.values | {"command": shlex.join(("taccl", *options.words))}
+        taccl.save(whole, options.output, overwrite=options.overwrite, extra=extra)
+
+    return answer if options.output is None else written_to(answer, options.output, write)
 
 
 def emit(answer: Answer, *, as_json: bool) -> int:

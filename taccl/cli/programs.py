@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import taccl
+from taccl.cli.text import picked, table
 from taccl.cli.things import is_file, topology_from_word
 from taccl.errors import FormatError, InputError
 from taccl.names import shown
@@ -46,13 +47,7 @@ def load_program(word: str) -> Program:
 def followed(
     program: Program, options: argparse.Namespace, *, size: int | str | None, chunk_size: str | None = None
 ) -> Schedule:
-    """The schedule that a program follows on the topology of the options.
-
-    Raises
-    ------
-    InputError
-        If there is no topology or no size, or they do not fit the program.
-    """
+    """The schedule that a program follows on the topology of the options."""
     if options.topology is None:
         raise InputError(
             "a program does not say what it runs on; give a topology, e.g. --topology dgx2 --nodes 2",
@@ -81,23 +76,17 @@ def following_values(schedule: Schedule) -> dict[str, Any]:
     busiest = max(uses, key=lambda use: use.busy, default=None)
     return {
         "size_bytes": schedule.problem.size_bytes,
-        "finish_us": schedule.finish_us,
-        "algbw_gb_per_s": schedule.algbw_gb_per_s,
-        "busbw_gb_per_s": schedule.busbw_gb_per_s,
-        "bound_us": bound.bound_us,
-        "bound_limits": bound.limits,
+        **picked(schedule, "finish_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+        "bound_us": bound.bound_us, "bound_limits": bound.limits,
         "gap": None if gap == float("inf") else gap,
         "busiest": None if busiest is None else busiest.name,
         "utilisation": 0.0 if busiest is None else busiest.utilisation,
-        "num_transfers": schedule.num_transfers,
-        "num_sends": schedule.num_sends,
-    }
+        **picked(schedule, "num_transfers", "num_sends"),
+    }  # fmt: skip
 
 
 def program_text(program: Program, *, limit: int) -> str:
     """A program's figures, whether it works, and its first steps."""
-    from taccl.cli.text import table
-
     values = program_values(program)
     collective = "not known" if program.collective is None else program.collective.name
     verdict = "ok" if values["ok"] else format_count(len(values["faults"]), "fault")
@@ -136,20 +125,13 @@ def program_text(program: Program, *, limit: int) -> str:
 def program_values(program: Program) -> dict[str, Any]:
     """A program's figures, and whether it works, as plain values."""
     found = taccl.interpret(program)
+    figures = picked(
+        program, "in_place", "protocol", "num_ranks", "num_steps", "num_copies", "num_channels",
+        "max_threadblocks", "scratch_chunks",
+    )  # fmt: skip
     return {
-        "kind": "program",
-        "name": program.name,
-        "collective": None if program.collective is None else program.collective.name,
-        "in_place": program.in_place,
-        "protocol": program.protocol,
-        "num_ranks": program.num_ranks,
-        "num_steps": program.num_steps,
-        "num_copies": program.num_copies,
-        "num_channels": program.num_channels,
-        "max_threadblocks": program.max_threadblocks,
-        "scratch_chunks": program.scratch_chunks,
+        "kind": "program", "name": program.name,
+        "collective": None if program.collective is None else program.collective.name, **figures,
         "operations": dict(Counter(step.operation for _, step in program.steps())),
-        "ok": found.ok,
-        "outputs_checked": found.outputs_checked,
-        "faults": [str(fault) for fault in found.faults],
-    }
+        **picked(found, "ok", "outputs_checked"), "faults": [str(fault) for fault in found.faults],
+    }  # fmt: skip

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.answer import EXIT_BAD_INPUT, Answer
-from taccl.cli.options import positive, seconds
+from taccl.cli.answer import judged
+from taccl.cli.options import add_options, positive
+from taccl.cli.output import add_output, check_output, written_to
 from taccl.errors import InputError
 from taccl.names import shown
 from taccl.units import format_count, format_size, format_us
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from taccl.cli.answer import Answer
+
 __all__ = ["add_run_options", "check_table", "run_options", "table_answer", "words"]
 
 _ENDINGS = (".csv", ".json", ".parquet")
@@ -27,17 +29,17 @@ _ENDINGS = (".csv", ".json", ".parquet")
 
 def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
     """Declare what each run is given, and where the table goes."""
-    add = verb.add_argument_group("runs").add_argument
+    group = verb.add_argument_group("runs")
     help = f"of `taccl backends`, with commas between (default {backends})"
-    add("--backends", type=words, default=words(backends), metavar="A,B", help=help)
+    group.add_argument("--backends", type=words, default=words(backends), metavar="A,B", help=help)
     help = "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)"
-    add("--seeds", type=_seeds, default=(0,), metavar="N,N|N:N", help=help)
-    add("--time-limit", type=seconds, default=30.0, metavar="S", help="seconds of each run (default 30)")
-    add("--threads", type=positive, default=1, metavar="N", help="threads of a solver (default 1)")
-    add("--workers", type=positive, metavar="N", help="runs at a time (default: one for each core)")
-    add("--no-cache", action="store_true", help="neither read nor store results in the cache")
-    verb.add_argument("-o", "--output", metavar="FILE", help="write the table: .csv, .json or .parquet")
-    verb.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    group.add_argument("--seeds", type=_seeds, default=(0,), metavar="N,N|N:N", help=help)
+    add_options(group, "--time-limit", help="seconds of each run (default 30)")
+    add_options(group, "--threads", default=1, help="threads of a solver (default 1)")
+    help = "runs at a time (default: one for each core)"
+    group.add_argument("--workers", type=positive, metavar="N", help=help)
+    group.add_argument("--no-cache", action="store_true", help="neither read nor store results in the cache")
+    add_output(verb, "write the table: .csv, .json or .parquet")
 
 
 def run_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -45,13 +47,9 @@ def run_options(options: argparse.Namespace) -> dict[str, Any]:
     # The processes that joblib starts would look for modules in the current folder first, such as a json.py.
     os.environ["PYTHONSAFEPATH"] = "1"
     return {
-        "backends": options.backends,
-        "seeds": options.seeds,
-        "time_limit_s": options.time_limit,
-        "threads": options.threads,
-        "num_workers": options.workers,
-        "cache": not options.no_cache,
-    }
+        "backends": options.backends, "seeds": options.seeds, "time_limit_s": options.time_limit,
+        "threads": options.threads, "num_workers": options.workers, "cache": not options.no_cache,
+    }  # fmt: skip
 
 
 def check_table(options: argparse.Namespace) -> None:
@@ -70,9 +68,7 @@ def check_table(options: argparse.Namespace) -> None:
             raise InputError(
                 "Parquet needs pyarrow: pip install 'taccl[parquet]', or give a .csv", where=options.output
             )
-    from taccl.formats.files import check_writable
-
-    check_writable(options.output, overwrite=options.overwrite)
+    check_output(options)
 
 
 def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
@@ -82,16 +78,15 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
     rows = plain_rows(found)
     num_found = sum(row["verified"] for row in rows)
     complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule"
-    answer = Answer(_text(rows), {"rows": rows}, 0 if num_found else 1, complaint)
-    if options.output is None:
+    answer = judged(_text(rows), {"rows": rows}, complaint)
+    path = options.output
+    if path is None:
         return answer
     from taccl.formats.files import write_whole
 
-    try:
-        write_whole(options.output, _content(found, rows, options.output), overwrite=options.overwrite)
-    except InputError as error:
-        return replace(answer, exit_code=EXIT_BAD_INPUT, complaint=str(error))
-    return replace(answer, text=f"{answer.text}\n\nwritten to {shown(options.output)}")
+    return written_to(
+        answer, path, lambda: write_whole(path, _content(found, rows, path), overwrite=options.overwrite)
+    )
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -119,14 +114,10 @@ def _text(rows: list[dict[str, Any]]) -> str:
     """What tells runs apart, and how good each is; a reason where there is no schedule."""
     from taccl.cli.text import table
 
-    labels = [
-        n for n in ("sketch", "size_bytes", "chunks_per_rank", "seed") if len({row[n] for row in rows}) > 1
-    ]
-    head = (*(_HEADS.get(name, name) for name in labels), "backend", *_FIGURES)
-    lines = [head]
-    for row in rows:
-        said = [_shown(name, row[name]) for name in labels]
-        lines.append((*said, row["backend"], *_figures(row)))
+    may_differ = ("sketch", "size_bytes", "chunks_per_rank", "seed")
+    labels = [name for name in may_differ if len({row[name] for row in rows}) > 1]
+    lines = [(*(_HEADS.get(name, name) for name in labels), "backend", *_FIGURES)]
+    lines += [(*(_shown(name, row[name]) for name in labels), row["backend"], *_figures(row)) for row in rows]
     one = {n: rows[0][n] for n in ("collective", "topology", "sketch", "size_bytes")}
     title = f"{one['collective']} on {shown(str(one['topology']), 100)}"
     title += f", sketch {one['sketch']}" if "sketch" not in labels and one["sketch"] != "none" else ""

@@ -20,18 +20,22 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
-    from taccl.sketch.sketch import Sketch
     from taccl.synthesis.result import Result
     from taccl.topology.profiles import Constant
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "bound_text", "bound_values", "result_text", "schedule_text", "schedule_values",
-    "simulation_text", "simulation_values", "sketch_text", "sketch_values", "table", "topology_text",
-    "topology_values", "verification_text", "verification_values",
+    "bound_text", "bound_values", "picked", "result_text", "schedule_text", "schedule_values",
+    "simulation_text", "simulation_values", "table", "topology_text", "topology_values", "verification_text",
+    "verification_values",
 ]  # fmt: skip
 
 _MOST_IN_CELL = 100
+
+
+def picked(thing: object, *names: str) -> dict[str, Any]:
+    """Some attributes of a thing, by name."""
+    return {name: getattr(thing, name) for name in names}
 
 
 def result_text(result: Result) -> str:
@@ -73,12 +77,8 @@ def schedule_values(schedule: Schedule, found: dict[str, Any]) -> dict[str, Any]
     """A schedule's figures as plain values."""
     from taccl.synthesis.result import schedule_figures
 
-    return {
-        "kind": "schedule",
-        **schedule_figures(schedule),
-        "notes": list(schedule.problem.notes),
-        "result": found or None,
-    }
+    notes = list(schedule.problem.notes)
+    return {"kind": "schedule", **schedule_figures(schedule), "notes": notes, "result": found or None}
 
 
 def topology_text(topology: Topology) -> str:
@@ -114,16 +114,6 @@ def topology_values(topology: Topology) -> dict[str, Any]:
     return {"kind": "topology", **topology.to_dict(), "constants": constants, "notes": list(topology.notes)}
 
 
-def sketch_text(sketch: Sketch) -> str:
-    """A sketch as its TOML file would read."""
-    return sketch.to_toml().rstrip()
-
-
-def sketch_values(sketch: Sketch) -> dict[str, Any]:
-    """A sketch as plain values."""
-    return {"kind": "sketch", **sketch.to_dict()}
-
-
 def verification_text(file: str, verification: Verification) -> str:
     """What was checked, and each violation on a line."""
     figures = f"{_transfers(verification)}, finish {format_us(verification.finish_us)}"
@@ -137,26 +127,14 @@ def verification_text(file: str, verification: Verification) -> str:
 
 def verification_values(file: str, verification: Verification) -> dict[str, Any]:
     """A verification as plain values."""
-    return {
-        "file": file,
-        "ok": verification.ok,
-        "finish_us": verification.finish_us,
-        "num_transfers": verification.num_transfers,
-        "num_sends": verification.num_sends,
-        "num_redundant": verification.num_redundant,
-        "violations": [asdict(each) for each in verification.violations],
-    }
+    figures = picked(verification, "ok", "finish_us", "num_transfers", "num_sends", "num_redundant")
+    return {"file": file, **figures, "violations": [asdict(each) for each in verification.violations]}
 
 
 def bound_text(prices: Prices, granted: Certificate | None, *, proven: bool | None) -> str:
     """A lower bound, what limits, and what the sketch and whole chunks have to do with it.
 
-    Parameters
-    ----------
-    granted : Certificate, optional
-        The bound where switches are granted to reduce what passes them.
-    proven : bool, optional
-        What `Certificate.check` said; None where it was not asked.
+    `granted` is the bound where switches reduce what passes them; `proven` what `Certificate.check` said.
     """
     bound = prices.bound
     problem = bound.problem
@@ -177,47 +155,32 @@ def bound_text(prices: Prices, granted: Certificate | None, *, proven: bool | No
 
 def bound_values(prices: Prices, granted: Certificate | None, *, proven: bool | None) -> dict[str, Any]:
     """A lower bound with its witness, as plain values."""
-    bound = prices.bound
-    problem = bound.problem
-    return {
-        **bound.to_dict(),
-        "prices": {
-            "bound": bound.to_dict(),
-            "without_sketch": prices.without_sketch.to_dict(),
-            "divisible": prices.divisible.to_dict(),
-            "sketch": prices.sketch,
-            "chunks": prices.chunks,
-        },
-        "in_switches": None if granted is None else granted.to_dict(),
-        "checked": proven,
-        "collective": problem.collective.name,
-        "topology": problem.topology.name,
-        "sketch": problem.clauses.name or None,
-        "cost_model": problem.topology.cost_model,
-        "size_bytes": problem.size_bytes,
-        "num_ranks": problem.topology.num_ranks,
-        "num_chunks": problem.collective.num_chunks,
-        "notes": list(problem.notes),
+    bound, problem = prices.bound, prices.bound.problem
+    topology = problem.topology
+    certificates = {
+        name: getattr(prices, name).to_dict() for name in ("bound", "without_sketch", "divisible")
     }
+    return {
+        **bound.to_dict(), "prices": certificates | picked(prices, "sketch", "chunks"),
+        "in_switches": None if granted is None else granted.to_dict(), "checked": proven,
+        "collective": problem.collective.name, "topology": topology.name,
+        "sketch": problem.clauses.name or None, "cost_model": topology.cost_model,
+        "size_bytes": problem.size_bytes, "num_ranks": topology.num_ranks,
+        "num_chunks": problem.collective.num_chunks, "notes": list(problem.notes),
+    }  # fmt: skip
 
 
 def simulation_text(schedule: Schedule, found: Sequence[tuple[Simulation, SteadyState]]) -> str:
     """What becomes of a schedule at each size: one pass, and tiles that follow one another."""
     head = ("size", "finish", "GB/s", "bus GB/s", "interval", "GB/s in tiles", "limited by")
-    rows = [
-        (
-            "not known"
-            if simulation.problem.size_bytes is None
-            else format_size(simulation.problem.size_bytes),
-            format_us(simulation.finish),
-            _rate(simulation.algbw_gb_per_s),
-            _rate(simulation.busbw_gb_per_s),
-            format_us(steady.interval),
-            _rate(steady.algbw_gb_per_s),
-            steady.limits,
-        )
-        for simulation, steady in found
-    ]
+    rows = []
+    for simulation, steady in found:
+        size = simulation.problem.size_bytes
+        rows.append(
+            ("not known" if size is None else format_size(size), format_us(simulation.finish),
+             _rate(simulation.algbw_gb_per_s), _rate(simulation.busbw_gb_per_s), format_us(steady.interval),
+             _rate(steady.algbw_gb_per_s), steady.limits)
+        )  # fmt: skip
     first = found[0][0]
     assumed = [f"alpha {first.problem.topology.alpha_meaning}", format_count(first.tiles, "tile")]
     if first.jitter:
@@ -231,29 +194,21 @@ def simulation_values(schedule: Schedule, found: Sequence[tuple[Simulation, Stea
     """Simulations of a schedule as plain values."""
     first = found[0][0]
     return {
-        "finish_us": schedule.finish_us,
-        "collective": schedule.problem.collective.name,
-        "topology": schedule.problem.topology.name,
-        "alpha": first.problem.topology.alpha_meaning,
-        "tiles": first.tiles,
-        "jitter": first.jitter,
-        "seed": first.seed,
-        "digest": schedule.digest(),
+        "finish_us": schedule.finish_us, "collective": schedule.problem.collective.name,
+        "topology": schedule.problem.topology.name, "alpha": first.problem.topology.alpha_meaning,
+        **picked(first, "tiles", "jitter", "seed"), "digest": schedule.digest(),
         "sizes": [
             {
                 "size_bytes": simulation.problem.size_bytes,
-                "finish_us": simulation.finish_us,
-                "algbw_gb_per_s": simulation.algbw_gb_per_s,
-                "busbw_gb_per_s": simulation.busbw_gb_per_s,
-                "interval_us": steady.interval_us,
-                "interval_limits": steady.limits,
+                **picked(simulation, "finish_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+                "interval_us": steady.interval_us, "interval_limits": steady.limits,
                 "interval_algbw_gb_per_s": steady.algbw_gb_per_s,
                 "interval_busbw_gb_per_s": steady.busbw_gb_per_s,
             }
             for simulation, steady in found
         ],
         "notes": list(first.problem.notes),
-    }
+    }  # fmt: skip
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:

@@ -26,13 +26,7 @@ _FIELDS_OF_SKETCHES = frozenset(
 
 
 def topology_from_word(word: str, *, nodes: int | None = None, profile: str | None = None) -> Topology:
-    """The topology in a file, or of a machine's or fabric's name.
-
-    Raises
-    ------
-    InputError
-        If the word cannot be used, or a file is given nodes or a profile of its own.
-    """
+    """The topology in a file, or of a machine's or fabric's name."""
     if not is_file(word):
         return taccl.topologies.parse(word, nodes=nodes, profile=profile)
     if profile is not None:
@@ -72,15 +66,7 @@ def names_topology(word: str) -> bool:
 def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     """What a file holds, by its content, or what a name stands for.
 
-    Parameters
-    ----------
-    unclear : str
-        What a file is taken for that could be a sketch or a topology: a machine and no more.
-
-    Raises
-    ------
-    InputError
-        If it is a file that cannot be read.
+    A file that could be a sketch or a topology, as it names a machine and no more, is taken for `unclear`.
     """
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
@@ -109,13 +95,7 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
 
 
 def sketch_from_word(word: str | None) -> Sketch | None:
-    """The sketch in a file, or of a shipped name; None for None.
-
-    Raises
-    ------
-    InputError
-        If the word cannot be used, or is a file that holds something else.
-    """
+    """The sketch in a file, or of a shipped name; None for None."""
     if word is None:
         return None
     if is_file(word):

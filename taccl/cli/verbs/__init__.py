@@ -1,29 +1,14 @@
-"""The verbs, one module each: ``add(verbs)`` declares its options, ``run(options)`` answers.
+"""The verbs, one module each: ``add(verb)`` declares its options, ``run(options)`` answers.
 
-Everything heavy is imported inside `run`.
+What `run` says of itself is the help of the verb. Everything heavy is imported inside it.
 """
 
 from __future__ import annotations
 
 __all__ = ["VERBS"]
 
-#: In the order in which ``taccl --help`` lists them; the module of ``check-sketch`` is ``check_sketch``.
+#: In the order in which ``taccl --help`` lists them.
 VERBS = (
-    "synthesize",
-    "verify",
-    "show",
-    "simulate",
-    "bound",
-    "explain",
-    "suggest",
-    "baseline",
-    "convert",
-    "run",
-    "plan",
-    "backends",
-    "compare",
-    "sweep",
-    "cache",
-    "plot",
-    "report",
-)
+    "synthesize", "verify", "show", "simulate", "bound", "explain", "suggest", "baseline", "convert", "run",
+    "plan", "backends", "compare", "sweep", "cache", "plot", "report",
+)  # fmt: skip

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.answer import Answer
-from taccl.cli.options import add_verb
 
 if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["add", "run"]
+    from argparse import ArgumentParser, Namespace
 
 
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    add_verb(
-        verbs, "backends", run, "List the backends, their versions and licences, or why they are missing."
-    )
+def add(verb: ArgumentParser) -> None:
+    """Declare nothing: there is nothing to choose."""
 
 
-def run(options: argparse.Namespace) -> Answer:
-    """List the backends."""
+def run(options: Namespace) -> Answer:
+    """List the backends, their versions and licences, or why they are missing."""
     found = taccl.backends()
     return Answer(str(found), {"backends": [asdict(row) for row in found.rows]})

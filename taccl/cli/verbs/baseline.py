@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.answer import Answer
-from taccl.cli.options import add_problem_options, add_sketch, add_verb, problem_from_options
-from taccl.cli.saving import add_output, check_output, with_file
+from taccl.cli.options import add_problem_options, add_sketch, need_collective, problem_from_options
+from taccl.cli.output import add_output, check_output, with_file
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["add", "run"]
+    from argparse import ArgumentParser, Namespace
 
 
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    verb = add_verb(verbs, "baseline", run, "Show what a well-known algorithm, without a sketch, would take.")
+def add(verb: ArgumentParser) -> None:
+    """Declare the options."""
     verb.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or best")
     add_sketch(verb)
     verb.add_argument("--list", action="store_true", help="list the baselines")
     add_problem_options(verb, collective_required=False)
-    add_output(verb)
+    add_output(verb, "write the schedule to a file")
 
 
-def run(options: argparse.Namespace) -> Answer:
-    """Make, verify and bound the schedule of a baseline."""
+def run(options: Namespace) -> Answer:
+    """Show what a well-known algorithm, without a sketch, would take."""
     from taccl.cli.text import result_text, table
     from taccl.synthesis.result import Result
 
     if options.list:
-        rows = [
-            (name, (function.__doc__ or "").splitlines()[0])
-            for name, function in taccl.baselines.BASELINES.items()
-        ]
+        known = taccl.baselines.BASELINES.items()
+        rows = [(name, (function.__doc__ or "").splitlines()[0]) for name, function in known]
         return Answer(table(rows), {"baselines": dict(rows)})
     if options.name is None:
         raise InputError("found none; give the name of a baseline, or --list to see them", where="NAME")
-    if options.collective is None:
-        raise InputError("found none; give one, e.g. --collective allgather", where="--collective")
+    need_collective(options)
     check_output(options)
     problem = problem_from_options(options)
     began = time.perf_counter()

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_problem_options, add_sketch, add_verb, problem_from_options
+from taccl.cli.options import add_problem_options, add_sketch, problem_from_options
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import ArgumentParser, Namespace
 
     from taccl.cli.answer import Answer
 
-__all__ = ["add", "run"]
 
-
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    verb = add_verb(verbs, "compare", run, "Show what several backends find for one problem, side by side.")
+def add(verb: ArgumentParser) -> None:
+    """Declare the options."""
     add_sketch(verb)
     add_problem_options(verb)
     add_run_options(verb, backends="auto,greedy,highs,scip,cbc,cpsat")
 
 
-def run(options: argparse.Namespace) -> Answer:
-    """Compare backends."""
+def run(options: Namespace) -> Answer:
+    """Show what several backends find for one problem, side by side."""
     check_table(options)
     problem = problem_from_options(options, reachable=False)  # what cannot be reached is a row
     return table_answer(taccl.compare(problem, **run_options(options)), options)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taccl.cli.answer import Answer
-from taccl.cli.options import add_verb, positive
+from taccl.cli.options import add_options
 from taccl.cli.things import topology_from_word
 from taccl.errors import InputError, LossyConversionWarning, TacclWarning
 from taccl.names import shown
@@ -15,35 +15,28 @@ from taccl.names import shown
 if TYPE_CHECKING:
     from taccl.formats.table import FileFormat
 
-__all__ = ["add", "run"]
 
-
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    verb = add_verb(verbs, "convert", run, "Write a file in another format, and say what is lost.")
+def add(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     verb.add_argument("file", nargs="?", metavar="IN", help="the file to read; its content tells the format")
     verb.add_argument("target", nargs="?", metavar="OUT", help="the file to write")
     verb.add_argument("--from", metavar="FORMAT", help="the format of IN, where its content does not tell")
     verb.add_argument("--to", metavar="FORMAT", help="the format of OUT (default: by its ending)")
     verb.add_argument("--list", action="store_true", help="list the formats")
-    verb.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    verb.add_argument(
-        "--set", action="append", default=[], type=_setting, metavar="NAME=VALUE",
-        help="an option of the format of OUT, or of IN; more than once for several",
-    )  # fmt: skip
+    add_options(verb, "--overwrite", help="replace OUT if it exists")
+    help = "an option of the format of OUT, or of IN; more than once for several"
+    verb.add_argument("--set", action="append", default=[], type=_setting, metavar="NAME=VALUE", help=help)
     verb.add_argument("-o", "--output", metavar="OUT", help="the same as OUT")
-    add = verb.add_argument_group(
-        "of IN, if it is a program or an algorithm of the published tool"
-    ).add_argument
-    add("--topology", metavar="FILE|NAME", help="where it is to run, timed anew")
-    add("--nodes", type=positive, metavar="N", help="number of nodes of the topology")
-    add("--size", metavar="S", help="of a program: larger of one rank's input and output buffer, e.g. 16MB")
-    add("--chunk-size", metavar="S", help="bytes of one chunk, e.g. 1MB")
-    add("--time-unit-us", metavar="US", help="of an algorithm: microseconds in the file's unit of time")
+    group = verb.add_argument_group("of IN, if it is a program or an algorithm of the published tool")
+    add_options(group, "--topology", help="where it is to run, timed anew")
+    add_options(group, "--nodes", help="number of nodes of the topology")
+    add_options(group, "--size", help="of a program: larger of one rank's input and output buffer, e.g. 16MB")
+    add_options(group, "--chunk-size")
+    add_options(group, "--time-unit-us", help="of an algorithm: microseconds in the file's unit of time")
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Convert a file, or list the formats."""
+    """Write a file in another format, and say what is lost."""
     from taccl.formats.registry import convert, format_named, format_of_content, format_of_name
     from taccl.formats.table import FORMATS
 
@@ -93,21 +86,20 @@ def run(options: argparse.Namespace) -> Answer:
 def _listed(formats: tuple[FileFormat, ...]) -> Answer:
     from taccl.cli.text import table
 
-    rows = [("format", "holds", "read", "written", "endings", "")]
-    rows += [
-        (
-            each.name, each.holds, "yes" if each.load else "no", "yes" if each.dump else "no",
-            " ".join(each.extensions) or "-", each.description,
-        )
-        for each in formats
-    ]  # fmt: skip
-    values = [
-        {
-            "name": each.name, "holds": each.holds, "read": bool(each.load), "written": bool(each.dump),
-            "extensions": list(each.extensions), "description": each.description,
-        }
-        for each in formats
-    ]  # fmt: skip
+    rows: list[tuple[str, ...]] = [("format", "holds", "read", "written", "endings", "")]
+    values = []
+    for each in formats:
+        is_read, is_written = bool(each.load), bool(each.dump)
+        rows.append(
+            (each.name, each.holds, *("yes" if can else "no" for can in (is_read, is_written)),
+             " ".join(each.extensions) or "-", each.description)
+        )  # fmt: skip
+        values.append(
+            {
+                "name": each.name, "holds": each.holds, "read": is_read, "written": is_written,
+                "extensions": list(each.extensions), "description": each.description,
+            }
+        )  # fmt: skip
     return Answer(table(rows), {"formats": values})
 
 

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from taccl.cli.answer import Answer
-from taccl.cli.options import add_problem_options, add_sketch, add_verb, problem_from_options, seconds
+from taccl.cli.answer import judged
+from taccl.cli.options import add_options, add_problem_options, add_sketch, problem_from_options
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import ArgumentParser, Namespace
 
-__all__ = ["add", "run"]
+    from taccl.cli.answer import Answer
 
 
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    help = "Say why a sketch admits no schedule and what to change; or what each of its clauses costs."
-    verb = add_verb(verbs, "explain", run, help)
+def add(verb: ArgumentParser) -> None:
+    """Declare the options."""
     add_sketch(verb)
     add_problem_options(verb)
-    verb.add_argument("--backend", default="auto", metavar="NAME", help="a solver (default highs)")
-    verb.add_argument("--time-limit", type=seconds, default=30.0, metavar="S", help="seconds (default 30)")
+    add_options(verb, "--backend", help="a solver (default highs)")
+    add_options(verb, "--time-limit")
 
 
-def run(options: argparse.Namespace) -> Answer:
-    """Explain a problem."""
+def run(options: Namespace) -> Answer:
+    """Say why a sketch admits no schedule and what to change; or what each of its clauses costs."""
     from taccl.synthesis.explaining.explain import explain
 
     problem = problem_from_options(options, reachable=False)
     found = explain(problem, backend=options.backend, time_limit_s=options.time_limit)
-    return Answer(
-        repr(found).removeprefix("Explanation: "),
-        found.to_dict(),
-        exit_code=0 if found.feasible else 1,
-        complaint="" if found.feasible else "no schedule exists",
-    )
+    complaint = "" if found.feasible else "no schedule exists"
+    return judged(repr(found).removeprefix("Explanation: "), found.to_dict(), complaint)

@@ -6,8 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from taccl.cli.answer import Answer
-from taccl.cli.options import add_schedule, add_verb, positive, schedule_from_options, sizes
-from taccl.cli.output import progress_shown
+from taccl.cli.options import add_options, add_schedule, flag_of, positive, schedule_from_options, sizes
+from taccl.cli.output import add_output, check_output, progress_shown
 from taccl.cli.things import is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 from taccl.names import shown
@@ -17,60 +17,44 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-__all__ = ["add", "details_of", "run"]
+#: What may be drawn, with the options that no other picture has.
+_WHATS = {
+    "gantt": ("by", "colour", "max_rows"),
+    "topology": ("nodes",),
+    "bandwidth": ("sizes",),
+    "progress": (),
+}
 
-_WHATS = ("gantt", "topology", "bandwidth", "progress")
 
-
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    help = "Draw a schedule, its topology, its bandwidth over size, or the progress of its search."
-    verb = add_verb(verbs, "plot", run, help)
+def add(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_schedule(verb, also="or a topology, with --what topology")
-    verb.add_argument("--what", choices=_WHATS, default="gantt", help="what to draw (default gantt)")
-    verb.add_argument("-o", "--output", required=True, metavar="FILE", help="a name in .svg, .png or .pdf")
-    verb.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    verb.add_argument("--what", choices=tuple(_WHATS), default="gantt", help="what to draw (default gantt)")
+    add_output(verb, "a name in .svg, .png or .pdf", required=True)
     verb.add_argument("--by", choices=("link", "resource", "rank"), help="rows of a gantt (default link)")
-    verb.add_argument(
-        "--colour",
-        choices=("origin", "chunk"),
-        help="what colours of a gantt tell: where data starts (default), or the chunk",
-    )
+    help = "what colours of a gantt tell: where data starts (default), or the chunk"
+    verb.add_argument("--colour", choices=("origin", "chunk"), help=help)
     verb.add_argument("--max-rows", type=positive, metavar="N", help="rows of a gantt at most (default 48)")
     verb.add_argument("--sizes", type=sizes, metavar="S,S", help="sizes of bandwidth, e.g. 1KB,1MB,1GB")
-    verb.add_argument(
-        "--nodes", type=positive, metavar="N", help="number of nodes, where FILE names a topology"
-    )
+    add_options(verb, "--nodes", help="number of nodes, where FILE names a topology")
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Draw a picture into a file."""
-    from taccl.formats.files import check_writable
+    """Draw a schedule, its topology, its bandwidth over size, or the progress of its search."""
     from taccl.plot.style import format_of, save
 
     format_of(options.output)
-    check_writable(options.output, overwrite=options.overwrite)
-    _check_fit(options)
+    check_output(options)
+    for what, names in _WHATS.items():
+        for name in names:
+            if getattr(options, name) is not None and options.what != what:
+                said = f"found it with --what {options.what}; it is for --what {what}: leave it out"
+                raise InputError(said, where=flag_of(name))
     with progress_shown(wanted=True) as progress:
         if progress is not None:
             progress(f"drawing {options.what}", None, None)
         save(_drawn(options), options.output, overwrite=options.overwrite)
     return Answer(f"written to {shown(options.output)}", {"what": options.what, "file": options.output})
-
-
-def _check_fit(options: argparse.Namespace) -> None:
-    """Raise `InputError` for an option of another picture."""
-    for what, names in (
-        ("gantt", ("by", "colour", "max_rows")),
-        ("bandwidth", ("sizes",)),
-        ("topology", ("nodes",)),
-    ):
-        for name in names:
-            if getattr(options, name) is not None and options.what != what:
-                raise InputError(
-                    f"found it with --what {options.what}; it is for --what {what}: leave it out",
-                    where="--" + name.replace("_", "-"),
-                )
 
 
 def _drawn(options: argparse.Namespace) -> Axes:
@@ -106,14 +90,8 @@ def _drawn(options: argparse.Namespace) -> Axes:
 
     by: Any = options.by or "link"
     bars = bars_of(schedule, by, max_rows=options.max_rows or 48)
-    return draw_bars(
-        schedule,
-        bars,
-        by,
-        colour=options.colour or "origin",
-        bound_us=details.get("bound_us"),
-        ax=figure(height=rows_height(len(bars.rows))),
-    )
+    colour, ax = options.colour or "origin", figure(height=rows_height(len(bars.rows)))
+    return draw_bars(schedule, bars, by, colour=colour, bound_us=details.get("bound_us"), ax=ax)
 
 
 def _names_topology(word: str) -> bool:

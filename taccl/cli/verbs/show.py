@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.answer import Answer
-from taccl.cli.options import add_verb, positive
+from taccl.cli.options import add_options, number
 from taccl.cli.programs import holds_program, load_program, program_text, program_values
 from taccl.cli.things import is_file, kind_of, topology_from_word
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
+    import argparse
+
     from taccl.cli.things import Kind
 
-__all__ = ["add", "run"]
 
-
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    verb = add_verb(
-        verbs, "show", run, "Show a schedule, a program, a sketch, or a topology with its constants' sources."
-    )
+def add(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     verb.add_argument("thing", metavar="THING", help="a file, a shipped sketch, a machine, or a fabric")
-    verb.add_argument("--nodes", type=positive, metavar="N", help="number of nodes")
-    verb.add_argument("--profile", metavar="P", help="which constants of a machine")
-    verb.add_argument(
-        "--transfers",
-        type=_rows,
-        default=20,
-        metavar="N",
-        help="rows of transfers, or of a program's steps (default 20, -1: all)",
-    )
+    add_options(verb, "--nodes", help="number of nodes")
+    add_options(verb, "--profile", help="which constants of a machine")
+    rows = number(int, lambda n: n >= -1, "a number of rows, or -1 for all")
+    help = "rows of transfers, or of a program's steps (default 20, -1: all)"
+    verb.add_argument("--transfers", type=rows, default=20, metavar="N", help=help)
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Show what a word names."""
+    """Show a schedule, a program, a sketch, or a topology with its constants' sources."""
     if holds_program(options.thing):
         for name, given in (("--nodes", options.nodes), ("--profile", options.profile)):
             if given is not None:
@@ -45,8 +37,7 @@ def run(options: argparse.Namespace) -> Answer:
         limit = program.num_steps if options.transfers < 0 else options.transfers
         return Answer(program_text(program, limit=limit), program_values(program))
     try:
-        kind = kind_of(options.thing)
-        return _shown(options, kind)
+        return _shown(options, kind_of(options.thing))
     except InputError as error:
         if error.where != "topology" or is_file(options.thing):
             raise
@@ -68,24 +59,12 @@ def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
         document = read_document(options.thing)
         schedule = load_schedule(document, where=options.thing)
         found = found_by(document)
-        return Answer(
-            text.schedule_text(schedule, found, limit=options.transfers),
-            text.schedule_values(schedule, found),
-        )
+        said = text.schedule_text(schedule, found, limit=options.transfers)
+        return Answer(said, text.schedule_values(schedule, found))
     if kind in ("sketch", "upstream sketch"):
         sketch = taccl.load_sketch(options.thing)
         if options.nodes is not None:
             sketch = sketch.with_nodes(options.nodes)
-        return Answer(text.sketch_text(sketch), text.sketch_values(sketch))
+        return Answer(sketch.to_toml().rstrip(), {"kind": "sketch", **sketch.to_dict()})
     topology = topology_from_word(options.thing, nodes=options.nodes, profile=options.profile)
     return Answer(text.topology_text(topology), text.topology_values(topology))
-
-
-def _rows(word: str) -> int:
-    try:
-        number = int(word)
-    except ValueError:
-        number = -2
-    if number < -1:
-        raise argparse.ArgumentTypeError(f"found {word!r}; expected a number of rows, or -1 for all")
-    return number

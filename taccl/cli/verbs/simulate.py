@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taccl.cli.answer import Answer
-from taccl.cli.options import (
-    add_schedule,
-    add_verb,
-    at_least_zero,
-    jitter,
-    positive,
-    schedule_from_options,
-    sizes,
-)
+from taccl.cli.options import add_options, add_schedule, jitter, positive, schedule_from_options, sizes
 from taccl.cli.programs import followed, following_values, holds_program, load_program
 from taccl.errors import InputError
 from taccl.names import shown
@@ -22,42 +14,27 @@ from taccl.units import format_gap, format_size, format_us
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add", "run"]
 
-
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    help = "Replay a schedule at other sizes or under other assumptions, or a program on a topology."
-    verb = add_verb(verbs, "simulate", run, help)
+def add(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_schedule(verb, also="or a program (MSCCL XML)")
     size = verb.add_mutually_exclusive_group()
     size.add_argument("--sizes", type=sizes, metavar="S,S", help="e.g. 1KB,1MB,1GB (default: its own)")
     size.add_argument("--size", dest="sizes", type=sizes, metavar="S", help="the same, of one size")
-    verb.add_argument(
-        "--alpha", choices=("occupies", "pipelined"), help="whether a link is busy during alpha"
-    )
-    verb.add_argument("--profile", metavar="P", help="other constants of the machine, e.g. nominal")
-    verb.add_argument(
-        "--tiles",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="tiles of the message, one after the other (default 1)",
-    )
-    verb.add_argument(
-        "--jitter",
-        type=jitter,
-        default=0.0,
-        metavar="X",
-        help="0.1: each send takes up to 10 %% more or less",
-    )
-    verb.add_argument("--seed", type=at_least_zero, default=0, metavar="N", help="of the jitter (default 0)")
-    add = verb.add_argument_group("of a program (MSCCL XML), with --topology").add_argument
-    add("--nodes", type=positive, metavar="N", help="number of nodes of the topology")
+    help = "whether a link is busy during alpha"
+    verb.add_argument("--alpha", choices=("occupies", "pipelined"), help=help)
+    add_options(verb, "--profile", help="other constants of the machine, e.g. nominal")
+    help = "tiles of the message, one after the other (default 1)"
+    verb.add_argument("--tiles", type=positive, default=1, metavar="N", help=help)
+    help = "0.1: each send takes up to 10 %% more or less"
+    verb.add_argument("--jitter", type=jitter, default=0.0, metavar="X", help=help)
+    add_options(verb, "--seed", help="of the jitter (default 0)")
+    group = verb.add_argument_group("of a program (MSCCL XML), with --topology")
+    add_options(group, "--nodes", help="number of nodes of the topology")
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Simulate a schedule or a program, once for each size."""
+    """Replay a schedule at other sizes or under other assumptions, or a program on a topology."""
     from taccl.analysis.simulation.simulate import simulate
     from taccl.analysis.simulation.steady import initiation_interval
     from taccl.cli.text import simulation_text, simulation_values
@@ -68,19 +45,12 @@ def run(options: argparse.Namespace) -> Answer:
         raise InputError("found a schedule, whose nodes are fixed; leave it out", where="--nodes")
     schedule = schedule_from_options(options)
     found = []
+    varied = {"tiles": options.tiles, "jitter": options.jitter, "seed": options.seed}
     for size in options.sizes or (None,):
-        simulation = simulate(
-            schedule,
-            size=size,
-            alpha=options.alpha,
-            profile=options.profile,
-            tiles=options.tiles,
-            jitter=options.jitter,
-            seed=options.seed,
-        )
-        once = simulation if options.tiles == 1 and not options.jitter else simulate(
-            schedule, size=size, alpha=options.alpha, profile=options.profile
-        )  # fmt: skip
+        assumed = {"size": size, "alpha": options.alpha, "profile": options.profile}
+        simulation = simulate(schedule, **assumed, **varied)
+        is_plain = options.tiles == 1 and not options.jitter
+        once = simulation if is_plain else simulate(schedule, **assumed)
         found.append((simulation, initiation_interval(once.as_schedule())))
     return Answer(simulation_text(schedule, found), simulation_values(schedule, found))
 
@@ -119,12 +89,8 @@ def _of_program(options: argparse.Namespace) -> Answer:
     said = [note for each in schedules for note in (*each.problem.topology.notes, *each.problem.notes)]
     notes = list(dict.fromkeys(said))
     values = {
-        "program": program.name,
-        "collective": first.collective.name,
-        "topology": first.topology.name,
-        "protocol": program.protocol,
-        "sizes": figures,
-        "notes": notes,
-    }
+        "program": program.name, "collective": first.collective.name, "topology": first.topology.name,
+        "protocol": program.protocol, "sizes": figures, "notes": notes,
+    }  # fmt: skip
     lines = [title, "", table(rows, indent="  ")]
     return Answer("\n".join(lines + [f"  note: {note}" for note in notes]), values)

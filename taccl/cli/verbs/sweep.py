@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_verb, at_least_zero, collective_name, positive
+from taccl.cli.options import add_options, positive, resized, sizes
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer, words
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError
@@ -17,34 +17,22 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-__all__ = ["add", "run"]
 
-
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    from taccl.collectives import COLLECTIVES
-
-    verb = add_verb(
-        verbs, "sweep", run, "Show what is found for every combination of sketches, sizes and backends."
-    )
-    verb.add_argument(
-        "topology", metavar="TOPOLOGY", help="a file, a machine (ndv2), or a fabric (torus:4x4)"
-    )
-    add = verb.add_argument_group("combinations").add_argument
-    add("--collective", required=True, type=collective_name, metavar="NAME", help=", ".join(COLLECTIVES))
-    add("--nodes", type=positive, metavar="N", help="number of nodes; rescales the sketches")
-    add("--profile", metavar="P", help="which constants of the machine, e.g. nominal")
-    add("--root", type=at_least_zero, metavar="R", help="of broadcast, scatter, gather and reduce")
+def add(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(verb, "topology")
+    group = verb.add_argument_group("combinations")
+    add_options(group, "--collective", "--nodes", "--profile", "--root")
     help = "shipped names or files, with commas between; none for no sketch (the default)"
-    add("--sketches", type=words, default=("none",), metavar="A,B", help=help)
+    group.add_argument("--sketches", type=words, default=("none",), metavar="A,B", help=help)
     help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"
-    add("--sizes", type=_sizes, metavar="S,S|S:S", help=help)
-    add("--chunks-per-rank", type=_cuts, metavar="K,K", help="pieces a rank's part of the data is cut into")
+    group.add_argument("--sizes", type=_sizes, metavar="S,S|S:S", help=help)
+    add_options(group, "--chunks-per-rank", type=_cuts, metavar="K,K")
     add_run_options(verb, backends="auto")
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Sweep."""
+    """Show what is found for every combination of sketches, sizes and backends."""
     check_table(options)
     topology = topology_from_word(options.topology, nodes=options.nodes, profile=options.profile)
     found = taccl.sweep(
@@ -60,20 +48,15 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _sketch(word: str, options: argparse.Namespace, topology: Topology) -> Sketch | None:
-    if word == "none":
-        return None
-    sketch = sketch_from_word(word)
-    assert sketch is not None
-    if options.nodes is None:
-        return sketch
-    return sketch.with_nodes(options.nodes, ranks_per_node=len(topology.ranks_of_node[0]))
+    sketch = None if word == "none" else sketch_from_word(word)
+    return None if sketch is None else resized(sketch, options, topology)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     """Sizes such as ``1KB,1MB`` or ``1KB:1GB`` in bytes, for argparse."""
+    if ":" not in text:
+        return sizes(text)
     try:
-        if ":" not in text:
-            return tuple(parse_size(word) for word in text.split(","))
         first, last, factor = (*text.split(":"), "10")[:3] if text.count(":") < 3 else ("", "", "")
         size, end = parse_size(first), parse_size(last)
     except InputError as error:
@@ -83,11 +66,11 @@ def _sizes(text: str) -> tuple[int, ...]:
             f"found {text!r}; expected FIRST:LAST or FIRST:LAST:FACTOR, from a smaller size to a larger one "
             "by a whole factor of at least 2"
         )
-    sizes = []
+    found = []
     while size <= end:
-        sizes.append(size)
+        found.append(size)
         size *= int(factor)
-    return tuple(sizes)
+    return tuple(found)
 
 
 def _cuts(text: str) -> tuple[int, ...]:

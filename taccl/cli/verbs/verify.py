@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import Answer
-from taccl.cli.options import add_schedule, add_verb, schedule_from_options
+from taccl.cli.answer import judged
+from taccl.cli.options import add_schedule, schedule_from_options
 from taccl.names import shown
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add", "run"]
+    from taccl.cli.answer import Answer
 
 
-def add(verbs: Any) -> None:
-    """Declare the verb."""
-    help = "Check a schedule against its topology, collective and sketch; or run a program on arrays."
-    verb = add_verb(verbs, "verify", run, help)
+def add(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     add_schedule(verb, also="or a program (MSCCL XML)")
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Check a schedule."""
+    """Check a schedule against its topology, collective and sketch; or run a program on arrays."""
     from taccl.cli.text import verification_text, verification_values
     from taccl.formats.recognise import MSCCL_XML, recognise
 
@@ -32,29 +30,23 @@ def run(options: argparse.Namespace) -> Answer:
         return _program(options)
     schedule = schedule_from_options(options)
     verification = taccl.verify(schedule)
-    count = format_count(len(verification.violations), "rule")
-    complaint = f"{shown(options.file)}: the schedule breaks {count}"
-    text, values = (
-        verification_text(options.file, verification),
-        verification_values(options.file, verification),
-    )
-    if not verification.ok:
-        from taccl.formats.published.algorithm import retimed
+    text = verification_text(options.file, verification)
+    values = verification_values(options.file, verification)
+    if verification.ok:
+        return judged(text, values, "")
+    from taccl.formats.published.algorithm import retimed
 
-        true = retimed(schedule)
-        values["true_finish_us"] = None if true is None else true.finish_us
-        if true is not None and taccl.verify(true).ok:
-            text += f"\n  sent in the order that it states, it is valid and takes {format_us(true.finish)}"
-    return Answer(
-        text,
-        values,
-        exit_code=0 if verification.ok else 1,
-        complaint="" if verification.ok else complaint,
-    )
+    true = retimed(schedule)
+    values["true_finish_us"] = None if true is None else true.finish_us
+    if true is not None and taccl.verify(true).ok:
+        text += f"\n  sent in the order that it states, it is valid and takes {format_us(true.finish)}"
+    broken = format_count(len(verification.violations), "rule")
+    return judged(text, values, f"{shown(options.file)}: the schedule breaks {broken}")
 
 
 def _program(options: argparse.Namespace) -> Answer:
     """Run a program of a runtime, and say whether it can hang, race or end up wrong."""
+    from taccl.cli.text import picked
     from taccl.formats.msccl.xml import load_msccl_xml
 
     program = load_msccl_xml(options.file)
@@ -65,14 +57,8 @@ def _program(options: argparse.Namespace) -> Answer:
     lines = [f"{shown(options.file)}: {verdict}: a program of {steps} on {ranks}"]
     lines += [f"  {fault}" for fault in found.faults]
     values = {
-        "file": options.file,
-        "ok": found.ok,
-        "num_steps": program.num_steps,
-        "num_ranks": len(program.ranks),
-        "faults": [
-            {"kind": each.kind, "message": each.message, "rank": each.rank, "chunk": each.chunk}
-            for each in found.faults
-        ],
-    }
+        "file": options.file, "ok": found.ok, "num_steps": program.num_steps, "num_ranks": len(program.ranks),
+        "faults": [picked(each, "kind", "message", "rank", "chunk") for each in found.faults],
+    }  # fmt: skip
     complaint = "" if found.ok else f"{shown(options.file)}: the program has {verdict}"
-    return Answer("\n".join(lines), values, 0 if found.ok else 1, complaint)
+    return judged("\n".join(lines), values, complaint)
