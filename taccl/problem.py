@@ -219,26 +219,31 @@ class Problem:
         """Its collective and its topology, for people to read."""
         return f"{shown(self.collective.name, _TITLE)} on {shown(self.topology.name, _TITLE)}"
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: what is to be sent where, and under which sketch."""
-        from taccl.html import card, facts
-
+    def facts(self) -> list[tuple[str, str]]:
+        """What is to be sent where, and under which sketch, as names and what they are."""
         collective, topology, clauses = self.collective, self.topology, self.clauses
         sizes = sorted(set(self.chunk_bytes))
         between = f" to {format_size(sizes[-1])}" if len(sizes) > 1 else ""
         size = f" of {format_size(sizes[0])}{between}" if sizes else ""
-        allowed = len(self.links_allowed)
-        rows = [
+        merging = (
+            f"up to {clauses.max_merge} chunks in a send, on {format_count(len(clauses.merging), 'link')}"
+        )
+        return [
             ("collective", collective.name + (", whose contributions are added up" * collective.combining)),
             ("topology", topology.name),
             ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
             ("size", format_size(self.size_bytes) if self.size_bytes else "not known"),
             ("chunks", f"{collective.num_chunks}{size}, {collective.chunks_per_rank} per rank"),
-            ("sketch", clauses.name),
-            ("links allowed", f"{allowed} of {len(topology.links)}"),
-            ("merging", f"up to {clauses.max_merge} chunks in a send" if clauses.max_merge > 1 else ""),
+            ("sketch", clauses.name or "none"),
+            ("links allowed", f"{len(self.links_allowed)} of {len(topology.links)}"),
+            ("merging", merging if clauses.max_merge > 1 else ""),
         ]
-        return card(self.title, facts(rows), notes=self.notes)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from taccl.html import card, facts
+
+        return card(self.title, facts(self.facts()), notes=self.notes)
 
     def __repr__(self) -> str:
         size = format_size(self.size_bytes) if self.size_bytes else "size unknown"

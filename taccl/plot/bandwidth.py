@@ -48,29 +48,23 @@ def bandwidth(
     """
     found = schedule if isinstance(schedule, Bandwidths) else bandwidths(schedule, sizes=sizes)
     ax = axes(ax, height=5.2)
-    at = found.sizes_bytes
-    ends: list[tuple[tuple[float | None, ...], str, dict[str, Any]]] = [
-        (found.bound, "bound", {"color": INK, "linestyle": "--", "linewidth": 1.2})
+    at, aside = found.sizes_bytes, found.bound_under_sketch
+    dashed = {"color": INK, "linestyle": "--", "linewidth": 1.2}
+    ends: list[tuple[Sequence[float | None], str, dict[str, Any]]] = [
+        (found.bound, "bound, sketch aside" if aside else "bound", dashed),
+        (aside, "bound under the sketch", dashed | {"linestyle": ":"}),
     ]
-    if found.bound_under_sketch:
-        dotted = {"color": INK, "linestyle": ":", "linewidth": 1.2}
-        ends[0] = (found.bound, "bound, sketch aside", ends[0][2])
-        ends.append((found.bound_under_sketch, "bound under the sketch", dotted))
-    best = tuple(None if each is None else each[1] for each in found.best_baseline)
     if found.baselines:
+        best = [None if each is None else each[1] for each in found.best_baseline]
         ends.append((best, "best of baselines", {"color": GREY, "linewidth": 5, "alpha": 0.45}))
-    for number, (name, rates) in enumerate(found.baselines.items()):
-        style = {
-            "color": OKABE_ITO[number + 1],
-            "marker": MARKS[number + 1],
-            "linewidth": 1.0,
-            "markersize": 4,
-        }
+    thin = {"linewidth": 1.0, "markersize": 4}
+    for number, (name, rates) in enumerate(found.baselines.items(), 1):
+        style = {"color": OKABE_ITO[number], "marker": MARKS[number], **thin}
         ends.append((rates, NAMES_OF_BASELINES[name], style))
     own = {"color": OKABE_ITO[0], "marker": MARKS[0], "linewidth": 2.2, "markersize": 5}
     ends.append((found.schedule, "this schedule", own))
     for line, label, how in ends:
-        points = [(size, rate) for size, rate in zip(at, line, strict=True) if rate]
+        points = [(size, rate) for size, rate in zip(at, line, strict=bool(line)) if rate]
         if points:
             ax.plot(*zip(*points, strict=True), label=label, **how)
     problem = found.problem

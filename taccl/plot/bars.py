@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from taccl.costs import hold_columns
 from taccl.errors import InputError
 from taccl.names import shown as as_shown
 
@@ -92,20 +93,11 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: int = 48) -> Bars:
     np.maximum.at(num_lanes, at, lane + 1)
     of = index[kept]
     return Bars(
-        rows=tuple(as_shown(names[each], 100) for each in shown.tolist()),
-        num_rows=len(used),
-        row=at,
-        lane=lane,
-        num_lanes=num_lanes[at],
-        start_us=start[kept].astype(np.float64) * us,
-        end_us=end[kept].astype(np.float64) * us,
-        send=send["group"][of],
-        chunk=send["chunk"][of],
-        origin=send["origin"][of],
-        link=send["link"][of],
-        reduce=send["reduce"][of],
-        num_hidden=len(row) - len(kept),
-    )
+        rows=tuple(as_shown(names[each], 100) for each in shown.tolist()), num_rows=len(used), row=at,
+        lane=lane, num_lanes=num_lanes[at], num_hidden=len(row) - len(kept),
+        start_us=start[kept].astype(np.float64) * us, end_us=end[kept].astype(np.float64) * us,
+        send=send["group"][of], **{each: send[each][of] for each in ("chunk", "origin", "link", "reduce")},
+    )  # fmt: skip
 
 
 def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
@@ -147,13 +139,11 @@ def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
     )  # fmt: skip
     _, first, member = np.unique(schedule.group, return_index=True, return_inverse=True)
     chunk = schedule.chunk.astype(np.int64)
-    columns = {"chunk": chunk, "origin": origins[chunk] if len(chunk) else chunk}
     sends: dict[str, NDArray[Any]] = {
         name: getattr(schedule, name)[first] for name in ("start", "end", "reduce")
     }
-    sends["group"] = schedule.group[first].astype(np.int64)
-    sends["link"] = schedule.link[first].astype(np.int64)
-    for name, column in columns.items():
+    sends |= {name: getattr(schedule, name)[first].astype(np.int64) for name in ("group", "link")}
+    for name, column in (("chunk", chunk), ("origin", origins[chunk] if len(chunk) else chunk)):
         differs = np.zeros(len(first), dtype=bool)
         np.logical_or.at(differs, member, column != column[first][member])
         sends[name] = np.where(differs, SEVERAL, column[first])
@@ -164,7 +154,7 @@ def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
 
 def _rows(
     problem: Problem, by: By, send: dict[str, NDArray[Any]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[str]]:
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[str]]:
     """Row, start, end and send of every bar, and the names of all rows."""
     topology = problem.topology
     every = np.arange(len(send["link"]))
@@ -172,26 +162,14 @@ def _rows(
         return send["link"], send["start"], send["end"], every, [str(link) for link in topology.links]
     if by == "rank":
         src = np.array([link.src for link in topology.links], dtype=np.int64)
-        return (
-            src[send["link"]],
-            send["start"],
-            send["end"],
-            every,
-            [f"rank {rank}" for rank in range(topology.num_ranks)],
-        )
-    costs = problem.costs
-    resource = np.array([hold.resource for hold in topology.holds], dtype=np.int64)
-    sending = np.array([hold.side == "send" for hold in topology.holds], dtype=bool)
-    order = np.argsort([hold.link for hold in topology.holds], kind="stable")
-    count = np.bincount([hold.link for hold in topology.holds], minlength=len(topology.links))
-    first = np.cumsum(count) - count
-    times = count[send["link"]]
-    index = np.repeat(every, times)
-    step = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
-    hold = order[first[send["link"][index]] + step]
+        names = [f"rank {rank}" for rank in range(topology.num_ranks)]
+        return src[send["link"]], send["start"], send["end"], every, names
+    costs, columns = problem.costs, hold_columns(topology)
+    index, hold = columns.of_sends(send["link"])
     lasts = costs.hold_alpha[hold] + send["units"][index] * costs.hold_beta[hold]
-    start = np.where(sending[hold], send["start"][index], send["end"][index] - lasts)
-    return resource[hold], start, start + lasts, index, [each.name for each in topology.resources]
+    start = np.where(columns.receives[hold], send["end"][index] - lasts, send["start"][index])
+    names = [each.name for each in topology.resources]
+    return columns.resource[hold], start, start + lasts, index, names
 
 
 def _lanes(row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.plot import style
 from taccl.plot.style import GREY, MARKS, OKABE_ITO, axes, drawing, headline, in_key, plain_log, remark
 from taccl.units import format_count, format_size
 
@@ -44,8 +45,7 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     """
     from matplotlib.patches import Rectangle
 
-    columns = list(getattr(table, "columns", ()))
-    missing = [name for name in _NEEDED if name not in columns]
+    missing = [name for name in _NEEDED if name not in getattr(table, "columns", ())]
     if missing:
         raise InputError(
             f"found a table without {', '.join(missing)}; give what taccl.compare or taccl.sweep returned",
@@ -114,20 +114,14 @@ def _key(
     """What colours and shapes mean, beside the picture."""
     from matplotlib.lines import Line2D
 
-    key = []
+    key: list[tuple[str, str, str]] = []
     for number, backend in enumerate(backends):
         why = Counter(row["status"] for row in rows if row["backend"] == backend and row["gap"] is None)
         reasons = ", ".join(status if count == 1 else f"{count} {status}" for status, count in why.items())
         label = f"{backend} (x: {reasons})" if reasons else str(backend)
-        key.append(
-            Line2D([], [], marker="o", linestyle="", color=OKABE_ITO[number % len(OKABE_ITO)], label=label)
-        )
-    if len(shapes) > 1:
-        for number, value in enumerate(shapes):
-            shown = format_size(int(value)) if shape_name == "size_bytes" and value else in_key(str(value))
-            key.append(
-                Line2D([], [], marker=MARKS[number % len(MARKS)], linestyle="", color=GREY, label=shown)
-            )
-    ax.legend(
-        handles=key, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0
-    )
+        key.append(("o", OKABE_ITO[number % len(OKABE_ITO)], label))
+    for number, value in enumerate(shapes if len(shapes) > 1 else ()):
+        shown = format_size(int(value)) if shape_name == "size_bytes" and value else in_key(str(value))
+        key.append((MARKS[number % len(MARKS)], GREY, shown))
+    handles = [Line2D([], [], marker=m, linestyle="", color=colour, label=text) for m, colour, text in key]
+    style.legend(ax, handles)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.plot import style
 from taccl.plot.bars import SEVERAL, By, bars_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, remark, schedule_of, title_of
 from taccl.synthesis.result import Result
@@ -89,7 +90,8 @@ def draw_bars(
     ax.set_ylim(num_rows - 0.4, -0.6)
     ax.set_xlim(0, finish_us * 1.01 or 1)
     ax.set_yticks(range(len(bars.rows)))
-    ax.set_yticklabels([_short(name) for name in bars.rows], fontsize=_label_size(num_rows))
+    labels = [name if len(name) <= 40 else f"{name[:37]}..." for name in bars.rows]
+    ax.set_yticklabels(labels, fontsize=8 if num_rows <= 32 else 7 if num_rows <= 48 else 6)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.set_axisbelow(True)
@@ -102,11 +104,8 @@ def draw_bars(
         finish += f", bound {bound_us:.4g} us (dashed)"
     headline(ax, f"{title_of(schedule.problem)}\nsends by {by}, {finish}")
     if bars.num_rows > len(bars.rows):
-        remark(
-            ax,
-            f"the {len(bars.rows)} busiest of {bars.num_rows} {by}s; "
-            f"{format_count(bars.num_hidden, 'bar')} not shown",
-        )
+        hidden = format_count(bars.num_hidden, "bar")
+        remark(ax, f"the {len(bars.rows)} busiest of {bars.num_rows} {by}s; {hidden} not shown")
     return ax
 
 
@@ -123,10 +122,8 @@ def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str) -> None:
     height = 0.82 / bars.num_lanes
     top = bars.row - 0.41 + bars.lane * height
     left, right, bottom = bars.start_us, bars.end_us, top + height
-    corners = np.stack(
-        [np.stack(pair, axis=1) for pair in ((left, top), (right, top), (right, bottom), (left, bottom))],
-        axis=1,
-    )
+    pairs = ((left, top), (right, top), (right, bottom), (left, bottom))
+    corners: Any = np.stack([np.stack(pair, axis=1) for pair in pairs], axis=1)
     colours, key = _colours(ax, value, title)
     line = 0.4 if len(value) <= MOST_SHAPES // 4 else 0.0
     for name, some in ((COPIES, ~bars.reduce), (REDUCTIONS, bars.reduce)):
@@ -134,35 +131,24 @@ def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str) -> None:
             continue
         hatch = "/////" if name == REDUCTIONS else None
         drawn = PolyCollection(
-            corners[some],  # type: ignore[arg-type]
-            facecolors=colours[some],
-            edgecolors="white",
-            linewidths=line,
-            hatch=hatch,
+            corners[some], facecolors=colours[some], edgecolors="white", linewidths=line, hatch=hatch,
             rasterized=len(value) > MOST_SHAPES,
-        )
+        )  # fmt: skip
         drawn.set_gid(name)
         ax.add_collection(drawn, autolim=False)
     if key:
-        beside = ax.legend(
-            handles=key, title=title, fontsize=8, title_fontsize=8, frameon=False,
-            loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0, handlelength=1.2,
-        )  # fmt: skip
+        beside = style.legend(ax, key, title=title, title_fontsize=8, handlelength=1.2)
         ax.add_artist(beside)
     above = [Patch(facecolor=GREY, label="several")] if (value == SEVERAL).any() else []
     if bars.reduce.any():
         above.append(Patch(facecolor=GREY, edgecolor="white", hatch="/////", label="reduced on arrival"))
     if above:
-        ax.legend(
-            handles=above, fontsize=8, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2,
-            borderaxespad=0.1, handlelength=1.6,
-        )  # fmt: skip
+        style.legend(ax, above, loc="lower right", ncols=2, borderaxespad=0.1, handlelength=1.6)
 
 
 def _colours(ax: Axes, value: NDArray[np.int64], title: str) -> tuple[NDArray[np.float64], list[Patch]]:
     """A colour for every bar, and the entries of the key: a few values have one each, many share a scale."""
     from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize, to_rgba
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
@@ -178,13 +164,8 @@ def _colours(ax: Axes, value: NDArray[np.int64], title: str) -> tuple[NDArray[np
     else:
         scale = Normalize(int(known[0]), int(known[-1]))
         colours = colormaps["cividis"](scale(value.astype(float)))
-        bar = ax.figure.colorbar(
-            ScalarMappable(scale, "cividis"), ax=ax, pad=0.01, fraction=0.03, aspect=30, shrink=0.8
-        )
-        bar.set_label(title, fontsize=8)
-        bar.ax.tick_params(labelsize=8)
-        bar.outline.set_visible(False)
-        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axis = style.scale_beside(ax, scale, "cividis", title, aspect=30, shrink=0.8)
+        axis.set_major_locator(MaxNLocator(integer=True))
     return np.where((value == SEVERAL)[:, None], several, colours), key
 
 
@@ -192,11 +173,3 @@ def _colour_title(schedule: Schedule, colour: str) -> str:
     if colour == "chunk":
         return "chunk"
     return "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
-
-
-def _label_size(num_rows: int) -> float:
-    return 8 if num_rows <= 32 else 7 if num_rows <= 48 else 6
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 40 else name[:37] + "..."

@@ -51,23 +51,15 @@ def draw_moments(moments: Sequence[Moment], title: str, *, ax: Axes | None = Non
     several = len(halves) > 1
     last = max(moment.seconds for moment in moments)
     for number, half in enumerate(halves):
+        word, colour = (f"{_WORDS.get(half, half)}: " if several else ""), OKABE_ITO[number]
         some = [moment for moment in moments if moment.half == half]
-        colour = OKABE_ITO[number]
-        word = f"{_WORDS.get(half, half)}: " if several else ""
-        known = [(m.seconds, m.finish_us) for m in some if m.finish_us is not None]
-        proven = [(m.seconds, m.bound_us) for m in some if m.bound_us is not None]
-        if known:
-            steps = [*known, (last, known[-1][1])]
-            ax.step(
-                *zip(*steps, strict=True), where="post", color=colour, marker="o", markersize=4,
-                linewidth=1.6, label=f"{word}best finish so far",
-            )  # fmt: skip
-        if proven:
-            steps = [*proven, (last, proven[-1][1])]
-            ax.step(
-                *zip(*steps, strict=True), where="post", color=colour if several else INK, linestyle="--",
-                linewidth=1.2, label=f"{word}bound",
-            )  # fmt: skip
+        solid: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "linewidth": 1.6}
+        dashed: dict[str, Any] = {"color": colour if several else INK, "linestyle": "--", "linewidth": 1.2}
+        for name, figure, how in (("best finish so far", "finish_us", solid), ("bound", "bound_us", dashed)):
+            known = [(m.seconds, getattr(m, figure)) for m in some if getattr(m, figure) is not None]
+            if known:
+                steps = zip(*known, (last, known[-1][1]), strict=True)
+                ax.step(*steps, where="post", label=word + name, **how)
     ax.set_xlim(left=0)
     ax.set_xlabel("seconds since the synthesis began")
     ax.set_ylabel("finish in us")

@@ -16,10 +16,12 @@ from taccl.synthesis.result import Result
 from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     from taccl.problem import Problem
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS", "GREY", "INK", "MARKS", "OKABE_ITO", "axes", "drawing", "figure", "format_of", "headline",
-    "in_key", "plain_log", "remark", "render", "save", "schedule_of", "title_of",
+    "in_key", "legend", "plain_log", "remark", "render", "save", "scale_beside", "schedule_of", "title_of",
 ]  # fmt: skip
 
 #: M. Okabe and K. Ito, "Color Universal Design" (2008), in an order in which neighbours differ most.
@@ -103,6 +105,23 @@ def headline(ax: Axes, text: str) -> None:
     ax.set_title(shown_lines(text), loc="left", fontsize=10)
 
 
+def legend(ax: Axes, handles: Sequence[Artist], **look: Any) -> Any:
+    """A key to the right of the axes, level with their top."""
+    place: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.0}
+    return ax.legend(handles=handles, fontsize=8, frameon=False, **place | look)
+
+
+def scale_beside(ax: Axes, scale: Normalize, colours: str, title: str, **look: Any) -> Axis:
+    """The key to colours of a scale, to the right of the axes; its axis."""
+    from matplotlib.cm import ScalarMappable
+
+    bar = ax.figure.colorbar(ScalarMappable(scale, colours), ax=ax, pad=0.01, fraction=0.03, **look)
+    bar.set_label(title, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+    return bar.ax.yaxis
+
+
 def remark(ax: Axes, text: str) -> None:
     """What a reader must know of what is not shown, below the picture."""
     if text:
@@ -159,8 +178,7 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str], *, overwrite: boo
     Raises
     ------
     InputError
-        If the name does not end in .svg, .png or .pdf, the file exists and `overwrite` is False, or it cannot
-        be written.
+        If the name ends otherwise, or the file cannot be written.
     """
     from taccl.formats.files import check_writable, write_whole
 
@@ -170,13 +188,7 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str], *, overwrite: boo
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """The format that a file's name asks for.
-
-    Raises
-    ------
-    InputError
-        If it is none that can be written.
-    """
+    """The format that a file's name asks for."""
     ending = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if ending not in FORMATS:
         raise InputError(
@@ -188,13 +200,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def schedule_of(found: Result | Schedule | CompactSchedule) -> Schedule:
-    """The schedule of a result, or the one given, with every transfer.
-
-    Raises
-    ------
-    InputError
-        If it has too many transfers for that.
-    """
+    """The schedule of a result, or the one given, with every transfer."""
     schedule = found.schedule if isinstance(found, Result) else found
     if isinstance(schedule, CompactSchedule):
         return schedule.expand(memory_limit_bytes=_MOST_EXPANDED_BYTES)

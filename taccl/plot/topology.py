@@ -8,6 +8,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.plot import style
 from taccl.plot.bars import busy_shares
 from taccl.plot.layout import height_of, lay_out, lines_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of, title_of
@@ -58,16 +59,14 @@ def topology(
     layout = lay_out(topology)
     lines = lines_of(topology, layout)
     ax = axes(ax, width=9.0, height=height_of(topology))
-    remarks = []
-    if len(lines) > _MOST_LINES:
-        remarks.append(f"{_MOST_LINES} of {len(lines)} lines are drawn")
-        lines = lines[:_MOST_LINES]
-    if layout.by_node:
-        remarks.append("a dot is a node with all its ranks")
-    if any(line.what == "between nodes" for line in lines):
-        remarks.append("between nodes one line stands for all links")
-    if any(line.what == "link round the border" for line in lines):
-        remarks.append("links at the border lead round to the other side")
+    whats = {line.what for line in lines}
+    remarks = {
+        f"{_MOST_LINES} of {len(lines)} lines are drawn": len(lines) > _MOST_LINES,
+        "a dot is a node with all its ranks": layout.by_node,
+        "between nodes one line stands for all links": "between nodes" in whats,
+        "links at the border lead round to the other side": "link round the border" in whats,
+    }
+    lines = lines[:_MOST_LINES]
     title = f"{topology.name}: {topology.num_ranks} ranks, {len(topology.links)} links"
     if schedule is None:
         _kinds(ax, topology, lines)
@@ -87,8 +86,9 @@ def topology(
     ax.margins(0.06)
     ax.autoscale_view()
     headline(ax, title)
-    if remarks:
-        ax.text(0.0, 1.0, "; ".join(remarks), transform=ax.transAxes, fontsize=8, va="top", color=INK)
+    said = "; ".join(remark for remark, holds in remarks.items() if holds)
+    if said:
+        ax.text(0.0, 1.0, said, transform=ax.transAxes, fontsize=8, va="top", color=INK)
     return ax
 
 
@@ -106,24 +106,18 @@ def _kinds(ax: Axes, topology: Topology, lines: list[Line]) -> None:
         kinds.setdefault(f"{name}, {rate} a link", []).append(line)
     key = []
     for number, (name, some) in enumerate(kinds.items()):
-        shown = number < _MOST_KINDS
-        colour = OKABE_ITO[number] if shown else INK
+        colour, label = (OKABE_ITO[number], name) if number < _MOST_KINDS else (INK, "others")
         width = _bundle_width(some) if some[0].what == "between nodes" else 1.0
         _draw(ax, some, colours=[colour] * len(some), widths=[width] * len(some))
         if number <= _MOST_KINDS:
-            key.append(
-                Line2D([], [], color=colour, linewidth=max(1.0, width), label=name if shown else "others")
-            )
+            key.append(Line2D([], [], color=colour, linewidth=max(1.0, width), label=label))
     if key:
-        ax.legend(
-            handles=key, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=3
-        )
+        style.legend(ax, key, bbox_to_anchor=(0.0, 0.0), ncols=3)
 
 
 def _loads(ax: Axes, schedule: Schedule, lines: list[Line]) -> None:
     """Lines from light to dark, and from thin to thick, by the busy share of their busiest resource."""
     from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     shares = busy_shares(schedule)
@@ -140,11 +134,8 @@ def _loads(ax: Axes, schedule: Schedule, lines: list[Line]) -> None:
         (0.7 + 2.1 * loads[i]) * (thick if busy[i].what == "between nodes" else 1.0) for i in order.tolist()
     ]
     _draw(ax, [busy[i] for i in order.tolist()], colours=list(colours), widths=widths)
-    bar = ax.figure.colorbar(ScalarMappable(scale, "cividis_r"), ax=ax, pad=0.01, fraction=0.03, shrink=0.7)
-    bar.set_label("busy share of the busiest resource held", fontsize=8)
-    bar.ax.yaxis.set_major_formatter("{x:.0%}")
-    bar.ax.tick_params(labelsize=8)
-    bar.outline.set_visible(False)
+    axis = style.scale_beside(ax, scale, "cividis_r", "busy share of the busiest resource held", shrink=0.7)
+    axis.set_major_formatter("{x:.0%}")
 
 
 def _draw(ax: Axes, lines: list[Line], *, colours: list[Any], widths: list[float]) -> None:
@@ -153,13 +144,9 @@ def _draw(ax: Axes, lines: list[Line], *, colours: list[Any], widths: list[float
     for between in (True, False):  # lines between nodes go behind nodes
         some = [i for i, line in enumerate(lines) if (line.what == "between nodes") == between]
         if some:
-            drawn = LineCollection(
-                [(lines[i].start, lines[i].end) for i in some],
-                colors=[colours[i] for i in some],
-                linewidths=[widths[i] for i in some],
-                zorder=0.5 if between else 2,
-            )
-            ax.add_collection(drawn)
+            ends = [(lines[i].start, lines[i].end) for i in some]
+            how = {"colors": [colours[i] for i in some], "linewidths": [widths[i] for i in some]}
+            ax.add_collection(LineCollection(ends, zorder=0.5 if between else 2, **how))
 
 
 def _bundle_width(lines: list[Line]) -> float:
@@ -175,10 +162,8 @@ def _ranks(ax: Axes, topology: Topology, layout: Layout, lines: list[Line]) -> N
     if layout.radius and not layout.by_node:
         middle = layout.centre.mean(axis=0)
         for node, centre in enumerate(layout.centre):
-            ring = Circle(
-                tuple(centre), 1.17, facecolor="white", edgecolor="#cccccc", linewidth=0.8, zorder=1
-            )
-            ax.add_patch(ring)
+            look = {"facecolor": "white", "edgecolor": "#cccccc", "linewidth": 0.8, "zorder": 1}
+            ax.add_patch(Circle(tuple(centre), 1.17, **look))
             if topology.num_nodes > 1:
                 outward = centre - middle if topology.num_nodes > 3 else np.array([0.0, -1.0])
                 x, y = centre + 1.35 * outward / np.linalg.norm(outward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,16 +60,11 @@ def summary(found: Findings) -> str:
 def verification(found: Findings) -> str:
     """What was checked, and each violation."""
     checked = found.verification
+    count, redundant = format_count(len(checked.violations), "violation"), checked.num_redundant
     rows = [
-        (
-            "verdict",
-            "valid: every rule holds" if checked.ok else format_count(len(checked.violations), "violation"),
-        ),
+        ("verdict", "valid: every rule holds" if checked.ok else count),
         ("finish", format_us(checked.finish_us)),
-        (
-            "redundant",
-            format_count(checked.num_redundant, "redundant arrival") if checked.num_redundant else "",
-        ),
+        ("redundant", format_count(redundant, "redundant arrival") if redundant else ""),
         ("digest", found.schedule.digest()),
     ]
     text = (
@@ -77,11 +73,10 @@ def verification(found: Findings) -> str:
         "clause of the sketch is obeyed, and at the end every rank holds what it must."
     )
     shown = checked.violations[:_MOST_VIOLATIONS]
-    violations = [(each.kind, str(each)) for each in shown]
     more = len(checked.violations) - len(shown)
     parts = [paragraph(text), facts(rows)]
-    if violations:
-        parts.append(table(("kind", "violation"), violations))
+    if shown:
+        parts.append(table(("kind", "violation"), [(each.kind, str(each)) for each in shown]))
         parts.append(paragraph(f"and {more} more, which taccl verify lists" if more else "", kind="note"))
     return section("verification", "Verification", *parts)
 
@@ -89,11 +84,8 @@ def verification(found: Findings) -> str:
 def bound(found: Findings) -> str:
     """The certificate in words."""
     limit = found.bound
-    checked = {
-        True: "worked out again from its witness, by arithmetic alone: it holds",
-        False: "the witness does not prove the bound",
-        None: "",
-    }
+    holds = "worked out again from its witness, by arithmetic alone: it holds"
+    checked = {True: holds, False: "the witness does not prove the bound", None: ""}
     rows = [
         ("bound", format_us(limit.bound)),
         ("bandwidth", f"{_rate(limit.algbw_gb_per_s)} at most" if limit.algbw_gb_per_s else ""),
@@ -130,10 +122,8 @@ def timeline(found: Findings) -> str:
         views.append(f'<div id="view-{by}">{picture(drawn, name, f"sends by {by} over time")}</div>')
         buttons.append(f'<button type="button" data-shows="view-{by}">by {by}</button>')
         if len(bars.row) <= MOST_SHAPES:
-            groups[name] = {
-                COPIES: bars.send[~bars.reduce].tolist(),
-                REDUCTIONS: bars.send[bars.reduce].tolist(),
-            }
+            names = ((COPIES, ~bars.reduce), (REDUCTIONS, bars.reduce))
+            groups[name] = {kind: bars.send[some].tolist() for kind, some in names}
     texts = data("sends", {"pictures": groups, "texts": _texts(whole) if groups else []})
     text = "A bar is a send; point at one to see what it carries. The dashed line is the bound."
     return section(
@@ -143,16 +133,13 @@ def timeline(found: Findings) -> str:
 
 def _texts(schedule: Schedule) -> list[str]:
     """What each send carries, by group."""
-    problem = schedule.problem
-    us = problem.costs.us
-    carried: dict[int, list[int]] = {}
-    first: dict[int, int] = {}
+    problem, us = schedule.problem, schedule.problem.costs.us
+    members: dict[int, list[int]] = {}
     for index, group in enumerate(schedule.group.tolist()):
-        carried.setdefault(group, []).append(int(schedule.chunk[index]))
-        first.setdefault(group, index)
-    texts = [""] * (max(carried, default=-1) + 1)
-    for group, chunks in carried.items():
-        at = first[group]
+        members.setdefault(group, []).append(index)
+    texts = [""] * (max(members, default=-1) + 1)
+    for group, indices in members.items():
+        at, chunks = indices[0], schedule.chunk[indices].tolist()
         size = format_size(sum(problem.chunk_bytes[chunk] for chunk in chunks))
         what = "reduces" if schedule.reduce[at] else "copies"
         some = ", ".join(map(str, chunks[:8])) + (", ..." if len(chunks) > 8 else "")
@@ -169,32 +156,20 @@ def load(found: Findings) -> str:
     whole, title = found.whole, "Load"
     parts = []
     if whole is not None:
-        problem = whole.problem
+        topology = whole.problem.topology
         try:
-            drawn = draw_topology(
-                problem.topology, whole, ax=figure(width=9, height=height_of(problem.topology))
-            )
+            drawn = draw_topology(topology, whole, ax=figure(width=9, height=height_of(topology)))
             parts.append(picture(drawn, "topology-picture", "topology with link loads"))
             parts += [paragraph("The busiest links:"), _links(whole)]
         except TacclError as error:
             parts.append(paragraph(f"left out: {error}", kind="bad"))
     if found.simulation is not None:
         resources = found.simulation.resources
-        rows = [
-            (
-                use.name,
-                str(use.num_sends),
-                f"{use.busy_us:.3f}",
-                f"{use.utilisation:.1%}",
-                *(
-                    f"{float(each):.3f}"
-                    for each in (
-                        use.idle_for_data, use.idle_for_clause, use.idle_for_resource, use.idle_at_end,
-                    )
-                ),
-            )
-            for use in resources[:_MOST_ROWS]
-        ]  # fmt: skip
+        rows = []
+        for use in resources[:_MOST_ROWS]:
+            idle = (use.idle_for_data, use.idle_for_clause, use.idle_for_resource, use.idle_at_end)
+            busy = (str(use.num_sends), f"{use.busy_us:.3f}", f"{use.utilisation:.1%}")
+            rows.append((use.name, *busy, *(f"{float(each):.3f}" for each in idle)))
         head = (
             "resource", "sends", "busy in us", "busy", "idle for data", "for a clause",
             "for another resource", "at the end",
@@ -209,28 +184,22 @@ def load(found: Findings) -> str:
 
 
 def _links(schedule: Schedule) -> str:
-    problem = schedule.problem
-    links = problem.topology.links
-    size = np.array(problem.chunk_bytes, dtype=np.float64)[schedule.chunk]
+    topology = schedule.problem.topology
+    links, holds = topology.links, topology.holds_of_link
+    size = np.array(schedule.problem.chunk_bytes, dtype=np.float64)[schedule.chunk]
     carried = np.bincount(schedule.link, weights=size, minlength=len(links))
     chunks = np.bincount(schedule.link, minlength=len(links))
     shares = busy_shares(schedule)
-    own = np.array(
-        [
-            max((shares[h.resource] for h in problem.topology.holds_of_link[e]), default=0.0)
-            for e in range(len(links))
-        ]
-    )
+    own = np.array([max((shares[h.resource] for h in held), default=0.0) for held in holds])
     used = np.flatnonzero(chunks)
     order = used[np.lexsort((used, -carried[used], -own[used]))][:_MOST_ROWS]
     rows = [
         (str(links[e]), str(chunks[e]), format_size(int(carried[e])), f"{own[e]:.1%}") for e in order.tolist()
     ]
-    head = ("link", "chunks", "bytes", "busiest resource it holds")
-    more = (
-        f"{_more(len(used), len(rows), 'link')} {len(links) - len(used)} of {len(links)} links carry nothing."
-    )
-    return table(head, rows, numbers=(1, 2, 3)) + paragraph(more, kind="note")
+    more = _more(len(used), len(rows), "link")
+    idle = f"{len(links) - len(used)} of {len(links)} links carry nothing."
+    listed = table(("link", "chunks", "bytes", "busiest resource it holds"), rows, numbers=(1, 2, 3))
+    return listed + paragraph(f"{more} {idle}", kind="note")
 
 
 def sizes(found: Findings) -> str:
@@ -238,28 +207,18 @@ def sizes(found: Findings) -> str:
     rates, title = found.bandwidths, "Bandwidth over size"
     if rates is None:
         return section("sizes", title, paragraph(found.missing.get("sizes", ""), kind="note"))
-    drawn = picture(
-        bandwidth(rates, ax=figure(width=9, height=5.2)), "bandwidth-picture", "bus bandwidth over size"
-    )
-    names = list(rates.baselines)
+    drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
     bounds = {"bound": rates.bound}
     if rates.bound_under_sketch:
         bounds = {"bound, sketch aside": rates.bound, "bound under the sketch": rates.bound_under_sketch}
+    lines = [rates.schedule, *bounds.values(), *rates.baselines.values()]
     rows = []
-    for index, size in enumerate(rates.sizes_bytes):
-        best = rates.best_baseline[index]
+    for index, (size, best) in enumerate(zip(rates.sizes_bytes, rates.best_baseline, strict=True)):
         mine = rates.schedule[index]
         faster = f"{mine / best[1]:.2f}x" if mine and best else ""
-        rows.append(
-            (
-                format_size(size), _number(mine), *(_number(line[index]) for line in bounds.values()),
-                *(_number(rates.baselines[name][index]) for name in names), faster,
-            )
-        )  # fmt: skip
-    head = (
-        "size", "this schedule", *bounds, *(NAMES_OF_BASELINES[name] for name in names),
-        "over the best baseline",
-    )  # fmt: skip
+        rows.append((format_size(size), *(_number(line[index]) for line in lines), faster))
+    names = [NAMES_OF_BASELINES[name] for name in rates.baselines]
+    head = ("size", "this schedule", *bounds, *names, "over the best baseline")
     text = (
         "The schedule keeps its order at every size. Baselines are well-known algorithms on the same "
         "topology with the same chunks, each in the form that is fastest at that size."
@@ -271,11 +230,10 @@ def sizes(found: Findings) -> str:
     undefined = [
         paragraph(f"{NAMES_OF_BASELINES[name]}: {why}", kind="note") for name, why in rates.undefined.items()
     ]
-    listed = fold_away(
-        "The numbers: bus bandwidth in GB/s",
-        table(head, rows, numbers=range(1, len(head)), name="sizes-table"),
-    )
-    return section("sizes", title, paragraph(text), drawn, *undefined, listed)
+    shown = picture(drawn, "bandwidth-picture", "bus bandwidth over size")
+    numbers = table(head, rows, numbers=range(1, len(head)), name="sizes-table")
+    listed = fold_away("The numbers: bus bandwidth in GB/s", numbers)
+    return section("sizes", title, paragraph(text), shown, *undefined, listed)
 
 
 def search(found: Findings) -> str:
@@ -283,17 +241,12 @@ def search(found: Findings) -> str:
     details = found.details
     stages = details.get("stages")
     rows = [
-        (
-            _word(stage.get("name")),
-            _word(stage.get("solver")),
-            _word(stage.get("status")),
-            _number(stage.get("seconds"), ".2f"),
-            _number(stage.get("finish_us"), ".3f"),
-            _word(stage.get("message")),
-        )
+        (*(_word(stage.get(name)) for name in ("name", "solver", "status")),
+         _number(stage.get("seconds"), ".2f"), _number(stage.get("finish_us"), ".3f"),
+         _word(stage.get("message")))
         for stage in (stages if isinstance(stages, list) else ())
         if isinstance(stage, dict)
-    ]
+    ]  # fmt: skip
     known = [
         ("found by", found.schedule.producer or "not known"),
         ("backend", _word(details.get("backend"))),
@@ -317,31 +270,16 @@ def search(found: Findings) -> str:
 def problem(found: Findings) -> str:
     """Topology, collective, sizes and the sketch's clauses."""
     it = found.schedule.problem
-    topology, collective, clauses = it.topology, it.collective, it.clauses
-    sizes = sorted({format_size(each): each for each in it.chunk_bytes}.items(), key=lambda item: item[1])
-    chunk = sizes[0][0] if len(sizes) == 1 else f"{sizes[0][0]} to {sizes[-1][0]}" if sizes else ""
+    topology, clauses = it.topology, it.clauses
+    clauses_said = [
+        each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None
+    ]
     rows = [
-        (
-            "collective",
-            collective.name + (", whose contributions are added up" if collective.combining else ""),
-        ),
-        ("topology", topology.name),
-        ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
+        *it.facts(),
         ("links", f"{len(topology.links)}, which hold {format_count(len(topology.resources), 'resource')}"),
         ("profile", topology.profile),
         ("cost model", topology.cost_model),
-        ("size", format_size(it.size_bytes) if it.size_bytes else "not known"),
-        (
-            "chunks",
-            f"{collective.num_chunks} of {chunk}, {collective.chunks_per_rank} per rank" if chunk else "",
-        ),
-        ("sketch", clauses.name or "none"),
-        ("links allowed", f"{len(it.links_allowed)} of {len(topology.links)}"),
-        (
-            "merging",
-            f"up to {clauses.max_merge} chunks in a send, on {format_count(len(clauses.merging), 'link')}",
-        ),
-        *(each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None),
+        *clauses_said,
     ]
     notes = [paragraph(f"note: {note}", kind="note") for note in dict.fromkeys((*it.notes, *topology.notes))]
     return section("problem", "Problem and sketch", facts(rows), *notes)
@@ -350,23 +288,12 @@ def problem(found: Findings) -> str:
 def transfers(found: Findings) -> str:
     """The first transfers, with a field that filters them."""
     schedule = found.schedule
-    it = schedule.problem
-    links, us = it.topology.links, it.costs.us
+    links, us = schedule.problem.topology.links, schedule.problem.costs.us
     rows: list[tuple[str, ...]] = []
-    for transfer in schedule:
-        if len(rows) == _MOST_TRANSFERS:
-            break
-        known = 0 <= transfer.link < len(links)
-        rows.append(
-            (
-                f"{float(us(transfer.start_ticks)):.3f}",
-                f"{float(us(transfer.end_ticks)):.3f}",
-                str(transfer.chunk),
-                str(links[transfer.link]) if known else f"no link {transfer.link}",
-                str(transfer.group),
-                "reduce" if transfer.reduce else "copy",
-            )
-        )
+    for each in islice(schedule, _MOST_TRANSFERS):
+        link = str(links[each.link]) if 0 <= each.link < len(links) else f"no link {each.link}"
+        times = (f"{float(us(ticks)):.3f}" for ticks in (each.start_ticks, each.end_ticks))
+        rows.append((*times, str(each.chunk), link, str(each.group), "reduce" if each.reduce else "copy"))
     head = ("start in us", "end in us", "chunk", "link", "send", "operation")
     field = (
         '<p><input id="filter" type="search" aria-label="filter the transfers" '
@@ -375,13 +302,9 @@ def transfers(found: Findings) -> str:
     more = _more(schedule.num_transfers, len(rows), "transfer")
     if more:
         more = f"the first of them; {more} `taccl show FILE --transfers -1` lists all."
-    return section(
-        "transfers",
-        "Transfers",
-        paragraph(f"{format_count(schedule.num_transfers, 'transfer')} {more}".strip()),
-        field,
-        table(head, rows, numbers=(0, 1, 2, 4), name="transfers-table"),
-    )
+    said = paragraph(f"{format_count(schedule.num_transfers, 'transfer')} {more}".strip())
+    listed = table(head, rows, numbers=(0, 1, 2, 4), name="transfers-table")
+    return section("transfers", "Transfers", said, field, listed)
 
 
 def versions(found: Findings, command: str) -> str:
@@ -390,9 +313,8 @@ def versions(found: Findings, command: str) -> str:
     listed = stated.items() if isinstance(stated, dict) else ()
     rows = [(_word(name), _word(version)) for name, version in listed]
     made = _word(found.details.get("command"))
-    parts = (
-        [facts(rows)] if rows else [paragraph("The file does not say which versions made it.", kind="note")]
-    )
+    unknown = paragraph("The file does not say which versions made it.", kind="note")
+    parts = [facts(rows) if rows else unknown]
     for name, text in (("The schedule was made by", made), ("This page was made by", command)):
         if text:
             parts.append(f"<p>{as_html(name)}</p><pre>{as_html(text)}</pre>")
