@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from taccl.errors import VerificationError as VerificationError
     from taccl.explore.cache import Cache as Cache
     from taccl.explore.compare import compare as compare
+    from taccl.explore.compare import sweep as sweep
     from taccl.explore.plan import Plan as Plan
     from taccl.explore.plan import plan as plan
-    from taccl.explore.sweep import sweep as sweep
     from taccl.formats.native import load as load
     from taccl.formats.native import save as save
     from taccl.formats.registry import convert as convert
@@ -115,9 +115,8 @@ _NAMES_OF_MODULE = {
         "VerificationError",
     ),
     "taccl.explore.cache": ("Cache",),
-    "taccl.explore.compare": ("compare",),
+    "taccl.explore.compare": ("compare", "sweep"),
     "taccl.explore.plan": ("Plan", "plan"),
-    "taccl.explore.sweep": ("sweep",),
     "taccl.formats.native": ("load", "save"),
     "taccl.formats.registry": ("convert", "write"),
     "taccl.plot.report.page": ("report", "write_report"),

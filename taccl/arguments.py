@@ -75,14 +75,10 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an annotation stands for.
+    """What an annotation stands for: what a message expects, and what reads a value or raises `InputError`.
 
     Parameters
     ----------
-    expected : str
-        As a message says it.
-    read : callable
-        From a value and the name of its parameter to what the function is given; raises `InputError`.
     family : str
         What values of it look like: text, numbers, several things.
     classes : tuple of str
@@ -99,13 +95,7 @@ class Kind:
 
 
 def checked(thing: T) -> T:
-    """A function that reads its arguments by its annotations; of a class, its constructor does.
-
-    Raises
-    ------
-    InputError
-        When it is called: if an argument is of the wrong kind.
-    """
+    """A function that reads its arguments by its annotations; of a class, its constructor does."""
     return checked_as(InputError)(thing)
 
 
@@ -117,23 +107,24 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
             thing.__init__ = decorate(thing.__init__)  # type: ignore[misc]
             return thing
         function: Any = thing
-        names, rest = _positional(function)
+        parameters = inspect.signature(function).parameters.values()
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [each.name for each in parameters if each.kind in by_place]
+        rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
         kinds: dict[str, Kind | None] = {}
+
+        def read(name: str, value: Any) -> Any:
+            kind = kinds.get(name)
+            return value if kind is None or type(value) in kind.plain else kind.read(value, name)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if not kinds:  # what annotations name may be defined later than the function
                 kinds.update(kinds_of(function))
             try:
-                for place, value in enumerate(args):
-                    name = names[place] if place < len(names) else rest
-                    kind = kinds.get(name)
-                    if kind is not None and type(value) not in kind.plain:
-                        args = (*args[:place], kind.read(value, name), *args[place + 1 :])
-                for name, value in kwargs.items():
-                    kind = kinds.get(name)
-                    if kind is not None and type(value) not in kind.plain:
-                        kwargs[name] = kind.read(value, name)
+                named = zip(itertools.chain(names, itertools.repeat(rest)), args, strict=False)
+                args = tuple([read(name, value) for name, value in named])
+                kwargs = {name: read(name, value) for name, value in kwargs.items()}
             except InputError as found:
                 raise error(found.message, where=found.where) from None
             return function(*args, **kwargs)
@@ -141,14 +132,6 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         return call  # type: ignore[return-value]
 
     return decorate
-
-
-def _positional(function: Callable[..., Any]) -> tuple[list[str], str]:
-    """Names of parameters that are given by place, and of the one that takes all further ones."""
-    parameters = inspect.signature(function).parameters.values()
-    rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [each.name for each in parameters if each.kind in by_place], rest
 
 
 def kinds_of(function: Callable[..., Any]) -> dict[str, Kind | None]:
@@ -163,13 +146,7 @@ def kinds_of(function: Callable[..., Any]) -> dict[str, Kind | None]:
 
 
 def whole_number(number: object, where: str, *, at_least: int | None = None) -> int:
-    """A whole number, of whatever kind, as an `int`.
-
-    Raises
-    ------
-    InputError
-        If it is no whole number, less than `at_least`, or, where that is given, beyond 64 bits.
-    """
+    """A whole number, of whatever kind, as an `int`; where `at_least` is given, of at most 64 bits."""
     if type(number) is int:
         whole: int | None = number
     else:
@@ -182,13 +159,7 @@ def whole_number(number: object, where: str, *, at_least: int | None = None) -> 
 
 
 def known_index(index: int, count: int, where: str) -> int:
-    """The number of one of so many things; for functions that are called too often to be `checked`.
-
-    Raises
-    ------
-    InputError
-        If there is none of that number.
-    """
+    """The number of one of so many things; for functions that are called too often to be `checked`."""
     if type(index) is not int:
         index = whole_number(index, where)
     if not 0 <= index < count:
@@ -275,44 +246,46 @@ def _fraction(value: Any, where: str) -> Fraction:
     return exact(_number(value, where), where=where)
 
 
-def _truth(value: Any, where: str) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise InputError(f"found {quoted(value)}; expected True or False", where=where)
-    return bool(value)
+def _such(
+    fits: Callable[[Any], bool],
+    expected: str,
+    family: str = "",
+    *,
+    make: Any = None,
+    plain: type | None = None,
+) -> Kind:
+    """Values that fit as they are, or as what is made of them."""
 
-
-def _instance(kind: type, expected: str, family: str = "") -> Kind:
     def read(value: Any, where: str) -> Any:
-        if not isinstance(value, kind):
+        if not fits(value):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        return value
+        return make(value) if make else value
 
-    return Kind(expected, read, family, plain=frozenset({kind}))
+    return Kind(expected, read, family, plain=frozenset({plain} if plain else ()))
 
 
-def _callable(value: Any, where: str) -> Any:
-    if not callable(value) or isinstance(value, type):
-        raise InputError(f"found {quoted(value)}; expected a function", where=where)
-    return value
+def _is_a(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
 
 
 _KINDS = {
     "int": Kind("a whole number", whole_number, "number", plain=frozenset({int})),
     "Count": _count(1),
     "Natural": _count(0),
-    "Bytes": Kind("a size such as '1MB', or a number of bytes", _bytes, "number text"),
-    "Size": Kind("a size such as '1MB', or a number of bytes", _bytes, "number text"),
+    **dict.fromkeys(
+        ("Bytes", "Size"), Kind("a size such as '1MB', or a number of bytes", _bytes, "number text")
+    ),
     "Megabytes": Kind("a whole number of MB, or a size such as '4GB'", _megabytes, "number text"),
     "Seconds": Kind("a positive number of seconds", _seconds, "number text"),
     "Duration": Kind("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
     "float": Kind("a finite number", _finite, "number"),
     "Fraction": Kind("a number that is not negative", _fraction, "number text"),
     "Number": Kind("a number that is not negative", _number, "number text", plain=frozenset({int, Fraction})),
-    "bool": Kind("True or False", _truth, plain=frozenset({bool})),
-    "str": _instance(str, "text", "text"),
-    "PathLike": _instance(os.PathLike, "a path"),
-    "Callable": Kind("a function", _callable),
-    "None": _instance(type(None), "None"),
+    "bool": _such(_is_a(bool, np.bool_), "True or False", make=bool, plain=bool),
+    "str": _such(_is_a(str), "text", "text", plain=str),
+    "PathLike": _such(_is_a(os.PathLike), "a path"),
+    "Callable": _such(lambda value: callable(value) and not isinstance(value, type), "a function"),
+    "None": _such(_is_a(type(None)), "None", plain=type(None)),
 }
 
 
@@ -425,8 +398,12 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
         alone = isinstance(value, (str, bytes)) or not isinstance(value, Iterable)
         alone = alone or (item is not None and _is_any(type(value), item.classes))
         if alone and item is not None and not fixed:
-            with_one = _single(item, value, where, expected)
-            return make((with_one,))
+            try:
+                return make((item.read(value, where),))
+            except InputError as error:
+                if _family(value) in item.family:
+                    raise
+                raise InputError(f"found {quoted(value)}; expected {expected}", where=error.where) from None
         if alone or isinstance(value, (Mapping, Set) if ordered else Mapping):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
         sized = isinstance(value, (Sequence, Set)) and not isinstance(value, range)
@@ -452,15 +429,6 @@ def _is_dots(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is ...
 
 
-def _single(item: Kind, value: Any, where: str, expected: str) -> Any:
-    try:
-        return item.read(value, where)
-    except InputError as error:
-        if _family(value) in item.family:
-            raise
-        raise InputError(f"found {quoted(value)}; expected {expected}", where=error.where) from None
-
-
 def _all_plain(item: Kind, values: Iterable[Any]) -> bool:
     """Whether all values are plainly of a kind that keeps them as they are, found out fast for very many."""
     types = set(map(type, values)) - item.plain
@@ -468,18 +436,16 @@ def _all_plain(item: Kind, values: Iterable[Any]) -> bool:
 
 
 def _mapping(key: Kind | None, value: Kind | None) -> Kind:
-    expected = "a mapping"
-
     def read(found: Any, where: str) -> Any:
         if not isinstance(found, Mapping):
-            raise InputError(f"found {quoted(found)}; expected {expected}", where=where)
+            raise InputError(f"found {quoted(found)}; expected a mapping", where=where)
         if key is None and value is None:
             return found
         keys = [k if key is None else key.read(k, where) for k in found]
         values = [v if value is None else value.read(v, f"{where}[{quoted(k)}]") for k, v in found.items()]
         return dict(zip(keys, values, strict=True))
 
-    return Kind(expected, read, "several")
+    return Kind("a mapping", read, "several")
 
 
 def _of_class(names: tuple[str, ...]) -> Kind:
@@ -490,7 +456,9 @@ def _of_class(names: tuple[str, ...]) -> Kind:
     def read(value: Any, where: str) -> Any:
         if _is_any(type(value), names):
             return value
-        meant = _meant(value)
+        # The schedule in a result of taccl's.
+        own = type(value).__module__.partition(".")[0] == "taccl"
+        meant = getattr(value, "schedule", value) if own else value
         if _is_any(type(meant), names):
             return meant
         if names == ("Schedule",) and _is_any(type(meant), ("CompactSchedule", "ImplicitSchedule")):
@@ -498,12 +466,6 @@ def _of_class(names: tuple[str, ...]) -> Kind:
         raise InputError(f"found {quoted(value)}; expected {expected}{hint}", where=where)
 
     return Kind(expected, read, classes=names)
-
-
-def _meant(value: Any) -> Any:
-    """The schedule in a result of taccl's; anything else as it is."""
-    own = type(value).__module__.partition(".")[0] == "taccl"
-    return getattr(value, "schedule", value) if own else value
 
 
 def _is_any(kind: type, names: tuple[str, ...]) -> bool:

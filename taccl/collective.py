@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -244,10 +244,8 @@ class Collective:
     @cached_property
     def chunks_of_group(self) -> tuple[range, ...]:
         """The chunks of every process group."""
-        ends = [0]
-        for group in self.process_groups:
-            ends.append(ends[-1] + group.num_chunks)
-        return tuple(range(begin, end) for begin, end in zip(ends, ends[1:], strict=False))
+        ends = tuple(accumulate((group.num_chunks for group in self.process_groups), initial=0))
+        return tuple(map(range, ends, ends[1:]))
 
     @cached_property
     def group_of_chunk(self) -> tuple[int, ...]:
@@ -259,12 +257,18 @@ class Collective:
         """Chunks in the larger of one rank's input and output buffer, as nccl-tests counts size."""
         if self.derivations:
             return self.chunks_per_rank
+        return self.most_at_a_rank(np.ones(self.num_chunks, np.int64))
+
+    def most_at_a_rank(self, weights: NDArray[Any]) -> int:
+        """The chunks that a rank has at the start, or at the end, by their weight: the most of all ranks."""
         most = 0
         for ends in (self.origin_sets, self.destination_sets):
-            counts = np.bincount(ends.of_chunk, minlength=len(ends.sets))
-            ranks = np.fromiter(chain.from_iterable(ends.sets), np.int64)
-            counts_of_rank = np.repeat(counts, [len(each) for each in ends.sets])
-            most = max(most, int(np.bincount(ranks, weights=counts_of_rank).max(initial=0)))
+            of_set = np.zeros(len(ends.sets), weights.dtype)
+            np.add.at(of_set, ends.of_chunk, weights)
+            of_rank = np.zeros(self.num_ranks, weights.dtype)
+            for ranks, weight in zip(ends.sets, of_set, strict=True):
+                of_rank[list(ranks)] += weight
+            most = max(most, int(of_rank.max(initial=0)))
         return most
 
     @property
@@ -299,11 +303,8 @@ class Collective:
                 f"found {len(members)} members; the collective is over {self.num_ranks} ranks", where=where
             )
         placed = self._placed(members, num_ranks)
-        return (
-            placed
-            if self.groups
-            else replace(placed, groups=(ProcessGroup(self.name, members, self.num_chunks),))
-        )
+        own = (ProcessGroup(self.name, members, self.num_chunks),)
+        return placed if self.groups else replace(placed, groups=own)
 
     @checked_as(CollectiveError)
     def relabelled(self, permutation: Sequence[int]) -> Collective:
@@ -321,21 +322,18 @@ class Collective:
         def renamed(ranks: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(sorted(permutation[r] for r in ranks))
 
-        return Collective(
-            self.name,
-            num_ranks,
-            tuple(
-                Chunk(
-                    renamed(c.origins),
-                    renamed(c.destinations),
-                    None if c.root is None else permutation[c.root],
-                )
-                for c in self.chunks
-            ),
-            self.combining,
-            self.chunks_per_rank,
-            tuple(Derivation(d.source, permutation[d.rank], d.chunk) for d in self.derivations),
-            tuple(replace(g, ranks=tuple(permutation[r] for r in g.ranks)) for g in self.groups),
+        chunks = tuple(
+            Chunk(
+                renamed(c.origins), renamed(c.destinations), None if c.root is None else permutation[c.root]
+            )
+            for c in self.chunks
+        )
+        return replace(
+            self,
+            num_ranks=num_ranks,
+            chunks=chunks,
+            derivations=tuple(replace(d, rank=permutation[d.rank]) for d in self.derivations),
+            groups=tuple(replace(g, ranks=tuple(permutation[r] for r in g.ranks)) for g in self.groups),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -346,24 +344,16 @@ class Collective:
     def outline(self) -> dict[str, Any]:
         """The same without its chunks, which may be very many."""
         groups = {"groups": [[g.name, list(g.ranks), g.num_chunks] for g in self.groups]}
-        return {
-            "name": self.name,
-            "num_ranks": self.num_ranks,
-            "combining": self.combining,
-            "chunks_per_rank": self.chunks_per_rank,
-            "derivations": [[d.source, d.rank, d.chunk] for d in self.derivations],
-            **(groups if self.groups else {}),
-        }
+        named = {name: getattr(self, name) for name in ("name", "num_ranks", "combining", "chunks_per_rank")}
+        derivations = [[d.source, d.rank, d.chunk] for d in self.derivations]
+        return {**named, "derivations": derivations, **(groups if self.groups else {})}
 
     @classmethod
     @checked_as(CollectiveError)
     def from_dict(cls, data: dict[str, Any]) -> Collective:
         """The collective that `to_dict` wrote."""
         return cls(
-            name=data["name"],
-            num_ranks=data["num_ranks"],
-            combining=data["combining"],
-            chunks_per_rank=data["chunks_per_rank"],
+            **{name: data[name] for name in ("name", "num_ranks", "combining", "chunks_per_rank")},
             chunks=tuple(Chunk(tuple(o), tuple(d), root) for o, d, root in data["chunks"]),
             derivations=tuple(Derivation(*each) for each in data["derivations"]),
             groups=tuple(ProcessGroup(name, tuple(ranks), n) for name, ranks, n in data.get("groups", ())),

@@ -32,19 +32,14 @@ def broadcast(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1
 
     Parameters
     ----------
-    num_ranks : int
-        Ranks that take part.
-    root : int
-        The rank that has the data.
-    chunks_per_rank : int
-        Pieces of the root's data.
+    num_ranks, root, chunks_per_rank : int
+        Ranks that take part, the rank that has the data, and the pieces of its data.
 
     Raises
     ------
     CollectiveError
         If a root is no rank, or there are too many chunks.
     """
-    _known_root("broadcast", root, num_ranks)
     return _from_roots("broadcast", num_ranks, (root,), chunks_per_rank)
 
 
@@ -54,14 +49,9 @@ def scatter(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) 
 
     Parameters
     ----------
-    num_ranks : int
-        Ranks that take part.
-    root : int
-        The rank that has the data.
-    chunks_per_rank : int
-        Pieces of each rank's part.
+    num_ranks, root, chunks_per_rank : int
+        Ranks that take part, the rank that has the data, and the pieces of each rank's part.
     """
-    _known_root("scatter", root, num_ranks)
     return _from_roots("scatter", num_ranks, (root,), chunks_per_rank)
 
 
@@ -71,14 +61,9 @@ def gather(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -
 
     Parameters
     ----------
-    num_ranks : int
-        Ranks that take part.
-    root : int
-        The rank that ends with everything.
-    chunks_per_rank : int
-        Pieces of each rank's data.
+    num_ranks, root, chunks_per_rank : int
+        Ranks that take part, the rank that ends with everything, and the pieces of each rank's data.
     """
-    _known_root("gather", root, num_ranks)
     return _from_roots("gather", num_ranks, (root,), chunks_per_rank)
 
 
@@ -108,12 +93,8 @@ def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -
 
     Parameters
     ----------
-    num_ranks : int
-        Ranks that take part.
-    root : int
-        The rank that ends with the sum.
-    chunks_per_rank : int
-        Pieces of the sum.
+    num_ranks, root, chunks_per_rank : int
+        Ranks that take part, the rank that ends with the sum, and the pieces of the sum.
     """
     everyone = _all_ranks("reduce", num_ranks, chunks_per_rank)
     _known_root("reduce", root, num_ranks)
@@ -166,14 +147,11 @@ def multi_root_broadcast(num_ranks: Count, *, roots: Sequence[int], chunks_per_r
 
     Parameters
     ----------
-    num_ranks : int
-        Ranks that take part.
+    num_ranks, chunks_per_rank : int
+        Ranks that take part, and the pieces of each root's data.
     roots : sequence of int
         At least one rank, each once.
-    chunks_per_rank : int
-        Pieces of each root's data.
     """
-    _known_roots("multi-root-broadcast", roots, num_ranks)
     return _from_roots("multi-root-broadcast", num_ranks, roots, chunks_per_rank)
 
 
@@ -183,14 +161,11 @@ def multi_root_scatter(num_ranks: Count, *, roots: Sequence[int], chunks_per_ran
 
     Parameters
     ----------
-    num_ranks : int
-        Ranks that take part.
+    num_ranks, chunks_per_rank : int
+        Ranks that take part, and the pieces of each rank's part of a root's data.
     roots : sequence of int
         At least one rank, each once.
-    chunks_per_rank : int
-        Pieces of each rank's part of a root's data.
     """
-    _known_roots("multi-root-scatter", roots, num_ranks)
     return _from_roots("multi-root-scatter", num_ranks, roots, chunks_per_rank)
 
 
@@ -200,14 +175,11 @@ def multi_root_gather(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank
 
     Parameters
     ----------
-    num_ranks : int
-        Ranks that take part.
+    num_ranks, chunks_per_rank : int
+        Ranks that take part, and the pieces of each root's part of a rank's data.
     roots : sequence of int
         At least one rank, each once.
-    chunks_per_rank : int
-        Pieces of each root's part of a rank's data.
     """
-    _known_roots("multi-root-gather", roots, num_ranks)
     return _from_roots("multi-root-gather", num_ranks, roots, chunks_per_rank)
 
 
@@ -364,6 +336,12 @@ def make(
 
 def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank: int) -> Collective:
     """A collective from or to one root or several; of each piece there is a chunk for every root in turn."""
+    several = name.startswith("multi")
+    if several and (not roots or len(set(roots)) != len(roots)):
+        said = f"found roots {list(roots)}; expected distinct ranks, at least one"
+        raise CollectiveError(said, where=f"{name}: roots")
+    for root in roots:
+        _known_root(name, root, num_ranks, "roots" if several else "root")
     everyone = _all_ranks(name, num_ranks, chunks_per_rank)
     pieces = [(root,) for _ in range(chunks_per_rank) for root in roots]
     if name.endswith("broadcast"):
@@ -392,15 +370,6 @@ def _known_root(name: str, root: int, num_ranks: int, where: str = "root") -> No
         raise CollectiveError(
             f"root {root} does not exist; there are ranks 0-{num_ranks - 1}", where=f"{name}: {where}"
         )
-
-
-def _known_roots(name: str, roots: Sequence[int], num_ranks: int) -> None:
-    if not roots or len(set(roots)) != len(roots):
-        raise CollectiveError(
-            f"found roots {list(roots)}; expected distinct ranks, at least one", where=f"{name}: roots"
-        )
-    for root in roots:
-        _known_root(name, root, num_ranks, "roots")
 
 
 def _as_sums(collective: Collective, index: int) -> list[Chunk]:

@@ -32,14 +32,7 @@ class Costs:
     """Exact times as integer ticks.
 
     A send of u units over link e takes ``link_alpha[e] + u * link_beta[e]`` ticks; chunk c has
-    ``chunk_units[c]`` units. Holds are indexed as `Topology.holds`.
-
-    Parameters
-    ----------
-    ticks_per_us : int
-    link_alpha, link_beta : (num_links,) int64
-    hold_alpha, hold_beta : (num_holds,) int64
-    chunk_units : (num_chunks,) int64
+    ``chunk_units[c]`` units. Holds are indexed as `Topology.holds`. All arrays are int64.
     """
 
     ticks_per_us: int
@@ -105,20 +98,15 @@ def hold_columns(topology: Topology) -> HoldColumns:
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     """Every cost of a topology, and the size of every chunk, on one integer grid.
 
-    Costs that need more than a tick per picosecond are rounded up to one, with a `NumericsWarning`.
-
-    Raises
-    ------
-    TopologyError
-        If times would need more than 64 bits.
+    Costs that need more than a tick per picosecond are rounded up to one, with a `NumericsWarning`; times
+    that would need more than 64 bits raise `TopologyError`.
     """
     unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
     scale = Fraction(unit_bytes, BYTES_PER_MB)
     columns = [
-        ([e.alpha_us.as_integer_ratio() for e in topology.links], Fraction(1)),
-        ([e.beta_us_per_mb.as_integer_ratio() for e in topology.links], scale),
-        ([h.alpha_us.as_integer_ratio() for h in topology.holds], Fraction(1)),
-        ([h.beta_us_per_mb.as_integer_ratio() for h in topology.holds], scale),
+        ([getattr(each, name).as_integer_ratio() for each in things], by)
+        for things in (topology.links, topology.holds)
+        for name, by in (("alpha_us", Fraction(1)), ("beta_us_per_mb", scale))
     ]
     # Links and holds are many, and the costs that they have are few: each is worked out once. As pairs of
     # numbers, since a fraction takes longer to hash than to multiply.

@@ -38,10 +38,7 @@ class OutOfTime(NoSolutionError):
 
 @dataclass(slots=True)
 class _Scope:
-    """A part of a task: what is done, what it takes, what follows it takes, and what of it has ended.
-
-    All that lies in one scope is counted in the same steps, whatever these are.
-    """
+    """A part of a task: what is done, and, in steps, what it takes, what follows it, what of it has ended."""
 
     doing: str
     steps: float
@@ -50,23 +47,14 @@ class _Scope:
 
 
 class Cancellation:
-    """Whether a task is to end, and what of it is under way.
-
-    Attributes
-    ----------
-    why : str
-        Why it is to end, such as ``"interrupted"``; empty while it goes on.
-    """
+    """Whether a task is to end, and `why`, such as ``"interrupted"``; and what of it is under way."""
 
     def __init__(self) -> None:
         self.why = ""
         self._signals: list[NDArray[np.int64]] = []
         #: Scopes from the task down, and the part of the last that is done; replaced, never changed, as
         #: another thread reads it.
-        self._under_way: tuple[tuple[_Scope, ...], Callable[[], float] | None] = (
-            (_Scope("", 1.0, 0.0),),
-            None,
-        )
+        self._under_way: tuple[tuple[_Scope, ...], Callable[[], float] | None] = (_Scope("", 1.0, 0.0),), None
         self._known: float | None = None
         self._doing = ""
 
@@ -171,16 +159,15 @@ class Deadline:
         def stop() -> None:
             signal[0] = 1
 
-        timer = None if self.at_s == math.inf else threading.Timer(self.left_s, stop)
-        if timer is not None:
-            timer.daemon = True
+        timer = threading.Timer(self.left_s if self.at_s < math.inf else 0.0, stop)
+        timer.daemon = True
+        if self.at_s < math.inf:
             timer.start()
         try:
             with self.cancellation._over(signal):
                 yield
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     @contextmanager
     def scope(
@@ -188,14 +175,8 @@ class Deadline:
     ) -> Iterator[None]:
         """Say which part of the task is under way, and how far it is.
 
-        Parameters
-        ----------
-        doing : str
-            What is done; may be empty, where scopes within it say.
-        done : callable, optional
-            The part of it that is done; without, scopes within it say.
-        steps, ahead : float
-            What it takes, and what follows it in the scope around it, in any unit that these share.
+        Without `doing` or `done`, scopes within it say what is done, or which part of it. `steps` is what it
+        takes, and `ahead` what follows it in the scope around it, in any unit that these share.
         """
         with self.cancellation._within(_Scope(doing, steps, ahead), done):
             yield
@@ -209,8 +190,8 @@ class Deadline:
     ) -> T:
         """What `work` returns, which runs in a thread of its own.
 
-        Python sees no Ctrl-C while compiled code runs in its first thread. Where `work` does not end soon
-        once time is up or Ctrl-C came, it is left behind: it ends at the next of its own looks at the
+        Python sees no Ctrl-C while compiled code runs in its first thread. Where `work` does not end within
+        `patience_s` once time is up or Ctrl-C came, it is left behind, to end at its next look at the
         deadline.
 
         Parameters
@@ -218,15 +199,6 @@ class Deadline:
         tell : callable, optional
             Called now and then with the seconds since the start, what is being done, and the part that is
             done.
-        patience_s : float
-            How long to wait at the end for what has been found.
-
-        Raises
-        ------
-        OutOfTime
-            If time was up before it had anything.
-        KeyboardInterrupt
-            If Ctrl-C came before it had anything.
         """
         began, given_up = time.monotonic(), self.at_s + patience_s
         found: list[T] = []
@@ -253,8 +225,7 @@ class Deadline:
             return found[0]
         if self.cancellation.why == "interrupted":
             raise KeyboardInterrupt
-        if self.has_passed:
-            raise OutOfTime("the time limit came first; give more time")
+        self.check()
         raise errors[0]
 
 

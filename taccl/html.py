@@ -25,17 +25,7 @@ def as_html(text: str) -> str:
 
 
 def card(title: str, *parts: str, notes: Sequence[str] = ()) -> str:
-    """A title, tables below it, and notes.
-
-    Parameters
-    ----------
-    title : str
-        Text, escaped here.
-    parts : str
-        HTML, as `facts` and `table` make it.
-    notes : sequence of str
-        Text, escaped here.
-    """
+    """A title, tables below it (HTML, as `facts` and `table` make it), and notes; texts are escaped here."""
     noted = "".join(
         f'<div style="opacity:.75;margin-top:4px">note: {as_html(note)}</div>' for note in notes if note
     )

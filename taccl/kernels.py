@@ -35,10 +35,7 @@ def compiled(*, allocates: bool) -> Callable[[_Function], _Function]: ...
 def compiled(function: _Function | None = None, *, allocates: bool = False) -> Any:
     """The function compiled, to run beside other threads.
 
-    Parameters
-    ----------
-    allocates : bool
-        Whether it makes arrays or lists. If not, references to arrays are not counted, which halves the time.
+    References to arrays are counted only where it `allocates` arrays or lists: the rest takes half the time.
     """
     if function is None:
         return partial(compiled, allocates=allocates)
@@ -102,20 +99,12 @@ class _TemporaryLocator(caching.InTreeCacheLocator):
         except OSError:  # no folder for temporary files at all
             return None
         if locator is not None:
-            _warn(
-                f"compiled functions are kept in {locator._folder}, as neither the folder of taccl nor the "
-                "user's cache folder can be written"
-            )
+            others = "as neither the folder of taccl nor the user's cache folder can be written"
+            _warn(f"compiled functions are kept in {locator._folder}, {others}")
         return locator
 
     def ensure_cache_path(self) -> None:
-        """What is in it will be run, so it must be this user's own, and nobody else's.
-
-        Raises
-        ------
-        OSError
-            If it is not, or cannot be made.
-        """
+        """What is in it will be run: `OSError` unless it is this user's own, and nobody else's."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         found = os.lstat(self._folder)
         if hasattr(os, "geteuid") and (
@@ -135,8 +124,7 @@ class _Impl(caching.CompileResultCacheImpl):
 class _Files(caching.IndexDataCacheFile):
     """Files that say what they hold.
 
-    Where two processes write at once, or one is ended between two files, numba's index may name a file that
-    holds the code for other types, or of an older source.
+    Of two processes that write at once, or one ended between two files, numba's index may name a wrong file.
     """
 
     def save(self, key: object, data: object) -> None:

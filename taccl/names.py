@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["did_you_mean", "in_runs", "listed", "matching", "shown", "shown_lines"]
+__all__ = ["did_you_mean", "in_runs", "listed", "matching", "shown", "shown_lines", "table"]
 
 
 def matching(word: str, known: Iterable[str]) -> str | None:
@@ -68,6 +68,17 @@ def in_runs(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs) or "none"
+
+
+def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
+    """Rows of cells in columns as wide as their widest cell; the last column may run on."""
+    rows = [[*(shown(cell, 100) for cell in row[:-1]), shown(row[-1])] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append((indent + "  ".join([*cells, row[-1]])).rstrip())
+    return "\n".join(lines)
 
 
 def _plain(word: str) -> str:

@@ -353,27 +353,12 @@ def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses 
 def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int | None:
     """Bytes of the larger of one rank's input and output buffer, over ranks; None where all are empty."""
     if collective.derivations:  # rank r's output is what it makes; the rest only passes on
-        made = [0] * collective.num_ranks
-        for derivation in collective.derivations:
-            made[derivation.rank] += sizes[derivation.chunk]
-        return max(made) or None
-    chunks = collective.chunks
-    buffers = [[chunk.origins for chunk in chunks], [chunk.destinations for chunk in chunks]]
-    return max(max(_bytes_at_ranks(each, sizes, collective.num_ranks)) for each in buffers) or None
-
-
-def _bytes_at_ranks(
-    ranks_of_chunk: Sequence[tuple[int, ...]], sizes: Sequence[int], num_ranks: int
-) -> list[int]:
-    """How many bytes every rank has, of chunks that are each at some ranks."""
-    total: Counter[int] = Counter()
-    for ranks, size in zip(ranks_of_chunk, sizes, strict=True):
-        total[id(ranks)] += size  # many chunks may share one tuple of ranks
-    at_rank = [0] * num_ranks
-    for ranks in {id(ranks): ranks for ranks in ranks_of_chunk}.values():
-        for rank in ranks:
-            at_rank[rank] += total[id(ranks)]
-    return at_rank
+        made: Counter[int] = Counter()
+        for each in collective.derivations:
+            made[each.rank] += sizes[each.chunk]
+        return max(made.values()) or None
+    exact = np.int64 if sum(sizes) < 2**63 else object
+    return collective.most_at_a_rank(np.array(sizes, exact)) or None
 
 
 def _written(chunks: Sequence[Chunk]) -> Iterator[str]:

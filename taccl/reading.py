@@ -37,14 +37,7 @@ _LONG_KEY = re.compile(
 
 
 def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a UTF-8 file, without a byte order mark.
-
-    Raises
-    ------
-    FormatError
-        If the file is missing or may not be read, is no ordinary file, is empty, larger than `limit_bytes`,
-        or not UTF-8 text.
-    """
+    """The text of a UTF-8 file, without a byte order mark."""
     where = os.fspath(path)
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -74,26 +67,14 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
 
 
 def parse(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
-    """The table in a TOML or JSON text; it is JSON if `source` ends in ``.json`` or it begins with ``{``.
-
-    Raises
-    ------
-    FormatError
-        As `parse_toml` and `parse_json`.
-    """
+    """The table in a TOML or JSON text; it is JSON if `source` ends in ``.json`` or it begins with ``{``."""
     name = source.lower()
     is_json = name.endswith(".json") or (not name.endswith(".toml") and text.lstrip().startswith("{"))
     return (parse_json if is_json else parse_toml)(text, source=source, exact=exact)
 
 
 def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
-    """The tables of a TOML text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`.
-
-    Raises
-    ------
-    FormatError
-        If it is not TOML, or is nested too deeply; the message has the line.
-    """
+    """The tables of a TOML text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`."""
 
     def plain() -> dict[str, Any]:
         if _LONG_KEY.search(text):
@@ -103,47 +84,33 @@ def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
         except tomllib.TOMLDecodeError as error:
             end = f"at line {text.count(chr(10)) + 1}, the end of the text"
             reason = str(error).replace("at end of document", end)
-            raise FormatError(
-                f"found text that is not TOML: {reason}; correct that line", where=source
-            ) from None
+            said = f"found text that is not TOML: {reason}; correct that line"
+            raise FormatError(said, where=source) from None
 
     tables: dict[str, Any] = _parsed(plain, source)
     return tables
 
 
 def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
-    """The object in a JSON text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`.
-
-    Raises
-    ------
-    FormatError
-        If it is not JSON (as NaN is not), its top is no object, an object has one key twice, it is nested too
-        deeply, or a number is too long or too large to be read.
-    """
+    """The object in a JSON text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`."""
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise FormatError(
-                f"found key {shown(repr(twice), 60)} twice in one object; remove one", where=source
-            )
+            twice = shown(repr(Counter(key for key, _ in pairs).most_common(1)[0][0]), 60)
+            raise FormatError(f"found key {twice} twice in one object; remove one", where=source)
         return table
 
     def plain() -> Any:
         try:
+            number = Decimal if exact else _finite
             return json.loads(
-                text,
-                object_pairs_hook=without_repeats,
-                parse_float=Decimal if exact else _finite,
-                parse_constant=_refuse_constant,
+                text, object_pairs_hook=without_repeats, parse_float=number, parse_constant=_refuse_constant
             )
         except json.JSONDecodeError as error:
-            raise FormatError(
-                f"found text that is not JSON: {error.msg} (at line {error.lineno}, column {error.colno}); "
-                "correct that line",
-                where=source,
-            ) from None
+            at = f"line {error.lineno}, column {error.colno}"
+            said = f"found text that is not JSON: {error.msg} (at {at}); correct that line"
+            raise FormatError(said, where=source) from None
 
     data = _parsed(plain, source)
     if not isinstance(data, dict):
@@ -152,13 +119,7 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
 
 
 def toml_text(text: str) -> str:
-    """The string as TOML writes it, on one line: JSON's escapes, and those of what would not be seen.
-
-    Raises
-    ------
-    ExportError
-        If it has half of a character, which TOML cannot hold.
-    """
+    """The string as TOML writes it, on one line: JSON's escapes, and those of what would not be seen."""
     if any("\ud800" <= each <= "\udfff" for each in text):
         raise ExportError(f"TOML holds whole characters, and {shown(repr(text), 60)} has half of one")
     written = json.dumps(text, ensure_ascii=False)
@@ -188,10 +149,8 @@ def _open_at_once(path: str, flags: int) -> int:
 def _bytes_within(descriptor: int, read: Callable[[int], bytes], limit_bytes: int, where: str) -> bytes:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise FormatError(
-            "is no ordinary file but a pipe or a device; save what it gives in a file, and give that",
-            where=where,
-        )
+        said = "is no ordinary file but a pipe or a device; save what it gives in a file, and give that"
+        raise FormatError(said, where=where)
     pieces: list[bytes] = []
     num_bytes = 0
     while num_bytes <= limit_bytes >= status.st_size and (piece := read(_PIECE_BYTES)):
@@ -218,9 +177,8 @@ def _parsed(plain: Callable[[], Any], source: str) -> Any:
         raise FormatError("found more than the memory holds; give a smaller file", where=source) from None
     except (ArithmeticError, ValueError) as error:  # a number of 5000 digits
         reason = str(error).partition(";")[0]
-        raise FormatError(
-            f"found a number that cannot be read ({reason}); correct it", where=source
-        ) from None
+        said = f"found a number that cannot be read ({reason}); correct it"
+        raise FormatError(said, where=source) from None
     if isinstance(data, (dict, list)):
         check_depth(data, where=source)
     return data

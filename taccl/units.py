@@ -37,13 +37,7 @@ _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*$")
 
 
 def parse_size(size: int | float | str, *, where: str = "size") -> int:
-    """Whole bytes from ``"1MB"``, ``"512 KiB"`` or a number of bytes.
-
-    Raises
-    ------
-    InputError
-        If it is not a positive whole number of bytes.
-    """
+    """Whole bytes from ``"1MB"``, ``"512 KiB"`` or a number of bytes."""
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise InputError(f"found {size!r}; expected a size such as '1MB' or a number of bytes", where=where)
     if isinstance(size, int) and size >= _MAX_BYTES:
@@ -69,13 +63,7 @@ def parse_size(size: int | float | str, *, where: str = "size") -> int:
 
 
 def parse_time_us(time: int | float | str, *, where: str = "time") -> Fraction:
-    """Exact microseconds from ``"2.6us"``, ``"1ms"`` or a number of microseconds.
-
-    Raises
-    ------
-    InputError
-        If it is not a time, or is negative.
-    """
+    """Exact microseconds from ``"2.6us"``, ``"1ms"`` or a number of microseconds."""
     if isinstance(time, str):
         match = _QUANTITY.match(time)
         unit = match.group(2).upper() if match else ""
@@ -86,13 +74,7 @@ def parse_time_us(time: int | float | str, *, where: str = "time") -> Fraction:
 
 
 def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fraction:
-    """The fraction that a person means by a number; floats are read as their shortest decimal text.
-
-    Raises
-    ------
-    InputError
-        If it is not a finite, non-negative number.
-    """
+    """The fraction that a person means by a number; floats are read as their shortest decimal text."""
     if isinstance(number, bool):
         raise InputError(f"found {number!r}; expected a number", where=where)
     try:

@@ -10,7 +10,7 @@ from taccl.cli.answer import Answer
 from taccl.cli.output import say
 from taccl.cli.things import is_file
 from taccl.errors import InputError
-from taccl.names import shown
+from taccl.names import shown, table
 from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
 from taccl.units import format_count, format_size, format_us, parse_size
 
@@ -95,8 +95,6 @@ def _chunk_bytes(options: argparse.Namespace, num_ranks: int) -> int:
 
 
 def _text(result: ImplicitResult) -> str:
-    from taccl.cli.text import table
-
     schedule = result.schedule
     bandwidth = f", {schedule.algbw_gb_per_s:.4g} GB/s (bus {schedule.busbw_gb_per_s:.4g} GB/s)"
     rows_repeated = (

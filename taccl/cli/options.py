@@ -138,13 +138,7 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
 
 
 def schedule_from_options(options: argparse.Namespace) -> Schedule:
-    """The schedule in the file that `add_schedule` declares.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read or holds no schedule, or an option does not apply to it.
-    """
+    """The schedule in the file that `add_schedule` declares."""
     from taccl.cli.programs import holds_program
     from taccl.formats.recognise import UPSTREAM_ALGORITHM, recognise
 
@@ -200,11 +194,6 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     ----------
     reachable : bool
         Whether a sketch that keeps a chunk from a destination is an error.
-
-    Raises
-    ------
-    InputError
-        If options clash or are missing, or a file or a name cannot be used.
     """
     settle_topology(options)
     if options.topology is None and options.sketch is None:

@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.text import picked, table
+from taccl.cli.text import picked
 from taccl.cli.things import is_file, topology_from_word
 from taccl.errors import FormatError, InputError
-from taccl.names import shown
+from taccl.names import shown, table
 from taccl.units import format_count, format_gap, format_us
 
 if TYPE_CHECKING:

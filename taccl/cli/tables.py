@@ -12,7 +12,7 @@ from taccl.cli.answer import judged
 from taccl.cli.options import add_options, positive
 from taccl.cli.output import add_output, check_output, written_to
 from taccl.errors import InputError
-from taccl.names import shown
+from taccl.names import shown, table
 from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
@@ -112,8 +112,6 @@ def _content(found: pd.DataFrame, rows: list[dict[str, Any]], path: str) -> str 
 
 def _text(rows: list[dict[str, Any]]) -> str:
     """What tells runs apart, and how good each is; a reason where there is no schedule."""
-    from taccl.cli.text import table
-
     may_differ = ("sketch", "size_bytes", "chunks_per_rank", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows}) > 1]
     lines = [(*(_HEADS.get(name, name) for name in labels), "backend", *_FIGURES)]

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from taccl.names import shown
+from taccl.names import shown, table
 from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bound_text", "bound_values", "picked", "result_text", "schedule_text", "schedule_values",
-    "simulation_text", "simulation_values", "table", "topology_text", "topology_values", "verification_text",
+    "simulation_text", "simulation_values", "topology_text", "topology_values", "verification_text",
     "verification_values",
 ]  # fmt: skip
-
-_MOST_IN_CELL = 100
 
 
 def picked(thing: object, *names: str) -> dict[str, Any]:
@@ -209,17 +207,6 @@ def simulation_values(schedule: Schedule, found: Sequence[tuple[Simulation, Stea
         ],
         "notes": list(first.problem.notes),
     }  # fmt: skip
-
-
-def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
-    """Rows of cells in columns as wide as their widest cell; the last column may run on."""
-    rows = [[*(shown(cell, _MOST_IN_CELL) for cell in row[:-1]), shown(row[-1])] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        lines.append((indent + "  ".join([*cells, row[-1]])).rstrip())
-    return "\n".join(lines)
 
 
 def _title(problem: Problem) -> str:

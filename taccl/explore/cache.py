@@ -341,13 +341,7 @@ def entry_document(
 
 
 def _read(path: Path, key: str, problem: Problem | None) -> Entry:
-    """The entry in a file.
-
-    Raises
-    ------
-    TacclError or ValueError
-        If it is not what a cache would have stored under that key.
-    """
+    """The entry in a file."""
     document = parse_json(read_text(path, _LIMIT_BYTES), source=str(path))
     if document["format"] == FORMAT:
         schedule = load_schedule(document, where=str(path), problem=problem)

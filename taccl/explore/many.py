@@ -48,10 +48,7 @@ def table_of(
 ) -> pd.DataFrame:
     """A row for each case and row of labels, in their order, whatever becomes of any of them.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        If Ctrl-C came before the first run was done.
+    Ctrl-C before the first run was done is raised again.
     """
     rows = [labels for _, labels in asked]
     done = 0
@@ -65,10 +62,7 @@ def table_of(
                 rows[index] = row
                 done += 1
                 count(done, len(asked))
-                if "interrupted" in (
-                    row["status"],
-                    row["stopped"],
-                ):  # Ctrl-C came while it ran in this process
+                if "interrupted" in (row["status"], row["stopped"]):  # by Ctrl-C in this process
                     raise KeyboardInterrupt
     except InputError:
         raise
@@ -142,12 +136,13 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
                     del left[answer[0]]
                     yield answer
         except Exception as error:
-            if _name(error) not in _DEATHS:
+            death = type(error).__name__
+            if death not in _DEATHS:
                 raise
             if alone:
                 index, run = some[0]
                 del left[index]
-                why = f"the process that ran it died, and again when it ran alone ({_name(error)})"
+                why = f"the process that ran it died, and again when it ran alone ({death})"
                 yield index, failed_row(run.row, TacclError(why)), None
             else:
                 alone = min(len(left), 2 * num_jobs) + 1  # joblib hands out so many ahead
@@ -161,7 +156,9 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
     # A batch of one, so that what is done is known at once.
     parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
     _mend_dask(parallel._backend)
-    parent = (os.getpid(), _solver_files()) if num_jobs > 1 and _starts_processes() else None
+    # Workers that are processes which joblib starts itself, unlike threads or a cluster.
+    starts_processes = type(parallel._backend).__name__ in ("LokyBackend", "MultiprocessingBackend")
+    parent = (os.getpid(), _solver_files()) if num_jobs > 1 and starts_processes else None
     answers = parallel(delayed(_numbered)(index, run, parent) for index, run in some)
     try:
         for answer in answers:  # noqa: UP028 (that closes them before warnings are ignored)
@@ -197,10 +194,6 @@ def _mend_dask(backend: Any) -> None:
     backend.effective_n_jobs = lambda n_jobs: max(2, cores(n_jobs))
 
 
-def _name(error: Exception) -> str:
-    return type(error).__name__
-
-
 def _num_jobs(num_workers: int | None) -> int:
     """How many runs at a time: as asked, or as joblib is configured, or one for each core."""
     from joblib.parallel import get_active_backend
@@ -209,13 +202,6 @@ def _num_jobs(num_workers: int | None) -> int:
         return num_workers
     configured = get_active_backend()[1]
     return configured if isinstance(configured, int) and configured != 1 else -1
-
-
-def _starts_processes() -> bool:
-    """Whether joblib's workers are processes that it starts itself, unlike threads or a cluster."""
-    from joblib.parallel import get_active_backend
-
-    return type(get_active_backend()[0]).__name__ in ("LokyBackend", "MultiprocessingBackend")
 
 
 @cache
@@ -235,10 +221,9 @@ def _numbered(index: int, run: RunRequest, parent: tuple[int, str] | None) -> An
 @contextlib.contextmanager
 def _ends_in_order() -> Iterator[None]:
     """Exit on SIGTERM and SIGHUP instead of dying of them: joblib removes what it shares at an exit alone."""
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = [each for each in known if in_main_thread and signal.getsignal(each) == signal.SIG_DFL]
 
     def leave(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # the next one ends it at once

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from taccl import collectives
 from taccl.arguments import checked
 from taccl.errors import InputError, NoSolutionError
+from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering
 from taccl.explore.plan_ranges import Plan, PlanRange
 from taccl.explore.plan_search import PlanSearch
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
-from taccl.sketch.library import load_sketch
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from os import PathLike
 
     from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.problem import Problem
@@ -94,9 +94,13 @@ def plan(
     began = time.monotonic()
     fabric = topology if isinstance(topology, Topology) else parse(topology)
     grid = _grid(sizes)
-    loaded = _loaded(sketches)
+    chosen = loaded(sketches)
     check_lowering(lowering or {})
-    cases = [(_name(sketch), _problems(fabric, collective, root, sketch, grid)) for sketch in loaded]
+    cases = [
+        (f"sketch {name_of(sketch)}" if sketch else "no sketch",
+         _problems(fabric, collective, root, sketch, grid))
+        for sketch in chosen
+    ]  # fmt: skip
     search = PlanSearch(grid, progress or (lambda _: None))
     try:
         if baselines:
@@ -132,17 +136,6 @@ def _grid(sizes: str | Iterable[Size]) -> list[int]:
     if not words:
         raise InputError("found none; expected sizes such as '1KB:1GB'", where="sizes")
     return sorted({parse_size(word, where="sizes") for word in words})
-
-
-def _loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:
-    loaded = [load_sketch(each) if isinstance(each, (str, PathLike)) else each for each in sketches]
-    if not loaded:
-        raise InputError("found none; expected at least one, or None for no sketch", where="sketches")
-    return loaded
-
-
-def _name(sketch: Sketch | None) -> str:
-    return "no sketch" if sketch is None else f"sketch {sketch.name or sketch.source or 'unnamed'}"
 
 
 def _problems(

@@ -58,13 +58,7 @@ _REMEDIES: tuple[dict[str, Any], ...] = (
 
 
 def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
-    """A program of the schedule that its file has room for.
-
-    Raises
-    ------
-    ExportError
-        If the format has no room for any: the limit of the last.
-    """
+    """A program of the schedule that its file has room for."""
     last = ExportError("there is no way to lower the schedule")
     for remedy in _REMEDIES:
         if any(name in lowering for name in remedy):
@@ -81,13 +75,7 @@ def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
 
 
 def check_lowering(lowering: Mapping[str, Any]) -> None:
-    """Do nothing of options that `taccl.lower` takes: it is asked about a small schedule.
-
-    Raises
-    ------
-    InputError
-        If it has no such option, or refuses its value.
-    """
+    """Do nothing of options that `taccl.lower` takes: it is asked about a small schedule."""
     known = list(signature(lower).parameters)[1:]
     unknown = [name for name in lowering if name not in known]
     if unknown:
@@ -96,13 +84,7 @@ def check_lowering(lowering: Mapping[str, Any]) -> None:
 
 
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The folder to write, once nothing speaks against it.
-
-    Raises
-    ------
-    InputError
-        If it exists and is not to be replaced, or is not a plan's, or cannot be made where it is asked for.
-    """
+    """The folder to write, once nothing speaks against it."""
     where = os.fspath(folder)
     if not where:
         raise InputError("found an empty path; give the path of a folder", where="output")
@@ -137,15 +119,7 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
 
 
 def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
-    """Write a plan; returns its files.
-
-    Raises
-    ------
-    InputError
-        As `check_folder`, or if a file cannot be written.
-    ExportError
-        If a range has no program.
-    """
+    """Write a plan; returns its files."""
     path = check_folder(folder, overwrite=overwrite)
     draft, old = (path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}.{end}" for end in ("tmp", "old"))
     try:
@@ -215,13 +189,7 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
 
 
 def _mscclpp_plan(plan: Plan, each: PlanRange, program: Program, name: str) -> dict[str, Any]:
-    """The MSCCL++ plan of a range, as far as that runtime's offsets reach.
-
-    Raises
-    ------
-    ExportError, InputError
-        If it cannot hold the program, or does not reach the range at all.
-    """
+    """The MSCCL++ plan of a range, as far as that runtime's offsets reach."""
     built = build_mscclpp_plan(program, ranks_per_node=_ranks_per_node(plan), split=True, name=name)
     most = int(built["max_message_size"])
     if each.min_bytes > most:

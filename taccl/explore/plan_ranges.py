@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.names import table
 from taccl.units import format_count, format_gap, format_size, format_us, gb_per_s, parse_size
 
 if TYPE_CHECKING:
@@ -69,26 +70,17 @@ class PlanRange:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values."""
+        schedule, low, high = self.schedule, self.finish_min, self.finish_max
         return {
-            "min_bytes": self.min_bytes,
-            "max_bytes": self.max_bytes,
-            "source": self.source,
-            "size_bytes": self.schedule.problem.size_bytes,
-            "finish_us": self.schedule.finish_us,
-            "bound_us": self.bound.bound_us,
-            "bound_limits": self.bound.limits,
-            "gap": _number(self.gap),
-            "finish_us_at_min": float(self.finish_min),
-            "finish_us_at_max": float(self.finish_max),
-            "gap_at_min": _number(self.bound_min.gap(self.finish_min)),
-            "gap_at_max": _number(self.bound_max.gap(self.finish_max)),
-            "algbw_gb_per_s_at_max": gb_per_s(self.max_bytes, self.finish_max),
-            "verified": True,
-            "scratch_bytes": self.scratch_bytes,
-            "num_transfers": self.schedule.num_transfers,
-            "num_sends": self.schedule.num_sends,
-            "digest": self.schedule.digest(),
-        }
+            "min_bytes": self.min_bytes, "max_bytes": self.max_bytes, "source": self.source,
+            "size_bytes": schedule.problem.size_bytes, "finish_us": schedule.finish_us,
+            "bound_us": self.bound.bound_us, "bound_limits": self.bound.limits, "gap": _number(self.gap),
+            "finish_us_at_min": float(low), "finish_us_at_max": float(high),
+            "gap_at_min": _number(self.bound_min.gap(low)), "gap_at_max": _number(self.bound_max.gap(high)),
+            "algbw_gb_per_s_at_max": gb_per_s(self.max_bytes, high), "verified": True,
+            "scratch_bytes": self.scratch_bytes, "num_transfers": schedule.num_transfers,
+            "num_sends": schedule.num_sends, "digest": schedule.digest(),
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         return (
@@ -170,17 +162,12 @@ class Plan:
         for each in self.ranges:
             gaps = (each.bound_min.gap(each.finish_min), each.bound_max.gap(each.finish_max))
             rows.append(
-                (
-                    *(f"{size} B" for size in (each.min_bytes, each.max_bytes)),
-                    f"{format_us(each.finish_min)} to {format_us(each.finish_max)}",
-                    " to ".join(format_gap(gap, num_decimals=1) for gap in gaps),
-                    f"{rate:.4g}" if (rate := gb_per_s(each.max_bytes, each.finish_max)) else "-",
-                    each.source,
-                )
+                (f"{each.min_bytes} B", f"{each.max_bytes} B",
+                 f"{format_us(each.finish_min)} to {format_us(each.finish_max)}",
+                 " to ".join(format_gap(gap, num_decimals=1) for gap in gaps),
+                 f"{rate:.4g}" if (rate := gb_per_s(each.max_bytes, each.finish_max)) else "-", each.source)
             )  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        cells = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows)
-        return "\n".join("  ".join(row).rstrip() for row in cells)
+        return table(rows)
 
     def __repr__(self) -> str:
         head = (

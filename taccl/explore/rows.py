@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.result import ModelRun, Result
+    from taccl.synthesis.result import Result
 
 __all__ = [
     "COLUMNS", "LABELS", "NO_SKETCH", "OF_SCHEDULES", "Column", "check_row", "figures", "frame", "new_row",
@@ -118,6 +118,10 @@ _STAGE_COLUMNS = {
     "routing": "routing_s", "ordering": "ordering_s", "contiguity": "contiguity_s", "joint": "job_shop_s",
     "job shop": "job_shop_s", "overlap": "job_shop_s", "improve": "improve_s",
 }  # fmt: skip
+_OF_MODELS = {
+    "model_columns": "num_columns", "model_rows": "num_rows", "model_nonzeros": "num_nonzeros",
+    "model_first_feasible_s": "first_feasible_s", "model_proof_s": "proof_s",
+}  # fmt: skip
 
 
 def new_row(**known: Any) -> dict[str, Any]:
@@ -169,10 +173,7 @@ def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Rows as a DataFrame with the columns and dtypes of `COLUMNS`, in the rows' order."""
     import pandas as pd
 
-    return pd.DataFrame(
-        {c.name: pd.Series([row[c.name] for row in rows], dtype=c.dtype) for c in COLUMNS},
-        columns=[c.name for c in COLUMNS],
-    )
+    return pd.DataFrame({c.name: pd.Series([row[c.name] for row in rows], dtype=c.dtype) for c in COLUMNS})
 
 
 def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -190,8 +191,8 @@ def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         proof = best.get(row["problem_digest"])
         if row["finish_us"] is not None and proof is not None and proof["bound_us"] > row["bound_us"]:
             gap = row["finish_us"] / proof["bound_us"] - 1
-            bound = {"bound_us": proof["bound_us"], "bound_limits": proof["bound_limits"], "gap": gap}
-            row = row | bound | {"status": "found" if gap > 0 else "proven"}
+            row = row | {name: proof[name] for name in ("bound_us", "bound_limits")}
+            row |= {"gap": gap, "status": "found" if gap > 0 else "proven"}
         told.append(row)
     return told
 
@@ -204,65 +205,30 @@ def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def figures(result: Result) -> dict[str, Any]:
     """What a result says of itself, by column."""
-    schedule = result.schedule
     gap = result.gap
     proven = gap == 0
-    run = _largest_model(result)
+    seconds = dict.fromkeys((*_STAGE_COLUMNS.values(), "other_s"), 0.0)
+    for stage in result.stages:  # named with the half of a reduction, or the sketch, that it is of
+        seconds[_STAGE_COLUMNS.get(stage.name.rpartition(": ")[2], "other_s")] += stage.seconds
+    seconds["other_s"] += max(0.0, result.seconds - sum(seconds.values()))
+    # One half of a reduction is no schedule yet.
+    known = (each.seconds for each in result.progress if each.finish_us is not None and not each.half)
+    models = [stage.model for stage in result.stages if stage.model is not None]
+    largest = max(models, key=lambda model: model.num_nonzeros, default=None)
     return {
-        "status": "proven" if proven else "found",
-        "stopped": result.stopped,
-        "bound_us": result.bound_us,
-        "gap": gap if gap != float("inf") else None,
-        "bound_limits": result.bound.limits,
-        "first_schedule_s": _first_schedule_s(result),
-        "proven_s": result.seconds if proven else None,
-        **_effort(result),
-        "model_columns": run.num_columns if run else None,
-        "model_rows": run.num_rows if run else None,
-        "model_nonzeros": run.num_nonzeros if run else None,
-        "model_first_feasible_s": run.first_feasible_s if run else None,
-        "model_proof_s": run.proof_s if run else None,
-        "schedule_digest": schedule.digest(),
-        **_measures(schedule),
-    }
+        "status": "proven" if proven else "found", "stopped": result.stopped, "bound_us": result.bound_us,
+        "gap": gap if gap != float("inf") else None, "bound_limits": result.bound.limits,
+        "first_schedule_s": min(known, default=result.seconds),
+        "proven_s": result.seconds if proven else None, "seconds": result.seconds, **seconds,
+        **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},
+        **_versions(result), "schedule_digest": result.schedule.digest(), **_measures(result.schedule),
+    }  # fmt: skip
 
 
 def _measures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
     """What can be read off a schedule at any time."""
-    return {
-        "finish_us": schedule.finish_us,
-        "algbw_gb_per_s": schedule.algbw_gb_per_s,
-        "busbw_gb_per_s": schedule.busbw_gb_per_s,
-        "num_transfers": schedule.num_transfers,
-        "num_sends": schedule.num_sends,
-        "producer": schedule.producer,
-        "verified": True,
-    }
-
-
-def _effort(result: Result) -> dict[str, Any]:
-    """How long a result took, stage by stage, and what ran."""
-    seconds = dict.fromkeys((*_STAGE_COLUMNS.values(), "other_s"), 0.0)
-    for stage in result.stages:
-        seconds[_STAGE_COLUMNS.get(_plain_name(stage.name), "other_s")] += stage.seconds
-    seconds["other_s"] += max(0.0, result.seconds - sum(seconds.values()))
-    return {"seconds": result.seconds, **seconds, **_versions(result)}
-
-
-def _first_schedule_s(result: Result) -> float:
-    """When the whole problem first had a schedule; that of one half of a reduction is none yet."""
-    known = (each.seconds for each in result.progress if each.finish_us is not None and not each.half)
-    return min(known, default=result.seconds)
-
-
-def _plain_name(stage: str) -> str:
-    """The name of a stage without the half of a reduction, or the sketch, that it is of."""
-    return stage.rpartition(": ")[2]
-
-
-def _largest_model(result: Result) -> ModelRun | None:
-    runs = [stage.model for stage in result.stages if stage.model is not None]
-    return max(runs, key=lambda run: run.num_nonzeros, default=None)
+    names = ("finish_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers", "num_sends", "producer")
+    return {name: getattr(schedule, name) for name in names} | {"verified": True}
 
 
 def _versions(result: Result) -> dict[str, Any]:

@@ -65,13 +65,7 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        """The problem.
-
-        Raises
-        ------
-        TacclError
-            If there is none.
-        """
+        """The problem; raises the `TacclError` that there is in its place."""
         if isinstance(self._made, TacclError):
             raise self._made
         return self._made
@@ -86,26 +80,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What is to be run: a problem with options, and the row as far as it is known.
-
-    Parameters
-    ----------
-    home : str
-        The process that compares; see `this_process`.
-    stores : bool
-        Whether to hand back what the cache stores.
-    """
+    """A problem and its row, as far as it is known; which process compares, and whether the cache stores."""
 
     problem: Problem
     row: dict[str, Any]
     home: str
     stores: bool
-
-    @property
-    def key(self) -> str:
-        """The result's key in the cache."""
-        key: str = self.row["key"]
-        return key
 
 
 def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
@@ -139,17 +119,12 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)
         try:
-            result = synthesize(
-                run.problem,
-                backend=run.row["backend"],
-                time_limit_s=run.row["time_limit_s"],
-                threads=run.row["threads"],
-                seed=run.row["seed"],
-                parameters=SearchParameters.from_dict(json.loads(run.row["parameters"] or "{}")),
-            )
+            asked = {name: run.row[name] for name in ("backend", "time_limit_s", "threads", "seed")}
+            parameters = SearchParameters.from_dict(json.loads(run.row["parameters"] or "{}"))
+            result = synthesize(run.problem, **asked, parameters=parameters)
         except (Exception, KeyboardInterrupt) as error:
             row = failed_row(run.row, error) | {"seconds": time.monotonic() - since}
-            return row, entry_document(run.key, row, None) if _worth_storing(row, run) else None
+            return row, entry_document(row["key"], row, None) if _worth_storing(row, run) else None
         finally:
             _end_solvers_soon(run.home)
     row = run.row | figures(result)
@@ -159,7 +134,7 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
         row |= _fallen_back(run, result)
     if not _worth_storing(row, run) or not isinstance(result.schedule, Schedule):
         return row, None
-    return row, entry_document(run.key, row, result.schedule, found=result.to_dict())
+    return row, entry_document(row["key"], row, result.schedule, found=result.to_dict())
 
 
 def _worth_storing(row: dict[str, Any], run: RunRequest) -> bool:
@@ -219,20 +194,18 @@ def _end_without(parent: int) -> None:
     os._exit(1)
 
 
-class _Lingering:
-    """The timer that ends idle solver processes; started anew by every run."""
-
-    timer: threading.Timer | None = None
-    lock = threading.Lock()
+_lingering: list[threading.Timer] = []
+_one_at_a_time = threading.Lock()
 
 
 def _end_solvers_soon(home: str) -> None:
     """End this process's solver processes, unless a run comes soon or this is the user's own process."""
     if this_process() == home:
         return
-    with _Lingering.lock:
-        if _Lingering.timer is not None:
-            _Lingering.timer.cancel()
-        _Lingering.timer = threading.Timer(_LINGER_S, WORKERS.end_idle)
-        _Lingering.timer.daemon = True
-        _Lingering.timer.start()
+    with _one_at_a_time:
+        while _lingering:
+            _lingering.pop().cancel()
+        timer = threading.Timer(_LINGER_S, WORKERS.end_idle)
+        timer.daemon = True
+        timer.start()
+        _lingering.append(timer)

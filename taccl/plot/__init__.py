@@ -7,11 +7,10 @@ apart. What is too much for one picture is limited, and the picture says so.
 
 from __future__ import annotations
 
-from taccl.plot.bandwidth import bandwidth
 from taccl.plot.comparison import comparison
 from taccl.plot.gantt import gantt
 from taccl.plot.progress import progress
-from taccl.plot.sizes import Bandwidths, bandwidths
+from taccl.plot.sizes import Bandwidths, bandwidth, bandwidths
 from taccl.plot.style import render, save
 from taccl.plot.topology import topology
 

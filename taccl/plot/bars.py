@@ -63,14 +63,7 @@ class Bars:
 
 
 def bars_of(schedule: Schedule, by: By = "link", *, max_rows: int = 48) -> Bars:
-    """The bars of a schedule.
-
-    Raises
-    ------
-    InputError
-        If `by` is none of the three, `max_rows` is not positive, or a transfer names a chunk or a link that
-        does not exist.
-    """
+    """The bars of a schedule."""
     if by not in get_args(By):
         raise InputError(f"found {by!r}; expected 'link', 'resource' or 'rank'", where="by")
     if max_rows < 1:

@@ -1,4 +1,4 @@
-"""What a schedule, its bound and the baselines come to at many message sizes.
+"""What a schedule, its bound and the baselines come to at many message sizes, and the picture of it.
 
 A schedule keeps its order at every size (`taccl.simulate`). So does a baseline, which is made anew for the
 smallest, its own and the largest size, and of these the fastest is taken at each size: a library would choose
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.assumptions import assume
@@ -19,12 +19,14 @@ from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
 from taccl.clauses import BINDING
 from taccl.errors import CollectiveError, InputError
-from taccl.plot.style import schedule_of
-from taccl.units import parse_size
+from taccl.plot import style
+from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, headline, remark, schedule_of
+from taccl.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from fractions import Fraction
+
+    from matplotlib.axes import Axes
 
     from taccl.arguments import Duration, Size
     from taccl.problem import Problem
@@ -32,16 +34,13 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
 
-__all__ = ["NAMES_OF_BASELINES", "Bandwidths", "bandwidths", "usual_sizes"]
+__all__ = ["NAMES_OF_BASELINES", "Bandwidths", "bandwidth", "bandwidths", "usual_sizes"]
 
 #: What people call them.
 NAMES_OF_BASELINES = {
-    "ring": "ring",
-    "tree": "double binary tree",
-    "recursive": "halving-doubling",
-    "hierarchical": "hierarchical",
-    "pairwise": "pairwise",
-}
+    "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
+    "hierarchical": "hierarchical", "pairwise": "pairwise",
+}  # fmt: skip
 #: From 1 KiB to 1 GiB, each four times the one before.
 _SIZES = tuple(4**power for power in range(5, 16))
 #: Seconds for the bound at each size.
@@ -84,11 +83,82 @@ class Bandwidths:
         """Name and bus bandwidth of the fastest baseline at each size."""
         best: list[tuple[str, float] | None] = []
         for index in range(len(self.sizes_bytes)):
-            known = [(rates[index], name) for name, rates in self.baselines.items()]
-            found = [(rate, name) for rate, name in known if rate is not None]
-            rate, name = max(found, key=lambda each: each[0], default=(0.0, ""))
-            best.append((name, rate) if name else None)
+            rates = ((name, rates[index]) for name, rates in self.baselines.items())
+            found = [(name, rate) for name, rate in rates if rate]
+            best.append(max(found, key=lambda each: each[1], default=None))
         return tuple(best)
+
+
+@checked
+@drawing
+def bandwidth(
+    schedule: Bandwidths | Result | Schedule | CompactSchedule,
+    *,
+    sizes: Sequence[Size] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Lines of bus bandwidth over size, for a schedule, its bound, every baseline and the best of these.
+
+    Parameters
+    ----------
+    schedule : Bandwidths, Result, Schedule or CompactSchedule
+        Bandwidths that are worked out already (`taccl.plot.bandwidths`), or what to work them out for.
+    sizes : sequence of int or str, optional
+        As nccl-tests counts them, where they are to be worked out.
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+
+    Raises
+    ------
+    InputError
+        If a size is none, the schedule's own is not known, or it has too many transfers.
+    """
+    found = schedule if isinstance(schedule, Bandwidths) else bandwidths(schedule, sizes=sizes)
+    ax = axes(ax, height=5.2)
+    at, aside = found.sizes_bytes, found.bound_under_sketch
+    dashed = {"color": INK, "linestyle": "--", "linewidth": 1.2}
+    ends: list[tuple[Sequence[float | None], str, dict[str, Any]]] = [
+        (found.bound, "bound, sketch aside" if aside else "bound", dashed),
+        (aside, "bound under the sketch", dashed | {"linestyle": ":"}),
+    ]
+    if found.baselines:
+        best = [None if each is None else each[1] for each in found.best_baseline]
+        ends.append((best, "best of baselines", {"color": GREY, "linewidth": 5, "alpha": 0.45}))
+    thin = {"linewidth": 1.0, "markersize": 4}
+    for number, (name, rates) in enumerate(found.baselines.items(), 1):
+        marked = {"color": OKABE_ITO[number], "marker": MARKS[number], **thin}
+        ends.append((rates, NAMES_OF_BASELINES[name], marked))
+    own = {"color": OKABE_ITO[0], "marker": MARKS[0], "linewidth": 2.2, "markersize": 5}
+    ends.append((found.schedule, "this schedule", own))
+    for line, label, how in ends:
+        points = [(size, rate) for size, rate in zip(at, line, strict=bool(line)) if rate]
+        if points:
+            ax.plot(*zip(*points, strict=True), label=label, **how)
+    problem = found.problem
+    assert problem.size_bytes is not None, "bandwidths needs it"
+    ax.axvline(problem.size_bytes, color=GREY, linewidth=0.8, linestyle=":")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    shown = at if len(at) <= 13 else at[:: -(-len(at) // 13)]
+    ax.set_xticks(shown, [format_size(size) for size in shown], fontsize=8, rotation=30)
+    ax.minorticks_off()
+    style.plain_log(ax.yaxis)
+    ax.grid(linewidth=0.5, alpha=0.4)
+    ax.set_xlabel("size (the larger of one rank's input and output buffer)")
+    ax.set_ylabel("bus bandwidth in GB/s")
+    headline(
+        ax,
+        f"{problem.title}: bus bandwidth over size\n"
+        f"made for {format_size(problem.size_bytes)} (dotted), its order kept at other sizes",
+    )
+    if ax.get_lines()[1:]:
+        ax.legend(fontsize=8, frameon=False, loc="lower right", reverse=True)
+    else:
+        remark(ax, "nothing is sent, which takes no time and has no bandwidth")
+    if found.undefined:
+        names = ", ".join(NAMES_OF_BASELINES[name] for name in found.undefined)
+        remark(ax, f"not defined here: {names}")
+    return ax
 
 
 @checked
@@ -142,15 +212,8 @@ def bandwidths(
         except (CollectiveError, InputError) as error:
             undefined[name] = error.message
     at_most = _bounds(free, every)
-    return Bandwidths(
-        problem=problem,
-        sizes_bytes=every,
-        schedule=rates,
-        bound=at_most,
-        bound_under_sketch=() if _as_free(problem, free) else _lesser(_bounds(problem, every), at_most),
-        baselines=baselines,
-        undefined=undefined,
-    )
+    under = () if _as_free(problem, free) else _lesser(_bounds(problem, every), at_most)
+    return Bandwidths(problem, every, rates, at_most, under, baselines, undefined)
 
 
 def _bounds(problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...]:
@@ -184,12 +247,5 @@ def _rates(name: str, problem: Problem, sizes: tuple[int, ...]) -> tuple[float |
     for size in dict.fromkeys((sizes[0], problem.size_bytes, sizes[-1])):
         made = BASELINES[name](assume(problem, size=size))
         forms.setdefault((made.chunk.tobytes(), made.link.tobytes()), made)
-    rates: list[float | None] = []
-    for size in sizes:
-        found: list[tuple[Fraction, float]] = []
-        for made in forms.values():
-            simulation = simulate(made, size=size)
-            if simulation.busbw_gb_per_s is not None:
-                found.append((simulation.finish, simulation.busbw_gb_per_s))
-        rates.append(min(found)[1] if found else None)
-    return tuple(rates)
+    simulations = [[simulate(made, size=size) for made in forms.values()] for size in sizes]
+    return tuple(min(each, key=lambda found: found.finish).busbw_gb_per_s for each in simulations)

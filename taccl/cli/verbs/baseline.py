@@ -10,6 +10,7 @@ from taccl.cli.answer import Answer
 from taccl.cli.options import add_problem_options, add_sketch, need_collective, problem_from_options
 from taccl.cli.output import add_output, check_output, with_file
 from taccl.errors import InputError
+from taccl.names import table
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -26,7 +27,7 @@ def add(verb: ArgumentParser) -> None:
 
 def run(options: Namespace) -> Answer:
     """Show what a well-known algorithm, without a sketch, would take."""
-    from taccl.cli.text import result_text, table
+    from taccl.cli.text import result_text
     from taccl.synthesis.result import Result
 
     if options.list:

@@ -10,7 +10,7 @@ from taccl.cli.answer import Answer
 from taccl.cli.options import add_options
 from taccl.cli.things import topology_from_word
 from taccl.errors import InputError, LossyConversionWarning, TacclWarning
-from taccl.names import shown
+from taccl.names import shown, table
 
 if TYPE_CHECKING:
     from taccl.formats.table import FileFormat
@@ -84,8 +84,6 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _listed(formats: tuple[FileFormat, ...]) -> Answer:
-    from taccl.cli.text import table
-
     rows: list[tuple[str, ...]] = [("format", "holds", "read", "written", "endings", "")]
     values = []
     for each in formats:

@@ -10,7 +10,7 @@ from taccl.cli.answer import judged
 from taccl.cli.options import add_options, positive, seconds
 from taccl.cli.output import progress_shown
 from taccl.errors import InputError
-from taccl.names import shown
+from taccl.names import shown, table
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -94,8 +94,6 @@ def _program(options: argparse.Namespace) -> Program:
 
 
 def _text(execution: Execution) -> str:
-    from taccl.cli.text import table
-
     place = "in place" if execution.in_place else "out of place"
     lines = [
         f"{execution.program}, {place}: {format_count(execution.num_ranks, 'rank')} on "

@@ -8,7 +8,7 @@ from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, add_schedule, jitter, positive, schedule_from_options, sizes
 from taccl.cli.programs import followed, following_values, holds_program, load_program
 from taccl.errors import InputError
-from taccl.names import shown
+from taccl.names import shown, table
 from taccl.units import format_gap, format_size, format_us
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _of_program(options: argparse.Namespace) -> Answer:
     """What a program takes on a topology at each size."""
-    from taccl.cli.text import table
-
     for name, given in (
         ("--alpha", options.alpha is not None), ("--tiles", options.tiles > 1),
         ("--jitter", options.jitter > 0), ("--time-unit-us", options.time_unit_us is not None),

@@ -13,7 +13,7 @@ from taccl.cli.options import add_options, add_size, positive, resized
 from taccl.cli.output import progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
-from taccl.names import shown
+from taccl.names import shown, table
 from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
 
 
 def _text(topology: Topology, collective: str, found: Sequence[taccl.SketchProposal]) -> str:
-    from taccl.cli.text import table
     from taccl.synthesis.suggesting.symmetry_finding import count_symmetries, find_shifts
 
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"

@@ -86,15 +86,13 @@ def look_into(
     if count <= _MOST_DRAWN:
         whole = schedule.expand() if isinstance(schedule, CompactSchedule) else schedule
     else:
-        missing["timeline"] = missing["load"] = (
-            f"left out: the schedule has {count} transfers, and is drawn up to {_MOST_DRAWN}"
-        )
+        why = f"left out: the schedule has {count} transfers, and is drawn up to {_MOST_DRAWN}"
+        missing["timeline"] = missing["load"] = why
     simulation, rates = None, None
     if whole is None or count > _MOST_REPLAYED:
-        missing["sizes"] = (
-            f"left out: the schedule has {count} transfers, and is replayed up to {_MOST_REPLAYED}"
-        )
-        missing.setdefault("load", f"How resources idle is {missing['sizes']}")
+        why = f"left out: the schedule has {count} transfers, and is replayed up to {_MOST_REPLAYED}"
+        missing["sizes"] = why
+        missing.setdefault("load", f"How resources idle is {why}")
     else:
         try:
             simulation = simulate(whole)
@@ -104,15 +102,7 @@ def look_into(
             rates = bandwidths(whole, budget_s=budget_s)
         except TacclError as error:
             missing["sizes"] = f"left out: {error}"
+    moments = found.progress if isinstance(found, Result) else moments_in(details)
     return Findings(
-        schedule=schedule,
-        whole=whole,
-        verification=verification,
-        bound=bound,
-        proven=proven,
-        simulation=simulation,
-        bandwidths=rates,
-        moments=found.progress if isinstance(found, Result) else moments_in(details),
-        details=details,
-        missing=missing,
+        schedule, whole, verification, bound, proven, simulation, rates, moments, details, missing
     )

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["report", "write_report"]
 
-_CONTENTS = (
-    ("verification", "Verification"), ("bound", "Bound and gap"), ("timeline", "Timeline"), ("load", "Load"),
-    ("sizes", "Bandwidth over size"), ("search", "Search"), ("problem", "Problem and sketch"),
-    ("transfers", "Transfers"), ("versions", "Versions and command"),
-)  # fmt: skip
+#: The sections in order, each a function of `sections`.
+_CONTENTS = {
+    "verification": "Verification", "bound": "Bound and gap", "timeline": "Timeline", "load": "Load",
+    "sizes": "Bandwidth over size", "search": "Search", "problem": "Problem and sketch",
+    "transfers": "Transfers", "versions": "Versions and command",
+}  # fmt: skip
 
 
 @checked
@@ -62,24 +63,12 @@ def report(
         HTML. Of a very large schedule pictures are left out, and the page says so.
     """
     known = look_into(found, details, budget_s=budget_s)
+    contents = "".join(f'<a href="#{name}">{as_html(title)}</a>' for name, title in _CONTENTS.items())
+    parts = (getattr(sections, name)(known) for name in _CONTENTS if name != "versions")
     body = "".join(
-        (
-            _head(known),
-            sections.summary(known),
-            "<nav>"
-            + "".join(f'<a href="#{name}">{as_html(title)}</a>' for name, title in _CONTENTS)
-            + "</nav>",
-            sections.verification(known),
-            sections.bound(known),
-            sections.timeline(known),
-            sections.load(known),
-            sections.sizes(known),
-            sections.search(known),
-            sections.problem(known),
-            sections.transfers(known),
-            sections.versions(known, command),
-        )
-    )
+        (_head(known), sections.summary(known), f"<nav>{contents}</nav>", *parts,
+         sections.versions(known, command))
+    )  # fmt: skip
     # Only this script may run, and nothing may be fetched, whatever a file has in it.
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"

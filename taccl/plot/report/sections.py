@@ -10,13 +10,12 @@ import numpy as np
 from taccl.analysis.certificates.certificate import describe_witness
 from taccl.errors import TacclError
 from taccl.html import as_html
-from taccl.plot.bandwidth import bandwidth
 from taccl.plot.bars import bars_of, busy_shares
 from taccl.plot.gantt import COPIES, MOST_SHAPES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.layout import height_of
 from taccl.plot.progress import draw_moments
 from taccl.plot.report.parts import data, facts, fold_away, paragraph, picture, section, table
-from taccl.plot.sizes import NAMES_OF_BASELINES
+from taccl.plot.sizes import NAMES_OF_BASELINES, bandwidth
 from taccl.plot.style import figure, title_of
 from taccl.plot.topology import topology as draw_topology
 from taccl.units import format_count, format_gap, format_size, format_us
