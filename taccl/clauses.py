@@ -73,12 +73,8 @@ class Clause(NamedTuple):
 
     Parameters
     ----------
-    field : str
-        Its name in `Clauses`.
-    scope : str
-        What it speaks of; all but ``"search"`` bind a schedule.
-    shape : str
-        What its values are.
+    field, scope, shape : str
+        Its name in `Clauses`, what it speaks of (all but ``"search"`` bind a schedule), what its values are.
     said : tuple of str
         The fields of a sketch that say it. A single one with `is_copied` is its value.
     reads : callable

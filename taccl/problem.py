@@ -136,11 +136,6 @@ class Problem:
             By index.
         reducing : bool
             Whether the chunk is on its way into a sum.
-
-        Raises
-        ------
-        InputError
-            If there is no such link or chunk.
         """
         link = known_index(link, len(self.topology.links), "link")
         chunk = known_index(chunk, self.collective.num_chunks, "chunk")
@@ -162,19 +157,15 @@ class Problem:
 
     @cached_property
     def _digest(self) -> str:
-        content = self._outline()
-        del content["clauses"]["where"]
+        outline = self._outline()
+        del outline["clauses"]["where"]
+        collective = outline.pop("collective")
+        before = {name: outline.pop(name) for name in ("chunk_bytes", "clauses")}
         # Chunks are written some at a time where their list belongs: all at once they may be gigabytes.
-        content["collective"]["chunks"] = here = "chunks"
-        text = _compact(content)
-        while text.count(_compact(here)) > 1:  # it is a name, too
-            content["collective"]["chunks"] = here = f"{here}."
-            text = _compact(content)
-        before, after = text.split(_compact(here))
-        state = hashlib.sha256(before.encode() + b"[")
+        state = hashlib.sha256(f'{_compact(before)[:-1]},"collective":{{"chunks":['.encode())
         for number, some in enumerate(_written(self.collective.chunks)):
             state.update((("," if number else "") + some).encode())
-        state.update(b"]" + after.encode())
+        state.update(f"],{_compact(collective)[1:]},{_compact(outline)[1:]}".encode())
         return state.hexdigest()
 
     def with_clauses(self, **changes: Any) -> Problem:
@@ -282,16 +273,14 @@ def make_problem(
     """
     notes = list(notes)
     if (chunk_bytes is None) == (size_bytes is None):
-        raise CollectiveError(
-            "give either a size or a chunk size, and not both", where="size_bytes, chunk_bytes"
-        )
+        said = "give either a size or a chunk size, and not both"
+        raise CollectiveError(said, where="size_bytes, chunk_bytes")
     if size_bytes is not None:
         count = collective.size_chunks or 1  # of a collective without chunks
         each = -(-size_bytes // count)
         if each * count != size_bytes:
-            notes.append(
-                f"size {size_bytes} B does not divide into {count} chunks: each is padded to {each} B"
-            )
+            padded = f"each is padded to {each} B"
+            notes.append(f"size {size_bytes} B does not divide into {count} chunks: {padded}")
         sizes = (each,) * collective.num_chunks
     elif isinstance(chunk_bytes, (int, np.integer)):
         sizes = (int(chunk_bytes),) * collective.num_chunks
@@ -368,10 +357,9 @@ def _written(chunks: Sequence[Chunk]) -> Iterator[str]:
     def written(ranks: tuple[int, ...]) -> str:
         if len(ranks) == 1:
             return f"[{ranks[0]}]"
-        text = shared.get(id(ranks))
-        if text is None:
-            text = shared[id(ranks)] = _compact(ranks)
-        return text
+        if id(ranks) not in shared:
+            shared[id(ranks)] = _compact(ranks)
+        return shared[id(ranks)]
 
     for first in range(0, len(chunks), _WRITTEN_AT_ONCE):
         yield ",".join(

@@ -93,11 +93,6 @@ class Cache:
     folder : path, optional
         Default: `cache_folder`. It is made when the first result is stored.
 
-    Raises
-    ------
-    InputError
-        If the path is empty, or is none.
-
     Examples
     --------
     >>> table = taccl.compare(problem, backends=["greedy"])  # doctest: +SKIP
@@ -114,29 +109,18 @@ class Cache:
 
     @checked
     def path(self, key: str) -> Path:
-        """Where the result of a key is, if it is there; `taccl.load` reads it.
-
-        Raises
-        ------
-        InputError
-            If it is no key.
-        """
+        """Where the result of a key is, if it is there; `taccl.load` reads it."""
         if not _KEY.fullmatch(key):
-            raise InputError(
-                f"found {key!r}; expected 64 hexadecimal digits, as in the column key", where="key"
-            )
+            said = f"found {key!r}; expected 64 hexadecimal digits, as in the column key"
+            raise InputError(said, where="key")
         return self.folder / "results" / f"v{_SCHEMA}" / key[:2] / f"{key}.json"
 
     @checked
     def get(self, key: str, *, problem: Problem | None = None) -> Entry | None:
         """What is stored under a key, once it has passed the verifier; None if nothing is.
 
-        An entry that is damaged, or is of something else, is a miss with a `CacheWarning`.
-
-        Parameters
-        ----------
-        problem : Problem, optional
-            What the key is of, which then must be that of the entry. Where it is known, reading is faster.
+        An entry that is damaged, or not of the `problem` given, is a miss with a `CacheWarning`. Where the
+        problem is known, reading is faster.
         """
         found = self.find(key, problem)
         if isinstance(found, str):
@@ -185,16 +169,13 @@ class Cache:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, text, overwrite=True, keep_mode=False)
+                return True
             except (OSError, InputError) as error:
-                if again:
-                    continue
-                reason = getattr(error, "strerror", None) or error
-                warnings.warn(
-                    f"{self.folder}: results cannot be stored ({reason})", CacheWarning, stacklevel=3
-                )
-                return False
-            break
-        return True
+                if not again:
+                    reason = getattr(error, "strerror", None) or error
+                    said = f"{self.folder}: results cannot be stored ({reason})"
+                    warnings.warn(said, CacheWarning, stacklevel=3)
+        return False
 
     @checked
     def schedule(self, key: str) -> Schedule:
@@ -208,10 +189,8 @@ class Cache:
         entry = self.get(key)
         if entry is None or entry.schedule is None:
             what = "nothing" if entry is None else f"a run without a schedule ({entry.row['status']})"
-            raise InputError(
-                f"found {what} in {self.folder}; expected a schedule; compare once more with this cache",
-                where=key,
-            )
+            said = f"found {what} in {self.folder}; expected a schedule; compare once more with this cache"
+            raise InputError(said, where=key)
         return entry.schedule
 
     @checked
@@ -220,36 +199,19 @@ class Cache:
         return [self.schedule(row.key) if row.verified else None for row in table.itertuples()]
 
     def info(self) -> CacheInfo:
-        """How many results there are, their size and age; of every version of taccl.
-
-        Raises
-        ------
-        InputError
-            If the folder is a file, or cannot be looked into.
-        """
-        sizes, changed = [], []
+        """How many results there are, their size and age; of every version of taccl."""
+        found = []
         for path in self._files():
-            try:
-                stat = path.stat()
-            except OSError:  # cleared meanwhile
-                continue
-            if path.name[0] != ".":
-                sizes.append(stat.st_size)
-                changed.append(stat.st_mtime)
-        if not sizes:
-            return CacheInfo(self.folder, 0, 0)
-        now = time.time()
-        ages = max(0.0, now - min(changed)), max(0.0, now - max(changed))
-        return CacheInfo(self.folder, len(sizes), sum(sizes), *ages)
+            with contextlib.suppress(OSError):  # cleared meanwhile
+                if path.name[0] != ".":
+                    found.append(path.stat())
+        ages: Sequence[float | None] = sorted(max(0.0, time.time() - stat.st_mtime) for stat in found) or (
+            None,
+        )
+        return CacheInfo(self.folder, len(found), sum(stat.st_size for stat in found), ages[-1], ages[0])
 
     def clear(self) -> CacheInfo:
-        """Remove every result, and nothing else that may be in the folder; what was removed.
-
-        Raises
-        ------
-        InputError
-            If the folder is a file or cannot be looked into, or a file cannot be removed.
-        """
+        """Remove every result, and nothing else that may be in the folder; what was removed."""
         removed = self.info()
         for path in self._files():
             try:
@@ -269,13 +231,9 @@ class Cache:
                 raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
             paths = sorted((self.folder / "results").glob("v*/??/*"))
         except OSError as error:
-            raise InputError(
-                f"the cache cannot be looked into ({error.strerror}); give another folder",
-                where=str(self.folder),
-            ) from None
-        for path in paths:
-            if _FILE.fullmatch(path.name):
-                yield path
+            said = f"the cache cannot be looked into ({error.strerror}); give another folder"
+            raise InputError(said, where=str(self.folder)) from None
+        yield from (path for path in paths if _FILE.fullmatch(path.name))
 
     def __repr__(self) -> str:
         return f"Cache({str(self.folder)!r})"
@@ -312,13 +270,7 @@ def digest_of(problem: Problem) -> str:
 
 
 def key_of(problem_digest: str, **options: str | int | float | None) -> str:
-    """The key of a run: a hash of its problem, its options, and the versions of what solves.
-
-    Parameters
-    ----------
-    options : mapping of name to value
-        All that `synthesize` is given besides the problem: the backend, its limits and its seed.
-    """
+    """The key of a run: a hash of its problem, its options, and the versions of what solves."""
     content = {"schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions()}
     return hashlib.sha256(_canonical(content).encode()).hexdigest()
 
@@ -326,13 +278,7 @@ def key_of(problem_digest: str, **options: str | int | float | None) -> str:
 def entry_document(
     key: str, row: dict[str, Any], schedule: Schedule | None, *, found: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What is stored of a run, as plain values.
-
-    Parameters
-    ----------
-    found : dict, optional
-        How the schedule was found, as `Result.to_dict` tells.
-    """
+    """What is stored of a run, as plain values; `found` is `Result.to_dict`."""
     content = {**(found or {}), "key": key, "row": row}
     if schedule is not None:
         return dump_schedule(schedule, extra=content)

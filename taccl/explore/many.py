@@ -73,11 +73,8 @@ def table_of(
         why = "stopped by Ctrl-C" if interrupted else f"stopped by {type(error).__name__}: {error}"
         rows = [row if row["status"] != "not run" else row | {"error": why} for row in rows]
         left = sum(row["status"] == "not run" for row in rows)
-        warnings.warn(
-            f"{why}; {left} of {len(rows)} runs are left: run the same again to resume",
-            TacclWarning,
-            stacklevel=4,
-        )
+        said = f"{why}; {left} of {len(rows)} runs are left: run the same again to resume"
+        warnings.warn(said, TacclWarning, stacklevel=4)
     return frame(with_best_bounds(rows))
 
 
@@ -172,8 +169,7 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
 def _mend_dask(backend: Any) -> None:
     """Have joblib's Dask backend report tasks whose workers died, and run every task on the cluster.
 
-    It would wait for the former without end, and run tasks in this process while the cluster has one core, as
-    it may once a worker has died.
+    It would wait for the former without end, and run tasks in this process while the cluster has one core.
     """
     if type(backend).__name__ != "DaskDistributedBackend" or "submit" in vars(backend):
         return

@@ -75,7 +75,7 @@ def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
 
 
 def check_lowering(lowering: Mapping[str, Any]) -> None:
-    """Do nothing of options that `taccl.lower` takes: it is asked about a small schedule."""
+    """Raise `InputError` for options that `taccl.lower` does not take: it is asked about a small schedule."""
     known = list(signature(lower).parameters)[1:]
     unknown = [name for name in lowering if name not in known]
     if unknown:
@@ -84,7 +84,7 @@ def check_lowering(lowering: Mapping[str, Any]) -> None:
 
 
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The folder to write, once nothing speaks against it."""
+    """The folder to write; `InputError` if something speaks against it."""
     where = os.fspath(folder)
     if not where:
         raise InputError("found an empty path; give the path of a folder", where="output")
@@ -99,20 +99,16 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     if is_other:
         raise InputError("is not a folder; give another path", where=where)
     if names and not overwrite:
-        raise InputError(
-            "the folder exists; pass --force (overwrite=True) to replace it, or give another path",
-            where=where,
-        )
+        said = "the folder exists; pass --force (overwrite=True) to replace it, or give another path"
+        raise InputError(said, where=where)
     others = sorted(name for name in names if not _OWN.fullmatch(name))
     if names and (others or not _is_plan(path)):
         found = f", {others[0]!r}" if others else ""
-        raise InputError(
-            f"the folder holds something other than a plan{found}; give another path", where=where
-        )
+        said = f"the folder holds something other than a plan{found}; give another path"
+        raise InputError(said, where=where)
     if not path.parent.is_dir():
-        raise InputError(
-            f"there is no folder {path.parent}; make it first, or give another path", where=where
-        )
+        said = f"there is no folder {path.parent}; make it first, or give another path"
+        raise InputError(said, where=where)
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"nothing can be written in {path.parent}; give another path", where=where)
     return path
@@ -175,9 +171,8 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
     (folder / "environment.sh").write_text(_environment(plan), encoding="utf-8")
     register = ["environment.sh"]
     if mscclpp:
-        snippet = registration_snippet(
-            mscclpp, ranks_per_node=_ranks_per_node(plan) or 0, module="register_plans"
-        )
+        per_node = _ranks_per_node(plan) or 0
+        snippet = registration_snippet(mscclpp, ranks_per_node=per_node, module="register_plans")
         (folder / "register_plans.py").write_text(snippet, encoding="utf-8")
         register.append("register_plans.py")
     index = {
@@ -220,12 +215,9 @@ def _environment(plan: Plan) -> str:
     if len(programs) > _MAX_FILES:
         lines.append(f"# The runtime loads {_MAX_FILES} files at most: leave some out, or plan fewer ranges.")
     files = ":".join(f"$TACCL_PLAN/{name}" for name in programs)
-    return "\n".join(
-        [
-            *lines,
-            'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"',
-            f'export MSCCL_XML_FILES="{files}"',
-            "export NCCL_ALGO=MSCCL,RING,TREE",
-            "",
-        ]
-    )
+    lines += [
+        'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"',
+        f'export MSCCL_XML_FILES="{files}"',
+        "export NCCL_ALGO=MSCCL,RING,TREE",
+    ]
+    return "\n".join([*lines, ""])

@@ -44,6 +44,9 @@ _STATUS = (
     "`no schedule` (within the time), `out of memory`, `crashed`, `interrupted`, `not run`"
 )
 
+_BOUND = "no schedule of the problem finishes sooner: the best bound of all its runs"
+_CACHED = "whether it was read from the cache; its seconds are those of the first run"
+
 COLUMNS: tuple[Column, ...] = (
     Column("topology", "string", "its name"),
     Column("collective", "string", "its name"),
@@ -60,9 +63,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("error", "string", "the reason, where there is no schedule"),
     Column("stopped", "string", "why the search ended, as in `Result.stopped`"),
     Column("finish_us", "float64", "the last arrival"),
-    Column(
-        "bound_us", "float64", "no schedule of the problem finishes sooner: the best bound of all its runs"
-    ),
+    Column("bound_us", "float64", _BOUND),
     Column("gap", "float64", "(finish - bound) / bound; 0 is a proven optimum"),
     Column("algbw_gb_per_s", "float64", "size divided by finish"),
     Column("busbw_gb_per_s", "float64", "bus bandwidth, as nccl-tests counts it"),
@@ -89,9 +90,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("improve_s", "float64", "of them: improvement of what was found"),
     Column("other_s", "float64", "of them: what is left, such as verifying"),
     Column("verified", "bool", "whether there is a schedule, which is then verified"),
-    Column(
-        "from_cache", "bool", "whether it was read from the cache; its seconds are those of the first run"
-    ),
+    Column("from_cache", "bool", _CACHED),
     Column("taccl_version", "string", "version of taccl"),
     Column("solver_version", "string", "each solver that ran, with its version"),
     Column("python_version", "string", "version of Python"),

@@ -48,13 +48,10 @@ _LINGER_S = 3.0
 _LOOK_EVERY_S = 0.5
 
 _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
-    (InfeasibleError, "infeasible"),
-    (SolverUnavailableError, "unavailable"),
-    (NoSolutionError, "no schedule"),
-    (InputError, "does not fit"),
-    (MemoryError, "out of memory"),
+    (InfeasibleError, "infeasible"), (SolverUnavailableError, "unavailable"),
+    (NoSolutionError, "no schedule"), (InputError, "does not fit"), (MemoryError, "out of memory"),
     (KeyboardInterrupt, "interrupted"),
-)
+)  # fmt: skip
 
 
 class Case:
@@ -91,15 +88,13 @@ class RunRequest:
 def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
     """A row with options, up to what a run of the problem will find."""
     digest = digest_of(problem)
+    topology, collective = problem.topology, problem.collective
+    options = {name: row[name] for name in _OPTIONS if row[name] is not None}
     return row | {
-        "topology": problem.topology.name,
-        "collective": problem.collective.name,
-        "num_ranks": problem.topology.num_ranks,
-        "size_bytes": problem.size_bytes,
-        "chunks_per_rank": problem.collective.chunks_per_rank,
-        "problem_digest": digest,
-        "key": key_of(digest, **{name: row[name] for name in _OPTIONS if row[name] is not None}),
-    }
+        "topology": topology.name, "collective": collective.name, "num_ranks": topology.num_ranks,
+        "size_bytes": problem.size_bytes, "chunks_per_rank": collective.chunks_per_rank,
+        "problem_digest": digest, "key": key_of(digest, **options),
+    }  # fmt: skip
 
 
 def make_run(problem: Problem, row: dict[str, Any], *, stores: bool) -> RunRequest:
