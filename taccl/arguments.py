@@ -305,7 +305,7 @@ def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Kind | None:
     if isinstance(node, ast.Subscript):
         inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
         node = node.value
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    name = str(getattr(node, "attr", getattr(node, "id", "")))
     if name == "Literal":
         return _one_of(tuple(ast.literal_eval(each) for each in inner))
     if name in _UNCHECKED:

@@ -165,10 +165,8 @@ class Collective:
         object.__setattr__(self, "chunks", read)
 
     def _no_such(self, index: int, role: str, rank: int) -> CollectiveError:
-        return CollectiveError(
-            f"chunk {index}: {role} {rank} does not exist; there are ranks 0-{self.num_ranks - 1}",
-            where=self.name,
-        )
+        said = f"chunk {index}: {role} {rank} does not exist; there are ranks 0-{self.num_ranks - 1}"
+        return CollectiveError(said, where=self.name)
 
     def _check_groups(self) -> None:
         """Raise `CollectiveError` unless groups have known ranks, and each chunk is among one's."""
@@ -176,19 +174,13 @@ class Collective:
             _check_members(group.ranks, self.num_ranks, where=f"{self.name}: group {index}")
         counted = sum(group.num_chunks for group in self.groups)
         if counted != self.num_chunks or min(group.num_chunks for group in self.groups) < 0:
-            raise CollectiveError(
-                f"found groups of {[group.num_chunks for group in self.groups]} chunks; expected "
-                f"{self.num_chunks} in all",
-                where=self.name,
-            )
+            found = f"found groups of {[group.num_chunks for group in self.groups]} chunks"
+            raise CollectiveError(f"{found}; expected {self.num_chunks} in all", where=self.name)
         for index, (group, chunks) in enumerate(zip(self.groups, self.chunks_of_group, strict=True)):
             strangers = self._ranks_of(chunks).difference(group.ranks)
             if strangers:
-                raise CollectiveError(
-                    f"chunks {chunks.start}-{chunks.stop - 1} concern ranks {sorted(strangers)}, which are "
-                    f"not in group {index}",
-                    where=self.name,
-                )
+                named = f"chunks {chunks.start}-{chunks.stop - 1} concern ranks {sorted(strangers)}"
+                raise CollectiveError(f"{named}, which are not in group {index}", where=self.name)
 
     @property
     def num_chunks(self) -> int:
@@ -299,9 +291,8 @@ class Collective:
         members = tuple(ranks)
         _check_members(members, num_ranks, where=where)
         if len(members) != self.num_ranks:
-            raise CollectiveError(
-                f"found {len(members)} members; the collective is over {self.num_ranks} ranks", where=where
-            )
+            said = f"found {len(members)} members; the collective is over {self.num_ranks} ranks"
+            raise CollectiveError(said, where=where)
         placed = self._placed(members, num_ranks)
         own = (ProcessGroup(self.name, members, self.num_chunks),)
         return placed if self.groups else replace(placed, groups=own)
@@ -310,10 +301,8 @@ class Collective:
     def relabelled(self, permutation: Sequence[int]) -> Collective:
         """The collective with rank r renamed ``permutation[r]``; chunks keep their index."""
         if sorted(permutation) != list(range(self.num_ranks)):
-            raise CollectiveError(
-                f"found {list(permutation)[:16]}; expected every rank 0-{self.num_ranks - 1} once",
-                where="permutation",
-            )
+            said = f"found {list(permutation)[:16]}; expected every rank 0-{self.num_ranks - 1} once"
+            raise CollectiveError(said, where="permutation")
         return self._placed(permutation, self.num_ranks)
 
     def _placed(self, permutation: Sequence[int], num_ranks: int) -> Collective:
@@ -391,9 +380,8 @@ def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:
         raise CollectiveError("found no members; expected at least one", where=where)
     for rank in ranks:
         if not 0 <= rank < num_ranks:
-            raise CollectiveError(
-                f"rank {rank} does not exist; there are ranks 0-{num_ranks - 1}", where=where
-            )
+            said = f"rank {rank} does not exist; there are ranks 0-{num_ranks - 1}"
+            raise CollectiveError(said, where=where)
     if len(set(ranks)) < len(ranks):
         twice = sorted({rank for rank in ranks if list(ranks).count(rank) > 1})
         raise CollectiveError(f"ranks {twice} are named twice; name each member once", where=where)

@@ -258,11 +258,8 @@ def together(collectives: Sequence[Collective]) -> Collective:
         derivations.extend(Derivation(d.source + first, d.rank, d.chunk + first) for d in each.derivations)
         chunks.extend(_as_sums(each, index) if sums and not each.combining else each.chunks)
     if sums and derivations:
-        raise CollectiveError(
-            "some collectives reduce on the way, and others derive chunks from one another; schedule them "
-            "apart",
-            where="together",
-        )
+        said = "some collectives reduce on the way, and others derive chunks; schedule them apart"
+        raise CollectiveError(said, where="together")
     names = list(dict.fromkeys(each.name for each in collectives))
     alike = len(names) == 1 < len(collectives)
     return Collective(

@@ -37,9 +37,7 @@ def compiled(function: _Function | None = None, *, allocates: bool = False) -> A
 
     References to arrays are counted only where it `allocates` arrays or lists: the rest takes half the time.
     """
-    if function is None:
-        return partial(compiled, allocates=allocates)
-    return _compiled(function, {} if allocates else {"_nrt": False})
+    return _compiled(function, allocates)
 
 
 @overload
@@ -51,20 +49,18 @@ def inner(function: _Function | None = None, *, allocates: bool = False) -> Any:
 
     What Python needs to call a function that is given many arrays takes as long to compile as the function.
     """
+    return _compiled(function, allocates, no_cpython_wrapper=True)
+
+
+def _compiled(function: _Function | None, allocates: bool, **options: Any) -> Any:
     if function is None:
-        return partial(inner, allocates=allocates)
-    options = {"no_cpython_wrapper": True}
-    return _compiled(function, options if allocates else options | {"_nrt": False})
-
-
-def _compiled(function: _Function, options: dict[str, Any]) -> _Function:
+        return partial(_compiled, allocates=allocates, **options)
     # What is compiled is never handed to C, which calls it in a way of its own.
-    options |= {"nogil": True, "no_cfunc_wrapper": True}
+    options |= {"nogil": True, "no_cfunc_wrapper": True} | ({} if allocates else {"_nrt": False})
     kernel: Any = numba.njit(**options)(function)
     if kernel is not function:  # NUMBA_DISABLE_JIT=1
         kernel._cache = _Cache(function)
-    result: _Function = kernel
-    return result
+    return kernel
 
 
 @cache

@@ -42,10 +42,8 @@ def load(path: str | PathLike[str], **arguments: Any) -> Topology:
 
     found = foreign_topology(path)
     if found is None and arguments:
-        raise TopologyError(
-            f"found a file of taccl's own, which has no use for {', '.join(arguments)}; leave it out",
-            where=str(path),
-        )
+        said = f"found a file of taccl's own, which has no use for {', '.join(arguments)}; leave it out"
+        raise TopologyError(said, where=str(path))
     if found is None:
         return load_topology(path)
     name, reader = found
@@ -53,7 +51,6 @@ def load(path: str | PathLike[str], **arguments: Any) -> Topology:
         topology: Topology = reader(path, **arguments)
     except TypeError as error:
         unknown = str(error).partition("argument ")[2] or str(error)
-        raise TopologyError(
-            f"found {name}, which has no use for {unknown}; leave it out", where=str(path)
-        ) from None
+        said = f"found {name}, which has no use for {unknown}; leave it out"
+        raise TopologyError(said, where=str(path)) from None
     return topology

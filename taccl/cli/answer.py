@@ -7,8 +7,6 @@ from typing import Any
 
 from taccl.errors import InputError, SolverUnavailableError, TacclError
 
-__all__ = ["EXIT_BAD_INPUT", "EXIT_INTERRUPTED", "Answer", "explained", "failed", "judged"]
-
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 _EXIT_OWN_FAULT = 70

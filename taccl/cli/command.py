@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
-__all__ = ["build_parser", "run"]
-
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
 #: What is no option in any verb; a verb may name more as its default of `positionals`.
 _POSITIONALS = frozenset(("file", "name", "sketch", "thing"))

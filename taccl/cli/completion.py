@@ -11,8 +11,6 @@ from taccl.cli.command import build_parser
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["complete"]
-
 
 def complete() -> None:
     """Answer the shell that asks how a line may go on, and exit."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.symmetric.implicit import ImplicitResult
     from taccl.topology.named import NamedFabric
 
-__all__ = ["check_room", "implicit_answer"]
-
 #: From so many ranks on a fabric that looks alike from every rank gets an implicit schedule.
 _MANY_RANKS = 2048
 #: A worse implicit schedule is left to the general way.

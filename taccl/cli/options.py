@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "add_options", "add_problem_options", "add_schedule", "add_size", "add_sketch", "at_least_zero",
-    "flag_of", "jitter", "need_collective", "number", "positive", "problem_from_options", "resized",
-    "schedule_from_options", "seconds", "settle_topology", "sizes", "topology_for",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
-__all__ = [
-    "add_output", "check_output", "emit", "hold_descriptors", "progress_shown", "say", "show_warning",
-    "with_file", "written_to",
-]  # fmt: skip
-
 
 def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
     """Declare the file to write."""

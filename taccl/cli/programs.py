@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from taccl.program.program import Program
     from taccl.schedule.schedule import Schedule
 
-__all__ = [
-    "followed", "following_text", "following_values", "holds_program", "load_program", "program_text",
-    "program_values",
-]  # fmt: skip
-
 
 def holds_program(word: str | None) -> bool:
     """Whether a word is a file whose content is a program's."""

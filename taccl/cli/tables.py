@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from taccl.cli.answer import Answer
 
-__all__ = ["add_run_options", "check_table", "run_options", "table_answer", "words"]
-
 _ENDINGS = (".csv", ".json", ".parquet")
 
 

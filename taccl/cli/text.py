@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from taccl.topology.profiles import Constant
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "bound_text", "bound_values", "picked", "result_text", "schedule_text", "schedule_values",
-    "simulation_text", "simulation_values", "topology_text", "topology_values", "verification_text",
-    "verification_values",
-]  # fmt: skip
-
 
 def picked(thing: object, *names: str) -> dict[str, Any]:
     """Some attributes of a thing, by name."""
@@ -95,7 +89,7 @@ def topology_text(topology: Topology) -> str:
     )
     head = ("links", "where", "alpha us", "beta us/MB", "GB/s")
     links = [
-        (str(count), place, f"{float(alpha):g}", f"{float(beta):g}", f"{float(1000 / beta):.4g}")
+        (str(count), place, *(f"{float(cost):g}" for cost in (alpha, beta)), f"{float(1000 / beta):.4g}")
         for (place, alpha, beta), count in sorted(classes.items(), key=lambda item: (item[0], item[1]))
     ]
     lines = [shown(topology.name), table(rows, indent="  "), "", table([head, *links], indent="  ")]
@@ -118,9 +112,8 @@ def verification_text(file: str, verification: Verification) -> str:
     if verification.num_redundant:
         figures += f", {format_count(verification.num_redundant, 'redundant arrival')}"
     verdict = "ok" if verification.ok else format_count(len(verification.violations), "violation")
-    return "\n".join(
-        [f"{shown(file)}: {verdict}: {figures}", *(f"  {each}" for each in verification.violations)]
-    )
+    head = f"{shown(file)}: {verdict}: {figures}"
+    return "\n".join([head, *(f"  {each}" for each in verification.violations)])
 
 
 def verification_values(file: str, verification: Verification) -> dict[str, Any]:
@@ -134,10 +127,9 @@ def bound_text(prices: Prices, granted: Certificate | None, *, proven: bool | No
 
     `granted` is the bound where switches reduce what passes them; `proven` what `Certificate.check` said.
     """
-    bound = prices.bound
-    problem = bound.problem
+    bound, problem, algbw = prices.bound, prices.bound.problem, prices.bound.algbw_gb_per_s
     rows = [
-        ("bound", format_us(bound.bound) + _at_most(bound)),
+        ("bound", format_us(bound.bound) + (f", so {_rate(algbw)} GB/s at most" if algbw else "")),
         ("limited by", bound.limits),
         ("kind", bound.kind),
         ("without sketch", f"{_bound(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"),
@@ -221,11 +213,6 @@ def _bandwidths(schedule: Schedule | CompactSchedule) -> str:
     if algbw is None or busbw is None:
         return ""
     return f", {algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"
-
-
-def _at_most(bound: Certificate) -> str:
-    algbw = bound.algbw_gb_per_s
-    return "" if algbw is None else f", so {algbw:.4g} GB/s at most"
 
 
 def _bound(bound: Certificate) -> str:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-__all__ = ["Kind", "is_file", "kind_of", "names_topology", "sketch_from_word", "topology_from_word"]
-
 Kind = Literal["schedule", "sketch", "upstream sketch", "topology", "upstream topology"]
 
 _FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt")
@@ -42,11 +40,8 @@ def topology_from_word(word: str, *, nodes: int | None = None, profile: str | No
         return taccl.topologies.load(word, **({} if nodes is None else {"nodes": nodes}))
     topology = taccl.topologies.load(word)
     if nodes is not None and nodes != topology.num_nodes:
-        raise InputError(
-            f"found --nodes {nodes}, but the topology has {topology.num_nodes}; change the file, or leave "
-            "--nodes out",
-            where=word,
-        )
+        said = f"found --nodes {nodes}, but the topology has {topology.num_nodes}"
+        raise InputError(f"{said}; change the file, or leave --nodes out", where=word)
     return topology
 
 
@@ -101,9 +96,8 @@ def sketch_from_word(word: str | None) -> Sketch | None:
     if is_file(word):
         kind = kind_of(word, unclear="sketch")
         if kind not in ("sketch", "upstream sketch"):
-            raise InputError(
-                f"found a {kind}; expected a sketch (a topology goes with --topology)", where=word
-            )
+            said = f"found a {kind}; expected a sketch (a topology goes with --topology)"
+            raise InputError(said, where=word)
     return taccl.load_sketch(word)
 
 

@@ -205,7 +205,10 @@ class PlanSearch:
                 remaining = _without_one(tiles, self.grid)
             if not remaining:
                 raise ExportError(f"no schedule fits its format: {'; '.join(notes)}")
-        worst = max(_ratio(_tile_of(tiles, size)[2].finish(size), best[size]) - 1 for size in self.grid)
+        used = {
+            size: next(each for first, last, each in tiles if first <= size <= last) for size in self.grid
+        }
+        worst = max(_ratio(used[size].finish(size), best[size]) - 1 for size in self.grid)
         if worst:
             notes.append(
                 f"with so few ranges, or the format's limits, some sizes take up to {float(worst):.2%} "
@@ -258,10 +261,6 @@ def _tiles(candidates: Sequence[_Candidate], grid: Sequence[int]) -> list[Tile]:
     return tiles
 
 
-def _tile_of(tiles: Sequence[Tile], size: int) -> Tile:
-    return next(tile for tile in tiles if tile[0] <= size <= tile[1])
-
-
 def _ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
     """How many times the best finish another is; where nothing is sent, both are 0, and alike."""
     return finish / best if best else 1
@@ -283,17 +282,14 @@ def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_Candidate]
     return [each for each in winners if each is not least]
 
 
-def _free(problem: Problem) -> Problem:
-    """The problem with no clause of a sketch but what merges: schedules of all sketches compete."""
-    return replace(problem, clauses=problem.clauses.only("merge"))
-
-
 def _range(first: int, last: int, winner: _Candidate, program: Program) -> PlanRange:
     own = min(max(winner.schedule.problem.size_bytes or first, first), last)
     schedules = [winner.at(size) for size in (first, own, last)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TacclWarning)
-        bounds = [lower_bound(_free(each.problem), budget_s=_BOUND_S) for each in schedules]
+        # Schedules of all sketches compete, so that no clause counts but what merges.
+        free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
+        bounds = [lower_bound(each, budget_s=_BOUND_S) for each in free]
     return PlanRange(
         first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
         bounds[1], bounds[0], bounds[2], program,

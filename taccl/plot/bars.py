@@ -26,7 +26,7 @@ SEVERAL = -1
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars of a picture, each a send that a row is busy with.
+    """Bars of a picture, each a send that a row is busy with; arrays have a value for every bar.
 
     Parameters
     ----------
@@ -34,15 +34,12 @@ class Bars:
         The names of the rows shown, from the top.
     num_rows : int
         How many rows have bars, shown or not; of too many the busiest are shown.
-    row, lane, num_lanes : (num_bars,) int64
+    lane, num_lanes
         Bars of a row that overlap lie in lanes of their own; `num_lanes` is that of the bar's row.
-    start_us, end_us : (num_bars,) float64
-    send : (num_bars,) int64
+    send
         The send's group.
-    chunk, origin : (num_bars,) int64
+    chunk, origin
         `SEVERAL` where merged chunks differ. The origin of a sum is its root.
-    link : (num_bars,) int64
-    reduce : (num_bars,) bool
     num_hidden : int
         Bars of rows that are not shown.
     """

@@ -47,10 +47,8 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
 
     missing = [name for name in _NEEDED if name not in getattr(table, "columns", ())]
     if missing:
-        raise InputError(
-            f"found a table without {', '.join(missing)}; give what taccl.compare or taccl.sweep returned",
-            where="table",
-        )
+        said = f"found a table without {', '.join(missing)}; give what taccl.compare or taccl.sweep returned"
+        raise InputError(said, where="table")
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
     if not rows:
         raise InputError("found a table without rows; expected a run at least", where="table")

@@ -81,11 +81,13 @@ def draw_bars(
     ax: Axes | None = None,
 ) -> Axes:
     """Bars that are worked out already; see `gantt`."""
-    if colour not in ("origin", "chunk"):
+    roots = "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
+    title = {"origin": roots, "chunk": "chunk"}.get(colour)
+    if title is None:
         raise InputError(f"found {colour!r}; expected 'origin' or 'chunk'", where="colour")
     num_rows = max(1, len(bars.rows))
     ax = axes(ax, height=rows_height(num_rows))
-    _bars(ax, bars, bars.origin if colour == "origin" else bars.chunk, _colour_title(schedule, colour))
+    _bars(ax, bars, bars.origin if colour == "origin" else bars.chunk, title)
     finish_us = schedule.finish_us
     ax.set_ylim(num_rows - 0.4, -0.6)
     ax.set_xlim(0, finish_us * 1.01 or 1)
@@ -167,9 +169,3 @@ def _colours(ax: Axes, value: NDArray[np.int64], title: str) -> tuple[NDArray[np
         axis = style.scale_beside(ax, scale, "cividis", title, aspect=30, shrink=0.8)
         axis.set_major_locator(MaxNLocator(integer=True))
     return np.where((value == SEVERAL)[:, None], several, colours), key
-
-
-def _colour_title(schedule: Schedule, colour: str) -> str:
-    if colour == "chunk":
-        return "chunk"
-    return "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"

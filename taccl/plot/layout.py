@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,14 +32,13 @@ _MOST_PLACED = 128
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Places in units of a node's radius.
+    """Places in units of a node's radius, as float64.
 
     Parameters
     ----------
-    place : (num_ranks, 2) float64
+    place : (num_ranks, 2)
         Of every rank; its node's where nodes stand for ranks.
-    centre : (num_nodes, 2) float64
-    hub : (num_switches, 2) float64
+    centre, hub : (num_nodes, 2), (num_switches, 2)
     radius : float
         Of a node.
     by_node : bool
@@ -61,11 +61,8 @@ class Line:
 
     Parameters
     ----------
-    start, end : (2,) float64
-    links : tuple of int
-        The links that it stands for.
     resources : frozenset of int
-        What sends over them hold at this end of their way.
+        What sends over the links hold at this end of their way.
     what : {"link", "link round the border", "port", "between nodes"}
         A link of two ranks, its first piece where it leads round a grid, a rank's port of a switch, or all
         links from one node to another.
@@ -113,30 +110,28 @@ def lines_of(topology: Topology, layout: Layout) -> list[Line]:
     ports: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
     for index, link in enumerate(topology.links):
         if index in switched and not layout.by_node and not topology.is_internode(index):
-            for rank in link.srcs:
-                ports[rank, switched[index], True].append(index)
-            for rank in link.dsts:
-                ports[rank, switched[index], False].append(index)
+            for ranks, out in ((link.srcs, True), (link.dsts, False)):
+                for rank in ranks:
+                    ports[rank, switched[index], out].append(index)
         else:
-            for src in link.srcs:
-                for dst in link.dsts:
-                    pairs[src, dst].append(index)
+            for pair in product(link.srcs, link.dsts):
+                pairs[pair].append(index)
     lines = [
         _port(topology, layout.place[rank], layout.hub[hub], links, out)
         for (rank, hub, out), links in ports.items()
     ]
     node = topology.node_of_rank
-    inside = {pair: links for pair, links in pairs.items() if node[pair[0]] == node[pair[1]]}
-    between = {pair: links for pair, links in pairs.items() if node[pair[0]] != node[pair[1]]}
+    inside: list[tuple[int, int]] = [pair for pair in pairs if node[pair[0]] == node[pair[1]]]
+    between = [pair for pair in pairs if node[pair[0]] != node[pair[1]]]
     if not layout.by_node:
-        lines += [_link(topology, layout, pair, links) for pair, links in inside.items()]
+        lines += [_link(topology, layout, pair, pairs[pair]) for pair in inside]
     if len({frozenset(pair) for pair in between}) <= _MOST_PAIRS and not layout.by_node:
-        return lines + [_link(topology, layout, pair, links) for pair, links in between.items()]
+        return lines + [_link(topology, layout, pair, pairs[pair]) for pair in between]
     bundles: dict[tuple[int, int], list[int]] = defaultdict(list)
     both_ways = topology.num_nodes > _MOST_NODES
-    for (src, dst), links in between.items():
+    for src, dst in between:
         nodes = node[src], node[dst]
-        bundles[(min(nodes), max(nodes)) if both_ways else nodes] += links
+        bundles[(min(nodes), max(nodes)) if both_ways else nodes] += pairs[src, dst]
     return lines + [_bundle(topology, layout, nodes, links) for nodes, links in bundles.items()]
 
 

@@ -212,7 +212,12 @@ def bandwidths(
         except (CollectiveError, InputError) as error:
             undefined[name] = error.message
     at_most = _bounds(free, every)
-    under = () if _as_free(problem, free) else _lesser(_bounds(problem, every), at_most)
+    # What guides a search binds no schedule, and merging is left to all.
+    under: tuple[float | None, ...] = ()
+    if not problem.clauses.same(free.clauses, *(scope for scope in BINDING if scope != "merge")):
+        # The search for a bound may come less far under the sketch, which passes nothing without it.
+        pairs = zip(_bounds(problem, every), at_most, strict=True)
+        under = tuple(a if a is None or b is None else min(a, b) for a, b in pairs)
     return Bandwidths(problem, every, rates, at_most, under, baselines, undefined)
 
 
@@ -221,18 +226,6 @@ def _bounds(problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...
     factor = problem.collective.busbw_factor
     found = [lower_bound(assume(problem, size=size), budget_s=_BOUND_S).algbw_gb_per_s for size in sizes]
     return tuple(None if each is None else each * factor for each in found)
-
-
-def _lesser(under: tuple[float | None, ...], free: tuple[float | None, ...]) -> tuple[float | None, ...]:
-    """Rates under a sketch that pass none without it, where the search for a bound came less far under it."""
-    pairs = zip(under, free, strict=True)
-    return tuple(a if a is None or b is None else min(a, b) for a, b in pairs)
-
-
-def _as_free(problem: Problem, free: Problem) -> bool:
-    """Whether a problem's sketch forbids nothing: what guides a search binds no schedule."""
-    scopes = (scope for scope in BINDING if scope != "merge")
-    return problem.clauses.same(free.clauses, *scopes)
 
 
 def usual_sizes(own_bytes: int) -> tuple[int, ...]:

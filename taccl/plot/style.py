@@ -191,11 +191,9 @@ def format_of(path: str | os.PathLike[str]) -> str:
     """The format that a file's name asks for."""
     ending = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if ending not in FORMATS:
-        raise InputError(
-            f"found the ending {ending or 'of nothing'!r}; expected a name that ends in "
-            f"{', '.join('.' + each for each in FORMATS)}",
-            where=os.fspath(path),
-        )
+        known = ", ".join("." + each for each in FORMATS)
+        said = f"found the ending {ending or 'of nothing'!r}; expected a name that ends in {known}"
+        raise InputError(said, where=os.fspath(path))
     return ending
 
 

@@ -22,7 +22,7 @@ from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
     from taccl.plot.bars import By
-    from taccl.plot.report.findings import Findings
+    from taccl.plot.report.page import Findings
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
@@ -48,11 +48,8 @@ def summary(found: Findings) -> str:
         (format_gap(found.gap) + best, "gap: (finish - bound) / bound"),
         (str(schedule.num_transfers), f"transfers in {format_count(schedule.num_sends, 'send')}"),
     ]
-    shown = "".join(
-        f'<div class="card"><b>{as_html(value)}</b><span>{as_html(name)}</span></div>'
-        for value, name in cards
-        if value
-    )
+    card = '<div class="card"><b>{}</b><span>{}</span></div>'
+    shown = "".join(card.format(as_html(value), as_html(name)) for value, name in cards if value)
     return f'<div class="cards">{shown}</div>'
 
 
@@ -224,11 +221,10 @@ def sizes(found: Findings) -> str:
     )
     if rates.bound_under_sketch:
         text += (
-            " They leave the sketch aside, which binds the schedule: so there is a bound with it and without."
+            " They leave the sketch aside, which binds the schedule: there is a bound with it and without."
         )
-    undefined = [
-        paragraph(f"{NAMES_OF_BASELINES[name]}: {why}", kind="note") for name, why in rates.undefined.items()
-    ]
+    why = ((NAMES_OF_BASELINES[name], why) for name, why in rates.undefined.items())
+    undefined = [paragraph(f"{name}: {reason}", kind="note") for name, reason in why]
     shown = picture(drawn, "bandwidth-picture", "bus bandwidth over size")
     numbers = table(head, rows, numbers=range(1, len(head)), name="sizes-table")
     listed = fold_away("The numbers: bus bandwidth in GB/s", numbers)
@@ -270,15 +266,13 @@ def problem(found: Findings) -> str:
     """Topology, collective, sizes and the sketch's clauses."""
     it = found.schedule.problem
     topology, clauses = it.topology, it.clauses
-    clauses_said = [
-        each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None
-    ]
+    said = [each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None]
     rows = [
         *it.facts(),
         ("links", f"{len(topology.links)}, which hold {format_count(len(topology.resources), 'resource')}"),
         ("profile", topology.profile),
         ("cost model", topology.cost_model),
-        *clauses_said,
+        *said,
     ]
     notes = [paragraph(f"note: {note}", kind="note") for note in dict.fromkeys((*it.notes, *topology.notes))]
     return section("problem", "Problem and sketch", facts(rows), *notes)
