@@ -63,10 +63,9 @@ def in_runs(numbers: Iterable[int]) -> str:
     """Whole numbers in few words: ``0-3, 7``; ``none`` of none."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+        if not runs or number != runs[-1][-1] + 1:
+            runs.append([])
+        runs[-1].append(number)
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs) or "none"
 
 

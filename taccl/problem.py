@@ -79,11 +79,8 @@ class Problem:
             count = ranks if noun == "rank" else len(self.topology.links)
             if named and (min(named) < 0 or max(named) >= count):
                 unknown = sorted(each for each in named if not 0 <= each < count)
-                raise SketchError(
-                    f"{noun}s {unknown[:8]} do not exist; the topology has {noun}s 0-{count - 1}",
-                    where=f"clauses.{name}",
-                )
-
+                said = f"{noun}s {unknown[:8]} do not exist; the topology has {noun}s 0-{count - 1}"
+                raise SketchError(said, where=f"clauses.{name}")
         for ranks_to in clauses.symmetry:
             if sorted(ranks_to) != list(range(ranks)):
                 raise SketchError(
@@ -329,9 +326,8 @@ def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses 
         raise CollectiveError(f"found {table.dtype} numbers; expected whole numbers of bytes", where="sizes")
     if (table < 0).any():
         row, column = (int(i) for i in np.argwhere(table < 0)[0])
-        raise CollectiveError(
-            f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more", where="sizes"
-        )
+        said = f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more"
+        raise CollectiveError(said, where="sizes")
     sources, targets = np.nonzero(table * ~np.eye(num_ranks, dtype=bool))
     alone = [(rank,) for rank in range(num_ranks)]
     chunks = (Chunk(alone[r], alone[c]) for r, c in zip(sources.tolist(), targets.tolist(), strict=True))

@@ -127,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name in VERBS:
         module = import_module(f"taccl.cli.verbs.{name}")
-        help = module.run.__doc__
+        help = module.run.__doc__ or ""  # which python -OO leaves out
         verb = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
         verb.add_argument("--json", action="store_true", help="print one JSON object")
         verb.set_defaults(run=module.run)

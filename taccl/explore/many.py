@@ -15,13 +15,14 @@ import sys
 import tempfile
 import threading
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import InputError, TacclError, TacclWarning
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, frame, with_best_bounds
-from taccl.explore.run import end_with, failed_row, known_row, make_run, perform
+from taccl.explore.run import RunRequest, end_with, failed_row, known_row, perform, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from taccl.explore.run import Case, RunRequest
+    from taccl.explore.run import Case
 
     Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 
@@ -104,7 +105,9 @@ def _rows(
             yield index, entry.row | {n: row[n] for n in LABELS} | {"from_cache": True}
             continue
         damage += [entry] if entry else []
-        waiting.append((index, make_run(case.problem, row, stores=cache is not None)))
+        # What was worked out about the problem so far is not worth sending.
+        run = RunRequest(replace(case.problem), row, this_process(), cache is not None)
+        waiting.append((index, run))
     warn_of_damage(damage, stacklevel=6)
     if not waiting:
         return

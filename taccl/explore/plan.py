@@ -122,16 +122,14 @@ def plan(
 def _grid(sizes: str | Iterable[Size]) -> list[int]:
     """The sizes to synthesize at, in order."""
     if isinstance(sizes, str) and ":" in sizes:
-        ends = sizes.split(":")
-        if len(ends) != 2:
-            raise InputError(f"found {sizes!r}; expected two sizes such as '1KB:1GB'", where="sizes")
-        first, last = (parse_size(end, where="sizes") for end in ends)
-        if first > last:
-            raise InputError(f"found {sizes!r}; expected the smaller size first", where="sizes")
-        grid = [first]
-        while grid[-1] * _FACTOR < last:
+        ends = [parse_size(end, where="sizes") for end in sizes.split(":")]
+        if len(ends) != 2 or ends[0] > ends[1]:
+            said = f"found {sizes!r}; expected two sizes such as '1KB:1GB', the smaller size first"
+            raise InputError(said, where="sizes")
+        grid = ends[:1]
+        while grid[-1] * _FACTOR < ends[1]:
             grid.append(grid[-1] * _FACTOR)
-        return grid if last == first else [*grid, last]
+        return sorted({*grid, ends[1]})
     words = sizes.split(",") if isinstance(sizes, str) else list(sizes)
     if not words:
         raise InputError("found none; expected sizes such as '1KB:1GB'", where="sizes")

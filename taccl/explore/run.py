@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.result import Result
 
-__all__ = ["Case", "RunRequest", "end_with", "failed_row", "known_row", "make_run", "perform"]
+__all__ = ["Case", "RunRequest", "end_with", "failed_row", "known_row", "perform", "this_process"]
 
 #: Statuses that the same question would get again. Other failures hang on the machine and the moment.
 _LASTING = ("proven", "found", "infeasible")
@@ -95,12 +94,6 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
         "size_bytes": problem.size_bytes, "chunks_per_rank": collective.chunks_per_rank,
         "problem_digest": digest, "key": key_of(digest, **options),
     }  # fmt: skip
-
-
-def make_run(problem: Problem, row: dict[str, Any], *, stores: bool) -> RunRequest:
-    """A run of a problem, to be performed elsewhere."""
-    # What was worked out about the problem so far is not worth sending.
-    return RunRequest(dataclasses.replace(problem), row, this_process(), stores)
 
 
 def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -100,9 +100,8 @@ def _kinds(ax: Axes, topology: Topology, lines: list[Line]) -> None:
     for line in lines:
         link = topology.links[line.links[0]]
         rate = f"{float(1000 / link.beta_us_per_mb):.4g} GB/s" if link.beta_us_per_mb else "no beta"
-        name = {"port": "port of a switch", "between nodes": "between nodes"}.get(
-            line.what, in_key(link.name) or "link"
-        )
+        own = in_key(link.name) or "link"
+        name = {"port": "port of a switch", "between nodes": "between nodes"}.get(line.what, own)
         kinds.setdefault(f"{name}, {rate} a link", []).append(line)
     key = []
     for number, (name, some) in enumerate(kinds.items()):
