@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = ["Costs", "HoldColumns", "exact_costs", "hold_columns"]
+__all__ = ["Costs", "HoldColumns", "exact_costs", "hold_columns", "link_ends"]
 
 #: How finely time may be cut: beyond a picosecond, costs are rounded to it, with a word.
 _MAX_TICKS_PER_US = 10**6
@@ -93,6 +93,15 @@ def hold_columns(topology: Topology) -> HoldColumns:
         )
     columns: HoldColumns = topology.memo["hold columns"]
     return columns
+
+
+def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The source and the destination of every link, of several the first; made once for each topology."""
+    if "link ends" not in topology.memo:
+        links = topology.links
+        topology.memo["link ends"] = (_read_only([e.src for e in links]), _read_only([e.dst for e in links]))
+    found: tuple[NDArray[np.int64], NDArray[np.int64]] = topology.memo["link ends"]
+    return found
 
 
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:

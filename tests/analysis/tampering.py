@@ -6,12 +6,11 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificates.certificate import (
+from taccl.analysis.certificates.witnesses import (
     Border,
     CutDual,
     DelayedSource,
     FlowDual,
-    NestedCuts,
     Path,
     SetCharge,
     SingleMachine,
@@ -21,27 +20,25 @@ from taccl.analysis.certificates.certificate import (
 if TYPE_CHECKING:
     import random
 
-    from taccl.analysis.certificates.certificate import Witness
+    from taccl.analysis.certificates.witnesses import Witness
     from taccl.problem import Problem
 
 
 def made_up(problem: Problem, rng: random.Random) -> Witness:
     """A witness of any kind that names only what the problem has."""
     num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
-    kind = rng.choice(("path", "border", "nested cuts", "late", "spread", "single machine", "sets", "paths"))
+    kind = rng.choice(("path", "border", "late", "spread", "single machine", "sets", "paths"))
     if kind == "path":
         return Path(rng.randrange(problem.collective.num_chunks), rng.randrange(num_ranks))
     if kind == "border":
         return Border(_some(rng, num_ranks), rng.random() < 0.5)
-    if kind == "nested cuts":
-        outer = _some(rng, num_ranks) | {rng.randrange(num_ranks)}
-        return NestedCuts(frozenset((rng.choice(sorted(outer)),)), outer, rng.random() < 0.5)
     if kind == "late":
         number = [rng.randrange(-1, 3) for _ in range(num_ranks)]
         sets = [frozenset(r for r in range(num_ranks) if number[r] == i) for i in range(3)]
         sets = [ranks for ranks in sets if ranks]
         moments = rng.randrange(-1, 20), rng.randrange(-1, 20)
-        return DelayedSource(tuple(sets), tuple(rng.choice(sorted(ranks)) for ranks in sets), *moments)
+        targets = tuple(rng.choice(sorted(ranks)) for ranks in sets)
+        return DelayedSource(tuple(sets), targets, *moments, backwards=rng.random() < 0.3)
     if kind == "spread":
         return SpreadTail(_some(rng, num_ranks), rng.randrange(-1, 4), rng.randrange(-1, 6))
     if kind == "single machine":
@@ -69,10 +66,6 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         if rng.random() < 0.3:
             return replace(witness, entering=not witness.entering)
         return replace(witness, resource=rng.randrange(len(problem.topology.resources)))
-    if isinstance(witness, NestedCuts):
-        if rng.random() < 0.3:
-            return replace(witness, entering=not witness.entering)
-        return replace(witness, outer=witness.outer ^ {rng.randrange(num_ranks)})
     if isinstance(witness, SpreadTail):
         how = rng.choice(("ranks", "least", "last"))
         if how == "ranks":
@@ -100,7 +93,9 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
 
 
 def _changed_delayed(witness: DelayedSource, num_ranks: int, rng: random.Random) -> DelayedSource:
-    how = rng.choice(("fed", "since", "drop", "target", "rank"))
+    how = rng.choice(("fed", "since", "drop", "target", "rank", "backwards"))
+    if how == "backwards":
+        return replace(witness, backwards=not witness.backwards)
     if how == "fed":
         return replace(witness, fed=witness.fed + rng.randrange(-3, 4))
     if how == "since" or not witness.sets:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.certificate import (
+from taccl.analysis.certificates.witnesses import (
     Border,
-    Certificate,
     CutDual,
     DelayedSource,
     FlowDual,
@@ -42,6 +41,7 @@ from tests.synthesis.small_problems import (
 )
 
 if TYPE_CHECKING:
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
 
 KINDS = (

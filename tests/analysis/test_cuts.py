@@ -18,7 +18,7 @@ from taccl.topology.topology import Topology, TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import CutDual
+    from taccl.analysis.certificates.witnesses import CutDual
     from taccl.problem import Problem
 
 MB = 10**6

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.certificate import Certificate, DelayedSource, describe_witness
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.delayed_source import delayed_source_bounds
-from taccl.analysis.certificates.needed_sends import NeededSends, as_spreading
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.readings import as_spreading
+from taccl.analysis.certificates.witnesses import DelayedSource
 from taccl.errors import InputError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.sketch.reachability import check_reachable
@@ -139,8 +141,7 @@ def test_the_certificate_is_checked_by_arithmetic() -> None:
     assert not replace(certificate, bound=certificate.bound + tick).check()
     assert certificate.limits == "the last 16 of 48 entries into 3 nodes, which only 1 node can feed at first"
     assert (
-        describe_witness(certificate)
-        == "what ranks 0-7 must feed to 3 sets of ranks that hold nothing at first"
+        certificate.witness_text == "what ranks 0-7 must feed to 3 sets of ranks that hold nothing at first"
     )
 
 
@@ -189,6 +190,7 @@ def test_it_is_written_down() -> None:
         "targets": [2],
         "fed": 3,
         "since": 4,
+        "backwards": False,
     }
 
 

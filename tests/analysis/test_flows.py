@@ -17,7 +17,7 @@ from taccl.topology.topology import Topology, TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import FlowDual
+    from taccl.analysis.certificates.witnesses import FlowDual
     from taccl.problem import Problem
 
 MB = 10**6

@@ -10,7 +10,8 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.needed_sends import Job, NeededSends
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.single_machine import Job
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
 from taccl.errors import CollectiveError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.needed_sends import Job, NeededSends
-from taccl.analysis.certificates.single_machine import batch_ends, machine_ticks
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.single_machine import Job, batch_ends, machine_ticks
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import TopologyBuilder
@@ -78,7 +78,7 @@ def ticks(problem: Problem, jobs: Sequence[Job]) -> int:
     """The bound of the jobs on link 0, which is a resource by the same number."""
     demand = NeededSends(problem)
     assert set(demand.held[0]) == {0}
-    return machine_ticks(demand, 0, jobs)
+    return machine_ticks(problem, {0: demand.held[0][0]}, jobs)
 
 
 def test_without_merging_jobs_go_by_release() -> None:
@@ -168,7 +168,8 @@ def test_a_send_lasts_longer_than_its_hold(side: str, expected: int) -> None:
     link = builder.add_link(0, 1, alpha_us=3, beta_us_per_mb=2)
     builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=2, side=side)  # type: ignore[arg-type]
     problem = problem_of(builder.build(), custom(2, [([0], [1])] * 2))
-    assert machine_ticks(NeededSends(problem), port, [job(0, 0, link=link)] * 2) == expected
+    held = {link: NeededSends(problem).held[link][port]}
+    assert machine_ticks(problem, held, [job(0, 0, link=link)] * 2) == expected
 
 
 @pytest.mark.parametrize("seed", range(60))

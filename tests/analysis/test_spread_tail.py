@@ -11,9 +11,10 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.certificate import Certificate, SpreadTail, describe_witness
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
+from taccl.analysis.certificates.witnesses import SpreadTail
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import cases
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
@@ -127,7 +128,7 @@ def test_the_certificate_says_what_it_is() -> None:
     """In words, and as plain values."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))
     bound = Certificate(problem, Fraction(1), "spread tail", "that", SpreadTail(frozenset(range(4)), 4, 1))
-    assert describe_witness(bound) == "the last 1 chunk to enter ranks 0-3, which must then spread there"
+    assert bound.witness_text == "the last 1 chunk to enter ranks 0-3, which must then spread there"
     assert bound.to_dict()["witness"] == {
         "kind": "spread tail",
         "ranks": [0, 1, 2, 3],

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from taccl.problem import Problem
 
@@ -21,8 +21,8 @@ __all__ = ["Facts"]
 class Facts:
     """What a problem says, as plain numbers."""
 
-    def __init__(self, problem: Problem, *, divisible: bool) -> None:
-        self.problem, self.divisible = problem, divisible
+    def __init__(self, problem: Problem, *, divisible: bool, in_network: bool) -> None:
+        self.problem, self.divisible, self.in_network = problem, divisible, in_network
         self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
         self.units = problem.costs.chunk_units.tolist()
         self.by_chunk = not divisible and len(set(self.units)) == 1
@@ -58,6 +58,10 @@ class Facts:
             may = self.problem.may_carry
             self._admitted[key] = [e for e in self.allowed if any(may(e, c, reducing=mode) for mode in modes)]
         return self._admitted[key]
+
+    def carried(self, c: int) -> list[int]:
+        """The links that may carry a chunk, or contributions to a sum in any way."""
+        return self.admitted(c, reducing=None if self.sums else False)
 
     def times(
         self, links: Sequence[int], units: int, starts: dict[int, int], *, backwards: bool = False
@@ -116,6 +120,28 @@ class Facts:
             better = {rank: time for rank, time in reached.items() if time < best.get(rank, time + 1)}
             best |= better
         return best
+
+    @property
+    def spreads_alike(self) -> bool:
+        """Whether chunks of one size, or what is added to sums, spread over links from one rank to one."""
+        return not (
+            self.multi or self.made_at or len(set(self.units)) != 1 or (self.sums and self.in_network)
+        )
+
+    def releases(self, starts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
+        """When each link can carry a chunk first, of some of one size and where each starts."""
+        found: dict[int, tuple[list[int], dict[int, int]]] = {}
+        for c, ranks in starts:
+            links = self.carried(c)
+            found.setdefault(id(links), (links, {}))[1].update(dict.fromkeys(ranks, 0))
+        release: dict[int, int] = {}
+        for links, some in found.values():
+            there = self.times(links, self.units[0], some)
+            for e in links:
+                time = there.get(self.topology.links[e].src)
+                if time is not None:
+                    release[e] = min(time, release.get(e, time))
+        return release
 
     def origins(self, c: int, units: int | None = None) -> dict[int, int]:
         """Where a chunk is first, and when; of a derived one, where and when it is made."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taccl.analysis.certificates.certificate import CutDual, FlowDual
     from taccl.analysis.certificates.check_facts import Facts
+    from taccl.analysis.certificates.witnesses import CutDual, FlowDual
 
 __all__ = ["flow_dual", "cut_dual"]
 
 
-def cut_dual(facts: Facts, witness: CutDual, *, in_network: bool) -> Fraction:
+def cut_dual(facts: Facts, witness: CutDual) -> Fraction:
     """The bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""
     if min(witness.prices, default=0) < 0 or any(each.charge < 0 for each in witness.charges):
         return Fraction(0)
@@ -28,7 +28,7 @@ def cut_dual(facts: Facts, witness: CutDual, *, in_network: bool) -> Fraction:
     need = Fraction(0)
     for each in witness.charges:
         part_of = {r: i for i, part in enumerate(each.parts) for r in part}
-        if len(each.parts) > 1 and (in_network or facts.multi or not facts.sums):
+        if len(each.parts) > 1 and (facts.in_network or facts.multi or not facts.sums):
             return Fraction(0)
         if len(part_of) != sum(map(len, each.parts)):
             return Fraction(0)
@@ -58,7 +58,7 @@ def flow_dual(facts: Facts, witness: FlowDual) -> Fraction:
         targets = set(data.destinations) - set(data.origins)
         if not targets or not data.origins:
             continue
-        links = facts.admitted(c, reducing=False)
+        links = facts.carried(c)
         key = (data.origins, id(links))
         if key not in known:
             known[key] = _cheapest(facts, links, whole, data.origins)
@@ -128,7 +128,7 @@ def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], di
         )
         if not starts or not wanted:
             continue
-        links = facts.admitted(c, reducing=None if facts.sums else False)
+        links = facts.carried(c)
         _, first, last = found.setdefault((id(links), units), (links, {}, {}))
         for rank, when in starts.items():
             first[rank] = min(when, first.get(rank, when))

@@ -7,20 +7,20 @@ from collections import defaultdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificates.check_delayed_source import Passage, passages
+from taccl.analysis.certificates.check_gates import Passage, passages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taccl.analysis.certificates.certificate import SpreadTail
     from taccl.analysis.certificates.check_facts import Facts
+    from taccl.analysis.certificates.witnesses import SpreadTail
 
 __all__ = ["spreads_late"]
 
 
-def spreads_late(facts: Facts, witness: SpreadTail, *, in_network: bool) -> int:
+def spreads_late(facts: Facts, witness: SpreadTail) -> int:
     """When the last chunks that enter the set can have spread in it at the earliest; 0 says nothing."""
-    if facts.multi or facts.made_at or len(set(facts.units)) != 1 or (facts.sums and in_network):
+    if not facts.spreads_alike:
         return 0
     ranks = witness.ranks
     wanted, release = _entering(facts, ranks)
@@ -31,7 +31,7 @@ def spreads_late(facts: Facts, witness: SpreadTail, *, in_network: bool) -> int:
     inside = [e for e in release if links[e].dst in ranks and links[e].src in ranks]
     border = [e for e in release if links[e].dst in ranks and links[e].src not in ranks]
     merges = facts.clauses.max_merge > 1 and not facts.clauses.merging.isdisjoint(inside)
-    if merges or not border or not all(facts.holds[e] for e in inside + border):
+    if merges or not border:
         return 0
     at_once = dict.fromkeys(release, 0)
     gates = passages(facts, border, release)
@@ -62,29 +62,20 @@ def _entering(facts: Facts, ranks: frozenset[int]) -> tuple[list[int], dict[int,
 
     Of a sum it is what ranks outside contribute.
     """
-    wanted: list[int] = []
-    starts: dict[int, tuple[list[int], set[int]]] = {}
+    wanted, starts = [], []
     for c, data in enumerate(facts.collective.chunks):
         outside, ends = set(data.origins) - ranks, ranks.intersection(data.destinations)
         if outside and ends and (facts.sums or ranks.isdisjoint(data.origins)):
             wanted.append(len(ends))
-            links = facts.admitted(c, reducing=None if facts.sums else False)
-            starts.setdefault(id(links), (links, set()))[1].update(outside)
-    release: dict[int, int] = {}
-    for links, some in starts.values():
-        there = facts.times(links, facts.units[0], dict.fromkeys(some, 0))
-        for e in links:
-            time = there.get(facts.topology.links[e].src)
-            if time is not None:
-                release[e] = min(time, release.get(e, time))
-    return wanted, release
+            starts.append((c, outside))
+    return wanted, facts.releases(starts)
 
 
 def _fastest(senders: list[list[Passage]]) -> list[tuple[int, int]]:
     """(soonest end, ticks to the next) of the sends of a rank that is no slower than any, way by way."""
     ways: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for mine in senders:
-        for place, way in enumerate(sorted((p.alpha + p.beta, p.before + p.after[0]) for p in mine)):
+        for place, way in enumerate(sorted((p.hold, p.before + p.after[0]) for p in mine)):
             ways[place].append(way)
     return [(min(first for _, first in some), min(each for each, _ in some)) for some in ways.values()]
 

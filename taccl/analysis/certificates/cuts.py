@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.certificate import CutDual, SetCharge
 from taccl.analysis.certificates.gates import FOREVER
 from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, says_more
 from taccl.analysis.certificates.volume import Volume, crossing_links
+from taccl.analysis.certificates.witnesses import CutDual, SetCharge
+from taccl.costs import link_ends
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -306,7 +307,7 @@ def _too_little(
     if not (volume.spreads and volume.single_ended):
         return []
     num_ranks = volume.problem.topology.num_ranks
-    src, dst = volume.ends
+    src, dst = link_ends(volume.problem.topology)
     scale = _FLOW_SCALE / max(1.0, float(sends.max()), float(volume.total))
     found: list[Parts] = []
     for target in sorted(set(symmetries.ranks.tolist())):

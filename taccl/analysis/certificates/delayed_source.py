@@ -10,21 +10,23 @@ the targets.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.certificate import DelayedSource
-from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Sets, gates_of
+from taccl.analysis.certificates.gates import FOREVER, Gates, first_tick, gates_of, let_in
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.readings import turned_round
+from taccl.analysis.certificates.witnesses import Claim, DelayedSource
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from taccl.analysis.certificates.needed_sends import NeededSends
+    from taccl.analysis.certificates.gates import Costs
 
     Ints = NDArray[np.int64]
 
@@ -36,32 +38,50 @@ _MOST_HOMES = 3
 _MOST_FED, _MOST_SINCE = 8, 16
 
 
-def delayed_source_bounds(
-    demand: NeededSends, *, in_network: bool
-) -> Iterator[tuple[int, str, DelayedSource]]:
-    """(ticks, what limits, witness) of each choice of the ranks or nodes that hold chunks at first.
+def delayed_source_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Of each choice of the ranks or nodes that hold chunks at first, and of each node alone that does not.
 
-    Chunks must all have one size, over links from one rank to one rank, and none is made from another. Of a
-    sum, what the early ones contribute is such a chunk, unless switches are granted to reduce.
+    Of a sum, what the early ones contribute is a chunk like others. Where fewer ranks have chunks at
+    first than want some, they are read backwards, too.
     """
-    alike = len({kind.units for kind in demand.classes}) == 1
-    if not alike or not demand.single_ended or demand.problem.collective.derivations:
+    if not demand.spreads_alike(in_network=in_network):
         return
-    if demand.sums_for_all and in_network:
-        return
-    homes = [(family, sets, home) for family, sets in demand.families for home in _homes(demand, sets)]
-    costs = Costs(demand) if homes else None
-    for family, sets, home in homes:
+    yield from _bounds(demand, backwards=False)
+    chunks = demand.problem.collective.chunks
+    starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
+    turned = turned_round(demand.problem) if len(starts) < len(ends) else None
+    if turned is not None:
+        yield from _bounds(NeededSends(turned), backwards=True)
+
+
+def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
+    tried: set[tuple[frozenset[int], ...]] = set()
+    costs = demand.costs
+    for family, sets, home in _choices(demand):
         late = tuple(ranks for i, ranks in enumerate(sets) if i not in home and ranks)
-        found = _bound(_Late(demand, costs, late)) if costs is not None and late else None
-        if found is not None:
-            ticks, missing, total, witness = found
-            early = format_count(len(home), family)
-            what = (
-                f"the last {missing} of {total} entries into {format_count(len(late), family)}, "
-                f"which only {early} can feed at first"
-            )
-            yield ticks, what, witness
+        if not late or late in tried:
+            continue
+        tried.add(late)
+        found = _bound(_Late(demand, costs, late), backwards=backwards)
+        if found is None:
+            continue
+        ticks, missing, total, witness = found
+        few, sides = format_count(len(home), family), format_count(len(late), family)
+        if backwards:
+            what = f"the first {missing} of {total} exits from {sides}, which only {few} can take in the end"
+        else:
+            what = f"the last {missing} of {total} entries into {sides}, which only {few} can feed at first"
+        yield Claim(ticks, what, witness)
+
+
+def _choices(demand: NeededSends) -> Iterator[tuple[str, list[frozenset[int]], frozenset[int]]]:
+    """(ranks or nodes, all of them, the numbers of those that hold chunks at first)."""
+    for family, sets in demand.families:
+        for home in _homes(demand, sets):
+            yield family, sets, home
+    for family, sets in demand.families[1:]:
+        for late in demand.different(sets):
+            yield family, sets, frozenset(i for i, ranks in enumerate(sets) if ranks != late)
 
 
 def _homes(demand: NeededSends, sets: Sequence[frozenset[int]]) -> list[frozenset[int]]:
@@ -88,7 +108,7 @@ class _Late:
         label = np.full(demand.topology.num_ranks, -1)
         for i, ranks in enumerate(late):
             label[list(ranks)] = i
-        wanted, release = _wanted(demand, costs, label)
+        wanted, release = _wanted(demand, label)
         self.targets = tuple(max(sorted(ranks), key=lambda r: wanted[r]) for ranks in late)
         self.wanted = wanted[list(self.targets)]
         self.total = int(self.wanted.sum())
@@ -99,7 +119,6 @@ class _Late:
         enters = used & (dst >= 0) & (src != dst)
         counts = (dst >= 0) & (self.wanted[dst] > 0)
         ends = used & counts & is_target[costs.dst]
-        self.all_held = bool(costs.is_held[enters | ends].all())
         takes = costs.link_alpha + costs.link_beta
         #: The least time in which a chunk enters a set.
         self.soonest = int(takes[enters].min(initial=FOREVER))
@@ -108,66 +127,57 @@ class _Late:
             return gates_of(costs, np.flatnonzero(chosen), of_set, release)
 
         self.early, self.onward = gates(enters & (src < 0), src), _fastest(gates(enters & (src >= 0), src))
-        self.enter = Sets.of(self.wanted, gates(enters & counts, dst))
+        self.enter = gates(enters & counts, dst)
         self.inside, self.direct = gates(ends & (src == dst), dst), gates(ends & (src != dst), dst)
-        self.ends = Sets.of(self.wanted, self.inside, self.direct)
 
     @property
     def says_something(self) -> bool:
         """Whether anything is wanted, and no gate lets all pass at once."""
-        gates = (self.early, self.onward, self.enter.gates, self.ends.gates)
-        return self.all_held and self.total > 0 and all((each.alpha + each.beta > 0).all() for each in gates)
+        gates = (self.early, self.onward, self.enter, self.inside, self.direct)
+        return self.total > 0 and all(each.hold.all() for each in gates)
 
     def missing(self, fed_at: _Feeding, since: int) -> tuple[int, int]:
         """(entries that end at `since` at the soonest, `fed`) of the moment that says the most.
 
         They are neither fed before `fed`, nor let in from there on.
         """
-        gates = self.enter.gates
-        fed = np.array([*fed_at.moments, max(0, since - self.soonest)], dtype=np.int64)
-        later, ever = gates.within(fed[:, None], since - 1), gates.within(0, since - 1)
-        sends, chunks = np.array([fed_at.started_before(moment) for moment in fed.tolist()]).T
-        # A gate gains from what started before only if some send did.
-        gained = self.enter.most(ever - later, sends)
-        missing = self.total - self.enter.total(later) - np.minimum(chunks, gained)
-        best = int(missing.argmax())
-        return int(missing[best]), int(fed[best])
+        fed = [*fed_at.moments, max(0, since - self.soonest)]
+        ever = self.enter.within(0, since - 1)
+        best = (0, 0)
+        for moment, later in zip(fed, self.enter.within(np.array(fed)[:, None], since - 1), strict=True):
+            sends, chunks = fed_at.started_before(moment)
+            # A gate gains from what started before only if some send did.
+            gained = int(np.sort(np.minimum(ever - later, chunks))[::-1][:sends].sum())
+            missing = self.total - let_in(self.wanted, (self.enter, later)) - min(chunks, gained)
+            best = max(best, (missing, moment))
+        return best
 
     def rest(self, missing: int, since: int) -> int:
         """How long after a moment it takes at least until so many chunks more are at the targets."""
-        gates, direct = self.ends.gates, self.ends.way == 1
 
         def come(ticks: int) -> int:
-            ended = np.minimum(gates.ended(ticks), gates.within(0, since + ticks))
-            return int(self.ends.total(np.where(direct, ended, gates.within(since, since + ticks))))
+            ended = np.minimum(self.direct.ended(ticks), self.direct.within(0, since + ticks))
+            started = self.inside.within(since, since + ticks)
+            return let_in(self.wanted, (self.inside, started), (self.direct, ended))
 
-        return _first(lambda ticks: come(ticks) >= missing, FOREVER)
+        return first_tick(lambda ticks: come(ticks) >= missing)
 
 
-def _wanted(demand: NeededSends, costs: Costs, label: Ints) -> tuple[Ints, Ints]:
+def _wanted(demand: NeededSends, label: Ints) -> tuple[Ints, Ints]:
     """Of chunks that no late set holds at first: how many each rank wants; when each link can have one."""
     wanted = np.zeros(len(label), dtype=np.int64)
-    release = np.full(len(demand.topology.links), FOREVER)
-    known: set[tuple[tuple[int, ...], int]] = set()
+    starts: dict[int, set[int]] = defaultdict(set)
     for kind, c in demand.example.items():
-        data, units = kind.data, kind.units
-        early = tuple(r for r in data.origins if label[r] < 0)
-        if not early or (len(early) < len(data.origins) and not demand.sums_for_all):
-            continue
-        wanted[list(data.destinations)] += demand.classes[kind]
-        number = demand.distances.carried(c, reducing=None if demand.sums_for_all else False)
-        if (early, number) in known:
-            continue
-        known.add((early, number))
-        heads = demand.distances.times(number, units)[list(early)].min(axis=0)
-        links = np.array(demand.distances.links(number), dtype=np.int64)
-        first = np.where(np.isfinite(heads), heads, FOREVER)[costs.src[links]].astype(np.int64)
-        release[links] = np.minimum(release[links], first)
+        data = kind.data
+        early = [r for r in data.origins if label[r] < 0]
+        if early and (len(early) == len(data.origins) or demand.sums_for_all):
+            wanted[list(data.destinations)] += demand.classes[kind]
+            starts[demand.carried(c)].update(early)
     wanted[label < 0] = 0
-    return wanted, release
+    return wanted, demand.first_uses(starts)
 
 
-def _bound(late: _Late) -> tuple[int, int, int, DelayedSource] | None:
+def _bound(late: _Late, *, backwards: bool) -> tuple[int, int, int, DelayedSource] | None:
     """(ticks, entries that are missing, all entries, witness); None where nothing can be said."""
     if not late.says_something:
         return None
@@ -175,13 +185,13 @@ def _bound(late: _Late) -> tuple[int, int, int, DelayedSource] | None:
     best: tuple[int, int, int, DelayedSource] | None = None
     missed, since, longest = 0, FOREVER, late.rest(late.total, 0)
     for _ in range(_MOST_SINCE):
-        since = _first(lambda s: late.missing(fed_at, s)[0] <= missed, since) - 1  # noqa: B023  used at once
+        since = first_tick(lambda s: late.missing(fed_at, s)[0] <= missed, since) - 1  # noqa: B023  used at once
         if since < 0 or (best is not None and since + longest <= best[0]):
             break
         missed, fed = late.missing(fed_at, since)
         ticks = since + late.rest(missed, since)
         if best is None or ticks > best[0]:
-            best = (ticks, missed, late.total, DelayedSource(late.late, late.targets, fed, since))
+            best = (ticks, missed, late.total, DelayedSource(late.late, late.targets, fed, since, backwards))
     return best
 
 
@@ -238,9 +248,8 @@ def _senders(gates: Gates) -> Counter[tuple[int, int, int]]:
     What can start at the release, all at once, has no next one.
     """
     count: Counter[tuple[int, int, int]] = Counter()
-    lengths = (gates.alpha + gates.beta).tolist()
     for release, spread, length in zip(
-        gates.release.tolist(), gates.start_spread.tolist(), lengths, strict=True
+        gates.release.tolist(), gates.start_spread.tolist(), gates.hold.tolist(), strict=True
     ):
         count[release, 0, 0] += 1 + spread // length
         count[release, length - spread % length, length] += 1
@@ -249,7 +258,7 @@ def _senders(gates: Gates) -> Counter[tuple[int, int, int]]:
 
 def _fastest(gates: Gates) -> Gates:
     """Gates of a set that outdoes every other: the best of all first gates, of all second ones, and so on."""
-    order = np.lexsort((gates.beta, gates.alpha + gates.beta, gates.of_set))
+    order = np.lexsort((gates.beta, gates.hold, gates.of_set))
     sets = gates.of_set[order]
     begins = np.flatnonzero(np.concatenate(([True], sets[1:] != sets[:-1]))) if len(sets) else sets
     place = np.arange(len(sets)) - np.repeat(begins, np.diff(np.append(begins, len(sets))))
@@ -272,15 +281,3 @@ def _fastest(gates: Gates) -> Gates:
         start_spread=best(gates.start_spread, -1),
         end_spread=none,
     )
-
-
-def _first(holds: Callable[[int], bool], high: int) -> int:
-    """The smallest number of ticks, from 0 to `high`, of which something holds that then goes on to hold."""
-    low, top = 0, 1
-    while top < high and not holds(top):
-        low, top = top, 2 * top
-    top = min(top, high)
-    while low < top:
-        middle = (low + top) // 2
-        low, top = (low, middle) if holds(middle) else (middle + 1, top)
-    return low

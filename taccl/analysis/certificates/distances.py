@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
-__all__ = ["Distances", "from_nearest", "shortest_times"]
+__all__ = ["Distances", "arcs_of", "from_nearest", "shortest_times"]
 
 
 def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
@@ -87,6 +87,14 @@ def from_nearest(
     graph = csr_array((length[chosen] + step, (src[chosen], dst[chosen])), shape=(num_ranks, num_ranks))
     found: NDArray[np.float64] = np.floor(dijkstra(graph, indices=list(starts), min_only=True))
     return found
+
+
+def arcs_of(problem: Problem, links: Sequence[int]) -> Arcs:
+    """(link, source, destination) of every pair of ranks that some of the links join."""
+    ends = problem.topology.links
+    found = [(e, a, b) for e in links for a in ends[e].srcs for b in ends[e].dsts]
+    table = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
 
 
 class Distances:
@@ -176,12 +184,9 @@ class Distances:
         return from_nearest(num_ranks, *ends, length, ranks)
 
     def arcs(self, number: int) -> Arcs:
-        """(link, source, destination) of every pair of ranks that some link of a numbered set joins."""
+        """`arcs_of` a numbered set of links."""
         if number not in self._arcs:
-            ends = self.problem.topology.links
-            found = [(e, a, b) for e in self._link_sets[number] for a in ends[e].srcs for b in ends[e].dsts]
-            table = np.array(found, dtype=np.int64).reshape(-1, 3)
-            self._arcs[number] = table[:, 0], table[:, 1], table[:, 2]
+            self._arcs[number] = arcs_of(self.problem, self._link_sets[number])
         return self._arcs[number]
 
     def links(self, number: int) -> tuple[int, ...]:

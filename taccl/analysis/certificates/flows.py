@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.certificate import FlowDual
 from taccl.analysis.certificates.distances import from_nearest
 from taccl.analysis.certificates.gates import FOREVER
 from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, says_more
+from taccl.analysis.certificates.witnesses import FlowDual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,20 +7,24 @@ However sends are merged and ordered, what passes a gate in a time is limited by
 
 from __future__ import annotations
 
-from collections import Counter
+import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.costs import hold_columns, link_ends
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
-    from taccl.analysis.certificates.needed_sends import NeededSends
+    from taccl.problem import Problem
 
     Ints = NDArray[np.int64]
 
-__all__ = ["FOREVER", "Costs", "Gates", "Sets", "gates_of"]
+__all__ = ["FOREVER", "Costs", "Gates", "first_tick", "gates_of", "let_in"]
 
 #: Ticks that never come.
 FOREVER = 2**61
@@ -29,24 +33,16 @@ _MANY = 2**30
 
 
 class Costs:
-    """Holds and links as arrays; a send of n chunks takes ``alpha + n * beta`` ticks."""
+    """Holds and links as arrays; a send of n chunks of so many units takes ``alpha + n * beta`` ticks."""
 
-    def __init__(self, demand: NeededSends) -> None:
-        problem = demand.problem
-        holds, costs, clauses = problem.topology.holds, problem.costs, problem.clauses
-        units = int(costs.chunk_units[0])
-        self.link = np.array([hold.link for hold in holds], dtype=np.int64)
-        self.resource = np.array([hold.resource for hold in holds], dtype=np.int64)
-        self.receives = np.array([hold.side == "receive" for hold in holds], dtype=bool)
+    def __init__(self, problem: Problem, units: int) -> None:
+        columns, costs, clauses = hold_columns(problem.topology), problem.costs, problem.clauses
+        self.link, self.resource, self.receives = columns.link, columns.resource, columns.receives
         self.alpha, self.beta = costs.hold_alpha, costs.hold_beta * units
         self.link_alpha, self.link_beta = costs.link_alpha, costs.link_beta * units
-        ends = problem.topology.links
-        self.is_held = np.zeros(len(ends), dtype=bool)
-        self.is_held[self.link] = True
-        self.src = np.array([e.src for e in ends], dtype=np.int64)
-        self.dst = np.array([e.dst for e in ends], dtype=np.int64)
+        self.src, self.dst = link_ends(problem.topology)
         self.max_merge = clauses.max_merge
-        self.merges = np.zeros(len(ends), dtype=bool)
+        self.merges = np.zeros(len(self.src), dtype=bool)
         if clauses.max_merge > 1:
             self.merges[sorted(clauses.merging)] = True
 
@@ -70,19 +66,6 @@ class Gates:
     start_spread: Ints
     end_spread: Ints
 
-    def columns(self, way: int, size: int) -> Ints:
-        """(num_gates, 8 + size) all that decides what passes a gate, with a number for the way before it."""
-        rest = self.rest[np.minimum(np.arange(size), len(self.rest) - 1)]
-        first = np.full(len(self.of_set), way)
-        some = (self.alpha, self.beta, self.most, self.release, self.offset)
-        return np.stack((first, *some, self.start_spread, self.end_spread, *rest), axis=1)
-
-    @classmethod
-    def from_columns(cls, rows: Ints, of_set: Ints) -> Gates:
-        """The gates that `columns` gives, but for the way."""
-        alpha, beta, most, release, offset, start_spread, end_spread, *rest = rows.T
-        return cls(of_set, alpha, beta, most, release, offset, np.array(rest), start_spread, end_spread)
-
     def passed(self, ticks: Ints) -> Ints:
         """How many chunks, in sends whose holds take no longer than so many ticks together."""
         full = self.alpha + self.most * self.beta
@@ -91,10 +74,15 @@ class Gates:
         passed: Ints = rounds * self.most + np.minimum(part, self.most)
         return passed
 
+    @property
+    def hold(self) -> Ints:
+        """The least ticks for which a send holds each gate."""
+        return self.alpha + self.beta
+
     def within(self, start: Ints | int, end: int) -> Ints:
         """How many in sends that start at one moment at the earliest, and end at another at the latest."""
         time = end - np.maximum(self.release, start) - self.offset
-        shape = (-1,) + (1,) * (time.ndim - 1)
+        shape = (len(self.rest),) + (1,) * (time.ndim - 1)
         n = np.arange(1, len(self.rest) + 1).reshape(*shape, 1)  # chunks in the last send
         left = time - self.rest.reshape(*shape, time.shape[-1])
         passed: Ints = np.where((left >= 0) & (n <= self.most), n + self.passed(left), 0).max(axis=0)
@@ -108,7 +96,7 @@ class Gates:
     def sends(self, by: Ints | int) -> Ints:
         """How many sends start at a moment at the latest."""
         time = by - self.release
-        each = 1 + np.maximum(time + self.start_spread, 0) // np.maximum(self.alpha + self.beta, 1)
+        each = 1 + np.maximum(time + self.start_spread, 0) // np.maximum(self.hold, 1)
         return np.where(time >= 0, each, 0)
 
     def ended(self, ticks: int) -> Ints:
@@ -140,7 +128,7 @@ class Gates:
 
 
 def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints) -> Gates:
-    """Each link counts at the resource that the most of its set's links hold for longest.
+    """The next resource that takes its links is the one that most of those left in a set hold for longest.
 
     Parameters
     ----------
@@ -156,20 +144,13 @@ def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints) -> Gates:
     m = np.where(costs.merges[e], costs.max_merge, 1)
     alpha, beta = costs.alpha[at], costs.beta[at]
     share = (costs.max_merge // m) * alpha + costs.max_merge * beta  # ticks a chunk, times `max_merge`
-    _, code, users = np.unique(
-        of_set[e] * (int(r.max(initial=0)) + 1) + r, return_inverse=True, return_counts=True
-    )
-    code = code.ravel()
-    least = np.full(len(users), FOREVER)
-    np.minimum.at(least, code, share)
-    weight = (users * least.astype(float))[code]
-    order = np.lexsort((r, -weight, e))
-    first = order[np.concatenate(([True], e[order][1:] != e[order][:-1]))] if len(order) else order
-    names, gate = np.unique(code[first], return_inverse=True)
+    code = of_set[e] * (int(r.max(initial=0)) + 1) + r
+    first, gate = _shared_out(e.tolist(), code.tolist(), share.tolist())
+    num_gates = int(gate.max(initial=-1)) + 1
     e, m, alpha, beta, receives = e[first], m[first], alpha[first], beta[first], costs.receives[at][first]
 
     def least_of(values: Ints) -> Ints:
-        found = np.full(len(names), FOREVER)
+        found = np.full(num_gates, FOREVER)
         np.minimum.at(found, gate, values)
         return found
 
@@ -197,54 +178,46 @@ def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints) -> Gates:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Sets:
-    """Gates of sets, one set for all that look alike: which way and to which kind a gate leads, how many do.
+def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[Ints, Ints]:
+    """(hold of each link that counts, number of the gate that it is of), from columns of holds."""
+    holds: dict[int, list[int]] = {}
+    for hold, code in enumerate(codes):
+        holds.setdefault(code, []).append(hold)
+    queue = [(-len(mine) * min(shares[i] for i in mine), code) for code, mine in holds.items()]
+    heapq.heapify(queue)
+    taken: set[int] = set()
+    first: list[int] = []
+    gate: list[int] = []
+    number = 0
+    while queue:
+        weight, code = heapq.heappop(queue)
+        mine = [i for i in holds[code] if links[i] not in taken]
+        now = -len(mine) * min((shares[i] for i in mine), default=0)
+        if now > weight:
+            holds[code] = mine
+            if mine:
+                heapq.heappush(queue, (now, code))
+            continue
+        taken.update(links[i] for i in mine)
+        first += mine
+        gate += [number] * len(mine)
+        number += 1
+    return np.array(first, dtype=np.int64), np.array(gate, dtype=np.int64)
 
-    Of every kind: how much is wanted in such a set, and how many there are.
-    """
 
-    gates: Gates
-    way: Ints
-    times: Ints
-    wanted: Ints
-    alike: Ints
+def let_in(wanted: Ints, *ways: tuple[Gates, Ints]) -> int:
+    """What passes gates in all, into each set no more than it wants."""
+    counts = [np.bincount(gates.of_set, np.minimum(passed, _MANY), len(wanted)) for gates, passed in ways]
+    return int(np.minimum(np.sum(counts, axis=0), wanted).sum())
 
-    @classmethod
-    def of(cls, wanted: Ints, *ways: Gates) -> Sets:
-        """Of gates by way, and what is wanted in every set."""
-        size = max(len(each.rest) for each in ways)
-        columns = np.concatenate([each.columns(way, size) for way, each in enumerate(ways)])
-        of_set = np.concatenate([each.of_set for each in ways])
-        rows, row = np.unique(columns, axis=0, return_inverse=True)
-        found, times = np.unique(of_set * (len(rows) + 1) + row.ravel(), return_counts=True)
-        gates_of: dict[int, list[tuple[int, int]]] = {}
-        for code, count in zip(found.tolist(), times.tolist(), strict=True):
-            i, which = divmod(code, len(rows) + 1)
-            gates_of.setdefault(i, []).append((which, count))
-        kinds = Counter((int(wanted[i]), tuple(gates)) for i, gates in gates_of.items())
-        listed = [(kind, *gate) for kind, (_, gates) in enumerate(kinds) for gate in gates]
-        kind, which, count = np.array(listed, dtype=np.int64).reshape(-1, 3).T
-        return cls(
-            gates=Gates.from_columns(rows[which, 1:], kind),
-            way=rows[which, 0],
-            times=count,
-            wanted=np.array([each for each, _ in kinds], dtype=np.int64),
-            alike=np.array(list(kinds.values()), dtype=np.int64),
-        )
 
-    def total(self, passed: Ints) -> Ints:
-        """(...) what (..., num_gates) lets in, of each set no more than it wants."""
-        through = np.minimum(passed, _MANY) * self.times
-        first = np.flatnonzero(np.diff(self.gates.of_set, prepend=-1))
-        found = np.add.reduceat(through, first, axis=-1)
-        total: Ints = (np.minimum(found, self.wanted) * self.alike).sum(axis=-1)
-        return total
-
-    def most(self, passed: Ints, gates: Ints) -> Ints:
-        """(num_cases,) what passes so many of the gates at most, of (num_cases, num_gates)."""
-        order = np.argsort(-passed, axis=-1)
-        count = (self.times * self.alike[self.gates.of_set])[order]
-        taken = np.clip(gates[:, None] - (np.cumsum(count, axis=-1) - count), 0, count)
-        most: Ints = (np.minimum(np.take_along_axis(passed, order, axis=-1), _MANY) * taken).sum(axis=-1)
-        return most
+def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
+    """The smallest number of ticks, from 0 to `high`, of which something holds that then goes on to hold."""
+    low, top = 0, 1
+    while top < high and not holds(top):
+        low, top = top, 2 * top
+    top = min(top, high)
+    while low < top:
+        middle = (low + top) // 2
+        low, top = (low, middle) if holds(middle) else (middle + 1, top)
+    return low

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.certificates.gates import FOREVER
+from taccl.costs import hold_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -69,11 +70,9 @@ def heads_and_tails(distances: Distances, *, divisible: bool, by_chunk: bool) ->
         Whether a hold's alpha counts, or its bytes alone.
     """
     problem = distances.problem
-    holds, costs = problem.topology.holds, problem.costs
-    link = np.array([hold.link for hold in holds], dtype=np.int64)
-    resource = np.array([hold.resource for hold in holds], dtype=np.int64)
-    receives = np.array([hold.side == "receive" for hold in holds], dtype=bool)
-    head, tail = (np.full(len(holds), FOREVER) for _ in range(2))
+    holds, costs = hold_columns(problem.topology), problem.costs
+    link, resource, receives = holds.link, holds.resource, holds.receives
+    head, tail = (np.full(len(link), FOREVER) for _ in range(2))
     for links, units, starts, ends in _groups(distances, divisible=divisible):
         arc, src, dst = distances.arcs(links)
         first, left = (np.full(len(problem.topology.links), np.inf) for _ in range(2))
@@ -95,7 +94,7 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
     A chunk that is made of another may start at once, and is wanted of the other where it is made.
     """
     collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
-    sums = collective.combining and not collective.derivations
+    sums = collective.sums_up
     starts = {each.chunk: {each.rank} for each in collective.derivations}
     wanted: dict[int, set[int]] = {}
     for each in collective.derivations:
@@ -109,8 +108,9 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
                 continue
             known.add((chunk, key))
         origins = starts.get(c, set()).union(chunk.origins)
-        there = origins if not sums else origins if len(origins) == 1 else set()
-        ends = wanted.get(c, set()).union(chunk.destinations) - there
+        ends = wanted.get(c, set()).union(chunk.destinations)
+        if not sums or len(origins) == 1:
+            ends -= origins
         if origins and ends:
             all_starts, all_ends = found.setdefault(key, (set(), set()))
             all_starts |= origins

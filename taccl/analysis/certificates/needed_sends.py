@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.gates import FOREVER, Costs
+from taccl.analysis.certificates.single_machine import Job
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import crossing_links
+from taccl.costs import link_ends
 from taccl.deadline import NEVER
-from taccl.schedule.combine import reduction_half
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -28,42 +30,20 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.sketch.group import Symmetries
 
-__all__ = ["Border", "NeededSends", "Job", "Kind", "as_spreading"]
+__all__ = ["Border", "Kind", "NeededSends"]
 
 
 class Kind(NamedTuple):
     """All that bounds ask of a chunk: chunks of one kind have the same sends.
 
-    Parameters
-    ----------
-    data : Chunk
-    units : int
-        Its size.
-    holders : frozenset of int, optional
-        Ranks that may ever hold it; None for all.
-    made : (int, int), optional
-        Of a derived chunk: the rank that makes it, and a number for what it is made of.
+    `holders` are the ranks that may ever hold it, None for all; of a derived chunk `made` says where it is at
+    first, and since when.
     """
 
     data: Chunk
     units: int
     holders: frozenset[int] | None
-    made: tuple[int, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
-
-    It starts at `release` at the earliest; after its end at least `tail` ticks are left, and where there is
-    a tail the chunk then holds each resource that all its ways out share for the ticks of `onward`.
-    """
-
-    links: frozenset[int]
-    units: int
-    release: int
-    tail: int
-    onward: frozenset[tuple[int, int]]
+    made: tuple[tuple[int, int], ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +62,6 @@ class _Crossing:
     to_border: NDArray[np.float64]
     from_border: NDArray[np.float64]
     enters: frozenset[int]
-
-
-def as_spreading(problem: Problem) -> Problem:
-    """The problem to bound: a sum for one rank is read backwards, as a chunk that spreads from there.
-
-    Where some ranks contribute nothing a reduction may also be copied on, so its reverse is read without the
-    clauses on which chunks a link carries and on the paths of chunks.
-    """
-    collective = problem.collective
-    to_root = all(chunk.destinations == (chunk.root,) for chunk in collective.chunks)
-    if not collective.combining or collective.derivations or not to_root:
-        return problem
-    everyone = set(range(collective.num_ranks))
-    if all(set(chunk.origins) == everyone for chunk in collective.chunks):
-        return reduction_half(problem)
-    lost = ("carries_from", "carries_to", *(each.field for each in problem.clauses.said("path")))
-    return reduction_half(problem.without_clauses(*lost))
 
 
 class NeededSends:
@@ -120,16 +83,24 @@ class NeededSends:
         self.deadline = NEVER
         self.topology = problem.topology
         self.distances = Distances(problem)
-        self.sums_for_all = problem.collective.combining and not problem.collective.derivations
-        kinds = _kinds(problem)
+        self.sums_for_all = problem.collective.sums_up
+        sizes = problem.costs.chunk_units.tolist()
+        kinds = [
+            Kind(data, sizes[c], problem.holders(c), None) for c, data in enumerate(problem.collective.chunks)
+        ]
+        for each in problem.collective.derivations:
+            made = tuple(self.distances.origins(each.chunk).items())
+            kinds[each.chunk] = kinds[each.chunk]._replace(made=made)
         self.classes = Counter(kinds)
         self.example: dict[Kind, int] = {}
         for c, kind in enumerate(kinds):
             self.example.setdefault(kind, c)
+        #: The links that may be used, and whether each joins one rank to one rank.
+        self.allowed = frozenset(problem.links_allowed)
+        links = self.topology.links
+        self.single_ended = all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.allowed)
         self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
-        self._links_of: dict[tuple[int, bool | None], int] = {}
         self._crossings: dict[tuple[int, int, frozenset[int], int], _Crossing | None] = {}
-        self._to: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
 
     @cached_property
@@ -145,25 +116,24 @@ class NeededSends:
                 classes[False][r].append(kind)
         return classes
 
-    def classes_at(self, rank: int, *, ends: bool) -> list[Kind]:
-        """The kinds of chunks that end, or start, at a rank."""
-        return self._at_rank[ends][rank]
+    def spreads_alike(self, *, in_network: bool) -> bool:
+        """Whether chunks of one size spread, none made from another, over links from one rank to one rank.
+
+        So do contributions to sums, unless switches are granted to reduce.
+        """
+        sums = self.sums_for_all and in_network
+        alike = len({kind.units for kind in self.classes}) == 1
+        return alike and self.single_ended and not self.problem.collective.derivations and not sums
 
     @cached_property
-    def allowed(self) -> frozenset[int]:
-        """The links that may be used."""
-        return frozenset(self.problem.links_allowed)
+    def costs(self) -> Costs:
+        """What sends of the smallest chunk cost."""
+        return Costs(self.problem, min(kind.units for kind in self.classes))
 
     @cached_property
     def symmetries(self) -> Symmetries:
         """The problem's symmetries: sets of ranks that they join have the same jobs, over images of links."""
         return find_symmetries(self.problem)
-
-    @cached_property
-    def single_ended(self) -> bool:
-        """Whether every link joins one rank to one rank."""
-        links = self.topology.links
-        return all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.problem.links_allowed)
 
     @cached_property
     def held(self) -> list[dict[int, tuple[int, int, bool]]]:
@@ -185,6 +155,25 @@ class NeededSends:
     def different(self, sets: list[frozenset[int]]) -> list[frozenset[int]]:
         """The sets of a family that no symmetry takes to an earlier one."""
         return [sets[i] for i in sorted(set(self.symmetries.sets(sets).tolist()))]
+
+    def carried(self, c: int) -> int:
+        """The number of the set of links that may carry a chunk, or contributions to a sum in any way."""
+        return self.distances.carried(c, reducing=None if self.sums_for_all else False)
+
+    def first_uses(self, starts: Mapping[int, Collection[int]]) -> NDArray[np.int64]:
+        """(num_links,) when each can carry a chunk of the smallest size first; `FOREVER` if never.
+
+        `starts` says where some start, by the number of the set of links that may carry them.
+        """
+        src, _ = link_ends(self.topology)
+        units = min(kind.units for kind in self.classes)
+        release = np.full(len(src), FOREVER)
+        for number, ranks in starts.items():
+            links = np.array(self.distances.links(number), dtype=np.int64)
+            heads = self.distances.nearest(number, units, ranks)[src[links]]
+            first = np.where(np.isfinite(heads), heads, FOREVER).astype(np.int64)
+            release[links] = np.minimum(release[links], first)
+        return release
 
     def border(self, ranks: frozenset[int], *, entering: bool) -> Border | None:
         """The jobs that must enter (or leave) a set; None where there are none."""
@@ -214,40 +203,22 @@ class NeededSends:
         by themselves.
         """
         data = self.problem.collective.chunks[c]
-        origins, destinations = set(self.distances.origins(c)), set(data.destinations)
-        if not self.sums_for_all:
-            if entering:
-                if origins & ranks or not destinations & ranks:
-                    return
-                targets = destinations & ranks
-            else:
-                if not origins <= ranks or destinations <= ranks:
-                    return
-                targets = destinations - ranks
-            links = self._carried(c, reducing=False)
-            yield from self._job(links, links, at, units, origins, targets)
+        starts, ends = set(self.distances.origins(c)), set(data.destinations)
+        sources, targets = (starts - ranks, ends & ranks) if entering else (starts & ranks, ends - ranks)
+        if not sources or not targets or not (self.sums_for_all or sources == starts):
             return
-        sources = origins - ranks if entering else origins & ranks
-        targets = destinations & ranks if entering else destinations - ranks
-        if not sources or not targets:
-            return
-        every = self._carried(c, reducing=None)
-        direct = self.problem.clauses.direct_crossing and len(ranks) > 1
+        every = self.carried(c)
+        direct = self.sums_for_all and self.problem.clauses.direct_crossing and len(ranks) > 1
         if not (direct and entering and data.root in ranks):
             yield from self._job(every, every, at, units, sources, targets)
             return
         node = self.topology.node_of_rank
-        reducing = self._carried(c, reducing=True)
+        reducing = self.distances.carried(c, reducing=True)
         for other in sorted({node[r] for r in sources}):
             theirs = {r for r in sources if node[r] == other}
-            starts = self.topology.links
-            border = frozenset(e for e in at if any(node[r] == other for r in starts[e].srcs))
-            yield from self._job(reducing, every, border, units, theirs, destinations - theirs)
-
-    def _carried(self, c: int, *, reducing: bool | None) -> int:
-        if (c, reducing) not in self._links_of:
-            self._links_of[c, reducing] = self.distances.carried(c, reducing=reducing)
-        return self._links_of[c, reducing]
+            links = self.topology.links
+            border = frozenset(e for e in at if any(node[r] == other for r in links[e].srcs))
+            yield from self._job(reducing, every, border, units, theirs, ends - theirs)
 
     def _job(
         self, over: int, links: int, at: frozenset[int], units: int, sources: set[int], targets: set[int]
@@ -278,24 +249,14 @@ class NeededSends:
         times = self.distances.times(links, units)
         ends = [self.topology.links[e] for e in crossing]
         # A link of several sources is taken to wait for its first: a sum, or its reverse, may.
-        if self.single_ended:
-            before = self._times_to(links, units)[sorted({e.src for e in ends})]  # end x rank
-            after = times[sorted({e.dst for e in ends})]
-        else:
-            before = np.array([times[:, list(e.srcs)].min(axis=1) for e in ends])
-            after = np.array([times[list(e.dsts)].min(axis=0) for e in ends])
+        before = times[:, sorted({r for e in ends for r in e.srcs})].T  # end x rank
+        after = times[sorted({r for e in ends for r in e.dsts})]
         return _Crossing(
             frozenset(crossing),
             np.where(np.isfinite(before.max(axis=0)), before.min(axis=0), 0),
             np.where(np.isfinite(after.max(axis=0)), after.min(axis=0), 0),
-            frozenset(d for e in ends for d in e.dsts),
+            frozenset(r for e in ends for r in e.dsts),
         )
-
-    def _times_to(self, links: int, units: int) -> NDArray[np.float64]:
-        """(num_ranks, num_ranks) the times of `Distances.times`, from the column's rank to the row's."""
-        if (links, units) not in self._to:
-            self._to[links, units] = np.ascontiguousarray(self.distances.times(links, units).T)
-        return self._to[links, units]
 
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
         """(resource, ticks) of what a chunk must hold, whichever of the ranks it leaves over any link.
@@ -324,29 +285,3 @@ class NeededSends:
                 for r in common or ()
             )
         return self._onward[key]
-
-
-def _kinds(problem: Problem) -> list[Kind]:
-    """The kind of every chunk; of a derived one, after that of its source."""
-    chunks, units = problem.collective.chunks, problem.costs.chunk_units.tolist()
-    made = {d.chunk: d for d in problem.collective.derivations}
-    if not made:
-        holders = map(problem.holders, range(len(chunks)))
-        return [Kind(*each, None) for each in zip(chunks, units, holders, strict=True)]
-    number: dict[Kind, int] = {}
-    kinds: dict[int, Kind] = {}
-    for last in range(len(chunks)):
-        chain = [last]
-        while chain[-1] in made and made[chain[-1]].source not in kinds:
-            chain.append(made[chain[-1]].source)
-            if chain[-1] in chain[:-1]:
-                break  # made of itself, in the end: like nothing else
-        for c in reversed(chain):
-            each = made.get(c)
-            source = None
-            if each is not None:
-                of = number[kinds[each.source]] if each.source in kinds else -1 - each.source
-                source = (each.rank, of)
-            kinds[c] = Kind(chunks[c], units[c], problem.holders(c), source)
-            number.setdefault(kinds[c], len(number))
-    return [kinds[c] for c in range(len(chunks))]

@@ -7,34 +7,54 @@ with batches in place of single jobs.
 from __future__ import annotations
 
 import heapq
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from taccl.analysis.certificates.needed_sends import Job, NeededSends
+    from taccl.problem import Problem
 
-__all__ = ["batch_ends", "machine_ticks"]
+__all__ = ["Job", "batch_ends", "machine_ticks"]
 
 #: Beyond this many states the queues of a machine are merged into one, which only weakens the bound.
 _MAX_STATES = 20_000
 
 
-def machine_ticks(demand: NeededSends, resource: int, jobs: Sequence[Job]) -> int:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
+
+    It starts at `release` at the earliest; after its end at least `tail` ticks are left, and where there is
+    a tail the chunk then holds each resource that all its ways out share for the ticks of `onward`.
+    """
+
+    links: frozenset[int]
+    units: int
+    release: int
+    tail: int
+    onward: frozenset[tuple[int, int]]
+
+
+def machine_ticks(problem: Problem, held: Mapping[int, tuple[int, int, bool]], jobs: Sequence[Job]) -> int:
     """The best bound over the subsets of jobs with at least a given tail, in ticks.
 
     After the last batch of a subset its chunks leave one by one where all their ways out share something.
+
+    Parameters
+    ----------
+    held : mapping of link to (alpha, beta, receives)
+        How long a send over each link of the jobs holds the machine, and whether until it ends.
     """
     links = {e for job in jobs for e in job.links}
-    held = [demand.held[e][resource] for e in links]
-    alpha, beta = min(alpha for alpha, _, _ in held), min(beta for _, beta, _ in held)
+    alpha, beta = min(held[e][0] for e in links), min(held[e][1] for e in links)
     size = min(job.units for job in jobs)
-    lags = {e: _lag(demand, e, resource, size) for e in links}
-    receives = {e: demand.held[e][resource][2] for e in links}
-    before = min(lag if receives[e] else 0 for e, lag in lags.items())
-    after = min(0 if receives[e] else lag for e, lag in lags.items())
-    merges = any(e in demand.problem.clauses.merging for e in links)
-    max_merge = demand.problem.clauses.max_merge if merges else 1
+    # By how much a send lasts longer than its hold.
+    lags = {e: problem.costs.duration(e, size) - held[e][0] - size * held[e][1] for e in links}
+    before = min(lag if held[e][2] else 0 for e, lag in lags.items())
+    after = min(0 if held[e][2] else lag for e, lag in lags.items())
+    max_merge = problem.clauses.max_merge if not links.isdisjoint(problem.clauses.merging) else 1
     best = 0
     tails = sorted({job.tail for job in jobs}, reverse=True)
     for tail in tails if len(tails) <= 4 else [*tails[:3], tails[-1]]:
@@ -62,12 +82,6 @@ def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
     return max((min(each[resource] for each in held) for resource in common), default=0)
 
 
-def _lag(demand: NeededSends, link: int, resource: int, units: int) -> int:
-    """How much shorter the hold is than the send."""
-    alpha, beta, _ = demand.held[link][resource]
-    return demand.problem.costs.duration(link, units) - alpha - units * beta
-
-
 def _queues(jobs: Sequence[Job]) -> list[list[int]]:
     """Releases of jobs that may merge with each other: those whose links overlap; sorted, per queue."""
     queues: list[tuple[set[int], list[int]]] = []
@@ -89,7 +103,7 @@ def batch_ends(queues: list[list[int]], alpha: int, beta: int, max_merge: int) -
     A batch of n chunks of one queue starts no earlier than the machine is free and the chunks' releases,
     and takes ``alpha + n * beta``. Dynamic programming over how many of each queue are done.
     """
-    if max_merge == 1 or _states(queues) > _MAX_STATES:
+    if max_merge == 1 or math.prod(len(queue) + 1 for queue in queues) > _MAX_STATES:
         queues = [sorted(release for queue in queues for release in queue)]
     if max_merge == 1:
         end = 0
@@ -116,10 +130,3 @@ def batch_ends(queues: list[list[int]], alpha: int, beta: int, max_merge: int) -
                     earliest[after] = end
                 heapq.heappush(order, (sum(after), after))
     return ends
-
-
-def _states(queues: Sequence[Sequence[int]]) -> int:
-    states = 1
-    for queue in queues:
-        states *= len(queue) + 1
-    return states

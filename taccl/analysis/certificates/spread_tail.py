@@ -11,18 +11,20 @@ comes to a rank lets one rank more send such chunks, at most.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.certificate import SpreadTail
-from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, gates_of
+from taccl.analysis.certificates.gates import FOREVER, gates_of
+from taccl.analysis.certificates.witnesses import Claim, SpreadTail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from taccl.analysis.certificates.gates import Costs, Gates
     from taccl.analysis.certificates.needed_sends import NeededSends
 
     Ints = NDArray[np.int64]
@@ -35,53 +37,35 @@ _EVERY, _MOST = 16, 256
 _MOST_SIZES = 4
 
 
-def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[tuple[int, str, SpreadTail]]:
-    """(ticks, what limits, witness) of every node that no symmetry takes to an earlier one.
+def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Of every node that no symmetry takes to an earlier one, whose inside merges no sends.
 
-    Chunks must all have one size, over links from one rank to one rank that merge none inside nodes, and none
-    is made from another. Of a sum, what ranks outside contribute is such a chunk, unless switches are granted
-    to reduce.
+    Of a sum, what ranks outside contribute is a chunk like others.
     """
-    alike = len({kind.units for kind in demand.classes}) == 1
-    if not alike or not demand.single_ended or demand.problem.collective.derivations:
+    if demand.topology.num_nodes == 1 or not demand.spreads_alike(in_network=in_network):
         return
-    if demand.topology.num_nodes == 1 or (demand.sums_for_all and in_network):
-        return
-    costs = Costs(demand)
-    for ranks in demand.different([frozenset(some) for some in demand.topology.ranks_of_node]):
-        if len(ranks) < 2:
-            continue
-        sizes, release = _entering(demand, costs, ranks)
-        spread = _Spread.of(costs, ranks, release)
-        if spread is None:
-            continue
-        for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
+    for ranks in demand.different(demand.families[1][1]):
+        sizes, release = _entering(demand, ranks)
+        spread = _Spread.of(demand.costs, ranks, release) if len(ranks) > 1 else None
+        for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES] if spread is not None else ():
             some = [size for size in sizes if size >= least]
             ticks, last = spread.best(some)
             node = demand.topology.node_of_rank[min(ranks)]
             of = f"{last} of {len(some)} chunks" if len(some) > 1 else "chunk"
             what = f"the last {of} to enter node {node}, which then spread to {least} ranks or more of it"
-            yield ticks, what, SpreadTail(ranks, least, last)
+            yield Claim(ticks, what, SpreadTail(ranks, least, last))
 
 
-def _entering(demand: NeededSends, costs: Costs, ranks: frozenset[int]) -> tuple[list[int], Ints]:
+def _entering(demand: NeededSends, ranks: frozenset[int]) -> tuple[list[int], Ints]:
     """By how many ranks of a node chunks are wanted that must enter it, rising; when links can have one."""
     sizes: list[int] = []
-    starts: dict[int, set[int]] = {}
+    starts: dict[int, set[int]] = defaultdict(set)
     for kind, c in demand.example.items():
         outside, wanted = set(kind.data.origins) - ranks, ranks.intersection(kind.data.destinations)
         if outside and wanted and (demand.sums_for_all or ranks.isdisjoint(kind.data.origins)):
             sizes += [len(wanted)] * demand.classes[kind]
-            number = demand.distances.carried(c, reducing=None if demand.sums_for_all else False)
-            starts.setdefault(number, set()).update(outside)
-    release = np.full(len(costs.src), FOREVER)
-    units = int(demand.problem.costs.chunk_units[0])
-    for number, some in starts.items():
-        links = np.array(demand.distances.links(number), dtype=np.int64)
-        heads = demand.distances.nearest(number, units, some)[costs.src[links]]
-        known = np.isfinite(heads)
-        release[links[known]] = np.minimum(release[links[known]], heads[known].astype(np.int64))
-    return sorted(sizes), release
+            starts[demand.carried(c)].update(outside)
+    return sorted(sizes), demand.first_uses(starts)
 
 
 class _Spread:
@@ -90,8 +74,8 @@ class _Spread:
     def __init__(self, enter: Gates, inside: Gates, direct: Gates, out: Gates, num_ranks: int) -> None:
         self.enter, self.inside, self.direct, self.num_ranks = enter, inside, direct, num_ranks
         places: dict[int, list[tuple[int, int]]] = {}
-        lengths, soonest = out.alpha + out.beta, out.offset + out.rest[0]
-        for i, length, first in zip(out.of_set.tolist(), lengths.tolist(), soonest.tolist(), strict=True):
+        soonest = out.offset + out.rest[0]
+        for i, length, first in zip(out.of_set.tolist(), out.hold.tolist(), soonest.tolist(), strict=True):
             places.setdefault(i, []).append((length, first))
         by_place: dict[int, list[tuple[int, int]]] = {}
         for gates in places.values():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.costs import hold_columns, link_ends
 from taccl.sketch.group import Element, Symmetries, smallest_of_orbits
 from taccl.sketch.symmetry import (
     block_shifts,
@@ -66,8 +67,7 @@ class _Looks:
         topology, costs = problem.topology, problem.costs
         self.single = all(len(e.srcs) == len(e.dsts) == 1 for e in topology.links)
         self.num_ranks = topology.num_ranks
-        self.src = np.array([e.src for e in topology.links], dtype=np.int64)
-        self.dst = np.array([e.dst for e in topology.links], dtype=np.int64)
+        self.src, self.dst = link_ends(topology)
         kinds = np.stack((costs.link_alpha, costs.link_beta), axis=1)
         self.kind = np.unique(kinds, axis=0, return_inverse=True)[1].ravel() if len(kinds) else self.src
         codes = self._codes(np.arange(self.num_ranks))
@@ -75,16 +75,12 @@ class _Looks:
         self.sorted = codes[self.order]
         #: Where no two links are alike, links and then resources are found by their codes.
         self.distinct = self.single and bool((np.diff(self.sorted) > 0).all())
-        holds = problem.topology.holds
-        self.hold_link = np.array([h.link for h in holds], dtype=np.int64)
-        self.hold_resource = np.array([h.resource for h in holds], dtype=np.int64)
-        cost = np.stack((costs.hold_alpha, costs.hold_beta, [h.side == "send" for h in holds]), axis=1)
+        holds = hold_columns(topology)
+        self.hold_link, self.hold_resource = holds.link, holds.resource
+        cost = np.stack((costs.hold_alpha, costs.hold_beta, holds.receives), axis=1)
         self.hold_kind = np.unique(cost, axis=0, return_inverse=True)[1].ravel()
         self.num_resources = len(problem.topology.resources)
         self.by_holds: dict[bytes, int] = {}
-        #: A number for every set of ranks that may hold some chunk.
-        self.holders: dict[frozenset[int] | None, int] = {}
-        self.chunk_ends = self._chunk_ends(problem)
         if self.distinct:
             self.by_holds = {key: r for r, key in enumerate(self._signatures(np.arange(len(self.src))))}
 
@@ -98,42 +94,6 @@ class _Looks:
         cuts = np.searchsorted(self.hold_resource[order], np.arange(self.num_resources + 1))
         code = code[order]
         return [code[a:b].tobytes() for a, b in zip(cuts, cuts[1:], strict=False)]
-
-    def _chunk_ends(self, problem: Problem) -> NDArray[np.int64] | None:
-        """(5, num_chunks) origin, destination, root, size and holders of chunks that have one of the former.
-
-        Destinations that are all ranks are left out, as they stay where they are.
-        """
-        chunks = problem.collective.chunks
-        lengths = {len(c.destinations) for c in chunks}
-        if any(len(c.origins) != 1 for c in chunks) or lengths - {1} and lengths != {self.num_ranks}:
-            return None
-        size = np.unique(np.asarray(problem.chunk_bytes), return_inverse=True)[1].ravel()
-        rows = [
-            [c.origins[0] for c in chunks],
-            [c.destinations[0] if lengths == {1} else self.num_ranks for c in chunks],
-            [self.num_ranks if c.root is None else c.root for c in chunks],
-            [self.holders.setdefault(problem.holders(c), len(self.holders)) for c in range(len(chunks))],
-        ]
-        return np.array([*rows, size], dtype=np.int64)
-
-    def chunks(self, problem: Problem, ranks: Sequence[int]) -> tuple[int, ...] | None:
-        """`chunk_permutation`, quickly where chunks have one origin, and one destination or all."""
-        if self.chunk_ends is None:
-            return chunk_permutation(problem, ranks)
-        moved = np.append(np.asarray(ranks, dtype=np.int64), self.num_ranks)
-        origin, destination, root, holders, size = self.chunk_ends
-        kept = [
-            self.holders.get(None if some is None else frozenset(ranks[r] for r in some), -1)
-            for some in self.holders
-        ]
-        images = np.stack((moved[origin], moved[destination], moved[root], np.array(kept)[holders], size))
-        here, there = np.lexsort(self.chunk_ends), np.lexsort(images)
-        if not np.array_equal(self.chunk_ends[:, here], images[:, there]):
-            return None
-        permutation = np.empty(len(here), dtype=np.int64)
-        permutation[there] = here
-        return tuple(permutation.tolist())
 
     def moves(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Where links and resources go under a permutation that fits; None where it takes a closer look."""
@@ -151,7 +111,7 @@ class _Looks:
 
 def _element(problem: Problem, ranks: tuple[int, ...], looks: _Looks) -> Element | None:
     """The symmetry that a rank permutation is of topology, collective and clauses; None where it is none."""
-    chunks = looks.chunks(problem, ranks)
+    chunks = chunk_permutation(problem, ranks)
     moves = None if chunks is None else looks.moves(ranks)
     if moves is not None:
         links, resources = moves

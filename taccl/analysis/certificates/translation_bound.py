@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.analysis.certificates.gates import first_tick
 from taccl.errors import TopologyError
 from taccl.schedule.pattern import ticks_of
 from taccl.topology.named import NamedFabric
@@ -142,17 +143,10 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
     """The least ticks in which servers can do so many sends between them, on average over ranks."""
 
     def done(ticks: int) -> bool:
-        total = 0
-        for held, latency in servers:
-            if ticks >= latency:
-                total += needed if not held else (ticks - latency) // held + 1
-        return total >= needed
+        busy = ((held, ticks - latency) for held, latency in servers if ticks >= latency)
+        return sum(needed if not held else time // held + 1 for held, time in busy) >= needed
 
-    low, high = 0, needed * max(held + latency for held, latency in servers)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if done(middle) else (middle + 1, high)
-    return low
+    return first_tick(done)
 
 
 def _host_of_ring(

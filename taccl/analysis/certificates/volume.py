@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.distances import Distances, arcs_of
 from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
+from taccl.costs import hold_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Volume:
         self.distances = Distances(problem) if distances is None else distances
         self.collective = problem.collective
         units = problem.costs.chunk_units
-        self.spreads = not (self.collective.combining and not self.collective.derivations)
+        self.spreads = not self.collective.sums_up
         self.by_chunk = not divisible and len(np.unique(units)) == 1
         self.weight = np.ones(len(units), dtype=np.int64) if self.by_chunk else units
         self.total = int(self.weight.sum())
@@ -53,16 +54,17 @@ class Volume:
     @cached_property
     def held(self) -> list[dict[int, int]]:
         """Per link: resource -> ticks times `ticks_scale` that a chunk (or a unit of data) holds it."""
-        costs, clauses = self.problem.costs, self.problem.clauses
-        unit = int(costs.chunk_units[0]) if self.by_chunk and len(costs.chunk_units) else 1
+        holds, costs, clauses = hold_columns(self.problem.topology), self.problem.costs, self.problem.clauses
+        ticks = costs.hold_beta
+        if self.by_chunk:
+            merges = np.isin(holds.link, sorted(clauses.merging))
+            ticks = clauses.max_merge * costs.chunk_units[0] * ticks
+            ticks = ticks + np.where(merges, 1, clauses.max_merge) * costs.hold_alpha
         table: list[dict[int, int]] = [{} for _ in self.problem.topology.links]
-        alphas, betas = costs.hold_alpha.tolist(), costs.hold_beta.tolist()
-        for hold, alpha, beta in zip(self.problem.topology.holds, alphas, betas, strict=True):
-            ticks = beta
-            if self.by_chunk:
-                merges = clauses.max_merge > 1 and hold.link in clauses.merging
-                ticks = clauses.max_merge * beta * unit + (alpha if merges else clauses.max_merge * alpha)
-            table[hold.link][hold.resource] = ticks
+        for link, resource, held in zip(
+            holds.link.tolist(), holds.resource.tolist(), ticks.tolist(), strict=True
+        ):
+            table[link][resource] = held
         return table
 
     @cached_property
@@ -82,12 +84,6 @@ class Volume:
         return not self.spreads and any(
             len(set(c.origins) & set(c.destinations)) > 1 for c in self.collective.chunks
         )
-
-    @cached_property
-    def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(num_links,) sources and destinations, of single-ended links."""
-        links = self.problem.topology.links
-        return np.array([e.src for e in links]), np.array([e.dst for e in links])
 
     @cached_property
     def _starts_of(self) -> list[tuple[int, ...]]:
@@ -156,40 +152,12 @@ def crossing_links(
     problem: Problem, parts: Sequence[frozenset[int]], *, entering: bool = True
 ) -> NDArray[np.int64]:
     """The admitted links that enter (or leave) a set of ranks, or that join two parts of a partition."""
-    topology = problem.topology
-    label = np.full(topology.num_ranks, -1)
+    if "arcs" not in problem.memo:
+        problem.memo["arcs"] = arcs_of(problem, problem.links_allowed)
+    label = np.full(problem.topology.num_ranks, -1)
     for i, part in enumerate(parts):
         label[list(part)] = i
-    allowed, src, dst = _link_ends(problem)
-    if src is not None and dst is not None:
-        a, b = (label[src], label[dst]) if entering else (label[dst], label[src])
-        crossing = (a != b) & (a >= 0) & (b >= 0) if len(parts) > 1 else (b == 0) & (a != 0)
-        inside: NDArray[np.int64] = allowed[crossing]
-        return inside
-    found = []
-    for e in allowed.tolist():
-        srcs, dsts = topology.links[e].srcs, topology.links[e].dsts
-        if not entering:
-            srcs, dsts = dsts, srcs
-        if len(parts) > 1:
-            crosses = label[dsts[0]] != label[srcs[0]] and label[dsts[0]] >= 0 and label[srcs[0]] >= 0
-        else:
-            crosses = any(label[r] == 0 for r in dsts) and any(label[r] != 0 for r in srcs)
-        if crosses:
-            found.append(e)
-    return np.array(found, dtype=np.int64)
-
-
-def _link_ends(
-    problem: Problem,
-) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """The admitted links, and their sources and destinations where each has one of both."""
-    if "link ends" not in problem.memo:
-        links = [problem.topology.links[e] for e in problem.links_allowed]
-        ends: tuple[NDArray[np.int64] | None, NDArray[np.int64] | None] = (None, None)
-        if all(len(e.srcs) == len(e.dsts) == 1 for e in links):
-            ends = (np.array([e.src for e in links], np.int64), np.array([e.dst for e in links], np.int64))
-        problem.memo["link ends"] = (np.array(problem.links_allowed, dtype=np.int64), *ends)
-    found: tuple[NDArray[np.int64], NDArray[np.int64] | None, NDArray[np.int64] | None]
-    found = problem.memo["link ends"]
+    link, src, dst = problem.memo["arcs"]
+    a, b = (label[src], label[dst]) if entering else (label[dst], label[src])
+    found: NDArray[np.int64] = np.unique(link[(a != b) & (b >= 0) & ((a >= 0) | (len(parts) == 1))])
     return found

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.schedule.precedence import Use
     from taccl.schedule.schedule import Schedule
@@ -24,19 +22,12 @@ __all__ = ["CLAUSE", "DATA", "SUM", "Events", "events_of"]
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The events of a schedule: sends first, in order of the schedule's groups, then joins.
+    """The events of a schedule, as `Precedence` has them, with its waits as columns from `source` to `tile`.
 
     Parameters
     ----------
-    link, duration : (num_sends,) list of int
-    transfers : (num_sends,) list of list of int
-        The schedule's transfers that travel in each send.
-    source, target, after, lead, extra, cause, tile : (num_waits,) list of int
-        The waits; see `taccl.schedule.precedence`.
     waits_of : (num_events,) list of list of int
         The waits of every event.
-    uses : mapping of resource to list of Use
-        In the order that the schedule keeps.
     components : list of list of int
         Events in an order in which each comes after all that it waits for within a tile. Events that bound
         each other, as two ranks that exchange partial sums do, share a component.
@@ -77,48 +68,27 @@ def events_of(schedule: Schedule, problem: Problem) -> Events:
         If chunk, link or group is not one, or a rank sends a chunk that never arrives there.
     """
     order = Precedence(
-        problem,
-        schedule.problem,
-        chunk=schedule.chunk,
-        link=schedule.link,
-        group=schedule.group,
-        reduce=schedule.reduce,
-        start=schedule.start,
-        end=schedule.end,
-    )
-    waits_of: list[list[int]] = [[] for _ in range(order.num_events)]
-    successors: list[list[int]] = [[] for _ in range(order.num_events)]
+        problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
+        reduce=schedule.reduce, start=schedule.start, end=schedule.end,
+    )  # fmt: skip
     columns: list[list[int]] = [list(column) for column in zip(*order.waits, strict=True)] or [[]] * 7
-    source, target, after, lead, extra, cause, tile = columns
-    for wait, (a, b, later) in enumerate(zip(source, target, tile, strict=True)):
-        waits_of[b].append(wait)
-        if not later:
-            successors[a].append(b)
+    source, target, *_, tile = columns
+    waits_of: list[list[int]] = [[] for _ in range(order.num_events)]
+    for wait, event in enumerate(target):
+        waits_of[event].append(wait)
+    within = [(a, b) for a, b, later in zip(source, target, tile, strict=True) if not later]
     return Events(
-        num_sends=order.num_sends,
-        num_events=order.num_events,
-        link=order.link,
-        duration=order.duration,
-        transfers=order.transfers,
-        source=source,
-        target=target,
-        after=after,
-        lead=lead,
-        extra=extra,
-        cause=cause,
-        tile=tile,
-        waits_of=waits_of,
-        uses=order.uses,
-        components=_components(successors),
-    )
+        order.num_sends, order.num_events, order.link, order.duration, order.transfers, *columns,
+        waits_of=waits_of, uses=order.uses, components=_components(order.num_events, within),
+    )  # fmt: skip
 
 
-def _components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Strongly connected components, each after those that lead to it."""
+def _components(num_events: int, within: list[tuple[int, int]]) -> list[list[int]]:
+    """Strongly connected components of events that wait for others, each after those that it waits for."""
     import networkx as nx
 
     graph = nx.DiGraph()
-    graph.add_nodes_from(range(len(successors)))
-    graph.add_edges_from((a, b) for a, following in enumerate(successors) for b in following)
+    graph.add_nodes_from(range(num_events))
+    graph.add_edges_from(within)
     condensed = nx.condensation(graph)
     return [sorted(condensed.nodes[c]["members"]) for c in nx.topological_sort(condensed)]

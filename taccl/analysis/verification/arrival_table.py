@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.costs import link_ends
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -43,7 +45,7 @@ class ArrivalTable:
         self.keys = self.first = np.zeros(0, np.int64)
         # Sorted keys take twelve bytes for a pair that is entered, and a table four for every pair.
         if num_places > 3 * num_entered:
-            dst = np.array([e.dst for e in problem.topology.links], dtype=np.int64)
+            _, dst = link_ends(problem.topology)
             keys = np.empty(num_entered, np.int64)
             keys[: len(origin)] = chunk * self.num_ranks + origin
             at = len(origin)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.analysis.verification.arrival_table import pairs
+from taccl.costs import link_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -82,8 +83,7 @@ class _Facts:
         topology = problem.topology
         self.problem, self.collective = problem, problem.collective
         self.num_links, self.num_ranks = len(topology.links), topology.num_ranks
-        self.src = np.array([e.src for e in topology.links], dtype=np.int64)
-        self.dst = np.array([e.dst for e in topology.links], dtype=np.int64)
+        self.src, self.dst = link_ends(topology)
         self.node = np.array(topology.node_of_rank, dtype=np.int64)
 
     @cached_property

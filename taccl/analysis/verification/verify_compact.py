@@ -15,6 +15,7 @@ import numpy as np
 from taccl.analysis.verification.arrival_table import ArrivalTable, pairs
 from taccl.analysis.verification.sketch_clauses import Fault, Sends, SketchClauses
 from taccl.analysis.verification.violation import Verification, Violation
+from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
 from taccl.schedule.summary import ScheduleSummary
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.analysis.verification.replay_kernel import Sums
+    from taccl.analysis.verification.replay_kernel import Held, Sums
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
 
@@ -154,8 +155,8 @@ def _by_chunk(schedule: CompactSchedule) -> Iterator[tuple[int, int, _Some]]:
     from taccl.analysis.verification.replay_kernel import Sums
 
     problem = schedule.problem
-    collective, links, costs = problem.collective, problem.topology.links, problem.costs
-    src, dst = np.array([(e.src, e.dst) for e in links], np.int64).reshape(-1, 2).T
+    collective, costs = problem.collective, problem.costs
+    src, dst = link_ends(problem.topology)
     roots = (data.root if collective.combining else None for data in collective.chunks)
     root = np.array([-1 if rank is None else rank for rank in roots], np.int64)
     origins = flat_sets(collective.origin_sets.sets)
@@ -209,22 +210,18 @@ def _replayed(
     schedule: CompactSchedule, clauses: SketchClauses, reducing: NDArray[np.bool_]
 ) -> tuple[Fault | None, int]:
     """What is wrong with links, clauses, resources and copies, and how many copies are redundant."""
-    from taccl.analysis.verification.replay_kernel import Arrivals, Held, replay_sends
+    from taccl.analysis.verification.replay_kernel import Arrivals, replay_sends
 
     problem = schedule.problem
-    topology, costs = problem.topology, problem.costs
     places = None if problem.collective.combining else ArrivalTable(schedule)
     none = np.zeros(0, np.int64)
-    table = Arrivals(topology.num_ranks, none, none, none, 0)
+    table = Arrivals(problem.topology.num_ranks, none, none, none, 0)
     if places is not None:
-        table = Arrivals(topology.num_ranks, places.keys, places.first, places.since, places.never)
-    src = np.array([e.src for e in topology.links], dtype=np.int64)
-    dst = np.array([e.dst for e in topology.links], dtype=np.int64)
-    holds = _Holds(problem)
-    free = np.zeros(len(topology.resources), dtype=np.int64)
-    held = Held(holds.of_link, holds.resource, holds.alpha, holds.beta, costs.chunk_units, free)
+        table = Arrivals(places.num_ranks, places.keys, places.first, places.since, places.never)
+    src, dst = link_ends(problem.topology)
+    late = _Late(problem)
+    held = late.others()
     first = num_redundant = 0
-    late = _Late(problem, holds.most_of_one)
     for chunk, link, start, end in schedule.blocks(_BLOCK):
         gathers = reducing[first : first + len(start)] if len(reducing) else np.zeros(len(start), bool)
         sends = Sends(chunk, link, start, end, gathers)
@@ -234,9 +231,9 @@ def _replayed(
         kind, at, redundant = replay_sends(sends, src, dst, table, held)
         if kind:
             return _named(problem, kind, first + at, chunk[at], link[at], start[at]), 0
-        clash = late.add(holds.received(chunk, link, end, costs.chunk_units, first), int(start[-1]))
-        if clash is not None:
-            return clash, 0
+        fault = late.add(sends, first)
+        if fault is not None:
+            return fault, 0
         first += len(start)
         num_redundant += redundant
     fault = clauses.own_late()
@@ -254,62 +251,6 @@ def _check_kind(problem: Problem) -> None:
     for what, is_there in kinds.items():
         if is_there:
             raise InputError(f"found {what}; expand the schedule and verify that", where="schedule")
-
-
-class _Holds:
-    """Holds by link: those from a send's start as columns, those until its end apart."""
-
-    def __init__(self, problem: Problem) -> None:
-        costs, holds = problem.costs, problem.topology.holds
-        link = np.array([h.link for h in holds], dtype=np.int64)
-        resource = np.array([h.resource for h in holds], dtype=np.int64)
-        receives = np.array([h.side == "receive" for h in holds], dtype=bool)
-        mixed = np.isin(resource, resource[receives])
-        rows = np.flatnonzero(~mixed)
-        rows = rows[np.argsort(link[rows], kind="stable")]
-        num_links = len(problem.topology.links)
-        self.of_link = np.searchsorted(link[rows], np.arange(num_links + 1)).astype(np.int64)
-        self.resource, self.alpha, self.beta = resource[rows], costs.hold_alpha[rows], costs.hold_beta[rows]
-        late = [
-            (
-                int(link[h]),
-                int(resource[h]),
-                int(costs.hold_alpha[h]),
-                int(costs.hold_beta[h]),
-                bool(receives[h]),
-            )
-            for h in np.flatnonzero(mixed).tolist()
-        ]
-        self._link_alpha, self._link_beta = costs.link_alpha, costs.link_beta
-        table = np.array(late, dtype=np.int64).reshape(-1, 5)
-        self._table = table[np.argsort(table[:, 0], kind="stable")]
-        self._first = np.searchsorted(self._table[:, 0], np.arange(num_links + 1))
-        #: By how many rows a link holds one resource, at most.
-        self.most_of_one = int(np.unique(table[:, :2], axis=0, return_counts=True)[1].max(initial=0))
-
-    def received(
-        self,
-        chunk: NDArray[np.int64],
-        link: NDArray[np.int64],
-        end: NDArray[np.int64],
-        units: NDArray[np.int64],
-        first: int,
-    ) -> NDArray[np.int64]:
-        """Rows resource, begin, until, send: of holds on resources that some send holds until its end."""
-        if not len(self._table):
-            return np.zeros((4, 0), np.int64)
-        count = self._first[link + 1] - self._first[link]
-        send = np.repeat(np.arange(len(link)), count)
-        row = (
-            np.arange(len(send))
-            - np.repeat(np.cumsum(count) - count, count)
-            + np.repeat(self._first[link], count)
-        )
-        _, resource, alpha, beta, receives = (column[row] for column in self._table.T)
-        length = alpha + units[chunk[send]] * beta
-        took = self._link_alpha[link[send]] + units[chunk[send]] * self._link_beta[link[send]]
-        until = np.where(receives == 1, end[send], end[send] - took + length)
-        return np.stack((resource, until - length, until, first + send))
 
 
 def _named(problem: Problem, kind: int, i: int, chunk: int, link: int, start: int) -> Fault:
@@ -333,17 +274,43 @@ def said_of(kind: int, src: str, dst: str) -> tuple[str, str]:
 
 
 class _Late:
-    """Holds on resources that some send holds until its end, those that later ones may still meet."""
+    """Resources that some send holds until its end, and the holds of them that later ones may still meet."""
 
-    def __init__(self, problem: Problem, most_of_one: int) -> None:
-        self._problem, self._most_of_one = problem, most_of_one
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._holds = problem, hold_columns(problem.topology)
+        holds = self._holds
+        self._is_late = np.isin(holds.resource, holds.resource[holds.receives])
+        pairs = np.stack((holds.link, holds.resource))[:, self._is_late]
+        #: By how many rows a link holds one resource, at most.
+        self._most_of_one = int(np.unique(pairs, axis=1, return_counts=True)[1].max(initial=0))
         self._rows = np.zeros((4, 0), np.int64)
 
-    def add(self, rows: NDArray[np.int64], last_start: int) -> Fault | None:
-        """Look at further holds; no later one begins before `last_start`."""
-        if not rows.shape[1]:
+    def others(self) -> Held:
+        """The holds of all other resources, which begin with their sends."""
+        from taccl.analysis.verification.replay_kernel import Held
+
+        costs, topology = self._problem.costs, self._problem.topology
+        rows = np.flatnonzero(~self._is_late)
+        rows = rows[np.argsort(self._holds.link[rows], kind="stable")]
+        return Held(
+            np.searchsorted(self._holds.link[rows], np.arange(len(topology.links) + 1)).astype(np.int64),
+            self._holds.resource[rows], costs.hold_alpha[rows], costs.hold_beta[rows], costs.chunk_units,
+            np.zeros(len(topology.resources), dtype=np.int64),
+        )  # fmt: skip
+
+    def add(self, sends: Sends, first: int) -> Fault | None:
+        """Look at further sends, in order of start; `first` is the number of the first of them."""
+        if not self._is_late.any():
             return None
-        rows = np.concatenate((self._rows, rows), axis=1)
+        costs = self._problem.costs
+        send, hold = self._holds.of_sends(sends.link)
+        send, hold = send[self._is_late[hold]], hold[self._is_late[hold]]
+        units, link, end = costs.chunk_units[sends.chunk[send]], sends.link[send], sends.end[send]
+        length = costs.hold_alpha[hold] + units * costs.hold_beta[hold]
+        took = costs.link_alpha[link] + units * costs.link_beta[link]
+        until = np.where(self._holds.receives[hold], end, end - took + length)
+        found = np.stack((self._holds.resource[hold], until - length, until, first + send))
+        rows = np.concatenate((self._rows, found), axis=1)
         rows = rows[:, np.lexsort((rows[2], rows[1], rows[0]))]
         resource, begin, until, send = rows
         own = np.flatnonzero((resource[1:] == resource[:-1]) & (send[1:] == send[:-1]))
@@ -352,10 +319,10 @@ class _Late:
         clash = (resource[1:] == resource[:-1]) & (begin[1:] < until[:-1]) & (send[1:] != send[:-1])
         if clash.any():
             at = int(np.argmax(clash))
-            name, us = self._problem.topology.resources[int(resource[at])].name, self._problem.costs.us
-            time_us = float(us(int(begin[at + 1])))
+            name = self._problem.topology.resources[int(resource[at])].name
+            time_us = float(self._problem.costs.us(int(begin[at + 1])))
             return Fault("contention", f"{name} is held by two sends at {time_us:.6g} us")
-        self._rows = rows[:, until > last_start]
+        self._rows = rows[:, until > int(sends.start[-1])]  # no later hold begins before
         return None
 
 

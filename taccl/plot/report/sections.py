@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.certificate import describe_witness
 from taccl.errors import TacclError
 from taccl.html import as_html
 from taccl.plot.bars import bars_of, busy_shares
@@ -87,7 +86,7 @@ def bound(found: Findings) -> str:
         ("bandwidth", f"{_rate(limit.algbw_gb_per_s)} at most" if limit.algbw_gb_per_s else ""),
         ("limited by", limit.limits),
         ("kind", limit.kind),
-        ("witness", describe_witness(limit)),
+        ("witness", limit.witness_text),
         ("checked", checked[found.proven]),
         ("gap", format_gap(found.gap)),
     ]

@@ -1,0 +1,151 @@
+"""How much resources let pass, for checking certificates: chunk after chunk, by sends however merged."""
+
+# m chunks in a send at most, n chunks in one, e a link, r a resource
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import count
+from operator import add
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from taccl.analysis.certificates.check_facts import Facts
+
+__all__ = ["Passage", "passages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A resource that sends over some links all hold: for ``alpha + n * beta`` at least, of n chunks.
+
+    From a send's start to its hold it takes from `before` to `before_most`; from there to its end from
+    ``after[n - 1]`` to `after_most`. Nothing starts before `release`.
+    """
+
+    alpha: int
+    beta: int
+    most: int
+    release: int
+    before: int
+    before_most: int
+    after: tuple[int, ...]
+    after_most: int
+
+    @property
+    def hold(self) -> int:
+        """Ticks for which a send of one chunk holds it."""
+        return self.alpha + self.beta
+
+    def one_after_another(self, ticks: int) -> int:
+        """Chunks in sends that hold it for so many ticks in all."""
+        full, rest = divmod(ticks, self.alpha + self.most * self.beta)
+        part = max(0, rest - self.alpha) // self.beta if self.beta else 0
+        return full * self.most + part
+
+    def between(self, start: int, end: int) -> int:
+        """Chunks in sends that neither start before one moment nor end after another."""
+        first = max(start, self.release) + self.before
+        found = [0]
+        for n, after in enumerate(self.after, 1):
+            if end - after >= first:  # when the hold of the last send begins
+                found.append(n + self.one_after_another(end - after - first))
+        return max(found)
+
+    def begun(self, by: int) -> int:
+        """Chunks in sends that start at a moment at the latest."""
+        if by < self.release:
+            return 0
+        return self.most + self.one_after_another(by - self.release + self.before_most - self.before)
+
+    def sends(self, by: int) -> int:
+        """Sends that start at a moment at the latest."""
+        if by < self.release:
+            return 0
+        return 1 + (by - self.release + self.before_most - self.before) // self.hold
+
+    def ends(self, start: int) -> Iterator[int]:
+        """When at the earliest one chunk after another has come, by sends from a moment on."""
+        first = max(start, self.release) + self.before
+        for chunks in count(1):
+            yield first + min(
+                self._held(chunks - n) + after for n, after in enumerate(self.after[:chunks], 1)
+            )
+
+    def ends_since(self, moment: int) -> Iterator[int]:
+        """When at the earliest one chunk after another comes, by sends that end at a moment or later."""
+        for chunks in count(1):
+            later = self._held(max(0, chunks - self.most)) - self.after_most + min(self.after)
+            yield moment + max(0, later)
+
+    def _held(self, chunks: int) -> int:
+        """For how long sends of so many chunks in all hold it."""
+        full, part = divmod(chunks, self.most)
+        return full * (self.alpha + self.most * self.beta) + (self.alpha + part * self.beta if part else 0)
+
+    def over(self, ticks: int) -> int:
+        """Chunks in sends that end at a moment, or up to so many ticks after it."""
+        return self.most + self.one_after_another(ticks + self.after_most - min(self.after))
+
+
+def passages(
+    facts: Facts, links: Collection[int], release: Mapping[int, int], *, size: int | None = None
+) -> list[Passage]:
+    """Resources that share links out: next comes the one that the most of those left hold for longest.
+
+    `release` says when each link can be used first, `size` how large a chunk is: as all are, by default.
+    """
+    most, size = facts.clauses.max_merge, facts.units[0] if size is None else size
+    merging = facts.clauses.merging if most > 1 else frozenset()
+    users: dict[int, dict[int, int]] = defaultdict(dict)
+    for e in links:
+        for r, (alpha, beta, _) in facts.holds[e].items():
+            users[r][e] = (alpha if e in merging else most * alpha) + most * size * beta
+    queue = [(-len(mine) * min(mine.values()), r) for r, mine in users.items()]
+    heapq.heapify(queue)
+    left, chosen = set(links), {}
+    while left:
+        weight, r = heapq.heappop(queue)
+        users[r] = {e: ticks for e, ticks in users[r].items() if e in left}
+        now = -len(users[r]) * min(users[r].values(), default=0)
+        if now <= weight:
+            chosen[r] = list(users[r])
+            left -= set(chosen[r])
+        elif now:
+            heapq.heappush(queue, (now, r))
+    found = []
+    for r, mine in chosen.items():
+        in_send = {e: most if e in merging else 1 for e in mine}
+        spans = [(_span(facts, e, r, n * size), n) for e, m in in_send.items() for n in range(1, m + 1)]
+        alphas = [facts.holds[e][r][0] for e in mine]
+        betas = [size * facts.holds[e][r][1] for e in mine]
+        merged = max(in_send.values()) > 1
+        before = [span[0] for span, _ in spans]
+        after = [span[1] for span, _ in spans]
+        found.append(
+            Passage(
+                alpha=min(alphas) if merged else 0,
+                beta=min(betas) if merged else min(map(add, alphas, betas)),
+                most=max(in_send.values()),
+                release=min(release[e] for e in mine),
+                before=min(before),
+                before_most=max(before),
+                after=tuple(
+                    min(span[1] for span, k in spans if k == n) for n in range(1, max(in_send.values()) + 1)
+                ),
+                after_most=max(after),
+            )
+        )
+    return found
+
+
+def _span(facts: Facts, e: int, r: int, units: int) -> tuple[int, int]:
+    """Ticks from the start of a send to its hold, and from there to its end."""
+    alpha, beta, receives = facts.holds[e][r]
+    took = facts.alpha[e] + units * facts.beta[e]
+    before = took - alpha - units * beta if receives else 0
+    return before, took - before
