@@ -49,11 +49,7 @@ def test_the_last_chunks_still_spread_inside(name: str, entering: bool) -> None:
 
 
 def test_merged_chunks_may_come_at_once() -> None:
-    """6 in a send take 110 us over a NIC: 24 chunks need no more than 4 of 8 NICs, and some of these one send.
-
-    A NIC that is the rank's own brings 6 at once; of the rest, whichever NICs they come over, each holds the
-    rank's port once more.
-    """
+    """No less than where all 3 chunks that a rank's own NIC passes by 60 us are among the last 8: 5 more come."""
     topology = dgx_h100(4)
     merging = make_problem(
         topology,

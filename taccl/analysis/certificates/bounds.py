@@ -303,10 +303,7 @@ def _set_name(demand: NeededSends, family: str, ranks: frozenset[int]) -> str:
 def _passed(
     demand: NeededSends, sends: Counter[int], links: Collection[int], *, since: int = 0
 ) -> tuple[int, str]:
-    """When links can have passed so many sends of each size, from some moment on; through how many resources.
-
-    Each is as long as one of the smallest chunk at least.
-    """
+    """When links can have passed so many sends, each as the smallest; through how many resources."""
     none = np.zeros(len(demand.topology.links), dtype=np.int64)
     costs = Costs(demand.problem, min(sends))
     gates = gates_of(costs, np.array(sorted(links), dtype=np.int64), none, none + since)

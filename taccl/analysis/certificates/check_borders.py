@@ -66,10 +66,7 @@ def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
 def _fills(
     facts: Facts, sends: Counter[int], links: Sequence[int], ticks: Fraction, *, since: int = 0
 ) -> bool:
-    """Whether links cannot pass so many sends of each size from some moment on, all before `ticks`.
-
-    Each is as long as one of the smallest chunk at least.
-    """
+    """Whether links cannot pass so many sends, each as the smallest, from `since` to before `ticks`."""
     number = sends.total()
     if not number or ticks <= since:
         return ticks <= since

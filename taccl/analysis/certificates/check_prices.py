@@ -86,10 +86,7 @@ def _soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fr
 
 
 def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
-    """For how long resources are not held by sends over the links that serve some chunk, before and after.
-
-    A resource that no such send holds for any time is left out.
-    """
+    """For how long sends over the links that serve some chunk leave resources that they hold idle."""
     before: dict[int, int] = {}
     after: dict[int, int] = {}
     chosen = set(links)

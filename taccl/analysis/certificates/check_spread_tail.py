@@ -58,10 +58,7 @@ def spreads_late(facts: Facts, witness: SpreadTail) -> int:
 
 
 def _entering(facts: Facts, ranks: frozenset[int]) -> tuple[list[int], dict[int, int]]:
-    """By how many of the ranks each chunk is wanted that must enter them; when links can have one.
-
-    Of a sum it is what ranks outside contribute.
-    """
+    """By how many of the ranks each chunk is wanted that must enter them; when links can have one."""
     wanted, starts = [], []
     for c, data in enumerate(facts.collective.chunks):
         outside, ends = set(data.origins) - ranks, ranks.intersection(data.destinations)

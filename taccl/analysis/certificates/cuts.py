@@ -279,10 +279,7 @@ class _Program:
 
 
 def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
-    """Resources to price: not one that a single link holds, which holds another for as long, and as idle.
-
-    Whatever the price of the former, that of the latter does the same for all links that hold it.
-    """
+    """Resources to price: not one of a single link that holds a shared one for as long, which is as idle."""
     users: Counter[int] = Counter(resource for mine in held for resource in mine)
     worth = set(users)
     for mine in held:

@@ -137,10 +137,7 @@ class _Late:
         return self.total > 0 and all(each.hold.all() for each in gates)
 
     def missing(self, fed_at: _Feeding, since: int) -> tuple[int, int]:
-        """(entries that end at `since` at the soonest, `fed`) of the moment that says the most.
-
-        They are neither fed before `fed`, nor let in from there on.
-        """
+        """(entries neither fed before `fed` nor let in from there until `since`, `fed`), at best."""
         fed = [*fed_at.moments, max(0, since - self.soonest)]
         ever = self.enter.within(0, since - 1)
         best = (0, 0)
@@ -243,10 +240,7 @@ class _Feeding:
 
 
 def _senders(gates: Gates) -> Counter[tuple[int, int, int]]:
-    """(release, first start after it, ticks to the next one) of sends of one chunk each: how many there are.
-
-    What can start at the release, all at once, has no next one.
-    """
+    """(release, first start after it, ticks to the next or 0) of sends of one chunk each: how many."""
     count: Counter[tuple[int, int, int]] = Counter()
     for release, spread, length in zip(
         gates.release.tolist(), gates.start_spread.tolist(), gates.hold.tolist(), strict=True
@@ -259,10 +253,9 @@ def _senders(gates: Gates) -> Counter[tuple[int, int, int]]:
 def _fastest(gates: Gates) -> Gates:
     """Gates of a set that outdoes every other: the best of all first gates, of all second ones, and so on."""
     order = np.lexsort((gates.beta, gates.hold, gates.of_set))
-    sets = gates.of_set[order]
-    begins = np.flatnonzero(np.concatenate(([True], sets[1:] != sets[:-1]))) if len(sets) else sets
-    place = np.arange(len(sets)) - np.repeat(begins, np.diff(np.append(begins, len(sets))))
-    size = int(place.max(initial=-1)) + 1
+    _, sizes = np.unique(gates.of_set, return_counts=True)
+    place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])
+    size = int(sizes.max(initial=0))
 
     def best(values: Ints, sign: int) -> Ints:
         found = np.full(size, FOREVER)

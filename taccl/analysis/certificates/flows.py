@@ -133,11 +133,7 @@ def _solve(
     budget_s: float,
     known: int,
 ) -> NDArray[np.float64] | None:
-    """min T, subject to: flows arrive, and no orbit of resources is held for longer than it can be by T.
-
-    That is T, less what it is idle for, `known` at most; on average over the orbit.
-    Returns the dual price of every resource; None where the program was not solved.
-    """
+    """Prices dual to the least T such that flows arrive and no orbit is held for longer than it can be."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 

@@ -89,10 +89,7 @@ def heads_and_tails(distances: Distances, *, divisible: bool, by_chunk: bool) ->
 
 
 def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, set[int], set[int]]]:
-    """(links, units, ranks where some chunk starts, ranks where one is wanted), by links and units.
-
-    A chunk that is made of another may start at once, and is wanted of the other where it is made.
-    """
+    """(links, units, where some chunk starts or is made, where one is wanted), by links and units."""
     collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
     sums = collective.sums_up
     starts = {each.chunk: {each.rank} for each in collective.derivations}

@@ -152,10 +152,7 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _host_of_ring(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """The farthest way in a mesh, and what must enter a corner, or be sent on all links together.
-
-    A ring goes through links of one cost only, so those that it leaves out are counted in at that cost.
-    """
+    """The farthest way in a mesh at the cost of its ring; what enters a corner, or goes over all links."""
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]
     far = latency * sum(dim - 1 for dim in host.dims)

@@ -72,13 +72,14 @@ def events_of(schedule: Schedule, problem: Problem) -> Events:
         reduce=schedule.reduce, start=schedule.start, end=schedule.end,
     )  # fmt: skip
     columns: list[list[int]] = [list(column) for column in zip(*order.waits, strict=True)] or [[]] * 7
-    source, target, *_, tile = columns
+    source, target, after, lead, extra, cause, tile = columns
     waits_of: list[list[int]] = [[] for _ in range(order.num_events)]
     for wait, event in enumerate(target):
         waits_of[event].append(wait)
     within = [(a, b) for a, b, later in zip(source, target, tile, strict=True) if not later]
     return Events(
-        order.num_sends, order.num_events, order.link, order.duration, order.transfers, *columns,
+        order.num_sends, order.num_events, order.link, order.duration, order.transfers,
+        source, target, after, lead, extra, cause, tile,
         waits_of=waits_of, uses=order.uses, components=_components(order.num_events, within),
     )  # fmt: skip
 
