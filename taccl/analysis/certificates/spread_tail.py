@@ -47,7 +47,9 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
     for ranks in demand.different(demand.families[1][1]):
         sizes, release = _entering(demand, ranks)
         spread = _Spread.of(demand.costs, ranks, release) if len(ranks) > 1 else None
-        for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES] if spread is not None else ():
+        if spread is None:
+            continue
+        for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last = spread.best(some)
             node = demand.topology.node_of_rank[min(ranks)]
