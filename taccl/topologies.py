@@ -37,7 +37,7 @@ def load(path: str | PathLike[str], **arguments: Any) -> Topology:
         If the file cannot be read, or it has no use for an argument.
     """
     # The readers of files need pydantic, which machines and fabrics do not wait for.
-    from taccl.formats.recognise import foreign_topology
+    from taccl.formats.registry import foreign_topology
     from taccl.topology.files import load_topology
 
     found = foreign_topology(path)

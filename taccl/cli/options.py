@@ -134,10 +134,10 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
 def schedule_from_options(options: argparse.Namespace) -> Schedule:
     """The schedule in the file that `add_schedule` declares."""
     from taccl.cli.programs import holds_program
-    from taccl.formats.recognise import UPSTREAM_ALGORITHM, recognise
+    from taccl.formats.registry import format_of_content
 
     given = {name: getattr(options, name) for name in ("topology", "chunk_size", "time_unit_us")}
-    if recognise(options.file) == UPSTREAM_ALGORITHM:
+    if format_of_content(options.file).name == "upstream-algorithm":
         from taccl.formats.published.algorithm import load_upstream_algorithm
 
         if options.topology is not None:

@@ -33,10 +33,10 @@ def topology_from_word(word: str, *, nodes: int | None = None, profile: str | No
         from taccl.sketch.upstream import load_upstream_topology
 
         return load_upstream_topology(word, nodes=nodes)
-    from taccl.formats.recognise import ASTRA_NETWORK, foreign_topology
+    from taccl.formats.registry import foreign_topology
 
     foreign = foreign_topology(word)
-    if foreign is not None and foreign[0] != ASTRA_NETWORK:
+    if foreign is not None and foreign[0] != "astra-sim-network":
         return taccl.topologies.load(word, **({} if nodes is None else {"nodes": nodes}))
     topology = taccl.topologies.load(word)
     if nodes is not None and nodes != topology.num_nodes:
@@ -65,17 +65,17 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     """
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
-    from taccl.formats.recognise import FOREIGN_TOPOLOGIES, TACCL_SCHEDULE, recognise
+    from taccl.formats.registry import FOREIGN_TOPOLOGIES, format_of_content
     from taccl.reading import parse, read_text
     from taccl.topology.files import MAX_FILE_BYTES
 
     try:
-        name = recognise(word)
+        name = format_of_content(word).name
     except FormatError:  # as a sketch is in no table of formats; whatever else is wrong shows below
         name = ""
     if name in FOREIGN_TOPOLOGIES:
         return "topology"
-    if name == TACCL_SCHEDULE:
+    if name == "taccl-schedule":
         return "schedule"
     fields = set(parse(read_text(word, MAX_FILE_BYTES), source=word))
     if {"format", "transfers"} & fields:

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Files written whole or not at all; and what is wrong with one that was read, in a sentence."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from taccl.arguments import quoted
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_writable", "write_whole"]
+    from pydantic import ValidationError
+
+__all__ = ["check_writable", "first_fault", "write_whole"]
 
 
 def write_whole(
@@ -22,15 +25,10 @@ def write_whole(
 ) -> None:
     """Write a file so that it is there whole or not at all, even if the write is cut short.
 
-    Parameters
-    ----------
-    keep_mode : bool
-        Whether a file that replaces another has its permissions; else it has those of a new file.
+    - `keep_mode`: Whether a file that replaces another has its permissions; else it has those of a new file.
 
-    Raises
-    ------
-    InputError
-        If the file exists and `overwrite` is False, its folder is missing, or it may not be written.
+    Raises `InputError` if the file exists and `overwrite` is False, its folder is missing, or it may not be
+    written.
     """
     where = os.fspath(path)
     with _explained(where):
@@ -49,10 +47,7 @@ def write_whole(
 def check_writable(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Do nothing where `write_whole` would find nothing in its way; an empty file is made and removed.
 
-    Raises
-    ------
-    InputError
-        As `write_whole` would.
+    Raises `InputError` as `write_whole` would.
     """
     with _explained(os.fspath(path)), _draft_beside(_target(path, overwrite)):
         pass
@@ -124,3 +119,24 @@ def _explained(where: str) -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"the file cannot be written ({reason}); give another path", where=where) from None
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """Of a document that does not fit its pydantic model: the path of the first field at fault, and why."""
+    first = error.errors(include_url=False)[0]
+    path = ""
+    for part in first["loc"]:
+        if part not in ("[key]", "int", "list[int]"):  # the last two are branches of a union
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    cause = first.get("ctx", {}).get("error")
+    if first["type"] == "missing":
+        text = "is missing"
+    elif isinstance(cause, ValueError):
+        text = str(cause)
+    else:
+        expected = first["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+        known = f"expected {expected[:1].lower()}{expected[1:]}"
+        text = f"found {quoted(first['input'])}; "
+        text += "an unknown field" if first["type"] == "extra_forbidden" else known
+    more = error.error_count() - 1
+    return path.removeprefix("."), text + (f" (and {more} more such errors)" if more else "")

@@ -32,15 +32,13 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
 from taccl.clauses import CLAUSES, Clauses
 from taccl.errors import FormatError, InputError
-from taccl.formats.files import write_whole
+from taccl.formats.files import first_fault, write_whole
 from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
     import os
-
-    from pydantic_core import ErrorDetails
 
     from taccl.clauses import Clause
 
@@ -82,25 +80,18 @@ def load_schedule(
 ) -> Schedule:
     """The schedule that `dump_schedule` wrote.
 
-    Parameters
-    ----------
-    where : str
-        The file that the document came from; it leads error messages.
-    problem : Problem, optional
-        A problem that the document's is likely to be. If it is, the schedule is one of this very problem,
-        which is not built anew.
-
-    Raises
-    ------
-    FormatError
-        If the document is not of this format and version, a field is missing or ill-typed, or the content
-        does not match its digest.
+    - `where`: The file that the document came from; it leads error messages.
+    - `problem`: A problem that the document's is likely to be. If it is, the schedule is one of this very
+      problem, which is not built anew.
     """
     _check_version(document, where)
     try:
         fields = _Document.model_validate(document)
     except ValidationError as error:
-        raise _first_error(error, where) from None
+        name, fault = first_fault(error)
+        raise FormatError(
+            f"{fault}; save the schedule anew instead of editing its file", where=f"{where}: {name}"
+        ) from None
     columns: dict[str, Any] = {
         name: np.array(getattr(fields.transfers, name), dtype=dtype) for name, dtype in _COLUMNS.items()
     }
@@ -188,10 +179,8 @@ def load(path: str | os.PathLike[str]) -> Schedule:
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in a file of this format, whose fields are not checked yet.
 
-    Raises
-    ------
-    InputError
-        If the file cannot be read; `FormatError` if it is not JSON or of another format or version.
+    Raises `InputError` if the file cannot be read; `FormatError` if it is not JSON or of another format or
+    version.
     """
     where = str(path)
     document = parse_json(read_text(path, _LIMIT_BYTES), source=where)
@@ -252,26 +241,6 @@ def _problem(data: dict[str, Any], fields: _Document, where: str) -> Problem:
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise FormatError(f"found values that make no problem ({error})", where=f"{where}: problem") from None
     return problem
-
-
-def _first_error(error: ValidationError, where: str) -> FormatError:
-    """One sentence for the first of pydantic's errors."""
-    first = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"] if part not in ("int", "list[int]"))
-    text = (
-        "is missing" if first["type"] == "missing" else f"found {_short(first['input'])}; {_expected(first)}"
-    )
-    more = error.error_count() - 1
-    others = f" (and {more} more such errors)" if more else ""
-    return FormatError(
-        f"{text}{others}; save the schedule anew instead of editing its file", where=f"{where}: {name}"
-    )
-
-
-def _expected(error: ErrorDetails) -> str:
-    """What pydantic expected, in our words."""
-    message = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
-    return "an unknown field" if error["type"] == "extra_forbidden" else f"expected {message}"
 
 
 def _short(value: object) -> str:

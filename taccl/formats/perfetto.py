@@ -34,10 +34,7 @@ __all__ = ["trace", "trace_text"]
 def trace_text(timeline: Schedule | Simulation) -> str:
     """The trace as JSON, with a line per event.
 
-    Raises
-    ------
-    InputError
-        If the schedule is none of its problem.
+    Raises `InputError` if the schedule is none of its problem.
     """
     document = trace(timeline)
     lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in document.pop("traceEvents"))
@@ -47,18 +44,17 @@ def trace_text(timeline: Schedule | Simulation) -> str:
 def trace(timeline: Schedule | Simulation) -> dict[str, Any]:
     """The trace as plain values.
 
-    Raises
-    ------
-    InputError
-        If the schedule is none of its problem.
+    Raises `InputError` if the schedule is none of its problem.
     """
     played = _of_simulation(timeline) if isinstance(timeline, Simulation) else _of_schedule(timeline)
     problem, events = played.problem, played.events
     tracks: dict[tuple[int, str], list[_Slice]] = defaultdict(list)
     for tile in played.tiles:
         for send, link in enumerate(events.link):
-            track = tracks[_track_of_link(problem, link)]
-            track.append(_slice(played, send, tile.number, tile.starts[send], tile.ends[send]))
+            ends = problem.topology.links[link]
+            tracks[ends.src, f"link {link}: {ends}"].append(
+                _slice(played, send, tile.number, tile.starts[send], tile.ends[send])
+            )
     for resource in sorted(_shared(problem).intersection(events.uses)):
         name = f"{problem.topology.resources[resource].name} ({resource})"
         track = tracks[problem.topology.num_ranks, name]
@@ -150,11 +146,6 @@ def _slice(played: _Played, send: int, tile: int, start: int, end: int) -> _Slic
     return _Slice(start, end, f"{'reduce' if reduce else 'copy'} {what}", args)
 
 
-def _track_of_link(problem: Problem, link: int) -> tuple[int, str]:
-    ends = problem.topology.links[link]
-    return ends.src, f"link {link}: {ends}"
-
-
 def _shared(problem: Problem) -> set[int]:
     """Resources that more than one link holds."""
     holders: dict[int, set[int]] = defaultdict(set)
@@ -168,14 +159,16 @@ def _named_processes(problem: Problem, tracks: dict[tuple[int, str], list[_Slice
     node_of_rank = problem.topology.node_of_rank
     names = {rank: f"rank {rank} (node {node})" for rank, node in enumerate(node_of_rank)}
     names[len(node_of_rank)] = "shared resources"
-    named = []
-    for process in sorted({process for process, _ in tracks}):
-        for kind, args in (
-            ("process_name", {"name": names[process]}),
-            ("process_sort_index", {"sort_index": process}),
-        ):
-            named.append({"ph": "M", "name": kind, "pid": process, "tid": 0, "args": args})
-    return named
+    processes = sorted({process for process, _ in tracks})
+    return [each for process in processes for each in _named("process", names[process], process, 0, process)]
+
+
+def _named(kind: str, name: str, pid: int, tid: int, place: int) -> list[dict[str, Any]]:
+    """What a process or thread is called, and its place among others."""
+    return [
+        {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": args}
+        for what, args in (("name", {"name": name}), ("sort_index", {"sort_index": place}))
+    ]
 
 
 def _laid_out(tracks: dict[tuple[int, str], list[_Slice]], ticks_per_us: int) -> list[dict[str, Any]]:
@@ -192,13 +185,7 @@ def _laid_out(tracks: dict[tuple[int, str], list[_Slice]], ticks_per_us: int) ->
                 free_at.append(0)
                 threads.append(used[process])
                 shown = name if not lane else f"{name}, overlapping"
-                for kind, args in (
-                    ("thread_name", {"name": shown}),
-                    ("thread_sort_index", {"sort_index": used[process]}),
-                ):
-                    laid_out.append(
-                        {"ph": "M", "name": kind, "pid": process, "tid": used[process], "args": args}
-                    )
+                laid_out += _named("thread", shown, process, used[process], used[process])
             free_at[lane] = each.end
             laid_out.append({
                 "ph": "X", "name": each.name, "cat": "reduce" if each.args["reduce"] else "copy",

@@ -30,11 +30,8 @@ class ProgramKind(NamedTuple):
 def kind_of(program: Program, format_name: str) -> ProgramKind:
     """What a runtime takes a program for; ``custom`` where it has no name for it.
 
-    Raises
-    ------
-    ExportError
-        If there is no data at all; or the program runs in place, and only its own collective says how its two
-        buffers lie in each other.
+    Raises `ExportError` if there is no data at all; or the program runs in place, and only its own collective
+    says how its two buffers lie in each other.
     """
     collective = program.collective
     if not any(rank.input_chunks or rank.output_chunks for rank in program.ranks):

@@ -20,9 +20,14 @@ from taccl.reading import parse_json, read_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from taccl.topology.topology import Topology
+
 __all__ = [
-    "Conversion", "convert", "format_named", "format_of_content", "format_of_name", "read", "write",
+    "FOREIGN_TOPOLOGIES", "Conversion", "convert", "foreign_topology", "format_named", "format_of_content",
+    "format_of_name", "read", "write",
 ]  # fmt: skip
+
+FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "astra-sim-network")
 
 _LIMIT_BYTES = 10**9
 #: Marks of XML and of text are near the top.
@@ -86,13 +91,8 @@ def write(
 def read(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
     """What a file holds, in the format that its content tells.
 
-    Raises
-    ------
-    InputError
-        If the file cannot be read, the format is not known or only written, or an option is not one of its
-        reader's.
-    FormatError
-        If its content tells no format, or is not as the format says.
+    Raises `InputError` if the file cannot be read, the format is not known or only written, or an option is
+    not one of its reader's. `FormatError` if its content tells no format, or is not as the format says.
     """
     source = _readable(format_of_content(path) if format is None else format_named(format), path)
     load = _found(source.load)
@@ -156,10 +156,7 @@ def convert(
 def format_named(name: str, *, where: str = "format") -> FileFormat:
     """The format of that name, whatever its case and dashes.
 
-    Raises
-    ------
-    InputError
-        If there is none.
+    Raises `InputError` if there is none.
     """
     by_name = {each.name: each for each in FORMATS}
     known = matching(name, by_name)
@@ -174,10 +171,7 @@ def format_named(name: str, *, where: str = "format") -> FileFormat:
 def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
     """The format that a path's extension stands for; the longest that fits.
 
-    Raises
-    ------
-    InputError
-        If it stands for none.
+    Raises `InputError` if it stands for none.
     """
     name = os.fspath(path).lower()
     fitting = [
@@ -199,12 +193,8 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
 
     The file is not checked any further; its reader does that.
 
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
-    FormatError
-        If it is in no format of the table; the message says what was found, and lists them.
+    Raises `InputError` if the file cannot be read. `FormatError` if it is in no format of the table; the
+    message says what was found, and lists them.
     """
     where = str(path)
     text = read_text(path, _LIMIT_BYTES).lstrip()
@@ -231,21 +221,27 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
     raise _unknown(f"JSON with fields {names}{other}" if data else "an empty JSON object", where)
 
 
+def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., Topology]] | None:
+    """What another tool's topology file is, and the function that reads it; None of any other file.
+
+    Raises `InputError` if the file cannot be read.
+    """
+    try:
+        found = format_of_content(path)
+    except FormatError:
+        return None
+    return (found.name, _found(found.load)) if found.name in FOREIGN_TOPOLOGIES else None
+
+
 def _top_element(text: str) -> str:
     """The name of the first element, behind comments and declarations; empty if there is none."""
     at = 0
-    while at < len(text):
-        for opening, closing in (("<!--", "-->"), ("<?", "?>")):
-            if text.startswith(opening, at):
-                end = text.find(closing, at + len(opening))
-                at = len(text) if end < 0 else end + len(closing)
-                break
-        else:
-            if not text[at].isspace():
-                match = re.compile(r"<([\w.:-]+)").match(text, at)
-                return match[1] if match else ""
-            at += 1
-    return ""
+    while text[at : at + 4] == "<!--" or text[at : at + 2] == "<?" or text[at : at + 1].isspace():
+        closing = "-->" if text[at : at + 4] == "<!--" else "?>" if text[at] == "<" else text[at]
+        end = text.find(closing, at)
+        at = len(text) if end < 0 else end + len(closing)
+    match = re.compile(r"<([\w.:-]+)").match(text, at)
+    return match[1] if match else ""
 
 
 def _first_field_tells(each: FileFormat, head: str) -> bool:
@@ -265,20 +261,16 @@ def _unknown(found: str, where: str) -> FormatError:
 def _readable(each: FileFormat, path: str | os.PathLike[str]) -> FileFormat:
     if not each.load:
         known = ", ".join(other.name for other in FORMATS if other.load)
-        raise InputError(
-            f"{each.name} ({each.description}) is written and not read; give a file of one of {known}",
-            where=os.fspath(path),
-        )
+        text = f"{each.name} ({each.description}) is written and not read; give a file of one of {known}"
+        raise InputError(text, where=os.fspath(path))
     return each
 
 
 def _writable(each: FileFormat) -> FileFormat:
     if not each.dump:
         known = ", ".join(other.name for other in FORMATS if other.dump)
-        raise InputError(
-            f"{each.name} ({each.description}) is read and not written; expected one of {known}",
-            where="format",
-        )
+        text = f"{each.name} ({each.description}) is read and not written; expected one of {known}"
+        raise InputError(text, where="format")
     return each
 
 

@@ -24,22 +24,15 @@ __all__ = ["FORMATS", "KINDS", "WAYS", "FileFormat"]
 class FileFormat:
     """One format.
 
-    Parameters
-    ----------
-    holds : str
-        The kind of thing in a file.
-    extensions : tuple of str
-        How names of such files end. Of two formats with one extension, the first is written by default.
-    load, dump : str
-        ``"module:function"``; empty where it is not read, or not written.
-    fields : mapping of str to value
-        Fields at the top of a JSON file that tell the format; None for any value.
-    begins : str
-        Of other files: a regular expression that is found in the first lines.
-    also : tuple of str
-        Kinds that the writer takes beside what the format holds.
-    loses : str
-        What files of this format never hold, said by `convert` where the writer itself says nothing.
+    - `holds`: The kind of thing in a file.
+    - `extensions`: How names of such files end. Of two formats with one extension, the first is written by
+      default.
+    - `load`, `dump`: ``"module:function"``; empty where it is not read, or not written.
+    - `fields` (mapping of str to value): Fields at the top of a JSON file that tell the format; None for any
+      value.
+    - `begins`: Of other files: a regular expression that is found in the first lines.
+    - `also`: Kinds that the writer takes beside what the format holds.
+    - `loses`: What files of this format never hold, said by `convert` where the writer itself says nothing.
     """
 
     name: str

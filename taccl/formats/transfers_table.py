@@ -39,10 +39,7 @@ __all__ = ["csv_text", "parquet_bytes", "transfers_table"]
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
     """The columns by name, in order of start; ``pandas.DataFrame(transfers_table(s))`` makes a frame.
 
-    Raises
-    ------
-    ExportError
-        If a transfer is of a chunk or a link that does not exist.
+    Raises `ExportError` if a transfer is of a chunk or a link that does not exist.
     """
     problem = schedule.problem
     topology = problem.topology
@@ -95,10 +92,7 @@ def csv_text(schedule: Schedule) -> str:
 def parquet_bytes(schedule: Schedule) -> bytes:
     """The table as Parquet.
 
-    Raises
-    ------
-    ExportError
-        If pyarrow is not installed.
+    Raises `ExportError` if pyarrow is not installed.
     """
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")

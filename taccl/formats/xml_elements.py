@@ -20,10 +20,11 @@ _MAX_ELEMENTS = 2 * 10**6
 
 @dataclass(eq=False, slots=True)
 class Element:
-    """An element: its tag, its attributes as text, what is inside it, and the line it begins in."""
+    """An element: its tag, its attributes as text, what is inside it, and the file and line it is in."""
 
     tag: str
     attributes: dict[str, str]
+    file: str
     line: int
     children: list[Element] = field(default_factory=list)
 
@@ -31,19 +32,17 @@ class Element:
         """The elements of that tag right inside this one."""
         return [child for child in self.children if child.tag == tag]
 
-    def place(self, where: str) -> str:
-        """Where it is, for a message: its line, its tag and its first attribute."""
+    def error(self, message: str) -> FormatError:
+        """The error that says what is wrong with it, and where: file, line, tag and first attribute."""
         first = "".join(f' {key[:20]}="{value[:40]}"' for key, value in list(self.attributes.items())[:1])
-        return f"{where}: line {self.line}: <{self.tag[:40]}{first}>"
+        return FormatError(message, where=f"{self.file}: line {self.line}: <{self.tag[:40]}{first}>")
 
 
 def parse_xml(text: str, *, where: str) -> Element:
     """The outermost element.
 
-    Raises
-    ------
-    FormatError
-        If the text is not well-formed XML, has a document type, or is nested too deeply or too large.
+    Raises `FormatError` if the text is not well-formed XML, has a document type, or is nested too deeply or
+    too large.
     """
     parser = expat.ParserCreate()
     parser.buffer_text = True
@@ -63,7 +62,7 @@ def parse_xml(text: str, *, where: str) -> Element:
                 if len(path) >= _MAX_DEPTH
                 else f"found more than {_MAX_ELEMENTS} elements; check that it is the file you meant"
             )
-        element = Element(tag, attributes, parser.CurrentLineNumber)
+        element = Element(tag, attributes, where, parser.CurrentLineNumber)
         (path[-1].children if path else roots).append(element)
         path.append(element)
 

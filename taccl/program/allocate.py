@@ -32,20 +32,12 @@ START, FOREVER = -1, 2**63
 class Value:
     """What one rank holds of one chunk for a while; times are ticks.
 
-    Parameters
-    ----------
-    chunk : int
-        -1: a block in which a merged send is packed.
-    born : int
-        When it is there whole.
-    read_until : int
-        The end of the last send, or copy, that reads it.
-    added_at : int
-        When an arrival is added to it, which makes the next value; -1: never.
-    added_to : Value, optional
-        The value that it was made from, with an arrival added.
-    final : bool
-        Whether it is the rank's output.
+    - `chunk`: -1: a block in which a merged send is packed.
+    - `born`: When it is there whole.
+    - `read_until`: The end of the last send, or copy, that reads it.
+    - `added_at`: When an arrival is added to it, which makes the next value; -1: never.
+    - `added_to`: The value that it was made from, with an arrival added.
+    - `final`: Whether it is the rank's output.
     """
 
     chunk: int

@@ -1,44 +1,54 @@
-"""What can be said of a program without running it: every step can run, and queues have two ends."""
+"""What can be said of a program without running it: every step can run, and queues have two ends; faults."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from taccl.program.faults import Fault
-from taccl.program.program import BUFFERS, OPERATIONS, StepAddress
+from taccl.names import shown
+from taccl.program.program import BUFFERS, OPERATIONS, Queue, Step, StepAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+    from taccl.program.program import Program
 
-__all__ = ["Queue", "check_queues", "check_steps", "queue_ends"]
+__all__ = ["Fault", "Traffic", "check_queues", "check_steps", "queue_ends", "traffic"]
+
+#: Steps by the queue that they send into, or receive from.
+Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]
 
 
-class Queue(NamedTuple):
-    """What goes from one rank to another over one channel, first in, first out."""
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a program.
 
-    src: int
-    dst: int
-    channel: int
+    - `kind`: One of `taccl.program.interpret.FAULT_KINDS`.
+    - `steps`: The steps at fault; of a deadlock the cycle, each waiting for the next and the last for the
+      first.
+    - `rank`, `chunk`: Where they apply; None elsewhere.
+    """
+
+    kind: str
+    message: str
+    steps: tuple[StepAddress, ...] = ()
+    rank: int | None = None
+    chunk: int | None = None
 
     def __str__(self) -> str:
-        return f"from rank {self.src} to rank {self.dst} over channel {self.channel}"
+        return f"{self.kind}: {shown(self.message, 1000)}"
 
 
 def check_steps(program: Program) -> Iterator[Fault]:
     """Faults of single steps: slots past their buffer, peers, counts and dependencies that do not exist."""
     for address, step in program.steps():
-        rank = program.ranks[address.rank]
-        threadblock = rank.threadblocks[address.threadblock]
-        for text in _complaints(program, rank, threadblock, address, step):
+        for text in _complaints(program, address, step):
             yield Fault("step", f"{address}, {step}: {text}", (address,), rank=address.rank)
 
 
-def _complaints(
-    program: Program, rank: RankProgram, threadblock: Threadblock, address: StepAddress, step: Step
-) -> Iterator[str]:
+def _complaints(program: Program, address: StepAddress, step: Step) -> Iterator[str]:
+    rank, threadblock = program.ranks[address.rank], program.threadblock(address)
     parts = OPERATIONS.get(step.operation)
     if parts is None:
         yield f"there is no such operation; expected one of {', '.join(OPERATIONS)}"
@@ -48,11 +58,14 @@ def _complaints(
     for used, slot, word in ((parts.reads, step.src, "reads"), (parts.writes, step.dst, "writes")):
         if not used:
             continue
-        complaint = (
-            f"{word} nothing; expected a slot" if slot is None else _past(rank, slot, step.count, word)
-        )
-        if complaint:
-            yield complaint
+        if slot is None:
+            yield f"{word} nothing; expected a slot"
+        elif slot.buffer not in BUFFERS:
+            yield f"{word} buffer {slot.buffer!r}; expected one of {', '.join(BUFFERS)}"
+        else:
+            end, length = slot.offset + step.count, getattr(rank, f"{slot.buffer}_chunks")
+            if slot.offset < 0 or end > length:
+                yield f"{word} chunks {slot.offset} to {end - 1} of {slot.buffer}, which holds {length}"
     for acts, peer, word in (
         (parts.sends, threadblock.send_to, "sends to"),
         (parts.receives, threadblock.receive_from, "receives from"),
@@ -68,17 +81,6 @@ def _complaints(
             yield f"depends on step {index} of threadblock {other}; expected 0-{last}"
 
 
-def _past(rank: RankProgram, slot: Slot, count: int, word: str) -> str:
-    if slot.buffer not in BUFFERS:
-        return f"{word} buffer {slot.buffer!r}; expected one of {', '.join(BUFFERS)}"
-    length = {
-        "input": rank.input_chunks, "output": rank.output_chunks, "scratch": rank.scratch_chunks,
-    }[slot.buffer]  # fmt: skip
-    if slot.offset >= 0 and slot.offset + count <= length:
-        return ""
-    return f"{word} chunks {slot.offset} to {slot.offset + count - 1} of {slot.buffer}, which holds {length}"
-
-
 def queue_ends(
     program: Program,
 ) -> tuple[dict[Queue, list[tuple[int, int]]], dict[Queue, list[tuple[int, int]]]]:
@@ -87,11 +89,25 @@ def queue_ends(
     receivers: dict[Queue, list[tuple[int, int]]] = defaultdict(list)
     for r, rank in enumerate(program.ranks):
         for t, threadblock in enumerate(rank.threadblocks):
-            if threadblock.send_to is not None:
-                senders[Queue(r, threadblock.send_to, threadblock.channel)].append((r, t))
-            if threadblock.receive_from is not None:
-                receivers[Queue(threadblock.receive_from, r, threadblock.channel)].append((r, t))
+            outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)
+            if outgoing is not None:
+                senders[outgoing].append((r, t))
+            if incoming is not None:
+                receivers[incoming].append((r, t))
     return dict(senders), dict(receivers)
+
+
+def traffic(program: Program) -> tuple[Traffic, Traffic]:
+    """The steps that send into each queue, and those that receive from it, in order."""
+    sent, received = Traffic(list), Traffic(list)
+    for address, step in program.steps():
+        threadblock, parts = program.threadblock(address), OPERATIONS.get(step.operation)
+        outgoing, incoming = threadblock.sends_into(address.rank), threadblock.receives_from(address.rank)
+        if parts is not None and parts.sends and outgoing is not None:
+            sent[outgoing].append((address, step))
+        if parts is not None and parts.receives and incoming is not None:
+            received[incoming].append((address, step))
+    return sent, received
 
 
 def check_queues(program: Program) -> Iterator[Fault]:
@@ -109,16 +125,10 @@ def check_queues(program: Program) -> Iterator[Fault]:
                     tuple(StepAddress(r, t, 0) for r, t in blocks),
                     rank=rank,
                 )
-    sent, received = Counter[Queue](), Counter[Queue]()
-    for address, step in program.steps():
-        threadblock = program.ranks[address.rank].threadblocks[address.threadblock]
-        parts = OPERATIONS.get(step.operation)
-        if parts is None:
-            continue
-        if parts.sends and threadblock.send_to is not None:
-            sent[Queue(address.rank, threadblock.send_to, threadblock.channel)] += step.count
-        if parts.receives and threadblock.receive_from is not None:
-            received[Queue(threadblock.receive_from, address.rank, threadblock.channel)] += step.count
+    sent, received = (
+        Counter({queue: sum(step.count for _, step in steps) for queue, steps in each.items()})
+        for each in traffic(program)
+    )
     for queue in sorted({*sent, *received}):
         if sent[queue] != received[queue]:
             yield Fault(

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from taccl.problem import Problem
-    from taccl.program.checks import Queue
-    from taccl.program.program import Program
+    from taccl.program.program import Program, Queue
     from taccl.program.trace import TracedMessage
 
 __all__ = ["Clock"]
@@ -30,12 +29,8 @@ __all__ = ["Clock"]
 class Clock:
     """The run of one program on one topology.
 
-    Parameters
-    ----------
-    sent : sequence of TracedMessage
-        What the program sends, by `trace`.
-    links : sequence of int
-        The link that each goes over.
+    - `sent`: What the program sends, by `trace`.
+    - `links`: The link that each goes over.
     """
 
     def __init__(
@@ -87,10 +82,7 @@ class Clock:
     def run(self, release: Mapping[int, int]) -> list[int]:
         """The start of every message in ticks, none before its `release`.
 
-        Raises
-        ------
-        InputError
-            If queues with room for whole messages are too small for the program.
+        Raises `InputError` if queues with room for whole messages are too small for the program.
         """
         count = len(self.sent)
         self.start, self.ready = [-1] * count, [-1] * count

@@ -31,14 +31,10 @@ class Key(NamedTuple):
 class Draft:
     """A step before its threadblock has a number.
 
-    Parameters
-    ----------
-    key : Key
-        Its threadblock.
-    order : tuple of int
-        Its place among all steps of its rank: threadblocks run in this order, and it waits for none later.
-    at : tuple of int
-        When it takes or leaves its data, which says what it reads and overwrites.
+    - `key`: Its threadblock.
+    - `order`: Its place among all steps of its rank: threadblocks run in this order, and it waits for none
+      later.
+    - `at`: When it takes or leaves its data, which says what it reads and overwrites.
     """
 
     key: Key
@@ -74,10 +70,7 @@ def assemble(
 ) -> RankProgram:
     """The rank's threadblocks; those that others wait for have the lowest numbers.
 
-    Parameters
-    ----------
-    relays : bool
-        Whether what mostly passes on what comes from one rank to another is one threadblock.
+    - `relays`: Whether what mostly passes on what comes from one rank to another is one threadblock.
     """
     needs = _needs(drafts)
     if relays:

@@ -6,20 +6,19 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from taccl.program.checks import Queue, queue_ends
-from taccl.program.faults import Fault
+from taccl.program.checks import Fault, queue_ends
 from taccl.program.program import OPERATIONS, PROTOCOLS, Slot, StepAddress
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from taccl.program.layout import RankLayout
-    from taccl.program.program import Program, Step
+    from taccl.program.program import Program, Queue, Step
 
-__all__ = ["ExecutionState", "Memory", "allocate_memory", "execute"]
+__all__ = ["ExecutionState", "Memory", "execute", "rank_memory"]
 
 #: (rank, threadblock).
 Block = tuple[int, int]
@@ -51,68 +50,67 @@ class Memory:
 class ExecutionState:
     """A run in progress, and then what is left of it.
 
-    Parameters
-    ----------
-    memory : list of Memory
-        By rank.
-    done : list of StepAddress
-        Steps in the order in which they ended, which is one of those that dependencies and queues allow.
-    matches : dict of step to steps
-        The sends that each receiving step took its chunks from.
-    stuck : Fault, optional
-        Why it did not run to its end.
+    - `memory`: By rank.
+    - `done`: Steps in the order in which they ended, which is one of those that dependencies and queues
+      allow.
+    - `stuck`: Why it did not run to its end.
     """
 
     memory: list[Memory]
     done: list[StepAddress] = field(default_factory=list)
-    matches: dict[StepAddress, list[StepAddress]] = field(default_factory=lambda: defaultdict(list))
     stuck: Fault | None = None
 
 
-def allocate_memory(
-    program: Program, layouts: Sequence[RankLayout] | None, fill: Callable[[int, int], NDArray[Any]]
-) -> list[Memory]:
-    """Buffers of every rank, filled by ``fill(rows, rank)``."""
-    memory = []
-    for r, rank in enumerate(program.ranks):
-        scratch = fill(rank.scratch_chunks, r)
-        if not program.in_place:
-            memory.append(Memory(fill(rank.input_chunks, r), fill(rank.output_chunks, r), scratch, None))
-            continue
-        mine = (layouts[r].input_offset, layouts[r].output_offset) if layouts else (0, 0)
-        begin_in, begin_out = mine
-        end_in, end_out = begin_in + rank.input_chunks, begin_out + rank.output_chunks
-        whole = fill(max(end_in, end_out), r)
-        memory.append(Memory(whole[begin_in:end_in], whole[begin_out:end_out], scratch, mine))
-    return memory
+def rank_memory(
+    program: Program, rank: int, layout: RankLayout | None, rows: Callable[[int], NDArray[Any]]
+) -> Memory:
+    """Buffers of one rank, made by ``rows(count)``."""
+    mine = program.ranks[rank]
+    scratch = rows(mine.scratch_chunks)
+    if not program.in_place:
+        return Memory(rows(mine.input_chunks), rows(mine.output_chunks), scratch, None)
+    begin_in, begin_out = (layout.input_offset, layout.output_offset) if layout else (0, 0)
+    end_in, end_out = begin_in + mine.input_chunks, begin_out + mine.output_chunks
+    whole = rows(max(end_in, end_out))
+    return Memory(whole[begin_in:end_in], whole[begin_out:end_out], scratch, (begin_in, begin_out))
 
 
-def execute(program: Program, memory: list[Memory], *, capacity: int | None = None) -> ExecutionState:
+def execute(
+    program: Program,
+    memory: list[Memory],
+    *,
+    capacity: int | None = None,
+    sent: dict[StepAddress, list[NDArray[Any]]] | None = None,
+) -> ExecutionState:
     """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
 
-    Parameters
-    ----------
-    capacity : int, optional
-        Chunks that a queue holds; default: as many as the protocol.
+    - `capacity`: Chunks that a queue holds; default: as many as the protocol.
+    - `sent`: Gets what every step sends, chunk by chunk.
     """
-    return _Machine(program, memory, capacity or PROTOCOLS[program.protocol]).run()
+    return _Machine(program, memory, capacity or PROTOCOLS[program.protocol], sent).run()
 
 
 class _Machine:
     """Threadblocks with the step each is at, and queues with what is in them."""
 
-    def __init__(self, program: Program, memory: list[Memory], capacity: int) -> None:
-        self.program, self.capacity = program, capacity
+    def __init__(
+        self,
+        program: Program,
+        memory: list[Memory],
+        capacity: int,
+        sent: dict[StepAddress, list[NDArray[Any]]] | None,
+    ) -> None:
+        self.program, self.capacity, self.sent = program, capacity, sent
         self.execution = ExecutionState(memory)
         self.blocks: list[Block] = [
             (r, t) for r, rank in enumerate(program.ranks) for t in range(len(rank.threadblocks))
         ]
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.item: dict[Block, int] = dict.fromkeys(self.blocks, 0)
-        self.queues: dict[Queue, deque[tuple[NDArray[Any], StepAddress]]] = defaultdict(deque)
+        self.queues: dict[Queue | None, deque[NDArray[Any]]] = defaultdict(deque)
         senders, receivers = queue_ends(program)
-        self.sender = {queue: blocks[0] for queue, blocks in senders.items()}
-        self.receiver = {queue: blocks[0] for queue, blocks in receivers.items()}
+        self.sender: dict[Queue | None, Block] = {queue: blocks[0] for queue, blocks in senders.items()}
+        self.receiver: dict[Queue | None, Block] = {queue: blocks[0] for queue, blocks in receivers.items()}
         self.waiting: dict[StepAddress, list[Block]] = defaultdict(list)
         self.ready: deque[Block] = deque(self.blocks)
         self.is_ready = set(self.blocks)
@@ -129,15 +127,10 @@ class _Machine:
     def _steps(self, block: Block) -> tuple[Step, ...]:
         return self.program.ranks[block[0]].threadblocks[block[1]].steps
 
-    def _queues(self, block: Block) -> tuple[Queue, Queue]:
+    def _queues(self, block: Block) -> tuple[Queue | None, Queue | None]:
         """What a threadblock receives from, and what it sends into."""
-        rank, t = block
-        tb = self.program.ranks[rank].threadblocks[t]
-        source, target = tb.receive_from, tb.send_to
-        return (
-            Queue(-1 if source is None else source, rank, tb.channel),
-            Queue(rank, -1 if target is None else target, tb.channel),
-        )
+        threadblock = self.program.ranks[block[0]].threadblocks[block[1]]
+        return threadblock.receives_from(block[0]), threadblock.sends_into(block[0])
 
     def _wake(self, block: Block | None) -> None:
         if block is not None and block not in self.is_ready:
@@ -179,17 +172,19 @@ class _Machine:
         return None
 
     def _move(
-        self, step: Step, address: StepAddress, memory: Memory, incoming: Queue, outgoing: Queue
+        self,
+        step: Step,
+        address: StepAddress,
+        memory: Memory,
+        incoming: Queue | None,
+        outgoing: Queue | None,
     ) -> None:
         """Do the next chunk of a step."""
         i = self.item[address.rank, address.threadblock]
         parts = OPERATIONS[step.operation]
         value: NDArray[Any] | None = None
         if parts.receives:
-            value, origin = self.queues[incoming].popleft()
-            matches = self.execution.matches[address]
-            if not matches or matches[-1] != origin:
-                matches.append(origin)
+            value = self.queues[incoming].popleft()
             self._wake(self.sender.get(incoming))
         if parts.reads:
             assert step.src is not None
@@ -204,7 +199,9 @@ class _Machine:
             else:
                 row[...] = value
         if parts.sends:
-            self.queues[outgoing].append((value, address))
+            self.queues[outgoing].append(value)
+            if self.sent is not None:
+                self.sent.setdefault(address, []).append(value)
             self._wake(self.receiver.get(outgoing))
 
     def _explain(self) -> Fault:

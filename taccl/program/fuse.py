@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,10 +49,7 @@ def fuse(
 ) -> tuple[list[Draft], dict[Draft, set[Draft]]]:
     """The steps in order, and what each waits for, with what can be fused fused.
 
-    Parameters
-    ----------
-    drafts : sequence of Draft
-        In order.
+    - `drafts`: In order.
     """
     blocks: dict[Key, list[Draft]] = defaultdict(list)
     for draft in drafts:
@@ -61,23 +59,16 @@ def fuse(
         for other in mine:
             users[other].add(draft)
     becomes: dict[Draft, Draft] = {}
+    gone: set[Draft] = set()
     for block in blocks.values():
-        for first, second in zip(block, block[1:], strict=False):
+        for first, second in pairwise(block):
             if _fits(first, second, needs, users):
                 becomes[first] = becomes[second] = _fused(first, users[first] - {second})
-    if not becomes:
-        return list(drafts), dict(needs)
-    ordered = [
-        becomes.get(draft, draft)
-        for draft in drafts
-        if becomes.get(draft) is None or draft.operation != "send"
-    ]
-    after = {
-        becomes.get(draft, draft): {becomes.get(other, other) for other in needs[draft]}
-        for draft in drafts
-        if draft.operation != "send" or draft not in becomes
+                gone.add(second)
+    left = [draft for draft in drafts if draft not in gone]
+    return [becomes.get(draft, draft) for draft in left], {
+        becomes.get(draft, draft): {becomes.get(other, other) for other in needs[draft]} for draft in left
     }
-    return ordered, after
 
 
 def _fits(

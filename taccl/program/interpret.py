@@ -7,16 +7,21 @@ that nobody has written yet hold random numbers, too.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.program.checks import check_queues, check_steps
-from taccl.program.execution import allocate_memory, execute
-from taccl.program.faults import FAULT_KINDS, Fault, Interpretation
-from taccl.program.layout import layout
+from taccl.errors import VerificationError
+from taccl.names import listed
+from taccl.program.checks import Fault, check_queues, check_steps
+from taccl.program.execution import execute, rank_memory
+from taccl.program.layout import contributions, layout
 from taccl.program.races import find_races
+from taccl.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +34,65 @@ if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program
 
-__all__ = ["FAULT_KINDS", "Fault", "Interpretation", "interpret"]
+__all__ = ["FAULT_KINDS", "Interpretation", "interpret"]
 
 #: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.
 _ELEMENTS = 2
+
+
+#: Every kind of fault that `interpret` reports.
+FAULT_KINDS = (
+    "step",  # a step that no rank can run: a slot past its buffer, a missing peer, an unknown dependency
+    "queue",  # two threadblocks at one end of a queue, or more sent than received, or the reverse
+    "deadlock",  # steps that wait for each other, or for what never comes
+    "race",  # two accesses to one slot, one of them a write, that nothing orders
+    "output",  # an output slot without what the collective asks for
+    "input",  # a slot of the user's input that the program overwrote, though it is not its output
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Interpretation:
+    """What `interpret` found.
+
+    Parameters
+    ----------
+    num_steps : int
+        Steps that were run to their end.
+    outputs_checked : bool
+        Whether it is known what the outputs must be, and everything ran so that they could be looked at.
+    """
+
+    faults: tuple[Fault, ...]
+    num_steps: int
+    outputs_checked: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program has no fault."""
+        return not self.faults
+
+    def raise_if_failed(self) -> None:
+        """Do nothing of a correct program.
+
+        Raises
+        ------
+        VerificationError
+            If there are faults: their number, and the first ten.
+        """
+        if not self.ok:
+            raise VerificationError(self._text(), violations=self.faults)
+
+    def _text(self) -> str:
+        kinds = Counter(each.kind for each in self.faults)
+        tally = ", ".join(f"{kind} {kinds[kind]}" for kind in FAULT_KINDS if kinds[kind])
+        head = f"the program has {format_count(len(self.faults), 'fault')} ({tally}):"
+        return "\n".join([head, *listed(self.faults)])
+
+    def __repr__(self) -> str:
+        unchecked = "" if self.outputs_checked else ", outputs not checked"
+        verdict = "ok" if self.ok else self._text()
+        return f"Interpretation({format_count(self.num_steps, 'step')} run{unchecked}: {verdict})"
 
 
 @checked
@@ -51,23 +111,29 @@ def interpret(
     max_faults : int
         No more than so many are listed.
     """
-    faults = list(_first(check_steps(program), max_faults))
-    faults += _first(check_queues(program), max_faults - len(faults))
-    shared = any(fault.kind == "queue" and fault.steps for fault in faults)
-    if shared or any(fault.kind == "step" for fault in faults):
-        return Interpretation(tuple(faults), 0, outputs_checked=False)
-    layouts = None if program.collective is None else layout(program.collective)
+    faults: list[Fault] = []
+
+    def report(found: Iterator[Fault]) -> None:
+        faults.extend(islice(found, max(0, max_faults - len(faults))))
+
+    collective = program.collective
+    layouts = None if collective is None else layout(collective)
+    report(check_steps(program))
+    report(check_queues(program))
     if layouts is not None:
-        faults += _first(_check_sizes(program, layouts), max_faults - len(faults))
-        if any(fault.kind == "step" for fault in faults):
-            return Interpretation(tuple(faults), 0, outputs_checked=False)
+        report(_check_sizes(program, layouts))
+    if any(fault.kind == "step" or (fault.kind == "queue" and fault.steps) for fault in faults):
+        return Interpretation(tuple(faults), 0, outputs_checked=False)
     random = np.random.default_rng(seed)
 
-    def fill(rows: int, _rank: int) -> NDArray[np.int64]:
-        return random.integers(-(2**62), 2**62, size=(rows, _ELEMENTS), dtype=np.int64)
+    def rows(count: int) -> NDArray[np.int64]:
+        return random.integers(-(2**62), 2**62, size=(count, _ELEMENTS), dtype=np.int64)
 
-    memory = allocate_memory(program, layouts, fill)
-    data = None if program.collective is None else _Data(program.collective, random)
+    memory = [
+        rank_memory(program, r, None if layouts is None else layouts[r], rows)
+        for r in range(program.num_ranks)
+    ]
+    data = None if collective is None else _Data(collective, random)
     if layouts is not None and data is not None:
         for rank, where in enumerate(layouts):
             for index, chunk in enumerate(where.inputs):
@@ -75,11 +141,12 @@ def interpret(
     execution = execute(program, memory, capacity=capacity)
     if execution.stuck is not None:
         faults.append(execution.stuck)
-    faults += _first(find_races(program, execution), max_faults - len(faults))
+    report(find_races(program, execution))
     complete = execution.stuck is None and data is not None
     if complete and layouts is not None and data is not None:
-        faults += _first(_check_outputs(program, layouts, memory, data), max_faults - len(faults))
-        faults += _first(_check_inputs(program, layouts, memory, data), max_faults - len(faults))
+        report(_check_outputs(layouts, memory, data))
+        if not program.in_place:
+            report(_check_inputs(layouts, memory, data))
     return Interpretation(tuple(faults), len(execution.done), outputs_checked=complete)
 
 
@@ -87,14 +154,14 @@ class _Data:
     """The random contribution of every rank to every chunk, and what the chunks must become."""
 
     def __init__(self, collective: Collective, random: np.random.Generator) -> None:
-        self.collective = collective
-        shape = (collective.num_chunks, _ELEMENTS)
         self.adds = collective.combining
-        self.of_chunk = random.integers(-(2**62), 2**62, size=shape, dtype=np.int64)
+        self.of_chunk = random.integers(
+            -(2**62), 2**62, size=(collective.num_chunks, _ELEMENTS), dtype=np.int64
+        )
         self.of_rank = random.integers(
             -(2**62), 2**62, size=(collective.num_ranks, _ELEMENTS), dtype=np.int64
         )
-        self.source = {each.chunk: each for each in collective.derivations}
+        self.contributions = contributions(collective)
 
     def contribution(self, rank: int, chunk: int) -> NDArray[np.int64]:
         """What a rank starts with of a chunk: of a sum its own part."""
@@ -102,33 +169,9 @@ class _Data:
         value: NDArray[np.int64] = self.of_chunk[chunk]
         return value * (self.of_rank[rank] | 1) if self.adds else value
 
-    def contributors(self, chunk: int) -> tuple[int, ...]:
-        """The ranks whose contributions are summed."""
-        ranks: list[int] = []
-        while chunk in self.source:
-            ranks.append(self.source[chunk].rank)
-            chunk = self.source[chunk].source
-        origins = self.collective.chunks[chunk].origins
-        return (*ranks, *(origins if self.adds else origins[:1]))
-
     def parts(self, chunk: int) -> dict[int, NDArray[np.int64]]:
-        """The contribution of each of them to the output."""
-        own: dict[int, NDArray[np.int64]] = {}
-        while chunk in self.source:
-            own[self.source[chunk].rank] = self.contribution(self.source[chunk].rank, chunk)
-            chunk = self.source[chunk].source
-        for rank in self.contributors(chunk):
-            own[rank] = self.contribution(rank, chunk)
-        return own
-
-
-def _first(faults: Iterator[Fault], count: int) -> list[Fault]:
-    found: list[Fault] = []
-    for fault in faults:
-        if len(found) >= count:
-            break
-        found.append(fault)
-    return found
+        """What each rank contributes to a chunk of the output."""
+        return {rank: self.contribution(rank, part) for rank, part in self.contributions[chunk]}
 
 
 def _check_sizes(program: Program, layouts: tuple[RankLayout, ...]) -> Iterator[Fault]:
@@ -144,9 +187,7 @@ def _check_sizes(program: Program, layouts: tuple[RankLayout, ...]) -> Iterator[
                 )
 
 
-def _check_outputs(
-    program: Program, layouts: tuple[RankLayout, ...], memory: list[Memory], data: _Data
-) -> Iterator[Fault]:
+def _check_outputs(layouts: tuple[RankLayout, ...], memory: list[Memory], data: _Data) -> Iterator[Fault]:
     expected: dict[int, dict[int, NDArray[np.int64]]] = {}
     for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.outputs):
@@ -185,12 +226,8 @@ def _describe(found: NDArray[np.int64], parts: dict[int, NDArray[np.int64]], dat
     return "something else"
 
 
-def _check_inputs(
-    program: Program, layouts: tuple[RankLayout, ...], memory: list[Memory], data: _Data
-) -> Iterator[Fault]:
+def _check_inputs(layouts: tuple[RankLayout, ...], memory: list[Memory], data: _Data) -> Iterator[Fault]:
     """Faults of inputs that were changed out of place; in place the whole of the buffer may be used."""
-    if program.in_place:
-        return
     for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.inputs):
             if not np.array_equal(memory[rank].input[index], data.contribution(rank, chunk)):

@@ -14,25 +14,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from taccl.collective import Chunk, Collective, Derivation
+from taccl.collective import Derivation
 from taccl.program.program import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RankLayout", "layout", "split_chunks"]
+    from taccl.collective import Collective
+
+__all__ = ["RankLayout", "contributions", "layout", "split_chunks"]
 
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
     """The chunk of every slot of one rank's buffers, and where the two begin when they are one buffer.
 
-    Parameters
-    ----------
-    inputs, outputs : tuple of int
-        Chunks by slot.
-    input_offset, output_offset : int
-        Chunks before each buffer, in place.
+    - `inputs`, `outputs`: Chunks by slot.
+    - `input_offset`, `output_offset`: Chunks before each buffer, in place.
     """
 
     inputs: tuple[int, ...]
@@ -58,45 +56,46 @@ def layout(collective: Collective) -> tuple[RankLayout, ...]:
     """The layout of every rank's buffers."""
     inputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
     outputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
-    if collective.derivations:
-        maker = {each.chunk: each.rank for each in collective.derivations}
-        for index, chunk in enumerate(collective.chunks):
-            for rank in (maker[index],) if index in maker else chunk.origins:
-                inputs[rank].append(index)
-                outputs[rank].append(index)
-    else:
-        for index, chunk in enumerate(collective.chunks):
-            for rank in chunk.origins:
-                inputs[rank].append(index)
-            for rank in chunk.destinations:
-                outputs[rank].append(index)
+    maker = {each.chunk: (each.rank,) for each in collective.derivations}
+    for index, chunk in enumerate(collective.chunks):
+        starts = maker.get(index, chunk.origins)
+        for rank in starts:
+            inputs[rank].append(index)
+        for rank in starts if maker else chunk.destinations:
+            outputs[rank].append(index)
     return tuple(_with_offsets(tuple(i), tuple(o)) for i, o in zip(inputs, outputs, strict=True))
+
+
+def contributions(collective: Collective) -> list[tuple[tuple[int, int], ...]]:
+    """Of every chunk, the (rank, chunk) that contribute to it; where nothing is added up, one origin."""
+    derived = {each.chunk: each for each in collective.derivations}
+    made = []
+    for chunk in range(collective.num_chunks):
+        parts: list[tuple[int, int]] = []
+        while chunk in derived:
+            parts.append((derived[chunk].rank, chunk))
+            chunk = derived[chunk].source
+        origins = collective.chunks[chunk].origins
+        made.append((*parts, *((rank, chunk) for rank in (origins if collective.combining else origins[:1]))))
+    return made
 
 
 def split_chunks(collective: Collective, parts: int) -> Collective:
     """The collective with every chunk cut into `parts`, which are neighbours in every buffer."""
     if parts == 1:
         return collective
-    if collective.derivations:
-        # Chunk c becomes c * parts ..., so that parts are neighbours; each derives from its counterpart.
-        derivations = tuple(
-            Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
-            for d in collective.derivations
-            for p in range(parts)
-        )
-    else:
-        derivations = ()
-    chunks = tuple(
-        Chunk(each.origins, each.destinations, each.root) for each in collective.chunks for _ in range(parts)
+    # Chunk c becomes c * parts ..., so that parts are neighbours; each derives from its counterpart.
+    derivations = tuple(
+        Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
+        for d in collective.derivations
+        for p in range(parts)
     )
-    return Collective(
-        collective.name,
-        collective.num_ranks,
-        chunks,
-        collective.combining,
-        collective.chunks_per_rank * parts,
-        derivations,
-        tuple(replace(group, num_chunks=group.num_chunks * parts) for group in collective.groups),
+    return replace(
+        collective,
+        chunks=tuple(each for each in collective.chunks for _ in range(parts)),
+        chunks_per_rank=collective.chunks_per_rank * parts,
+        derivations=derivations,
+        groups=tuple(replace(group, num_chunks=group.num_chunks * parts) for group in collective.groups),
     )
 
 
@@ -104,8 +103,7 @@ def _with_offsets(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> RankLayo
     inside = _position(inputs, outputs)
     if inside is not None:
         return RankLayout(inputs, outputs, input_offset=inside)
-    inside = _position(outputs, inputs)
-    return RankLayout(inputs, outputs, output_offset=inside or 0)
+    return RankLayout(inputs, outputs, output_offset=_position(outputs, inputs) or 0)
 
 
 def _position(part: Sequence[int], whole: Sequence[int]) -> int | None:

@@ -12,12 +12,13 @@ before it in one order of all sends). So the sends can be done in that order.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked, known_word
 from taccl.errors import InputError
 from taccl.program.allocate import FOREVER, START, Allocator, Value
-from taccl.program.channels import CHANNELS, THREADBLOCKS, channel_chooser
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import layout
 from taccl.program.messages import events_of, follow, messages_of
@@ -26,7 +27,7 @@ from taccl.program.replicate import replicate
 from taccl.schedule.compact import CompactSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from taccl.arguments import Count
     from taccl.program.layout import RankLayout
@@ -37,6 +38,8 @@ __all__ = ["MERGED", "lower"]
 
 #: What becomes of a merged send whose chunks are not neighbours in the buffers at both ends.
 MERGED = ("split", "pack")
+CHANNELS = ("single", "round-robin", "by-chunk", "by-peer")
+THREADBLOCKS = ("per-direction", "per-peer", "relay")
 _LAST = 2**62
 
 
@@ -100,7 +103,9 @@ def lower(
         If an option is unknown, chunks differ in size, or a chunk is sent from where it is not (`verify` says
         more).
     """
-    _check_options(channels, threadblocks, merged)
+    known_word(channels, CHANNELS, "channels")
+    known_word(threadblocks, THREADBLOCKS, "threadblocks")
+    known_word(merged, MERGED, "merged")
     if isinstance(schedule, CompactSchedule):
         schedule = schedule.expand()
     problem = schedule.problem
@@ -114,7 +119,7 @@ def lower(
     messages = messages_of(schedule)
     layouts = layout(collective)
     holding = follow(messages, collective, layouts)
-    chooser = channel_chooser(channels, num_channels, collective.num_ranks)
+    chooser = _channel_chooser(channels, num_channels, collective.num_ranks)
     for message in messages:
         lanes = chooser(message.src, message.dst, message.parts[0].chunk)
         message.channel = message.lane * num_channels + lanes
@@ -124,11 +129,7 @@ def lower(
         name or problem.title,
         tuple(
             assemble(
-                each,
-                len(where.inputs),
-                len(where.outputs),
-                scratch_chunks,
-                relays=threadblocks == "relay",
+                each, len(where.inputs), len(where.outputs), scratch_chunks, relays=threadblocks == "relay"
             )
             for each, where, scratch_chunks in zip(drafts, layouts, scratch, strict=True)
         ),
@@ -140,12 +141,24 @@ def lower(
     return replicate(program, instances)
 
 
-def _check_options(channels: str, threadblocks: str, merged: str) -> None:
-    for where, found, known in (
-        ("channels", channels, CHANNELS), ("threadblocks", threadblocks, THREADBLOCKS),
-        ("merged", merged, MERGED),
-    ):  # fmt: skip
-        known_word(found, known, where)
+def _channel_chooser(policy: str, num_channels: int, num_ranks: int) -> Callable[[int, int, int], int]:
+    """The channel of a message from (src, dst, first chunk), asked in the order of messages."""
+    taken: Counter[tuple[int, int]] = Counter()
+
+    def in_turn(src: int, dst: int, _chunk: int) -> int:
+        taken[src, dst] += 1
+        return (taken[src, dst] - 1) % num_channels
+
+    def by_distance(src: int, dst: int, _chunk: int) -> int:
+        apart = min((dst - src) % num_ranks, (src - dst) % num_ranks)  # the same both ways
+        return (apart - 1) * num_channels // max(num_ranks // 2, 1)
+
+    return {
+        "single": lambda _src, _dst, _chunk: 0,
+        "round-robin": in_turn,
+        "by-chunk": lambda _src, _dst, chunk: chunk % num_channels,
+        "by-peer": by_distance,
+    }[policy]
 
 
 class _Placing:
@@ -237,7 +250,7 @@ class _Placing:
             for source, value in zip(sources, values, strict=True)
             if value is not None
         ]
-        if self.pack and _neighbours(sources) and len(moves) <= self.max_count and not _one_run(moves):
+        if self.pack and _neighbours(sources) and len(moves) <= self.max_count and not _is_one_run(moves):
             block = allocator.place_block(len(moves), message.end, message.end)
             self._send(message, [_Move(m.src, slot, None) for m, slot in zip(moves, block, strict=True)])
             for i, (move, slot) in enumerate(zip(moves, block, strict=True)):
@@ -308,27 +321,22 @@ def _next(slot: Slot | None, later: Slot | None) -> bool:
 
 
 def _neighbours(slots: Sequence[Slot]) -> bool:
-    return all(_next(a, b) for a, b in zip(slots, slots[1:], strict=False))
+    return all(_next(a, b) for a, b in pairwise(slots))
 
 
-def _runs(moves: Sequence[_Move], max_count: int = _LAST) -> list[list[_Move]]:
+def _is_one_run(moves: Sequence[_Move]) -> bool:
+    return all(all(map(_next, a, b)) for a, b in pairwise(moves))
+
+
+def _runs(moves: Sequence[_Move], max_count: int) -> Iterator[list[_Move]]:
     """Moves cut into stretches whose places are neighbours, of at most `max_count`."""
-    runs: list[list[_Move]] = []
+    stretches: list[list[_Move]] = []
     for move in moves:
-        last = runs[-1] if runs else None
-        if last and len(last) < max_count and all(map(_next, last[-1], move)):
-            last.append(move)
+        if stretches and _is_one_run([stretches[-1][-1], move]):
+            stretches[-1].append(move)
         else:
-            runs.append([move])
-    if max_count < _LAST:
+            stretches.append([move])
+    for whole in stretches:
         # As even as can be: 65 chunks make 33 and 32, not 64 and 1.
-        even = []
-        for whole in _runs(moves):
-            size = math.ceil(len(whole) / math.ceil(len(whole) / max_count))
-            even += [whole[i : i + size] for i in range(0, len(whole), size)]
-        return even
-    return runs
-
-
-def _one_run(moves: Sequence[_Move]) -> bool:
-    return len(_runs(moves)) == 1
+        size = math.ceil(len(whole) / math.ceil(len(whole) / max_count))
+        yield from (whole[i : i + size] for i in range(0, len(whole), size))

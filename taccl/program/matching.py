@@ -6,15 +6,15 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.errors import InputError
-from taccl.program.checks import Queue, check_queues, check_steps
-from taccl.program.program import OPERATIONS, StepAddress
+from taccl.program.checks import check_queues, check_steps, traffic
+from taccl.program.program import Queue, StepAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taccl.program.program import Program
 
-__all__ = ["Parcel", "match", "running_order"]
+__all__ = ["Parcel", "match", "parcels_of", "running_order"]
 
 
 class Parcel(NamedTuple):
@@ -33,39 +33,31 @@ def match(program: Program) -> tuple[Parcel, ...]:
 
     Where a send and its receive are of equally many chunks they are one parcel.
 
-    Raises
-    ------
-    InputError
-        If a step cannot run, a queue is shared, or more is sent than received, or the reverse.
+    Raises `InputError` if a step cannot run, a queue is shared, or more is sent than received, or the
+    reverse.
     """
     for fault in (*check_steps(program), *check_queues(program)):
         raise InputError(f"{fault}; interpret the program for all of its faults", where="program")
-    sends: dict[Queue, list[tuple[StepAddress, int]]] = defaultdict(list)
-    receives: dict[Queue, list[tuple[StepAddress, int]]] = defaultdict(list)
-    for address, step in program.steps():
-        threadblock = program.ranks[address.rank].threadblocks[address.threadblock]
-        parts = OPERATIONS[step.operation]
-        if parts.sends and threadblock.send_to is not None:
-            sends[Queue(address.rank, threadblock.send_to, threadblock.channel)].append((address, step.count))
-        if parts.receives and threadblock.receive_from is not None:
-            queue = Queue(threadblock.receive_from, address.rank, threadblock.channel)
-            receives[queue].append((address, step.count))
-    return tuple(parcel for queue in sorted(sends) for parcel in _zip(queue, sends[queue], receives[queue]))
+    return tuple(parcels_of(program))
 
 
-def _zip(
-    queue: Queue, sends: Sequence[tuple[StepAddress, int]], receives: Sequence[tuple[StepAddress, int]]
-) -> Iterator[Parcel]:
-    arriving = iter(receives)
-    receive, wanted, taken = None, 0, 0
-    for send, count in sends:
-        given = 0
-        while given < count:
-            if receive is None or taken == wanted:
-                (receive, wanted), taken = next(arriving), 0
-            piece = min(count - given, wanted - taken)
-            yield Parcel(queue, send, receive, given, taken, piece)
-            given, taken = given + piece, taken + piece
+def parcels_of(program: Program) -> Iterator[Parcel]:
+    """The same of any program, as far as what is sent is received."""
+    sent, received = traffic(program)
+    for queue in sorted(sent):
+        arriving = iter(received[queue])
+        receive, wanted, taken = None, 0, 0
+        for send, step in sent[queue]:
+            given = 0
+            while given < step.count:
+                if taken == wanted:
+                    address, other = next(arriving, (None, step))
+                    (receive, wanted), taken = (address, other.count), 0
+                if receive is None:
+                    break
+                piece = min(step.count - given, wanted - taken)
+                yield Parcel(queue, send, receive, given, taken, piece)
+                given, taken = given + piece, taken + piece
 
 
 def running_order(
@@ -73,15 +65,9 @@ def running_order(
 ) -> list[StepAddress]:
     """All steps in an order that dependencies and messages allow.
 
-    Parameters
-    ----------
-    room : int, optional
-        Parcels that a queue holds; default: all that are sent.
+    - `room`: Parcels that a queue holds; default: all that are sent.
 
-    Raises
-    ------
-    InputError
-        If steps wait for each other.
+    Raises `InputError` if steps wait for each other.
     """
     takes: dict[StepAddress, list[StepAddress]] = defaultdict(list)
     queues: dict[Queue, list[Parcel]] = defaultdict(list)

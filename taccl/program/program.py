@@ -8,7 +8,7 @@ order steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
-    "BUFFERS", "OPERATIONS", "PROTOCOLS", "Program", "RankProgram", "Slot", "Step", "StepAddress",
+    "BUFFERS", "OPERATIONS", "PROTOCOLS", "Program", "Queue", "RankProgram", "Slot", "Step", "StepAddress",
     "Threadblock",
 ]  # fmt: skip
 
@@ -76,19 +76,25 @@ class StepAddress(NamedTuple):
         return f"(rank {self.rank}, threadblock {self.threadblock}, step {self.step})"
 
 
+class Queue(NamedTuple):
+    """What goes from one rank to another over one channel, first in, first out."""
+
+    src: int
+    dst: int
+    channel: int
+
+    def __str__(self) -> str:
+        return f"from rank {self.src} to rank {self.dst} over channel {self.channel}"
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One instruction, of `count` chunks that are neighbours in each buffer it touches.
 
-    Parameters
-    ----------
-    operation : str
-        One of `OPERATIONS`.
-    src, dst : Slot, optional
-        The first chunk read, and the first written; None where the operation does not.
-    count : int
-    depends : tuple of (threadblock, step)
-        Steps of the same rank that must be done before this one begins.
+    - `operation`: One of `OPERATIONS`.
+    - `src`, `dst`: The first chunk read, and the first written; None where the operation does not.
+    - `depends` (tuple of (threadblock, step)): Steps of the same rank that must be done before this one
+      begins.
     """
 
     operation: str
@@ -111,6 +117,14 @@ class Threadblock:
     send_to: int | None = None
     receive_from: int | None = None
     channel: int = 0
+
+    def sends_into(self, rank: int) -> Queue | None:
+        """The queue that it sends into, as one of a rank's."""
+        return None if self.send_to is None else Queue(rank, self.send_to, self.channel)
+
+    def receives_from(self, rank: int) -> Queue | None:
+        """The queue that it receives from, as one of a rank's."""
+        return None if self.receive_from is None else Queue(self.receive_from, rank, self.channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +211,14 @@ class Program:
                 for s, step in enumerate(threadblock.steps):
                     yield StepAddress(r, t, s), step
 
+    def threadblock(self, address: StepAddress) -> Threadblock:
+        """The threadblock of a step."""
+        return self.ranks[address.rank].threadblocks[address.threadblock]
+
+    def step(self, address: StepAddress) -> Step:
+        """The step at an address."""
+        return self.threadblock(address).steps[address.step]
+
     def to_dict(self) -> dict[str, Any]:
         """The program as plain values."""
         return {
@@ -207,9 +229,7 @@ class Program:
             "node_of_rank": None if self.node_of_rank is None else list(self.node_of_rank),
             "ranks": [
                 {
-                    "input_chunks": rank.input_chunks,
-                    "output_chunks": rank.output_chunks,
-                    "scratch_chunks": rank.scratch_chunks,
+                    **{each.name: getattr(rank, each.name) for each in fields(rank)},
                     "threadblocks": [_threadblock_to_dict(each) for each in rank.threadblocks],
                 }
                 for rank in self.ranks
@@ -220,22 +240,18 @@ class Program:
     @checked
     def from_dict(cls, data: dict[str, Any]) -> Program:
         """The program that `to_dict` wrote."""
-        nodes = data.get("node_of_rank")
+        nodes, collective = data.get("node_of_rank"), data["collective"]
+        ranks = tuple(
+            RankProgram(**{**each, "threadblocks": tuple(map(_threadblock_from_dict, each["threadblocks"]))})
+            for each in data["ranks"]
+        )
         return cls(
-            name=data["name"],
-            collective=None if data["collective"] is None else Collective.from_dict(data["collective"]),
-            in_place=data["in_place"],
-            protocol=data["protocol"],
-            node_of_rank=None if nodes is None else tuple(nodes),
-            ranks=tuple(
-                RankProgram(
-                    each["input_chunks"],
-                    each["output_chunks"],
-                    each["scratch_chunks"],
-                    tuple(_threadblock_from_dict(tb) for tb in each["threadblocks"]),
-                )
-                for each in data["ranks"]
-            ),
+            **{
+                **data,
+                "ranks": ranks,
+                "collective": None if collective is None else Collective.from_dict(collective),
+                "node_of_rank": None if nodes is None else tuple(nodes),
+            }
         )
 
     def __repr__(self) -> str:
@@ -251,32 +267,21 @@ class Program:
 
 
 def _threadblock_to_dict(threadblock: Threadblock) -> dict[str, Any]:
-    return {
-        "send_to": threadblock.send_to,
-        "receive_from": threadblock.receive_from,
-        "channel": threadblock.channel,
-        "steps": [
-            [
-                step.operation,
-                None if step.src is None else list(step.src),
-                None if step.dst is None else list(step.dst),
-                step.count,
-                [list(each) for each in step.depends],
-            ]
-            for step in threadblock.steps
-        ],
-    }
+    steps = [
+        [
+            step.operation,
+            *(slot and list(slot) for slot in (step.src, step.dst)),
+            step.count,
+            [list(each) for each in step.depends],
+        ]
+        for step in threadblock.steps
+    ]
+    return {**{each.name: getattr(threadblock, each.name) for each in fields(threadblock)}, "steps": steps}
 
 
 def _threadblock_from_dict(data: dict[str, Any]) -> Threadblock:
     steps = tuple(
-        Step(
-            operation,
-            None if src is None else Slot(*src),
-            None if dst is None else Slot(*dst),
-            count,
-            tuple((t, s) for t, s in depends),
-        )
+        Step(operation, src and Slot(*src), dst and Slot(*dst), count, tuple((t, s) for t, s in depends))
         for operation, src, dst, count, depends in data["steps"]
     )
-    return Threadblock(steps, data["send_to"], data["receive_from"], data["channel"])
+    return Threadblock(**{**data, "steps": steps})

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.program.checks import Fault
 from taccl.program.emit import read_slots, written_slots
-from taccl.program.faults import Fault
+from taccl.program.matching import parcels_of
 from taccl.program.program import StepAddress
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.program.execution import ExecutionState, Memory
-    from taccl.program.program import Program, Step
+    from taccl.program.program import Program
 
 __all__ = ["find_races"]
 
@@ -29,6 +30,9 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
     neighbours are in order, all are. The order is looked for within the rank first, which nearly always
     settles it, and then along messages through other ranks.
     """
+    sent_by: dict[StepAddress, list[StepAddress]] = defaultdict(list)
+    for parcel in parcels_of(program):
+        sent_by[parcel.receive].append(parcel.send)
     when = {address: index for index, address in enumerate(execution.done)}
     by_rank: dict[int, list[StepAddress]] = defaultdict(list)
     for address in execution.done:
@@ -37,10 +41,10 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
         clocks = _local_clocks(program, addresses)
         for place, earlier, later in _conflicts(program, execution.memory[rank], addresses):
             if clocks[later][earlier.threadblock] >= earlier.step or _comes_before(
-                program, execution, when, earlier, later
+                program, sent_by, when, earlier, later
             ):
                 continue
-            first, second = _step(program, earlier), _step(program, later)
+            first, second = program.step(earlier), program.step(later)
             yield Fault(
                 "race",
                 f"{earlier}, {first}, and {later}, {second}, both use {place[0]}[{place[1]}] of rank {rank}, "
@@ -48,10 +52,6 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
                 (earlier, later),
                 rank=rank,
             )
-
-
-def _step(program: Program, address: StepAddress) -> Step:
-    return program.ranks[address.rank].threadblocks[address.threadblock].steps[address.step]
 
 
 def _local_clocks(program: Program, addresses: Sequence[StepAddress]) -> dict[StepAddress, NDArray[Any]]:
@@ -64,7 +64,7 @@ def _local_clocks(program: Program, addresses: Sequence[StepAddress]) -> dict[St
         if s:
             clock[:] = clocks[StepAddress(rank, t, s - 1)]
             clock[t] = s - 1
-        for other, index in _step(program, address).depends:
+        for other, index in program.step(address).depends:
             np.maximum(clock, clocks[StepAddress(rank, other, index)], out=clock)
             clock[other] = max(clock[other], index)
         clocks[address] = clock
@@ -78,7 +78,7 @@ def _conflicts(
     writer: dict[tuple[str, int], StepAddress] = {}
     readers: dict[tuple[str, int], list[StepAddress]] = defaultdict(list)
     for address in addresses:
-        step = _step(program, address)
+        step = program.step(address)
         told: set[StepAddress] = set()
         reads = {memory.place(slot) for slot in read_slots(step)}
         writes = {memory.place(slot) for slot in written_slots(step)}
@@ -98,7 +98,7 @@ def _conflicts(
 
 def _comes_before(
     program: Program,
-    execution: ExecutionState,
+    sent_by: dict[StepAddress, list[StepAddress]],
     when: dict[StepAddress, int],
     earlier: StepAddress,
     later: StepAddress,
@@ -109,14 +109,15 @@ def _comes_before(
     while pending:
         address = pending.pop()
         rank, t, s = address
-        before = [StepAddress(rank, *each) for each in _step(program, address).depends]
+        before = [StepAddress(rank, *each) for each in program.step(address).depends]
         if s:
             before.append(StepAddress(rank, t, s - 1))
-        before += execution.matches.get(address, ())
+        before += sent_by.get(address, ())
         for each in before:
             if each == earlier:
                 return True
-            if each not in seen and when[each] > when[earlier]:
+            # A send of several chunks may still be under way.
+            if each not in seen and when.get(each, len(when)) > when[earlier]:
                 seen.add(each)
                 pending.append(each)
     return False

@@ -16,10 +16,7 @@ def replicate(program: Program, instances: int) -> Program:
 
     Parts of a chunk are neighbours, so that a step of several chunks becomes as many steps of one.
 
-    Raises
-    ------
-    InputError
-        If `instances` is less than 1.
+    Raises `InputError` if `instances` is less than 1.
     """
     if instances < 1:
         raise InputError(f"found {instances}; expected at least 1", where="instances")

@@ -34,10 +34,7 @@ def weight(step: Step) -> int:
 def split_threadblocks(program: Program, *, max_steps: int) -> Program:
     """The program with at most so many steps a threadblock, by `weight`; itself, if it has no more.
 
-    Raises
-    ------
-    InputError
-        If a cut would have to go through messages on their way.
+    Raises `InputError` if a cut would have to go through messages on their way.
     """
     weights = {
         (r, t): sum(map(weight, threadblock.steps))
@@ -75,16 +72,11 @@ def _tight_order(program: Program, parcels: Sequence[Parcel]) -> list[StepAddres
 
 def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, Block]:
     """One threadblock to stand for all those that it talks to, directly or through others."""
-    parent = {block: block for block in blocks}
+    import networkx
 
-    def root(block: Block) -> Block:
-        while parent[block] != block:
-            parent[block] = block = parent[parent[block]]
-        return block
-
-    for parcel in parcels:
-        parent[root(parcel.send[:2])] = root(parcel.receive[:2])
-    return {block: root(block) for block in blocks}
+    talks = networkx.Graph([(parcel.send[:2], parcel.receive[:2]) for parcel in parcels])
+    talks.add_nodes_from(blocks)
+    return {block: min(group) for group in networkx.connected_components(talks) for block in group}
 
 
 def _cuts(
@@ -103,8 +95,8 @@ def _cuts(
         taken: dict[Block, int] = defaultdict(int)
         under_way, quiet = 0, cuts[-1]
         for i in range(cuts[-1], len(addresses)):
-            r, t, s = address = addresses[i]
-            taken[r, t] += weight(program.ranks[r].threadblocks[t].steps[s])
+            r, t, _ = address = addresses[i]
+            taken[r, t] += weight(program.step(address))
             if taken[r, t] > limit:
                 break
             under_way += sends[address] - receives[address]

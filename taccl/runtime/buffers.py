@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.program.execution import Memory
+from taccl.program.execution import rank_memory
+from taccl.program.layout import contributions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,7 @@ class Data:
         assert job.program.collective is not None
         self.collective: Collective = job.program.collective
         self.dtype, self.elements, self.seed = np.dtype(job.dtype), job.elements, job.seed
-        self._source = {each.chunk: each for each in self.collective.derivations}
+        self._contributions = contributions(self.collective)
 
     def contribution(self, rank: int, chunk: int) -> NDArray[Any]:
         """What a rank starts with of a chunk, (elements,); of a sum its own part."""
@@ -42,12 +43,7 @@ class Data:
 
     def result(self, chunk: int) -> NDArray[Any]:
         """What the chunk must become: the sum of all contributions to it, where it is one."""
-        own: list[NDArray[Any]] = []
-        while chunk in self._source:
-            own.append(self.contribution(self._source[chunk].rank, chunk))
-            chunk = self._source[chunk].source
-        origins = self.collective.chunks[chunk].origins
-        own += [self.contribution(r, chunk) for r in (origins if self.collective.combining else origins[:1])]
+        own = [self.contribution(rank, part) for rank, part in self._contributions[chunk]]
         return np.asarray(np.sum(own, axis=0, dtype=self.dtype))
 
     @property
@@ -66,31 +62,17 @@ class Data:
 class Buffers:
     """The input, output and scratch of one rank, each (chunks, elements).
 
-    Attributes
-    ----------
-    memory : Memory
-    given : (inputs, elements) array
-        What `restore` puts into the input.
+    - `given` ((inputs, elements) array): What `restore` puts into the input.
     """
 
     def __init__(self, job: Job, rank: int) -> None:
-        mine, layouts = job.program.ranks[rank], job.layouts()
+        layouts = job.layouts()
         where = None if layouts is None else layouts[rank]
-        dtype = np.dtype(job.dtype)
 
         def rows(count: int) -> NDArray[Any]:
-            return np.empty((count, job.elements), dtype)
+            return np.empty((count, job.elements), job.dtype)
 
-        scratch = rows(mine.scratch_chunks)
-        if job.program.in_place:
-            begin_in, begin_out = (where.input_offset, where.output_offset) if where else (0, 0)
-            end_in, end_out = begin_in + mine.input_chunks, begin_out + mine.output_chunks
-            whole = rows(max(end_in, end_out))
-            self.memory = Memory(
-                whole[begin_in:end_in], whole[begin_out:end_out], scratch, (begin_in, begin_out)
-            )
-        else:
-            self.memory = Memory(rows(mine.input_chunks), rows(mine.output_chunks), scratch, None)
+        self.memory = rank_memory(job.program, rank, where, rows)
         inputs = where.inputs if where else ()
         self.given = rows(len(inputs))
         if inputs:

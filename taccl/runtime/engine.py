@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.program.checks import Queue
-from taccl.program.program import OPERATIONS, PROTOCOLS, OperationParts, StepAddress
+from taccl.program.checks import traffic
+from taccl.program.program import OPERATIONS, PROTOCOLS, OperationParts, Queue, StepAddress
 from taccl.runtime.report import Wait
 
 if TYPE_CHECKING:
@@ -81,29 +81,20 @@ class _Block:
 
 def whole_messages(program: Program) -> bool:
     """Whether both ends of every queue cut what they send and receive into steps of the same counts."""
-    sent: dict[Queue, list[int]] = defaultdict(list)
-    received: dict[Queue, list[int]] = defaultdict(list)
-    for address, step in program.steps():
-        threadblock = program.ranks[address.rank].threadblocks[address.threadblock]
-        parts = OPERATIONS[step.operation]
-        if parts.sends and threadblock.send_to is not None:
-            sent[Queue(address.rank, threadblock.send_to, threadblock.channel)].append(step.count)
-        if parts.receives and threadblock.receive_from is not None:
-            received[Queue(threadblock.receive_from, address.rank, threadblock.channel)].append(step.count)
+    sent, received = traffic(program)
     # One too many at either end waits in vain, whatever its count.
-    pairs = (zip(sent[queue], received[queue], strict=False) for queue in {*sent, *received})
-    return all(here == there for counts in pairs for here, there in counts)
+    return all(
+        ours.count == theirs.count
+        for queue in sent
+        for (_, ours), (_, theirs) in zip(sent[queue], received[queue], strict=False)
+    )
 
 
 class Engine:
     """What one rank runs, on its memory.
 
-    Parameters
-    ----------
-    communicator : mpi4py.MPI.Comm
-        Its ranks are the program's; no other messages of theirs go over it meanwhile.
-    crowded : bool
-        Whether ranks share cores, so that waiting must leave them to others.
+    - `communicator`: Its ranks are the program's; no other messages of theirs go over it meanwhile.
+    - `crowded`: Whether ranks share cores, so that waiting must leave them to others.
     """
 
     def __init__(

@@ -28,10 +28,7 @@ DTYPES = ("int32", "int64", "float32", "float64")
 class Job:
     """One request; `make_job` checks it.
 
-    Parameters
-    ----------
-    elements : int
-        Numbers of type `dtype` in a chunk.
+    - `elements`: Numbers of type `dtype` in a chunk.
     """
 
     program: Program
@@ -78,19 +75,13 @@ def make_job(
 ) -> Job:
     """The request to execute a program.
 
-    Parameters
-    ----------
-    size : int or str
-        Of the larger of one rank's input and output buffer; rounded up to whole elements in every chunk.
-    ranks : int, optional
-        How many ranks the program is expected to have.
+    - `size`: Of the larger of one rank's input and output buffer; rounded up to whole elements in every
+      chunk.
+    - `ranks`: How many ranks the program is expected to have.
 
-    Raises
-    ------
-    InputError
-        If a value cannot be used, or the program is for another number of ranks.
-    VerificationError
-        If the program has steps that no rank can run, or buffers that do not fit its collective.
+    Raises `InputError` if a value cannot be used, or the program is for another number of ranks.
+    `VerificationError` if the program has steps that no rank can run, or buffers that do not fit its
+    collective.
     """
     known_word(dtype, DTYPES, "dtype")
     if ranks is not None and ranks != program.num_ranks:
@@ -131,10 +122,7 @@ def memory_needed_bytes(job: Job) -> int:
 def check_memory(job: Job, available_bytes: int) -> None:
     """Do nothing of a job that fits the memory of one machine.
 
-    Raises
-    ------
-    InputError
-        If it does not.
+    Raises `InputError` if it does not.
     """
     needed = memory_needed_bytes(job)
     if needed > available_bytes:

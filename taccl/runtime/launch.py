@@ -46,17 +46,10 @@ class _Terminated(BaseException):
 def launch(job: Job, note: Callable[[str], None] = lambda _: None) -> Execution:
     """Execute a job with ranks of its own on this machine.
 
-    Parameters
-    ----------
-    note : callable, optional
-        Told what is going on.
+    - `note`: Told what is going on.
 
-    Raises
-    ------
-    ExecutionError
-        If there is no MPI in this environment, or a rank dies or does not answer.
-    InputError
-        If the memory of this machine is too small.
+    Raises `ExecutionError` if there is no MPI in this environment, or a rank dies or does not answer.
+    `InputError` if the memory of this machine is too small.
     """
     mpiexec = find_mpiexec()
     check_memory(job, _free_memory_bytes())

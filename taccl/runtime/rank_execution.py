@@ -48,25 +48,16 @@ def execute_on_rank(
 ) -> Execution:
     """Execute a job with all ranks of a communicator; called by each of them.
 
-    Parameters
-    ----------
-    communicator : mpi4py.MPI.Comm
-    make : callable
-        Gives the job; called by rank 0 alone.
-    note : callable, optional
-        Told what is going on, at rank 0.
+    - `make`: Gives the job; called by rank 0 alone.
+    - `note`: Told what is going on, at rank 0.
 
     Returns
     -------
     Execution
         The same at every rank.
 
-    Raises
-    ------
-    TacclError
-        At every rank, whatever `make` raised at rank 0.
-    InputError
-        At every rank, if the program is for another number of ranks.
+    Raises `TacclError` at every rank, whatever `make` raised at rank 0. `InputError` at every rank, if the
+    program is for another number of ranks.
     """
     job = _agree_on_job(communicator, make, watchdog)
     try:

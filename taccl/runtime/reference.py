@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from taccl.runtime.buffers import Buffers
     from taccl.runtime.job import Job
 
+    Collect = Callable[[Any, NDArray[Any], NDArray[Any], int], None]
+
 __all__ = ["COMPUTED", "Counterpart", "counterpart", "expected_output", "find_wrong"]
 
 #: What outputs are compared with where MPI has no such collective.
@@ -125,24 +127,9 @@ def _ends(collective: Collective) -> tuple[object, ...]:
     )
 
 
-def _allgather(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
-    communicator.Allgather(given, output)
-
-
-def _alltoall(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
-    communicator.Alltoall(given, output)
-
-
-def _reduce_scatter(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
-    communicator.Reduce_scatter_block(given, output)
-
-
-def _allreduce(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
-    communicator.Allreduce(given, output)
-
-
-def _scan(communicator: Any, given: NDArray[Any], output: NDArray[Any], _: int) -> None:
-    communicator.Scan(given, output)
+def _to_all(method: str) -> Collect:
+    """A collective that everyone gives to and takes from."""
+    return lambda communicator, given, output, _: getattr(communicator, method)(given, output)
 
 
 def _broadcast(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
@@ -155,22 +142,23 @@ def _scatter(communicator: Any, given: NDArray[Any], output: NDArray[Any], root:
     communicator.Scatter(given if communicator.rank == root else None, output, root)
 
 
-def _gather(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
-    communicator.Gather(given, output if communicator.rank == root else None, root)
+def _to_root(method: str) -> Collect:
+    """A collective that the root alone takes from."""
+
+    def run(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
+        getattr(communicator, method)(given, output if communicator.rank == root else None, root=root)
+
+    return run
 
 
-def _reduce(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
-    communicator.Reduce(given, output if communicator.rank == root else None, root=root)
-
-
-_COUNTERPARTS: dict[str, tuple[str, Callable[[Any, NDArray[Any], NDArray[Any], int], None]]] = {
-    "allgather": ("MPI_Allgather", _allgather),
-    "alltoall": ("MPI_Alltoall", _alltoall),
-    "reduce-scatter": ("MPI_Reduce_scatter_block", _reduce_scatter),
-    "allreduce": ("MPI_Allreduce", _allreduce),
+_COUNTERPARTS: dict[str, tuple[str, Collect]] = {
+    "allgather": ("MPI_Allgather", _to_all("Allgather")),
+    "alltoall": ("MPI_Alltoall", _to_all("Alltoall")),
+    "reduce-scatter": ("MPI_Reduce_scatter_block", _to_all("Reduce_scatter_block")),
+    "allreduce": ("MPI_Allreduce", _to_all("Allreduce")),
     "broadcast": ("MPI_Bcast", _broadcast),
     "scatter": ("MPI_Scatter", _scatter),
-    "gather": ("MPI_Gather", _gather),
-    "reduce": ("MPI_Reduce", _reduce),
-    "scan": ("MPI_Scan", _scan),
+    "gather": ("MPI_Gather", _to_root("Gather")),
+    "reduce": ("MPI_Reduce", _to_root("Reduce")),
+    "scan": ("MPI_Scan", _to_all("Scan")),
 }

@@ -18,10 +18,7 @@ __all__ = ["Execution", "Times", "Wait", "WrongChunk", "was_moving"]
 class WrongChunk:
     """A slot of a rank's output, or of an input that is not to be touched, with something else in it.
 
-    Parameters
-    ----------
-    run : int
-        The first run in which it was wrong; 0 is the warm-up.
+    - `run`: The first run in which it was wrong; 0 is the warm-up.
     """
 
     rank: int
@@ -42,18 +39,12 @@ class WrongChunk:
 class Wait:
     """A step that was waiting when the time was up.
 
-    Parameters
-    ----------
-    step : str
-        The instruction.
-    reason : str
-        What it waits for.
-    peer, channel : int, optional
-        The rank that it waits for and the channel between the two; None where it waits for its own rank.
-    receives : bool
-        Whether it waits for something to come; else, for what it sends to be taken.
-    depends_on : StepAddress, optional
-        The step that it waits for, of its own rank.
+    - `step`: The instruction.
+    - `reason`: What it waits for.
+    - `peer`, `channel`: The rank that it waits for and the channel between the two; None where it waits for
+      its own rank.
+    - `receives`: Whether it waits for something to come; else, for what it sends to be taken.
+    - `depends_on`: The step that it waits for, of its own rank.
     """
 
     address: StepAddress

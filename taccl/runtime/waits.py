@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taccl.program.checks import Queue, queue_ends
+from taccl.program.checks import queue_ends
+from taccl.program.program import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
-    from taccl.program.faults import Interpretation
+    from taccl.program.interpret import Interpretation
     from taccl.program.program import Program, Step
     from taccl.schedule.schedule import Schedule
 

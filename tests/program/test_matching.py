@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from taccl.errors import InputError
-from taccl.program.checks import Queue
 from taccl.program.matching import Parcel, match, running_order
-from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+from taccl.program.program import Program, Queue, RankProgram, Slot, Step, StepAddress, Threadblock
 from tests.program.examples import program_of, with_steps
 
 

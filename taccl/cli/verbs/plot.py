@@ -95,11 +95,11 @@ def _drawn(options: argparse.Namespace) -> Axes:
 
 
 def _names_topology(word: str) -> bool:
-    from taccl.formats.recognise import UPSTREAM_ALGORITHM, recognise
+    from taccl.formats.registry import format_of_content
 
     if is_file(word):
         with contextlib.suppress(InputError):  # none of those formats: perhaps a topology of taccl's own
-            if recognise(word) == UPSTREAM_ALGORITHM:
+            if format_of_content(word).name == "upstream-algorithm":
                 return False
     return "topology" in kind_of(word)
 
@@ -107,6 +107,6 @@ def _names_topology(word: str) -> bool:
 def details_of(file: str) -> dict[str, Any]:
     """How the schedule of a file was found; empty where the file does not say."""
     from taccl.formats.native import found_by, read_document
-    from taccl.formats.recognise import TACCL_SCHEDULE, recognise
+    from taccl.formats.registry import format_of_content
 
-    return found_by(read_document(file)) if recognise(file) == TACCL_SCHEDULE else {}
+    return found_by(read_document(file)) if format_of_content(file).name == "taccl-schedule" else {}

@@ -24,9 +24,9 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Check a schedule against its topology, collective and sketch; or run a program on arrays."""
     from taccl.cli.text import verification_text, verification_values
-    from taccl.formats.recognise import MSCCL_XML, recognise
+    from taccl.formats.registry import format_of_content
 
-    if recognise(options.file) == MSCCL_XML:
+    if format_of_content(options.file).name == "msccl-xml":
         return _program(options)
     schedule = schedule_from_options(options)
     verification = taccl.verify(schedule)

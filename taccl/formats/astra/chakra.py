@@ -60,27 +60,17 @@ def save_chakra(
 ) -> tuple[Path, ...]:
     """Write ``PREFIX.0.et``, ``PREFIX.1.et``, ..., a file per rank; `path` is the prefix, or ``PREFIX.et``.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Over links that each join two ranks.
-    path : path
-        The prefix, or ``PREFIX.et``.
-    overwrite : bool
-        Whether files of these names may be replaced.
+    - `schedule`: Over links that each join two ranks.
+    - `path`: The prefix, or ``PREFIX.et``.
+    - `overwrite`: Whether files of these names may be replaced.
 
     Returns
     -------
     tuple of Path
         The files. If one cannot be written, none of those that are new stays.
 
-    Raises
-    ------
-    ExportError
-        If a link that the schedule uses joins more than two ranks.
-    InputError
-        If a file exists and `overwrite` is False, it cannot be written, or the schedule is none of its
-        problem.
+    Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if a file
+    exists and `overwrite` is False, it cannot be written, or the schedule is none of its problem.
     """
     prefix = os.fspath(path).removesuffix(_SUFFIX)
     paths = [Path(f"{prefix}.{rank}{_SUFFIX}") for rank in range(schedule.problem.topology.num_ranks)]
@@ -103,12 +93,8 @@ def save_chakra(
 def chakra_traces(schedule: Schedule) -> list[bytes]:
     """The trace of every rank, with a warning that says what is lost.
 
-    Raises
-    ------
-    ExportError
-        If a link that the schedule uses joins more than two ranks.
-    InputError
-        If the schedule is none of its problem.
+    Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if the
+    schedule is none of its problem.
     """
     problem = schedule.problem
     links = problem.topology.links

@@ -56,22 +56,10 @@ def load_astra_network(
 ) -> Topology:
     """The topology that an ASTRA-sim network file describes; ranks are its NPUs.
 
-    Parameters
-    ----------
-    alpha_meaning : {"pipelined", "occupies"}
-        Whether a link is free again once the bytes have left, as in ASTRA-sim, or busy during its alpha.
-    ranks_per_node : int, optional
-        Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node, since the
-        file knows no nodes.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
-    FormatError
-        If it is no such file; file, line and field are named.
-    TopologyError
-        If `ranks_per_node` does not divide the ranks.
+    - `alpha_meaning`: Whether a link is free again once the bytes have left, as in ASTRA-sim, or busy during
+      its alpha.
+    - `ranks_per_node`: Cuts the ranks, in order, into nodes of this many; by default all ranks are in one
+      node, since the file knows no nodes.
 
     Notes
     -----

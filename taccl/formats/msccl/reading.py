@@ -9,7 +9,7 @@ What remains (deadlocks, races, wrong results) needs the program to be run: `tac
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
@@ -48,19 +48,8 @@ def load_msccl_xml(
 ) -> Program:
     """The program in a file; see `parse_msccl_xml`.
 
-    Parameters
-    ----------
-    path : path
-        Of the file.
-    collective, root
-        As in `parse_msccl_xml`.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
-    FormatError
-        If it is too large, or as under `parse_msccl_xml`.
+    - `path`: Of the file.
+    - `collective`, `root`: As in `parse_msccl_xml`.
     """
     return parse_msccl_xml(read_text(path, _LIMIT_BYTES), where=str(path), collective=collective, root=root)
 
@@ -70,22 +59,12 @@ def parse_msccl_xml(
 ) -> Program:
     """The program in the text of a file.
 
-    Parameters
-    ----------
-    collective : Collective, optional
-        What it is for, of a file that does not say (``coll="custom"``); without it, its outputs are not
-        judged.
-    root : int, optional
-        Of a broadcast or reduce. Default: the file's attribute ``root``, else 0.
-
-    Raises
-    ------
-    FormatError
-        If the runtime would not read the text, or would hang or compute garbage for a reason that shows
-        without running it: what, in which line, and what was expected.
+    - `collective`: What it is for, of a file that does not say (``coll="custom"``); without it, its outputs
+      are not judged.
+    - `root`: Of a broadcast or reduce. Default: the file's attribute ``root``, else 0.
     """
     _check_spelling(text, where)
-    return _File(parse_xml(text, where=where), where).program(collective, root)
+    return _File(parse_xml(text, where=where)).program(collective, root)
 
 
 def _check_spelling(text: str, where: str) -> None:
@@ -109,10 +88,10 @@ def _check_spelling(text: str, where: str) -> None:
 class _File:
     """The checks and conversions of one file; every method raises `FormatError` with the line at fault."""
 
-    def __init__(self, algo: Element, where: str) -> None:
-        self.algo, self.where = algo, where
+    def __init__(self, algo: Element) -> None:
+        self.algo = algo
         if algo.tag != "algo":
-            self._refuse(algo, f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
+            raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
         self.num_ranks = self._number(algo, "ngpus", 1, 2**15)
         self.num_channels = self._number(algo, "nchannels", 1, MAX_CHANNELS)
         self.size = self._number(algo, "nchunksperloop", 1, 2**20)
@@ -123,15 +102,14 @@ class _File:
         algo = self.algo
         name = self._text(algo, "name")
         if len(name) > LIMIT_NAME:
-            self._refuse(algo, f"name has {len(name)} characters; expected at most {LIMIT_NAME}")
+            raise algo.error(f"name has {len(name)} characters; expected at most {LIMIT_NAME}")
         least = self._number(algo, "minBytes", 0, 2**63 - 1, default=0)
         most = self._number(algo, "maxBytes", 0, 2**63 - 1, default=2**27)
         if least > most:
-            self._refuse(algo, f"minBytes is {least} and maxBytes {most}; expected a range")
+            raise algo.error(f"minBytes is {least} and maxBytes {most}; expected a range")
         gpus = {self._number(gpu, "id", 0, self.num_ranks - 1): gpu for gpu in algo.all("gpu")}
         if len(algo.all("gpu")) != self.num_ranks or len(gpus) != self.num_ranks:
-            self._refuse(
-                algo,
+            raise algo.error(
                 f"found {len(algo.all('gpu'))} <gpu> elements with {len(gpus)} ids; expected "
                 f"{self.num_ranks}, one for each of ngpus",
             )
@@ -147,7 +125,7 @@ class _File:
     def _collective(self, given: Collective | None, root: int | None) -> Collective | None:
         n, size = self.num_ranks, self.size
         if given is not None and given.num_ranks != n:
-            self._refuse(self.algo, f"ngpus is {n}; the collective is over {given.num_ranks} ranks")
+            raise self.algo.error(f"ngpus is {n}; the collective is over {given.num_ranks} ranks")
         if given is not None or self.kind == "custom":
             return given
         if self.kind in ("broadcast", "reduce"):
@@ -159,8 +137,8 @@ class _File:
             chunks = tuple(Chunk(everyone, everyone, c // each) for c in range(size))
             return Collective("allreduce", n, chunks, True, each)
         if size % n:
-            self._refuse(
-                self.algo, f"nchunksperloop is {size}; expected a multiple of ngpus, {n}, of {self.kind}"
+            raise self.algo.error(
+                f"nchunksperloop is {size}; expected a multiple of ngpus, {n}, of {self.kind}"
             )
         return make(self.kind, n, chunks_per_rank=size // n)
 
@@ -171,21 +149,21 @@ class _File:
             found = self._number(gpu, attribute, 0, 2**20)
             # In place the runtime needs one of the two; the other may be declared empty.
             if found != expected and not (self.in_place and found == 0):
-                self._refuse(
-                    gpu, f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"
+                raise gpu.error(
+                    f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"
                 )
             sizes.append(expected)
         limits = {"i": sizes[0], "o": sizes[1], "s": self._number(gpu, "s_chunks", 0, 2**20)}
         blocks = gpu.all("tb")
         if len(blocks) > MAX_THREADBLOCKS:
-            self._refuse(gpu, f"found {len(blocks)} threadblocks; expected at most {MAX_THREADBLOCKS}")
+            raise gpu.error(f"found {len(blocks)} threadblocks; expected at most {MAX_THREADBLOCKS}")
         total = 1 + self.num_ranks + len(blocks) + sum(len(tb.all("step")) for tb in blocks)
         if total >= LIMIT_ELEMENTS:
-            self._refuse(gpu, f"found {total} elements; expected fewer than {LIMIT_ELEMENTS}")
+            raise gpu.error(f"found {total} elements; expected fewer than {LIMIT_ELEMENTS}")
         by_id = {self._number(tb, "id", 0, MAX_THREADBLOCKS - 1): tb for tb in blocks}
         if sorted(by_id) != list(range(len(blocks))):
-            self._refuse(
-                gpu, f"threadblocks have ids {sorted(by_id)}; expected 0 to {len(blocks) - 1}, each once"
+            raise gpu.error(
+                f"threadblocks have ids {sorted(by_id)}; expected 0 to {len(blocks) - 1}, each once"
             )
         ordered = [by_id[t] for t in range(len(blocks))]
         threadblocks = tuple(self._threadblock(tb, rank, ordered, limits) for tb in ordered)
@@ -204,16 +182,14 @@ class _File:
                     continue
                 other = known.setdefault((peer, tb.channel), t)
                 if other != t:
-                    self._refuse(
-                        element,
+                    raise element.error(
                         f"threadblocks {other} and {t} both {word} with rank {peer} over channel "
                         f"{tb.channel}; expected one: give the other a channel of its own",
                     )
                 peers[tb.channel] += 1
             if max(peers) > MAX_PEERS:
                 channel = peers.index(max(peers))
-                self._refuse(
-                    gpu,
+                raise gpu.error(
                     f"found {max(peers)} {word} peers over channel {channel}; expected at most {MAX_PEERS}",
                 )
 
@@ -224,36 +200,33 @@ class _File:
         for word in ("send", "recv"):
             peer = self._number(tb, word, -1, self.num_ranks - 1)
             if peer == rank:
-                self._refuse(tb, f"{word} is {peer}, the rank itself; expected another")
+                raise tb.error(f"{word} is {peer}, the rank itself; expected another")
             peers.append(None if peer < 0 else peer)
         channel = self._number(tb, "chan", 0, self.num_channels - 1)
         elements = tb.all("step")
         if len(elements) > MAX_STEPS:
-            self._refuse(tb, f"found {len(elements)} steps; expected at most {MAX_STEPS}")
-        steps = []
+            raise tb.error(f"found {len(elements)} steps; expected at most {MAX_STEPS}")
+        steps: list[Step] = []
         waited = False
         for s, element in enumerate(elements):
             step = self._step(element, s, blocks, limits)
             parts = OPERATIONS[step.operation]
             for word, acts, other in (("send", parts.sends, peers[0]), ("recv", parts.receives, peers[1])):
                 if acts and other is None:
-                    self._refuse(element, f"a step of type {element.attributes['type']}, but {word} is -1")
-            if step.operation == "nop":
-                waited = waited or bool(step.depends)
-            elif waited and not step.depends:
-                self._refuse(
-                    element,
+                    raise element.error(f"a step of type {element.attributes['type']}, but {word} is -1")
+            is_nop = step.operation == "nop"
+            if waited and not is_nop and not step.depends:
+                raise element.error(
                     "a step after steps that only wait does not wait itself; expected depid and deps: the "
-                    "last of its dependencies",
+                    "last of its dependencies"
                 )
-            else:
-                waited = False
+            waited = is_nop and (waited or bool(step.depends))
             steps.append(step)
         return Threadblock(tuple(steps), peers[0], peers[1], channel)
 
     def _step(self, step: Element, place: int, blocks: Sequence[Element], limits: dict[str, int]) -> Step:
         if self._number(step, "s", 0, MAX_STEPS - 1) != place:
-            self._refuse(step, f"s is {step.attributes['s']}; expected {place}, its position")
+            raise step.error(f"s is {step.attributes['s']}; expected {place}, its position")
         kind = self._choice(step, "type", tuple(TYPES))
         operation = TYPES[kind]
         parts = OPERATIONS[operation]
@@ -271,8 +244,7 @@ class _File:
         buffer = self._choice(step, f"{side}buf", tuple(_BUFFERS))
         offset = self._number(step, f"{side}off", -(2**20), 2**20)
         if count and not 0 <= offset <= limits[buffer] - count:
-            self._refuse(
-                step,
+            raise step.error(
                 f"{side}off {offset} and cnt {count} reach past {buffer}, which holds {limits[buffer]} "
                 "chunks",
             )
@@ -284,17 +256,16 @@ class _File:
         if block < 0:
             return ()
         if block > MAX_DEPENDED_ID:
-            self._refuse(
-                step, f"depid is {block}; expected at most {MAX_DEPENDED_ID}: number the threadblocks anew"
+            raise step.error(
+                f"depid is {block}; expected at most {MAX_DEPENDED_ID}: number the threadblocks anew"
             )
         if block >= len(blocks):
-            self._refuse(step, f"depid is {block}; the rank has threadblocks 0-{len(blocks) - 1}")
+            raise step.error(f"depid is {block}; the rank has threadblocks 0-{len(blocks) - 1}")
         steps = blocks[block].all("step")
         if not 0 <= index < len(steps):
-            self._refuse(step, f"deps is {index}; threadblock {block} has steps 0-{len(steps) - 1}")
+            raise step.error(f"deps is {index}; threadblock {block} has steps 0-{len(steps) - 1}")
         if self._number(steps[index], "hasdep", 0, 1) != 1:
-            self._refuse(
-                step,
+            raise step.error(
                 f"waits for step {index} of threadblock {block}, in line {steps[index].line}, which has no "
                 'hasdep="1" and so never says that it is done',
             )
@@ -302,14 +273,14 @@ class _File:
 
     def _text(self, element: Element, name: str) -> str:
         if len(element.attributes) > LIMIT_ATTRIBUTES:
-            self._refuse(
-                element, f"found {len(element.attributes)} attributes; expected at most {LIMIT_ATTRIBUTES}"
+            raise element.error(
+                f"found {len(element.attributes)} attributes; expected at most {LIMIT_ATTRIBUTES}"
             )
         value = element.attributes.get(name)
         if value is None:
-            self._refuse(element, f"has no {name}; add it")
+            raise element.error(f"has no {name}; add it")
         if len(value) > LIMIT_VALUE:
-            self._refuse(element, f"{name} has {len(value)} characters; expected at most {LIMIT_VALUE}")
+            raise element.error(f"{name} has {len(value)} characters; expected at most {LIMIT_VALUE}")
         return value
 
     def _number(self, element: Element, name: str, least: int, most: int, default: int | None = None) -> int:
@@ -317,14 +288,11 @@ class _File:
             return default
         text = self._text(element, name)
         if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
-            self._refuse(element, f"{name} is {text[:30]!r}; expected a whole number from {least} to {most}")
+            raise element.error(f"{name} is {text[:30]!r}; expected a whole number from {least} to {most}")
         return int(text)
 
     def _choice(self, element: Element, name: str, known: Sequence[str]) -> str:
         text = self._text(element, name)
         if text not in known:
-            self._refuse(element, f"{name} is {text[:30]!r}; expected one of {', '.join(known)}")
+            raise element.error(f"{name} is {text[:30]!r}; expected one of {', '.join(known)}")
         return text
-
-    def _refuse(self, element: Element, message: str) -> NoReturn:
-        raise FormatError(message, where=element.place(self.where))

@@ -32,13 +32,13 @@ from taccl.formats.msccl.reading import (
     parse_msccl_xml,
 )
 from taccl.formats.program_kind import kind_of
-from taccl.program.program import OPERATIONS
+from taccl.program.checks import traffic
 from taccl.program.split import split_threadblocks, weight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+    from taccl.program.program import Program, RankProgram, Slot, Threadblock
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 
@@ -50,23 +50,12 @@ def dump_msccl_xml(
 ) -> str:
     """The text of the file.
 
-    Parameters
-    ----------
-    min_bytes, max_bytes : int
-        The sizes that the runtime uses the program for. It allocates ``max_bytes`` times the part that
-        scratch has of the buffer.
-    split : bool
-        Whether a threadblock of too many steps becomes several, which take turns: see
-        `taccl.program.split`. Each has a channel of its own.
-    name : str
-        Default: the program's; other characters than letters, digits, ``_``, ``.`` and ``-`` become ``-``.
-
-    Raises
-    ------
-    InputError
-        If the sizes are no range.
-    ExportError
-        If the format cannot hold the program: the limit, and how to lower the schedule within it.
+    - `min_bytes`, `max_bytes`: The sizes that the runtime uses the program for. It allocates ``max_bytes``
+      times the part that scratch has of the buffer.
+    - `split`: Whether a threadblock of too many steps becomes several, which take turns: see
+      `taccl.program.split`. Each has a channel of its own.
+    - `name`: Default: the program's; other characters than letters, digits, ``_``, ``.`` and ``-`` become
+      ``-``.
     """
     if not 0 <= min_bytes <= max_bytes:
         raise InputError(f"found {min_bytes} to {max_bytes} bytes; expected a range", where="min_bytes")
@@ -179,19 +168,11 @@ def _check_steps(r: int, t: int, threadblock: Threadblock) -> int:
 
 def _mirrored(program: Program) -> dict[tuple[int, int, int], tuple[Slot | None, Slot | None]]:
     """Of steps that send, or receive: the source of what comes, and where what goes is put."""
-    sent: dict[tuple[int, int, int], list[tuple[StepAddress, Step]]] = defaultdict(list)
-    received: dict[tuple[int, int, int], list[tuple[StepAddress, Step]]] = defaultdict(list)
-    for address, step in program.steps():
-        threadblock = program.ranks[address.rank].threadblocks[address.threadblock]
-        parts, channel = OPERATIONS[step.operation], threadblock.channel
-        if parts.sends and threadblock.send_to is not None:
-            sent[address.rank, threadblock.send_to, channel].append((address, step))
-        if parts.receives and threadblock.receive_from is not None:
-            received[threadblock.receive_from, address.rank, channel].append((address, step))
     sources: dict[tuple[int, int, int], Slot | None] = {}
     targets: dict[tuple[int, int, int], Slot | None] = {}
+    sent, received = traffic(program)
     for queue, ours in sent.items():
-        for (address, step), (other, theirs) in zip(ours, received.get(queue, ()), strict=False):
+        for (address, step), (other, theirs) in zip(ours, received[queue], strict=False):
             targets[address] = theirs.dst or theirs.src
             sources[other] = step.src or step.dst
     return {key: (sources.get(key), targets.get(key)) for key in {*sources, *targets}}

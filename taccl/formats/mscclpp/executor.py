@@ -4,7 +4,7 @@ It knows nothing of programs and schedules: what counts is what the executor mak
 threadblock has a first thread, which alone signals, waits and asks a NIC for something, and other threads,
 which copy and add together with it; they meet at ``nop`` only. A NIC works through the requests of its
 channel one after another, and nobody knows when, until a ``flush`` or a signal that it carries. Of each place
-of memory it is kept who touched it last and what they knew by then (`taccl.formats.mscclpp.clocks`), so that
+of memory it is kept who touched it last and what they knew by then (`Clocks`), so that
 two accesses that nothing orders are found however the run goes.
 
 Only what `taccl.formats.mscclpp.plan` writes can be run: other operations are named and refused.
@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.errors import FormatError
-from taccl.formats.mscclpp.clocks import Clocks
-from taccl.formats.mscclpp.memory import PlanMemory, packets
+from taccl.formats.mscclpp.memory import Clocks, PlanMemory, packets
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ OPERATIONS = (
     "sem_release",
 )  # fmt: skip
 
+#: Of operations that take packets: how many sources come before them.
+_FIRST_PACKET = {"upkt": 0, "repkt": 1}
 _MAX_OPERATIONS, _MAX_CHANNELS, _MAX_IDS = 64, 16, 16
 
 Op = dict[str, Any]
@@ -43,13 +44,8 @@ Op = dict[str, Any]
 class PlanRun:
     """What a run found.
 
-    Parameters
-    ----------
-    faults : tuple of str
-    num_operations : int
-        Operations that were run to their end.
-    outputs_checked : bool
-        Whether it is known what the outputs must be, and all ran.
+    - `num_operations`: Operations that were run to their end.
+    - `outputs_checked`: Whether it is known what the outputs must be, and all ran.
     """
 
     faults: tuple[str, ...]
@@ -70,15 +66,10 @@ def run_plan(
     Outputs are judged of ``allgather``, ``allreduce``, ``reducescatter``, ``alltoall``, ``broadcast`` and
     ``reduce``; of the last two from or to `root`.
 
-    Parameters
-    ----------
-    races : bool
-        Whether accesses that nothing orders are looked for, which takes most of the time.
+    - `races`: Whether accesses that nothing orders are looked for, which takes most of the time.
 
-    Raises
-    ------
-    FormatError
-        If the plan is none, goes beyond a limit of the executor, or has an operation that is not known here.
+    Raises `FormatError` if the plan is none, goes beyond a limit of the executor, or has an operation that is
+    not known here.
     """
     try:
         return _Machine(plan, np.random.default_rng(seed), races).run(root, max_faults)
@@ -124,10 +115,10 @@ class _Machine:
             for thread in self._threads(*block):
                 self._learn(thread, self._tell(users[block[0]]))
         self.actions = {
-            "nop": self._nop, "put": self._put, "ppkt": self._put_packets, "copy": self._copy,
-            "upkt": self._unpack, "re": self._reduce, "repkt": self._reduce_packets, "signal": self._signal,
-            "wait": self._wait, "flush": self._flush, "sem_acquire": self._acquire,
+            "nop": self._nop, "put": self._put, "ppkt": self._put_packets, "signal": self._signal,
+            "wait": self._wait, "flush": self._flush, "sem_acquire": self._wait,
             "sem_release": self._release,
+            **dict.fromkeys(("copy", "upkt", "re", "repkt"), self._combine),
         }  # fmt: skip
 
     def _join_channels(self) -> None:
@@ -152,10 +143,8 @@ class _Machine:
                 ops = self._ops(block)
                 while position[block] < len(ops) and self._ready(*block, ops[position[block]]):
                     op = ops[position[block]]
-                    self.memory.label = (
-                        f"operation {position[block]} ({op['name']}) of threadblock {block[1]} "
-                    )
-                    self.memory.label += f"of gpu {block[0]}"
+                    at = f"operation {position[block]} ({op['name']})"
+                    self.memory.label = f"{at} of threadblock {block[1]} of gpu {block[0]}"
                     self.actions[op["name"]](*block, op)
                     position[block] += 1
                     done += 1
@@ -207,12 +196,18 @@ class _Machine:
         return buffer["rank"], buffer["type"]
 
     def _ready(self, r: int, t: int, op: Op) -> bool:
-        if op["name"] == "wait":
-            return all(self._channel(r, t, op, i).inbound for i in range(len(op["channel_ids"])))
-        if op["name"] == "sem_acquire":
-            return all(self.semaphores[r][i] for i in op["semaphore_ids"])
-        awaited = {"upkt": op["src_buff"][:1], "repkt": op["src_buff"][1:]} if "src_buff" in op else {}
-        return all(p in self.memory.flags[r] for each in awaited.get(op["name"], ()) for p in packets(each))
+        if op["name"] in ("wait", "sem_acquire"):
+            return all(self._inboxes(r, t, op))
+        if op["name"] not in _FIRST_PACKET:
+            return True
+        arriving = op["src_buff"][_FIRST_PACKET[op["name"]] :]
+        return all(packet in self.memory.flags[r] for each in arriving for packet in packets(each))
+
+    def _inboxes(self, r: int, t: int, op: Op) -> list[deque[Any]]:
+        """Where an operation looks for signals: at its ends of channels, or in semaphores of its rank."""
+        if "semaphore_ids" in op:
+            return [self.semaphores[r][number] for number in op["semaphore_ids"]]
+        return [self._channel(r, t, op, i).inbound for i in range(len(op["channel_ids"]))]
 
     def _nop(self, r: int, t: int, _op: Op) -> None:
         if self.clocks is not None:
@@ -232,21 +227,17 @@ class _Machine:
             channel.other.inbound.append(self._tell(thread))
 
     def _wait(self, r: int, t: int, op: Op) -> None:
-        for i in range(len(op["channel_ids"])):
-            self._learn(self._threads(r, t)[min(i, 1)], self._channel(r, t, op, i).inbound.popleft())
+        for i, inbox in enumerate(self._inboxes(r, t, op)):
+            self._learn(self._threads(r, t)[min(i, 1)], inbox.popleft())
+
+    def _release(self, r: int, t: int, op: Op) -> None:
+        for i, inbox in enumerate(self._inboxes(r, t, op)):
+            inbox.append(self._tell(self._threads(r, t)[min(i, 1)]))
 
     def _flush(self, r: int, t: int, op: Op) -> None:
         # As many channels as there are destinations are flushed.
         for i in range(min(len(op["channel_ids"]), len(op.get("dst_buff", ())))):
             self._learn(self._threads(r, t)[min(i, 1)], self._tell(self._channel(r, t, op, i).nic))
-
-    def _release(self, r: int, t: int, op: Op) -> None:
-        for i, number in enumerate(op["semaphore_ids"]):
-            self.semaphores[r][number].append(self._tell(self._threads(r, t)[min(i, 1)]))
-
-    def _acquire(self, r: int, t: int, op: Op) -> None:
-        for i, number in enumerate(op["semaphore_ids"]):
-            self._learn(self._threads(r, t)[min(i, 1)], self.semaphores[r][number].popleft())
 
     def _put(self, r: int, t: int, op: Op) -> None:
         for i, (src, dst) in enumerate(zip(op["src_buff"], op["dst_buff"], strict=True)):
@@ -256,8 +247,8 @@ class _Machine:
                 self._learn(nic, self._tell(threads[min(i, 1)]))
                 threads = (nic,)
             peer, buffer = self._remote(r, t, op["channel_type"], dst["buffer_id"])
-            sources = self.memory.rows(r, r, src["type"], src)
-            self.memory.carry(sources, self.memory.rows(r, peer, buffer, dst), threads)
+            values = self._read(r, src, threads)
+            self.memory.put(values, self.memory.rows(r, peer, buffer, dst), threads)
 
     def _put_packets(self, r: int, t: int, op: Op) -> None:
         threads = self._threads(r, t)
@@ -266,33 +257,21 @@ class _Machine:
             if buffer != "s":
                 self.memory.faults.append(f"{self.memory.label}: packets go to {buffer}; expected s, scratch")
                 return
-            for place, number in zip(self.memory.rows(r, r, src["type"], src), packets(dst), strict=False):
-                self.memory.send_packet(peer, number, self.memory.read(place, threads), threads)
+            for value, number in zip(self._read(r, src, threads), packets(dst), strict=False):
+                self.memory.send_packet(peer, number, value, threads)
 
-    def _copy(self, r: int, t: int, op: Op) -> None:
-        (src,), (dst,) = op["src_buff"], op["dst_buff"]
-        sources = self.memory.rows(r, r, src["type"], src)
-        self.memory.carry(sources, self.memory.rows(r, r, dst["type"], dst), self._threads(r, t))
+    def _combine(self, r: int, t: int, op: Op) -> None:
+        """Put the sum of an operation's sources, chunks of the rank or packets, in their place."""
+        sources, (dst,), threads = op["src_buff"], op["dst_buff"], self._threads(r, t)
+        first = _FIRST_PACKET.get(op["name"], len(sources))
+        columns = [self._read(r, each, threads) for each in sources[:first]]
+        columns += [[self.memory.packet(r, packet) for packet in packets(each)] for each in sources[first:]]
+        sums = [sum(each) for each in zip(*columns, strict=False)]
+        self.memory.put(sums, self.memory.rows(r, r, dst["type"], dst), threads)
 
-    def _reduce(self, r: int, t: int, op: Op) -> None:
-        (dst,), threads = op["dst_buff"], self._threads(r, t)
-        columns = [self.memory.rows(r, r, src["type"], src) for src in op["src_buff"]]
-        targets = self.memory.rows(r, r, dst["type"], dst)
-        for places, target in zip(zip(*columns, strict=False), targets, strict=False):
-            self.memory.write(target, sum(self.memory.read(place, threads) for place in places), threads)
-
-    def _unpack(self, r: int, t: int, op: Op) -> None:
-        (src,), (dst,) = op["src_buff"], op["dst_buff"]
-        for number, place in zip(packets(src), self.memory.rows(r, r, dst["type"], dst), strict=False):
-            self.memory.write(place, self.memory.packet(r, number), self._threads(r, t))
-
-    def _reduce_packets(self, r: int, t: int, op: Op) -> None:
-        own, *arriving = op["src_buff"]
-        (dst,), threads = op["dst_buff"], self._threads(r, t)
-        sources, targets = (self.memory.rows(r, r, each["type"], each) for each in (own, dst))
-        for source, target, *numbers in zip(sources, targets, *map(packets, arriving), strict=False):
-            value = self.memory.read(source, threads)
-            self.memory.write(target, value + sum(self.memory.packet(r, p) for p in numbers), threads)
+    def _read(self, r: int, chunks: Op, threads: tuple[int, ...]) -> list[Any]:
+        """What is in neighbouring chunks of the rank itself."""
+        return [self.memory.read(place, threads) for place in self.memory.rows(r, r, chunks["type"], chunks)]
 
     def _end(self) -> None:
         """The next call finds everything as this one did."""

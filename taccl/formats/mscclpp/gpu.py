@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taccl.formats.mscclpp.messages import Messages
-    from taccl.program.checks import Queue
-    from taccl.program.program import Program, Step
+    from taccl.program.program import Program, Queue, Step
 
 __all__ = ["PlanGpu"]
 

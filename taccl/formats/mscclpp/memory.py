@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.formats.mscclpp.clocks import Clocks
-
-__all__ = ["PlanMemory", "packets"]
+__all__ = ["Clocks", "PlanMemory", "packets"]
 
 _CHUNKS = {"i": "input_chunks", "o": "output_chunks", "s": "scratch_chunks"}
 #: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.
@@ -39,6 +37,65 @@ class _Place(NamedTuple):
 def packets(chunks: Mapping[str, Any]) -> range:
     """The numbers of the packets that an operation names; packet p lies where chunks 2p and 2p + 1 would."""
     return range(chunks["index"], chunks["index"] + chunks["size"])
+
+
+class Clocks:
+    """Who knows what of whom: vector clocks of all threads, and the last accesses to every place.
+
+    Every thread counts what it did. A thread that waits for another learns what that one knew when it told of
+    itself. Two accesses to one place, one of them a write, are in order if whoever came later knew of the
+    earlier; see Flanagan and Freund, FastTrack (PLDI 2009).
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._known = np.zeros((num_threads, num_threads), dtype=np.int32)
+        np.fill_diagonal(self._known, 1)
+        # The last writers of a place as (thread, count), and those who read since; with what did it.
+        self._written: dict[_Place, tuple[tuple[tuple[int, int], ...], str]] = {}
+        self._read: dict[_Place, dict[int, tuple[int, str]]] = {}
+
+    def snapshot(self, thread: int) -> NDArray[np.int32]:
+        """What a thread knows now; what it does from here on is later than that."""
+        known: NDArray[np.int32] = self._known[thread].copy()
+        self._known[thread, thread] += 1
+        return known
+
+    def join(self, thread: int, known: NDArray[np.int32]) -> None:
+        """A thread learns what another knew."""
+        np.maximum(self._known[thread], known, out=self._known[thread])
+
+    def meet(self, threads: tuple[int, ...]) -> None:
+        """Threads wait for each other."""
+        for known in [self.snapshot(thread) for thread in threads]:
+            for thread in threads:
+                self.join(thread, known)
+
+    def access(self, place: _Place, threads: tuple[int, ...], label: str, *, writes: bool) -> str:
+        """Note an access by several threads, each perhaps to all of the place; returns what races with it.
+
+        The accesses of one operation do not race with each other.
+        """
+        writers, by = self._written.get(place, ((), ""))
+        readers = self._read.pop(place, {})
+        earlier = [(thread, count, by) for thread, count in writers]
+        if writes:
+            earlier += [(reader, count, reading) for reader, (count, reading) in readers.items()]
+        now = [(thread, int(self._known[thread, thread])) for thread in threads]
+        if writes:
+            self._written[place] = (tuple(now), label)
+        else:
+            self._read[place] = readers | {thread: (count, label) for thread, count in now}
+        clashes = (
+            what
+            for thread in threads
+            for other, count, what in earlier
+            if what != label and self._known[thread, other] < count
+        )
+        return next(clashes, "")
+
+    def touched(self, rank: int) -> list[_Place]:
+        """Every place of a rank that was accessed."""
+        return [place for place in {**self._written, **self._read} if place.rank == rank]
 
 
 class PlanMemory:
@@ -77,7 +134,8 @@ class PlanMemory:
                 for name, rows in memory.items():
                     # Packets of two calls lie in two halves of the scratch: nothing is left there.
                     for index in range(0 if self.packed and name == "s" else len(rows)):
-                        clocks.write(_Place(r, name, index), (users[r],), f"the user of gpu {r}")
+                        place = _Place(r, name, index)
+                        clocks.access(place, (users[r],), f"the user of gpu {r}", writes=True)
 
     def _offsets(self, r: int, gpu: Mapping[str, Any]) -> tuple[int, int]:
         """Where input and output begin in the user's array."""
@@ -115,26 +173,23 @@ class PlanMemory:
 
     def read(self, place: _Place, threads: tuple[int, ...]) -> Any:
         """A chunk, read by threads."""
-        if self.clocks is not None:
-            self._note(self.clocks.read(place, threads, self.label))
+        self._note(place, threads, writes=False)
         return self.arrays[place.rank][place.memory][place.slot].copy()
 
     def write(self, place: _Place, value: Any, threads: tuple[int, ...]) -> None:
         """A chunk, written by threads."""
-        if self.clocks is not None:
-            self._note(self.clocks.write(place, threads, self.label))
+        self._note(place, threads, writes=True)
         memory = self.arrays[place.rank][place.memory]
         if place.slot >= len(memory):
             self.faults.append(f"{self.label}: writes past the memory of gpu {place.rank}")
             return
         memory[place.slot] = value
 
-    def carry(self, sources: list[_Place], targets: list[_Place], threads: tuple[int, ...]) -> None:
-        """Copy chunks from some places to others."""
-        if len(sources) != len(targets):
-            self.faults.append(f"{self.label}: {len(sources)} chunks go to {len(targets)}")
+    def put(self, values: list[Any], targets: list[_Place], threads: tuple[int, ...]) -> None:
+        """Write chunks to as many places."""
+        if len(values) != len(targets):
+            self.faults.append(f"{self.label}: {len(values)} chunks go to {len(targets)}")
             return
-        values = [self.read(place, threads) for place in sources]
         for place, value in zip(targets, values, strict=True):
             self.write(place, value, threads)
 
@@ -158,7 +213,7 @@ class PlanMemory:
             self.label = f"the user of gpu {r}, who goes on"
             for place in self.clocks.touched(r):
                 if not (self.packed and place.memory == "s"):
-                    self._note(self.clocks.write(place, (user,), self.label))
+                    self._note(place, (user,), writes=True)
 
     def check_outputs(self, root: int) -> bool:
         """Whether it is known what the outputs must be; faults where they are not."""
@@ -188,6 +243,7 @@ class PlanMemory:
         mine = whole[:, r * part : (r + 1) * part]
         return mine.sum(axis=0) if self.collective == "reducescatter" else mine.reshape(-1, _ELEMENTS)
 
-    def _note(self, other: str) -> None:
+    def _note(self, place: _Place, threads: tuple[int, ...], *, writes: bool) -> None:
+        other = "" if self.clocks is None else self.clocks.access(place, threads, self.label, writes=writes)
         if other:
             self.faults.append(f"race: nothing orders {self.label} and {other}")

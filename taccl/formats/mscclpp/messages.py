@@ -31,21 +31,16 @@ __all__ = ["Messages", "place_messages"]
 class Messages:
     """The parcels of a program, and what their ranks do with them.
 
-    Parameters
-    ----------
-    received, sent : dict of step to parcels
-    landing : dict of step to Slot
-        Where a receiving step's chunks land; a packet's number in the scratch of packets, under LL.
-    sums : dict of step to Slot
-        Where a step that sends on what it adds up, and keeps it nowhere, adds it up.
-    crowded : set of Parcel
-        Those that land where something was before.
-    opening : dict of (rank, threadblock) to parcels
-        The first parcels of the queues that a threadblock receives from, where they may land at once.
-    awaiting : set of Parcel
-        Both: those whose send waits for a signal that says there is room.
-    scratch_chunks : int
-        Of every rank, with the program's own.
+    - `received`, `sent` (dict of step to parcels)
+    - `landing` (dict of step to Slot): Where a receiving step's chunks land; a packet's number in the scratch
+      of packets, under LL.
+    - `sums` (dict of step to Slot): Where a step that sends on what it adds up, and keeps it nowhere, adds it
+      up.
+    - `crowded`: Those that land where something was before.
+    - `opening` (dict of (rank, threadblock) to parcels): The first parcels of the queues that a threadblock
+      receives from, where they may land at once.
+    - `awaiting`: Both: those whose send waits for a signal that says there is room.
+    - `scratch_chunks`: Of every rank, with the program's own.
     """
 
     layouts: tuple[RankLayout, ...]
@@ -62,10 +57,7 @@ class Messages:
 def place_messages(program: Program, *, packets: bool) -> Messages:
     """Follow a program in an order in which it can run, and find every message its place.
 
-    Raises
-    ------
-    InputError
-        If the program cannot run to its end.
+    Raises `InputError` if the program cannot run to its end.
     """
     parcels = match(program)
     received: dict[StepAddress, list[Parcel]] = defaultdict(list)
@@ -81,7 +73,7 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
     crowded: set[Parcel] = set()
     used: list[set[Slot]] = [set() for _ in program.ranks]
     for address in running_order(program, parcels):
-        rank, step = address.rank, _step(program, address)
+        rank, step = address.rank, program.step(address)
         if received[address]:
             if step.operation == "receive-reduce-send" and packets:
                 sums[address] = Slot("scratch", staged[rank])
@@ -151,7 +143,3 @@ def _crowded(parcels: list[Parcel], landing: Slot, used: set[Slot]) -> set[Parce
 
 def _range(first: Slot, count: int) -> set[Slot]:
     return {Slot(first.buffer, first.offset + i) for i in range(count)}
-
-
-def _step(program: Program, address: StepAddress) -> Step:
-    return program.ranks[address.rank].threadblocks[address.threadblock].steps[address.step]

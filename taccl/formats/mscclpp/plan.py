@@ -66,20 +66,10 @@ def save_mscclpp_plan(
 ) -> tuple[Path, ...]:
     """Write the plan, and with `register` the Python that registers it; returns the files written.
 
-    Parameters
-    ----------
-    register : bool
-        Whether a module is written beside the plan, ``NAME_register.py``, which makes the plan known to
-        MSCCL++ and chooses it where it fits: see `taccl.formats.mscclpp.registration`.
-    min_bytes, max_bytes, ranks_per_node, num_threads_per_block, max_threadblocks, split, name
-        See `build_mscclpp_plan`.
-
-    Raises
-    ------
-    InputError
-        As `build_mscclpp_plan`; or if a file exists and `overwrite` is False, or cannot be written.
-    ExportError
-        As `build_mscclpp_plan`.
+    - `register`: Whether a module is written beside the plan, ``NAME_register.py``, which makes the plan
+      known to MSCCL++ and chooses it where it fits: see `taccl.formats.mscclpp.registration`.
+    - `min_bytes`, `max_bytes`, `ranks_per_node`, `num_threads_per_block`, `max_threadblocks`, `split`,
+      `name`: See `build_mscclpp_plan`.
     """
     target = Path(path)
     stem = re.sub(r"\W", "_", target.name.removesuffix(".json").removesuffix(".plan"))
@@ -120,29 +110,15 @@ def build_mscclpp_plan(
 ) -> dict[str, Any]:
     """The plan as plain values, run once to see that it works.
 
-    Parameters
-    ----------
-    min_bytes, max_bytes : int
-        The sizes that the plan is for, of the larger of a rank's two buffers; default: as large as the
-        executor's 32-bit offsets reach.
-    ranks_per_node : int, optional
-        Default: as the topology says that the program was lowered for.
-    num_threads_per_block : int
-        Threads of each threadblock, a multiple of 32.
-    max_threadblocks : int
-        As many as surely run at once: a threadblock that never begins makes others wait forever. With 1024
-        threads that is one for each of the GPU's multiprocessors; default: those of a V100.
-    split : bool
-        Whether a threadblock of more operations than the executor holds becomes several, which take turns.
-    name : str
-        Default: the program's. MSCCL++ keeps plans by name: give every plan its own.
-
-    Raises
-    ------
-    InputError
-        If an option is out of range, or the program cannot run.
-    ExportError
-        If MSCCL++ cannot hold the program: the limit, and what helps.
+    - `min_bytes`, `max_bytes`: The sizes that the plan is for, of the larger of a rank's two buffers;
+      default: as large as the executor's 32-bit offsets reach.
+    - `ranks_per_node`: Default: as the topology says that the program was lowered for.
+    - `num_threads_per_block`: Threads of each threadblock, a multiple of 32.
+    - `max_threadblocks`: As many as surely run at once: a threadblock that never begins makes others wait
+      forever. With 1024 threads that is one for each of the GPU's multiprocessors; default: those of a V100.
+    - `split`: Whether a threadblock of more operations than the executor holds becomes several, which take
+      turns.
+    - `name`: Default: the program's. MSCCL++ keeps plans by name: give every plan its own.
     """
     nodes = _nodes(program, ranks_per_node)
     if num_threads_per_block % 32 or not 32 <= num_threads_per_block <= _MAX_THREADS:

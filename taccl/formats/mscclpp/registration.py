@@ -80,20 +80,11 @@ def registration_snippet(
 ) -> str:
     """The text of a Python module that registers plans and installs a selector.
 
-    Parameters
-    ----------
-    plans : mapping of file name to plan
-        As `taccl.formats.mscclpp.plan.build_mscclpp_plan` made them, or as JSON reads them; the files are
-        looked for beside the module. Of several that fit a call, the first is taken.
-    ranks_per_node : int
-        0: any number.
-    module : str
-        What the module is to be called.
-
-    Raises
-    ------
-    InputError
-        If there is no plan, two have one name, or there is none of that shape.
+    - `plans` (mapping of file name to plan): As `taccl.formats.mscclpp.plan.build_mscclpp_plan` made them, or
+      as JSON reads them; the files are looked for beside the module. Of several that fit a call, the first is
+      taken.
+    - `ranks_per_node`: 0: any number.
+    - `module`: What the module is to be called.
     """
     if not plans:
         raise InputError("found no plan; expected at least one", where="plans")

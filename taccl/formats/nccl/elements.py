@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.arguments import quoted
-from taccl.errors import FormatError
 from taccl.formats.nccl.server import Nic, Part
 from taccl.topology.parts import beta_of_bandwidth
 
@@ -59,67 +58,49 @@ class Gpu:
         return [link for gpu in self.element.all("gpu") for link in gpu.all("nvlink")]
 
 
-@dataclass(slots=True)
-class System:
-    """What a file holds, in its order; notes are sentences on what was assumed."""
-
-    parts: list[Part] = field(default_factory=list)
-    gpus: list[Gpu] = field(default_factory=list)
-    nics: list[Nic] = field(default_factory=list)
-    latency_us: Fraction = Fraction(0)
-    notes: list[str] = field(default_factory=list)
-
-
-def read_system(top: Element, where: str, given: Given) -> System:
+def read_system(top: Element, given: Given) -> System:
     """The parts, GPUs and NICs in the ``<system>`` element.
 
-    Raises
-    ------
-    FormatError
-        If an element lacks what no argument supplies, or has a value that cannot be read; file, line and
-        element are named.
+    Raises `FormatError` if an element lacks what no argument supplies, or has a value that cannot be read.
     """
-    reader = _Reader(where, given)
+    system = System(given)
     cpus = top.all("cpu")
     hosts = {cpu.attributes.get("host_hash", "") for cpu in cpus}
     if len(hosts) > 1:
-        raise FormatError(
+        raise top.error(
             f"found CPUs of {len(hosts)} hosts (host_hash); expected one; keep the <cpu> elements of one "
-            "host, and say nodes= for more of its kind",
-            where=top.place(where),
+            "host, and say nodes= for more of its kind"
         )
     for number, cpu in enumerate(cpus):
-        reader.add_cpu(cpu, number)
-    reader.finish(top)
-    return reader.system
+        system.add_cpu(cpu, number)
+    system.finish(top)
+    return system
 
 
-def whole(element: Element, name: str, where: str, default: int | None = None) -> int:
+def whole(element: Element, name: str, default: int | None = None) -> int:
     """The whole number in an attribute, or `default` where it is missing or empty.
 
-    Raises
-    ------
-    FormatError
-        If it is no whole number, or missing without a default.
+    Raises `FormatError` if it is no whole number, or missing without a default.
     """
     text = element.attributes.get(name, "").strip()
     if not text and default is not None:
         return default
     if not re.fullmatch(r"-?\d{1,9}", text):
         found = f"{name}={quoted(text)}" if text else f"no {name}"
-        raise FormatError(
-            f"found {found}; expected a whole number; correct the attribute", where=element.place(where)
-        )
+        raise element.error(f"found {found}; expected a whole number; correct the attribute")
     return int(text)
 
 
 @dataclass(slots=True)
-class _Reader:
-    """A walk through the elements: what was found, and what must be said about it at the end."""
+class System:
+    """What a file holds, in its order, and a walk through its elements; notes say what was assumed."""
 
-    where: str
     given: Given
-    system: System = field(default_factory=System)
+    parts: list[Part] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    nics: list[Nic] = field(default_factory=list)
+    latency_us: Fraction = Fraction(0)
+    notes: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
     unknown: list[Element] = field(default_factory=list)
@@ -128,16 +109,16 @@ class _Reader:
 
     def add_cpu(self, cpu: Element, number: int) -> None:
         """A CPU, and everything below it."""
-        name = f"CPU {whole(cpu, 'numaid', self.where, number)}"
+        name = f"CPU {whole(cpu, 'numaid', number)}"
         self._once(name, cpu)
         beta, why = self.given.cpu_beta, "as given"
         if beta is None:
-            rate, why = _cpu_rate(cpu, self.where)
-            beta = None if rate is None else beta_of_bandwidth(rate)
+            rate, why = _cpu_rate(cpu)
+            beta = rate and beta_of_bandwidth(rate)
         said = "no known limit" if beta is None else f"{float(1000 / beta):g} GB/s"
         self.assumed[f"{said} from a CPU to each other CPU ({why})"] += 1
-        self.system.parts.append(Part(name, None, beta))
-        self._below(cpu, len(self.system.parts) - 1, None)
+        self.parts.append(Part(name, None, beta))
+        self._below(cpu, len(self.parts) - 1, None)
 
     def _below(self, element: Element, part: int, slot_beta: Fraction | None) -> None:
         for child in element.children:
@@ -152,10 +133,7 @@ class _Reader:
     def _add_device(self, pci: Element, parent: int) -> None:
         busid = pci.attributes.get("busid", "").strip().lower()
         if not busid or len(busid) > 32:
-            raise FormatError(
-                f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it",
-                where=pci.place(self.where),
-            )
+            raise pci.error(f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it")
         self._once(busid, pci)
         kind = self._kind(pci, busid)
         if kind is None:
@@ -164,8 +142,8 @@ class _Reader:
         if kind == _NVSWITCH:
             return
         beta = self.given.pcie_beta or self._pcie_beta(pci)
-        part = len(self.system.parts)
-        self.system.parts.append(Part(f"{kind} {busid}", parent, beta))
+        part = len(self.parts)
+        self.parts.append(Part(f"{kind} {busid}", parent, beta))
         if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
             self._add_gpu(pci, part, busid)
         nets = [net for nic in pci.all("nic") for net in nic.all("net")]
@@ -192,24 +170,20 @@ class _Reader:
     def _add_gpu(self, pci: Element, part: int, busid: str) -> None:
         gpus = pci.all("gpu")
         if len(gpus) > 1:
-            raise FormatError(
-                f"found {len(gpus)} <gpu> in one device; expected one; keep one", where=pci.place(self.where)
-            )
+            raise pci.error(f"found {len(gpus)} <gpu> in one device; expected one; keep one")
         rank, sm = -1, -1
         if gpus:
-            rank, sm = whole(gpus[0], "rank", self.where, -1), whole(gpus[0], "sm", self.where, -1)
+            rank, sm = whole(gpus[0], "rank", -1), whole(gpus[0], "sm", -1)
             self.passed |= {child.tag for child in gpus[0].children if child.tag != "nvlink"}
-        self.system.gpus.append(
-            Gpu(part, busid, None if rank < 0 else rank, None if sm < 0 else sm, pci)
-        )  # fmt: skip
+        self.gpus.append(Gpu(part, busid, None if rank < 0 else rank, None if sm < 0 else sm, pci))
 
     def _add_nic(self, element: Element, part: int, name: str, slot_beta: Fraction | None) -> None:
-        busid = self.system.parts[part].name.rpartition(" ")[2]
+        busid = self.parts[part].name.rpartition(" ")[2]
         if not self._wanted(name, self.given.nics, "NICs", busid):
             return
         beta = self.given.nic_beta
         if beta is None and element.attributes.get("speed", "").strip():
-            rate = whole(element, "speed", self.where)
+            rate = whole(element, "speed")
             if rate <= 0:  # NCCL's way with network devices that do not know their speed
                 rate = _MBIT_PER_S_UNKNOWN
                 self.assumed[f"{rate} Mbit/s for a NIC without a speed"] += 1
@@ -220,27 +194,20 @@ class _Reader:
                 "the rate of its PCIe link for a NIC without a speed (nic_gb_per_s= says another)"
             ] += 1
         if beta is None:
-            raise FormatError(
+            raise element.error(
                 f"found NIC {name[:40]} without a speed; expected one in Mbit/s; add it, or give "
-                "nic_gb_per_s=",
-                where=element.place(self.where),
+                "nic_gb_per_s="
             )
-        self.system.latency_us = max(self.system.latency_us, self._latency(element))
-        self._check_number()
-        self.system.nics.append(
-            Nic(f"{name} #{len(self.system.nics)}" if self._is_taken(name) else name, part, beta)
-        )
-
-    def _is_taken(self, name: str) -> bool:
-        return any(nic.name == name for nic in self.system.nics)
+        self.latency_us = max(self.latency_us, self._latency(element))
+        self._check_number(element)
+        if any(nic.name == name for nic in self.nics):
+            name = f"{name} #{len(self.nics)}"
+        self.nics.append(Nic(name, part, beta))
 
     def _latency(self, net: Element) -> Fraction:
         text = net.attributes.get("latency", "").strip() or "0"
         if not re.fullmatch(r"\d{1,9}(\.\d{1,12})?", text):
-            raise FormatError(
-                f"found latency={quoted(text)}; expected microseconds; correct it",
-                where=net.place(self.where),
-            )
+            raise net.error(f"found latency={quoted(text)}; expected microseconds; correct it")
         return Fraction(text)
 
     def _wanted(self, name: str, given: tuple[str, ...] | None, kind: str, other: str = "") -> bool:
@@ -253,26 +220,21 @@ class _Reader:
 
     def _once(self, name: str, element: Element) -> None:
         if name in self.seen:
-            raise FormatError(
-                f"found {name[:40]} twice; expected it once; correct one", where=element.place(self.where)
-            )
+            raise element.error(f"found {name[:40]} twice; expected it once; correct one")
         self.seen.add(name)
-        self._check_number()
+        self._check_number(element)
 
-    def _check_number(self) -> None:
-        if len(self.seen) + len(self.system.nics) > _MAX_DEVICES:
-            raise FormatError(
-                f"found more than {_MAX_DEVICES} devices; expected those of one server; take the rest out",
-                where=self.where,
+    def _check_number(self, element: Element) -> None:
+        if len(self.seen) + len(self.nics) > _MAX_DEVICES:
+            raise element.error(
+                f"found more than {_MAX_DEVICES} devices; expected those of one server; take the rest out"
             )
 
     def _pcie_beta(self, pci: Element) -> Fraction:
         """From lanes and rate; where the file lacks one, as NCCL assumes."""
-        lanes = whole(pci, "link_width", self.where, 0)
+        lanes = whole(pci, "link_width", 0)
         if not 0 <= lanes <= 64:
-            raise FormatError(
-                f"found link_width={lanes}; expected 0 to 64 lanes; correct it", where=pci.place(self.where)
-            )
+            raise pci.error(f"found link_width={lanes}; expected 0 to 64 lanes; correct it")
         match = _SPEED.match(pci.attributes.get("link_speed", "").strip())
         units = _PCIE_UNITS.get(match[1] + (match[2] or "")) if match else None
         if not lanes or units is None:
@@ -288,52 +250,44 @@ class _Reader:
         for argument, given in (("gpus", self.given.gpus), ("nics", self.given.nics)):
             missing = sorted(set(given or ()) - self.named)
             if missing:
-                raise FormatError(
+                raise top.error(
                     f"found no device {missing[0][:40]}, which {argument}= names; give bus ids as the file "
-                    "writes them",
-                    where=top.place(self.where),
+                    "writes them"
                 )
-        if not self.system.gpus:
+        if not self.gpus:
             lacking = f", and {len(self.unknown)} devices without a class ({names}{more})" if names else ""
-            raise FormatError(
+            raise top.error(
                 f"found no GPU{lacking}; expected devices of class 0x03...; name them by bus id: gpus=[...], "
-                "and NICs by nics=[...]",
-                where=top.place(self.where),
+                "and NICs by nics=[...]"
             )
         if self.unknown:
             self.assumed[
                 f"that {len(self.unknown)} devices without a class are of no use ({names}{more})"
             ] += 1
-        notes = self.system.notes
-        notes += [
-            f"assumed {what}, {count} times" if count > 1 else f"assumed {what}"
-            for what, count in self.assumed.items()
-        ]
+        for what, count in self.assumed.items():
+            self.notes.append(f"assumed {what}, {count} times" if count > 1 else f"assumed {what}")
         if self.passed:
-            notes.append(
-                "elements that are not read: " + ", ".join(sorted(tag[:20] for tag in self.passed)[:8])
-            )
+            passed = ", ".join(sorted(tag[:20] for tag in self.passed)[:8])
+            self.notes.append(f"elements that are not read: {passed}")
 
 
 def _net_name(net: Element) -> str:
     return net.attributes.get("name", "").strip()[:60] or f"net {net.attributes.get('dev', '?')[:20]}"
 
 
-def _cpu_rate(cpu: Element, where: str) -> tuple[Fraction | None, str]:
+def _cpu_rate(cpu: Element) -> tuple[Fraction | None, str]:
     """GB/s from a CPU to another, and which kind of CPU that is for; None where the kind is not known."""
-    arch, vendor = cpu.attributes.get("arch", ""), cpu.attributes.get("vendor", "")
-    family, model = (whole(cpu, name, where, 0) for name in ("familyid", "modelid"))
-    if arch == "ppc64":
-        return Fraction(32), "POWER"
-    if arch == "arm64":
-        return Fraction(6), "Arm"
-    if arch == "x86_64" and vendor == "GenuineIntel":
+    kind = cpu.attributes.get("arch", ""), cpu.attributes.get("vendor", "")
+    family, model = (whole(cpu, name, 0) for name in ("familyid", "modelid"))
+    if kind[0] in ("ppc64", "arm64"):
+        return (Fraction(32), "POWER") if kind[0] == "ppc64" else (Fraction(6), "Arm")
+    if kind == ("x86_64", "GenuineIntel"):
         return Fraction(_intel_rate(family, model)), f"Intel, family {family}, model {model}"
-    if arch == "x86_64" and vendor == "AuthenticAMD":
+    if kind == ("x86_64", "AuthenticAMD"):
         # Second numbers: what earlier NCCLs wrote for the same families.
         rate = 32 if family in (26, 0xBF) else 24 if family in (25, 0xAF) else 16
         return Fraction(rate), f"AMD, family {family}"
-    if arch == "x86_64" and vendor in ("CentaurHauls", "  Shanghai  "):
+    if kind in (("x86_64", "CentaurHauls"), ("x86_64", "  Shanghai  ")):
         return Fraction(9 if (family, model) == (7, 0x5B) else 6), "Zhaoxin"
     return None, "the file does not say the CPU; cpu_gb_per_s= sets a limit"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +29,7 @@ from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, exact_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from fractions import Fraction
 
     from taccl.formats.nccl.server import AlphaMeaning, Number, PcieUse
@@ -68,40 +69,20 @@ def load_nvidia_smi(
 
     Bandwidths are of each direction, in 10**9 bytes a second.
 
-    Parameters
-    ----------
-    nodes : int
-        Number of such servers.
-    nics : sequence of str, optional
-        Names of the devices that count as NICs, as the matrix or its legend has them; by default all.
-    nvlink_joins : {"auto", "pairs", "switch"}
-        Whether NVLinks join GPUs pair by pair or through NVSwitch, which the matrix shows alike. By default
-        it is NVSwitch where all of three or more GPUs have equal cells that add up to more than 18.
-    nvlink_gb_per_s : number
-        Of one NVLink; 25 is that of V100, A100 and H100.
-    pcie : {"where-needed", "always"}
-        PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or always.
-    pcie_gb_per_s : number
-        Of every PCIe link; 12 is about that of 16 lanes of PCIe 3.
-    cpu_gb_per_s : number, optional
-        Between two CPUs; by default they limit nothing.
-    nic_gb_per_s : number, optional
-        Of every NIC; required for more than one node.
-    rails : bool
-        With rails, a rank talks across nodes to the ranks of its own local rank only.
-    intranode_alpha_us, internode_alpha_us : number
-        Latency of links.
-    alpha_meaning : {"occupies", "pipelined"}
-        Whether a link stays busy during its alpha.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
-    FormatError
-        If it has no such matrix, or one that does not add up; file, line and device are named.
-    TopologyError
-        If an argument cannot be used.
+    - `nodes`: Number of such servers.
+    - `nics`: Names of the devices that count as NICs, as the matrix or its legend has them; by default all.
+    - `nvlink_joins`: Whether NVLinks join GPUs pair by pair or through NVSwitch, which the matrix shows
+      alike. By default it is NVSwitch where all of three or more GPUs have equal cells that add up to more
+      than 18.
+    - `nvlink_gb_per_s`: Of one NVLink; 25 is that of V100, A100 and H100.
+    - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
+      always.
+    - `pcie_gb_per_s`: Of every PCIe link; 12 is about that of 16 lanes of PCIe 3.
+    - `cpu_gb_per_s`: Between two CPUs; by default they limit nothing.
+    - `nic_gb_per_s`: Of every NIC; required for more than one node.
+    - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
+    - `intranode_alpha_us`, `internode_alpha_us`: Latency of links.
+    - `alpha_meaning`: Whether a link stays busy during its alpha.
     """
     where = os.fspath(path)
     matrix = _read_matrix(read_text(path, MAX_FILE_BYTES), where)
@@ -159,15 +140,15 @@ class _Matrix:
 
     def groups(self, kinds: set[str]) -> list[set[str]]:
         """Devices that cells of these kinds join, directly or by way of others; in the order of columns."""
-        groups: list[set[str]] = []
-        for device in self.devices:
-            near = {device} | {other for other in self.devices if self.cells[device, other] in kinds}
-            if kinds == _ONE_CPU and device in self.affinity:
-                near |= {other for other, cpus in self.affinity.items() if cpus == self.affinity[device]}
-            for group in [group for group in groups if group & near]:
-                near |= group
-                groups.remove(group)
-            groups.append(near)
+        import networkx
+
+        near = networkx.Graph([pair for pair, cell in self.cells.items() if cell in kinds])
+        near.add_nodes_from(self.devices)
+        if kinds == _ONE_CPU:
+            near.add_edges_from(
+                (a, b) for (a, cpus), (b, other) in permutations(self.affinity.items(), 2) if cpus == other
+            )
+        groups = networkx.connected_components(near)
         return sorted(groups, key=lambda group: min(map(self.devices.index, group)))
 
 
@@ -280,6 +261,8 @@ def _nvlinks(
         raise TopologyError(
             f"found {quoted(joins)}; expected 'auto', 'pairs' or 'switch'", where="nvlink_joins"
         )
+    import networkx
+
     gpus = matrix.gpus
     count: dict[tuple[int, int], int] = {}
     for a, gpu in enumerate(gpus):
@@ -287,7 +270,8 @@ def _nvlinks(
             if match := _NVLINK.match(matrix.cells[gpu, gpus[b]]):
                 count[a, b] = int(match[1])
     switches = []
-    for ranks in _components(len(gpus), count):
+    for group in sorted(map(sorted, networkx.connected_components(networkx.Graph(count)))):
+        ranks: list[int] = group
         pairs = [(a, b) for a in ranks for b in ranks if a < b]
         counts = {count.get(pair, 0) for pair in pairs}
         most = max(sum(count.get((min(a, b), max(a, b)), 0) for b in ranks) for a in ranks)
@@ -304,14 +288,3 @@ def _nvlinks(
         for pair in pairs:
             del count[pair]
     return count, tuple(switches)
-
-
-def _components(num_ranks: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Ranks that the pairs join, directly or by way of others: groups of at least two."""
-    group = list(range(num_ranks))
-    for a, b in pairs:
-        old, new = group[b], group[a]
-        if old != new:
-            group = [new if each == old else each for each in group]
-    members = ([rank for rank in range(num_ranks) if group[rank] == each] for each in dict.fromkeys(group))
-    return [ranks for ranks in members if len(ranks) > 1]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     Number = int | float | str | Fraction
     AlphaMeaning = Literal["occupies", "pipelined"]
     PcieUse = Literal["where-needed", "always"]
+    #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
+    Step = tuple[str, Fraction, Side]
 
 __all__ = ["INTERNODE_ALPHA_US", "INTRANODE_ALPHA_US", "Nic", "Part", "Server", "Wiring", "build_servers"]
 
@@ -67,14 +69,10 @@ class Nic:
 class Server:
     """One node: its tree of PCIe, the part that each local rank is, and what joins them.
 
-    Parameters
-    ----------
-    nvlinks : mapping of (int, int) to int
-        NVLinks between two local ranks, the lower rank first.
-    switches : tuple of (tuple of int, int)
-        Local ranks that an NVSwitch joins, and NVLinks of each into it.
-    nvlink_beta_us_per_mb : Fraction
-        Of one NVLink.
+    - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
+    - `switches` (tuple of (tuple of int, int)): Local ranks that an NVSwitch joins, and NVLinks of each into
+      it.
+    - `nvlink_beta_us_per_mb`: Of one NVLink.
     """
 
     name: str
@@ -105,11 +103,8 @@ class Wiring:
 def build_servers(server: Server, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
     """The topology of ``wiring.nodes`` equal servers.
 
-    Raises
-    ------
-    TopologyError
-        If `nodes` is no positive whole number, `pcie` is not known, nodes are to be joined without a NIC, or
-        there are too many links.
+    Raises `TopologyError` if `nodes` is no positive whole number, `pcie` is not known, nodes are to be joined
+    without a NIC, or there are too many links.
     """
     size, nodes = len(server.gpus), check_count(wiring.nodes, where="nodes")
     if wiring.pcie not in ("where-needed", "always"):
@@ -144,8 +139,14 @@ class _Shared:
 
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
 
-    def hold(self, link: int, name: str, beta_us_per_mb: Fraction, side: Side) -> None:
-        self.holds[name][link] = (beta_us_per_mb, side)
+    def add_link(
+        self, builder: TopologyBuilder, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[Step]
+    ) -> None:
+        """Add a link that is as slow as the slowest of its steps, and holds each of them."""
+        slowest = max(beta for _, beta, _ in steps)
+        link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=slowest, name=name)
+        for step, beta, side in steps:
+            self.holds[step][link] = (beta, side)
 
     def add_to(self, builder: TopologyBuilder) -> None:
         """Add the resources that say something: several links hold them, and no other one implies them.
@@ -178,17 +179,12 @@ def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tup
 
 def _pairs_by_pcie(server: Server, pcie: PcieUse) -> list[tuple[int, int]]:
     """Pairs of local ranks that PCIe joins: those that NVLink leaves apart, where that matters."""
+    import networkx
+
     ranks, joined = range(len(server.gpus)), server.nvlink_pairs()
-    beside: dict[int, set[int]] = defaultdict(set)
-    for a, b in joined:
-        beside[a].add(b)
-        beside[b].add(a)
-    reached, waiting = {0}, [0]
-    while waiting:
-        found = beside[waiting.pop()] - reached
-        reached |= found
-        waiting += found
-    if len(reached) == len(ranks) and pcie == "where-needed":
+    nvlink = networkx.Graph(joined)
+    nvlink.add_nodes_from(ranks)
+    if networkx.is_connected(nvlink) and pcie == "where-needed":
         return []
     return [pair for pair in combinations(ranks, 2) if pair not in joined]
 
@@ -217,12 +213,8 @@ def _add_node(
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
             steps = _steps(server, server.gpus[src], server.gpus[dst])
-            link = builder.add_link(
-                first + src, first + dst, alpha_us=alpha_us,
-                beta_us_per_mb=max(beta for _, beta, _ in steps), name="PCIe",
-            )  # fmt: skip
-            for name, beta, side in steps:
-                shared.hold(link, f"{name} of node {node}", beta, side)
+            here: list[Step] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
+            shared.add_link(builder, first + src, first + dst, alpha_us, "PCIe", here)
 
 
 def _join_nodes(
@@ -236,21 +228,17 @@ def _join_nodes(
     for here, there in permutations(range(wiring.nodes), 2):
         for src in range(size):
             for dst in (src,) if wiring.rails else range(size):
-                holds: list[tuple[str, Fraction, Side]] = [
+                steps: list[Step] = [
                     *((f"{name} of node {here}", beta, "send") for name, beta, _ in out[src]),
                     *((f"{name} of node {there}", beta, "receive") for name, beta, _ in into[dst]),
                     (f"NIC {nics[src].name} of node {here} egress", nics[src].beta_us_per_mb, "send"),
                     (f"NIC {nics[dst].name} of node {there} ingress", nics[dst].beta_us_per_mb, "receive"),
                 ]
-                link = builder.add_link(
-                    here * size + src, there * size + dst, alpha_us=wiring.internode_alpha_us,
-                    beta_us_per_mb=max(beta for _, beta, _ in holds), name="network",
-                )  # fmt: skip
-                for name, beta, side in holds:
-                    shared.hold(link, name, beta, side)
+                ends = here * size + src, there * size + dst
+                shared.add_link(builder, *ends, wiring.internode_alpha_us, "network", steps)
 
 
-def _steps(server: Server, start: int, end: int) -> list[tuple[str, Fraction, Side]]:
+def _steps(server: Server, start: int, end: int) -> list[Step]:
     """The steps that limit a way through the tree: name, beta, and the end of a send that keeps each busy."""
     up, down = _ancestors(server, start), _ancestors(server, end)
     met = next((part for part in up if part in down), None)

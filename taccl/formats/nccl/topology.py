@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from taccl.arguments import quoted
-from taccl.errors import FormatError, TopologyError
+from taccl.errors import TopologyError
 from taccl.formats.nccl.elements import Given, read_system, whole
 from taccl.formats.nccl.server import INTERNODE_ALPHA_US, INTRANODE_ALPHA_US, Server, Wiring, build_servers
 from taccl.formats.xml_elements import parse_xml
@@ -61,60 +61,40 @@ def load_nccl_topology(
     Ranks of a node are as in the file, or else GPUs in the order of their bus ids. What an argument says
     beats the file. Bandwidths are of each direction, in 10**9 bytes a second.
 
-    Parameters
-    ----------
-    nodes : int
-        Number of such servers.
-    gpus, nics : sequence of str, optional
-        Bus ids of the devices that count as GPUs and as NICs, where the file does not say the class of its
-        devices, or has too many. A NIC may be named as its ``<net>`` is.
-    nvlinks : int or mapping of (int, int) to int, optional
-        NVLinks of every rank into one NVSwitch, or NVLinks between two local ranks.
-    nvlink_gb_per_s : number, optional
-        Of one NVLink; by default NCCL's for the GPU's compute capability.
-    pcie : {"where-needed", "always"}
-        PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or always.
-    pcie_gb_per_s : number, optional
-        Of every PCIe link; by default lanes times rate, and 12 GB/s where the file does not say.
-    cpu_gb_per_s : number, optional
-        Between two CPUs; by default NCCL's for the kind of CPU, and no limit where the file does not say it.
-    nic_gb_per_s : number, optional
-        Of every NIC; by default as in the file, or that of its PCIe link.
-    rails : bool
-        With rails, a rank talks across nodes to the ranks of its own local rank only.
-    intranode_alpha_us, internode_alpha_us : number, optional
-        Latency of links; by default 0.3 and 2.6, or between nodes that of the file's NICs.
-    alpha_meaning : {"occupies", "pipelined"}
-        Whether a link stays busy during its alpha.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
-    FormatError
-        If it is no NCCL topology, or lacks what no argument supplies; file, line and element are named.
-    TopologyError
-        If an argument cannot be used.
+    - `nodes`: Number of such servers.
+    - `gpus`, `nics`: Bus ids of the devices that count as GPUs and as NICs, where the file does not say the
+      class of its devices, or has too many. A NIC may be named as its ``<net>`` is.
+    - `nvlinks` (int or mapping of (int, int) to int, optional): NVLinks of every rank into one NVSwitch, or
+      NVLinks between two local ranks.
+    - `nvlink_gb_per_s`: Of one NVLink; by default NCCL's for the GPU's compute capability.
+    - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
+      always.
+    - `pcie_gb_per_s`: Of every PCIe link; by default lanes times rate, and 12 GB/s where the file does not
+      say.
+    - `cpu_gb_per_s`: Between two CPUs; by default NCCL's for the kind of CPU, and no limit where the file
+      does not say it.
+    - `nic_gb_per_s`: Of every NIC; by default as in the file, or that of its PCIe link.
+    - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
+    - `intranode_alpha_us`, `internode_alpha_us`: Latency of links; by default 0.3 and 2.6, or between nodes
+      that of the file's NICs.
+    - `alpha_meaning`: Whether a link stays busy during its alpha.
     """
     where = os.fspath(path)
     top = parse_xml(read_text(path, MAX_FILE_BYTES), where=where)
     if top.tag != "system" or top.attributes.get("version", "1") != "1":
         found = f"<{top.tag[:40]}> of version {quoted(top.attributes.get('version', ''))}"
-        raise FormatError(
-            f"found {found}; expected <system> of version 1; give a file that NCCL wrote",
-            where=f"{where}: line {top.line}",
-        )
+        raise top.error(f"found {found}; expected <system> of version 1; give a file that NCCL wrote")
     given = Given(
         gpus=_names(gpus, "gpus"), nics=_names(nics, "nics"),
         pcie_beta=_beta(pcie_gb_per_s, "pcie_gb_per_s"),
         cpu_beta=_beta(cpu_gb_per_s, "cpu_gb_per_s"),
         nic_beta=_beta(nic_gb_per_s, "nic_gb_per_s"),
     )  # fmt: skip
-    system = read_system(top, where, given)
+    system = read_system(top, given)
     notes = system.notes
-    ranked = _ranked(system.gpus, where, notes)
+    ranked = _ranked(system.gpus, notes)
     if nvlinks is None:
-        pairs, switches = _nvlinks(ranked, where, notes)
+        pairs, switches = _nvlinks(ranked, notes)
     else:
         pairs, switches = _given_nvlinks(nvlinks, len(ranked))
     if not pairs and not switches and len(ranked) > 1:
@@ -154,7 +134,7 @@ def _alpha(alpha_us: Number | None, default: Fraction, where: str) -> Fraction:
     return default if alpha_us is None else exact_cost(alpha_us, where=where)
 
 
-def _ranked(gpus: list[Gpu], where: str, notes: list[str]) -> list[Gpu]:
+def _ranked(gpus: list[Gpu], notes: list[str]) -> list[Gpu]:
     """GPUs in the order of their local ranks."""
     ranks = [gpu.rank for gpu in gpus if gpu.rank is not None]
     if not ranks:
@@ -163,10 +143,7 @@ def _ranked(gpus: list[Gpu], where: str, notes: list[str]) -> list[Gpu]:
     rank, count = Counter(ranks).most_common(1)[0]
     if count > 1:
         twice = next(gpu for gpu in gpus if gpu.rank == rank)
-        raise FormatError(
-            f"found rank {rank} {count} times; expected it once; correct it",
-            where=twice.element.place(where),
-        )
+        raise twice.element.error(f"found rank {rank} {count} times; expected it once; correct it")
     if len(ranks) < len(gpus):
         notes.append(f"{len(gpus) - len(ranks)} GPUs without a rank are left out, as NCCL leaves them out")
     if sorted(ranks) != list(range(len(ranks))):
@@ -174,7 +151,7 @@ def _ranked(gpus: list[Gpu], where: str, notes: list[str]) -> list[Gpu]:
     return sorted((gpu for gpu in gpus if gpu.rank is not None), key=lambda gpu: gpu.rank or 0)
 
 
-def _nvlinks(ranked: list[Gpu], where: str, notes: list[str]) -> tuple[Pairs, Switches]:
+def _nvlinks(ranked: list[Gpu], notes: list[str]) -> tuple[Pairs, Switches]:
     """NVLinks between pairs of local ranks, and into the NVSwitch, as the file lists them."""
     rank_of = {gpu.busid: rank for rank, gpu in enumerate(ranked)}
     directed: Counter[tuple[int, int]] = Counter()
@@ -182,9 +159,9 @@ def _nvlinks(ranked: list[Gpu], where: str, notes: list[str]) -> tuple[Pairs, Sw
     left_out: Counter[str] = Counter()
     for rank, gpu in enumerate(ranked):
         for link in gpu.nvlinks:
-            count = whole(link, "count", where)
+            count = whole(link, "count")
             if not 0 < count <= 1024:
-                raise FormatError(f"found count={count}; expected 1 to 1024", where=link.place(where))
+                raise link.error(f"found count={count}; expected 1 to 1024")
             code = link.attributes.get("tclass", "").strip().lower()
             target = link.attributes.get("target", "").strip().lower()
             if code.startswith("0x068001"):
@@ -192,9 +169,8 @@ def _nvlinks(ranked: list[Gpu], where: str, notes: list[str]) -> tuple[Pairs, Sw
             elif code.startswith("0x0680"):
                 into_switch[rank] += count
             elif not code.startswith("0x03") and target not in rank_of:
-                raise FormatError(
-                    f"found tclass={quoted(code)}; expected 0x03... (GPU) or 0x068000 (NVSwitch); correct it",
-                    where=link.place(where),
+                raise link.error(
+                    f"found tclass={quoted(code)}; expected 0x03... (GPU) or 0x068000 (NVSwitch); correct it"
                 )
             elif target == gpu.busid:
                 left_out["the GPU itself"] += count
@@ -204,19 +180,17 @@ def _nvlinks(ranked: list[Gpu], where: str, notes: list[str]) -> tuple[Pairs, Sw
                 directed[rank, rank_of[target]] += count
     for (a, b), count in directed.items():
         if directed[b, a] != count:
-            raise FormatError(
+            raise ranked[a].element.error(
                 f"found {count} NVLinks from {ranked[a].busid} to {ranked[b].busid} and {directed[b, a]} "
-                "back; expected as many; correct the counts",
-                where=ranked[a].element.place(where),
+                "back; expected as many; correct the counts"
             )
     notes += [f"{count} NVLinks to {what} are left out" for what, count in left_out.items()]
+    switches: Switches = ()
     if into_switch:
         fewest, most = min(into_switch.values()), max(into_switch.values())
         if fewest < most:
             notes.append(f"ranks have {fewest} to {most} NVLinks into NVSwitch; every port is given {fewest}")
-        switches: Switches = ((tuple(sorted(into_switch)), fewest),)
-    else:
-        switches = ()
+        switches = ((tuple(sorted(into_switch)), fewest),)
     return {pair: count for pair, count in directed.items() if pair[0] < pair[1]}, switches
 
 

@@ -68,23 +68,11 @@ def load_upstream_algorithm(
 ) -> Schedule:
     """The schedule in a file of the published tool, with the starts that the file states.
 
-    Parameters
-    ----------
-    topology : Topology, optional
-        Where the sends are to run instead; they are then timed anew, in the order that the file states.
-    chunk_size : int or str, optional
-        Bytes of a chunk. The file does not name them: without it ``size_bytes`` is not known, and a
-        `topology` is given chunks of 10**6 bytes.
-    time_unit_us : number, optional
-        Microseconds in the file's unit of time; one unless given.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or an argument does not fit.
-    FormatError
-        If the file is no algorithm of that tool, lacks a field, contradicts itself, or does not fit
-        `topology`.
+    - `topology`: Where the sends are to run instead; they are then timed anew, in the order that the file
+      states.
+    - `chunk_size`: Bytes of a chunk. The file does not name them: without it ``size_bytes`` is not known, and
+      a `topology` is given chunks of 10**6 bytes.
+    - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
     """
     where = str(path)
     file = algorithm_file(parse_json(read_text(path, _LIMIT_BYTES), source=where, exact=True), where=where)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from taccl.formats.published.fields import AlgorithmFile
 
-__all__ = ["collective_of"]
+__all__ = ["KINDS", "collective_of"]
 
 _LONGEST_NAME = 200
 
 #: Collectives by the tool's name for them; n ranks have n to the power given of chunks, or a multiple.
-_KINDS = {
+KINDS = {
     "Allgather": ("allgather", 1), "Alltoall": ("alltoall", 2), "Broadcast": ("broadcast", 0),
     "Scatter": ("scatter", 1), "Gather": ("gather", 1), "Allreduce": ("allreduce", 1),
     "Reduce": ("reduce", 0), "ReduceScatter": ("reduce-scatter", 1),
@@ -34,10 +34,7 @@ _KINDS = {
 def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list[str]]:
     """The chunk of every number that sends use, the collective, and what a person should know.
 
-    Raises
-    ------
-    FormatError
-        If the chunks make no collective whose result can be judged.
+    Raises `FormatError` if the chunks make no collective whose result can be judged.
     """
     by_address: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
     for pre, post, address in file.chunks:
@@ -88,9 +85,9 @@ def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Coll
     """The collective of these chunks, by our name for it where they are what that name says."""
     collective = Collective(file.collective[:_LONGEST_NAME], file.num_ranks, tuple(chunks), combining)
     name = file.collective.partition("(")[0]
-    if name not in _KINDS:
+    if name not in KINDS:
         return collective
-    kind, fewest = _KINDS[name][0], file.num_ranks ** _KINDS[name][1]
+    kind, fewest = KINDS[name][0], file.num_ranks ** KINDS[name][1]
     per_rank, rest = divmod(len(chunks), fewest)
     ends = chunks[0].destinations if kind in ("gather", "reduce") else chunks[0].origins
     if rest or not per_rank or not ends:

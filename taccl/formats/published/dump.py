@@ -18,12 +18,14 @@ import math
 import warnings
 from collections import Counter, defaultdict
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.errors import ExportError, InputError, LossyConversionWarning
+from taccl.formats.published.collective import KINDS
 from taccl.formats.published.layout import Layout, lay_out
+from taccl.formats.published.topology import MACHINES
 from taccl.problem import Clauses
 from taccl.units import exact, format_count, format_size
 
@@ -35,12 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["algorithm_text", "dump_upstream_algorithm"]
 
-#: Our collectives by the tool's name for them.
-_NAMES = {
-    "allgather": "Allgather", "alltoall": "Alltoall", "broadcast": "Broadcast", "scatter": "Scatter",
-    "gather": "Gather", "allreduce": "Allreduce", "reduce": "Reduce", "reduce-scatter": "ReduceScatter",
-}  # fmt: skip
-_MACHINES = {"ndv2": "NDv2", "dgx2": "DGX2"}
+#: The tool's names for our collectives and machines.
+_NAMES = {ours: theirs for theirs, (ours, _) in KINDS.items()}
+_MACHINES = {ours: theirs for theirs, ours in MACHINES.items()}
 #: Readers take no whole numbers beyond this.
 _LARGEST = 10**15
 #: Of a microsecond: ticks are no finer.
@@ -57,18 +56,8 @@ def dump_upstream_algorithm(
 ) -> dict[str, Any]:
     """The schedule as the tool's nested objects, with a warning that says what is lost.
 
-    Parameters
-    ----------
-    time_unit_us : number, optional
-        Microseconds in the file's unit of time, in tenths of which starts are given. By default 1 where that
-        is exact, and else a finer unit that is; the warning names it, because the file does not.
-
-    Raises
-    ------
-    ExportError
-        If the file cannot hold the schedule.
-    InputError
-        If starts or costs are no exact numbers of `time_unit_us`.
+    - `time_unit_us`: Microseconds in the file's unit of time, in tenths of which starts are given. By default
+      1 where that is exact, and else a finer unit that is; the warning names it, because the file does not.
     """
     _check(schedule)
     layout = lay_out(schedule)
@@ -83,7 +72,7 @@ def dump_upstream_algorithm(
         stacklevel=2,
     )
     steps = _steps(schedule, layout, unit_us)
-    chunks = _chunks(problem)
+    name, num_ranks, chunks = problem.collective.name, problem.topology.num_ranks, _chunks(problem)
     starts_at, ends_at = _by_rank(chunks, problem, "pre"), _by_rank(chunks, problem, "post")
     return {
         "sccl_type": "algorithm",
@@ -98,12 +87,12 @@ def dump_upstream_algorithm(
         "steps": steps,
         "collective": {
             "sccl_type": "collective",
-            "name": _collective_name(problem),
-            "nodes": problem.topology.num_ranks,
+            "name": f"{_NAMES[name]}(n={num_ranks})" if name in _NAMES else name,
+            "nodes": num_ranks,
             "chunks": chunks,
             "ranks": [
                 {"sccl_type": "rank", "pre": starts_at[rank], "post": ends_at[rank], "id": rank}
-                for rank in range(problem.topology.num_ranks)
+                for rank in range(num_ranks)
             ],
             "triggers": {},
         },
@@ -210,44 +199,27 @@ def _second_half(schedule: Schedule) -> Iterable[str]:
         )
 
 
-class _Send(NamedTuple):
-    start: int
-    src: int
-    dst: int
-    number: int
-    chunk: int
-    reduce: bool
-
-
 def _steps(schedule: Schedule, layout: Layout, unit_us: Fraction) -> list[dict[str, Any]]:
     """A step for every time at which sends start; its rounds are the tenths of a unit until the next."""
     problem = schedule.problem
     links, per_us = problem.topology.links, problem.costs.ticks_per_us
-    by_start: dict[int, list[_Send]] = defaultdict(list)
+    by_start: dict[int, list[list[Any]]] = defaultdict(list)
     for t in schedule:
         tenths = int(Fraction(t.start_ticks, per_us) * 10 / unit_us)
-        e = links[t.link]
-        by_start[tenths].append(_Send(tenths, e.src, e.dst, layout.number[t.link], t.chunk, t.reduce))
+        entry = [t.chunk, links[t.link].src, links[t.link].dst, tenths, layout.number[t.link]]
+        # The sixth entry, which only a combining algorithm has.
+        operation = ["rrc" if t.reduce else None] if problem.collective.combining else []
+        by_start[tenths].append(entry + operation)
     starts = sorted(by_start)
     finish = math.ceil(schedule.finish * 10 / unit_us)
     return [
         {
             "sccl_type": "step",
             "rounds": until - start,
-            "sends": [
-                [s.chunk, s.src, s.dst, s.start, s.number, *_operation(problem, s)]
-                for s in sorted(by_start[start], key=lambda s: (s.src, s.dst, s.number, s.chunk))
-            ],
+            "sends": sorted(by_start[start], key=lambda s: (s[1], s[2], s[4], s[0])),
         }
         for start, until in zip(starts, [*starts[1:], finish], strict=True)
     ]
-
-
-def _operation(problem: Problem, send: _Send) -> list[str | None]:
-    """The sixth entry, which only a combining algorithm has."""
-    if not problem.collective.combining:
-        return []
-    return ["rrc" if send.reduce else None]
 
 
 def _chunks(problem: Problem) -> list[dict[str, Any]]:
@@ -274,11 +246,6 @@ def _addresses(chunks: list[dict[str, Any]], by_rank: list[list[int]]) -> dict[s
         str(rank): list(dict.fromkeys(chunks[index]["addr"] for index in held))
         for rank, held in enumerate(by_rank)
     }
-
-
-def _collective_name(problem: Problem) -> str:
-    name = problem.collective.name
-    return f"{_NAMES[name]}(n={problem.topology.num_ranks})" if name in _NAMES else name
 
 
 def _topology(problem: Problem, layout: Layout, unit_us: Fraction) -> dict[str, Any]:

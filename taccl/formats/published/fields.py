@@ -25,6 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from taccl.arguments import quoted
 from taccl.errors import FormatError
+from taccl.formats.files import first_fault
 
 __all__ = ["AlgorithmFile", "SendEntry", "TopologyFields", "algorithm_file"]
 
@@ -59,6 +60,24 @@ def _cost(value: object) -> Fraction:
         if isinstance(exponent, int) and exponent >= -_MOST_DIGITS:
             return Fraction(value)
     raise ValueError(f"found {quoted(value)}; expected a number from 0 to 1e15, with at most 30 decimals")
+
+
+def _send(entry: object) -> list[Any]:
+    """An entry of a step's sends."""
+    if not isinstance(entry, list) or len(entry) not in (5, 6):
+        found = f"{len(entry)} entries" if isinstance(entry, list) else quoted(entry)
+        raise ValueError(
+            f"found {found}; expected [chunk, source, destination, start, link], or a sixth entry that says "
+            "whether it reduces"
+        )
+    for value in entry[:5]:
+        if type(value) is not int or not 0 <= value <= _LARGEST:
+            raise ValueError(
+                f"found {quoted(value)}; expected whole numbers from 0 to 1e15 (start in tenths of the unit)"
+            )
+    if entry[5:] not in ([], [None], ["rrc"]):
+        raise ValueError(f"found {quoted(entry[5])} as the sixth entry; expected 'rrc' (it reduces) or null")
+    return entry
 
 
 _Index = Annotated[int, Field(ge=0, lt=2**31)]
@@ -110,7 +129,7 @@ class _Collective(_Strict):
 
 
 class _Step(_Strict):
-    sends: list[Any]
+    sends: list[Annotated[Any, BeforeValidator(_send)]]
 
 
 class _Algorithm(_Strict):
@@ -123,11 +142,8 @@ class _Algorithm(_Strict):
 class AlgorithmFile(NamedTuple):
     """A file whose fields have the right types and agree with each other.
 
-    Parameters
-    ----------
-    where : str
-        The file, for messages.
-    chunks : list of (origins, destinations, address)
+    - `where`: The file, for messages.
+    - `chunks` (list of (origins, destinations, address))
     """
 
     where: str
@@ -142,10 +158,8 @@ class AlgorithmFile(NamedTuple):
 def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
     """The fields of a file, from its JSON.
 
-    Raises
-    ------
-    FormatError
-        If it is no algorithm, a field is missing or of the wrong type, or fields contradict each other.
+    Raises `FormatError` if it is no algorithm, a field is missing or of the wrong type, or fields contradict
+    each other.
     """
     if data.get("sccl_type") != "algorithm":
         raise FormatError(
@@ -156,7 +170,8 @@ def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
     try:
         fields = _Algorithm.model_validate(data)
     except ValidationError as error:
-        raise _first_error(error, where) from None
+        path, fault = first_fault(error)
+        raise FormatError(f"{fault}; {_REMEDY}", where=f"{where}: {path}") from None
     topology, collective = fields.topology, fields.collective
     num_ranks = topology.copies * topology.ngpus_per_node
     for found, field in ((collective.nodes, "nodes"), (len(collective.ranks), "ranks")):
@@ -222,52 +237,12 @@ def _sends(steps: list[_Step], num_ranks: int, where: str) -> list[SendEntry]:
     """Every send, in the file's order."""
     sends = []
     for s, step in enumerate(steps):
-        for i, entry in enumerate(step.sends):
-            place = f"{where}: steps[{s}].sends[{i}]"
-            if not isinstance(entry, list) or len(entry) not in (5, 6):
-                found = f"{len(entry)} entries" if isinstance(entry, list) else quoted(entry)
-                raise FormatError(
-                    f"found {found}; expected [chunk, source, destination, start, link], or a sixth entry "
-                    f"that says whether it reduces; {_REMEDY}",
-                    where=place,
-                )
-            wrong = next((v for v in entry[:5] if type(v) is not int or not 0 <= v <= _LARGEST), None)
-            if wrong is not None or None in entry[:5]:
-                raise FormatError(
-                    f"found {quoted(wrong)}; expected whole numbers from 0 to 1e15 (start in tenths of the "
-                    f"file's unit); {_REMEDY}",
-                    where=place,
-                )
-            if len(entry) == 6 and entry[5] is not None and entry[5] != "rrc":
-                raise FormatError(
-                    f"found {quoted(entry[5])} as the sixth entry; expected 'rrc' (it reduces) or null; "
-                    f"{_REMEDY}",
-                    where=place,
-                )
-            chunk, src, dst, start, number = entry[:5]
+        for i, (chunk, src, dst, start, number, *operation) in enumerate(step.sends):
+            sends.append(SendEntry(chunk, src, dst, start, number, operation == ["rrc"], (s, i)))
             if max(src, dst) >= num_ranks or src == dst:
                 raise FormatError(
                     f"found a send from rank {src} to rank {dst}; expected two of ranks 0-{num_ranks - 1}; "
                     f"{_REMEDY}",
-                    where=place,
+                    where=f"{where}: {sends[-1].place()}",
                 )
-            sends.append(SendEntry(chunk, src, dst, start, number, entry[5:] == ["rrc"], (s, i)))
     return sends
-
-
-def _first_error(error: ValidationError, where: str) -> FormatError:
-    """One sentence for the first of pydantic's errors."""
-    first = error.errors(include_url=False, include_input=True)[0]
-    path = ""
-    for part in first["loc"]:
-        if part != "[key]":
-            path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    cause = first.get("ctx", {}).get("error")
-    if first["type"] == "missing":
-        text = "found nothing; this field is required"
-    elif isinstance(cause, ValueError):
-        text = str(cause)
-    else:
-        expected = first["msg"].removeprefix("Input should be ").removeprefix("Input should ")
-        text = f"found {quoted(first['input'])}; expected {expected[:1].lower()}{expected[1:]}"
-    return FormatError(f"{text}; {_REMEDY}", where=f"{where}: {path}")

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from taccl.formats.published.fields import AlgorithmFile, TopologyFields
     from taccl.topology.topology import Topology
 
-__all__ = ["build_topology"]
+__all__ = ["MACHINES", "build_topology"]
 
 #: The tool puts the kind of machine before the name of its topology file, and often the ranks in a node
 #: after it.
 _NAME = re.compile(r"^(NDv2|DGX2|HubAndSpoke|Custom)-(.+?)(?:-\(n=\d+\))?$")
-_MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
+MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,12 @@ def build_topology(
 ) -> Topology:
     """Links inside and between nodes, and the ports that serialise them.
 
-    Parameters
-    ----------
-    chunk_bytes : int
-        Bytes that the file's costs are for.
-    time_unit_us : Fraction
-        Microseconds in the file's unit of time.
-    reducing : bool
-        Whether some sends reduce. The tool reduces over its links turned round, so those that lack the other
-        direction get it.
+    - `chunk_bytes`: Bytes that the file's costs are for.
+    - `time_unit_us`: Microseconds in the file's unit of time.
+    - `reducing`: Whether some sends reduce. The tool reduces over its links turned round, so those that lack
+      the other direction get it.
 
-    Raises
-    ------
-    FormatError
-        If the fields make no topology.
+    Raises `FormatError` if the fields make no topology.
     """
     fields = file.topology
     _check_size(fields, file.where, reducing=reducing)
@@ -78,7 +70,7 @@ def build_topology(
         f"{name} x{fields.copies}",
         [node for node in range(fields.copies) for _ in range(size)],
         profile=name,
-        machine=_MACHINES.get(kind, ""),
+        machine=MACHINES.get(kind, ""),
         cost_model="upstream",
     )
     ports = _Ports(builder)
