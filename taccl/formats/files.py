@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["check_writable", "first_fault", "write_whole"]
 
+#: What the operating system's errors mean to whoever gave a path.
+_REASONS: dict[type[OSError], str] = {
+    FileExistsError: (
+        "the file exists; pass --overwrite (overwrite=True) to replace it, or give another path"
+    ),
+    FileNotFoundError: "no file can be made in its folder ({reason}); give another path",
+    IsADirectoryError: "is a folder; give the path of a file",
+}
+_UNWRITABLE = "the file cannot be written ({reason}); give another path"
+
 
 def write_whole(
     path: str | os.PathLike[str], content: str | bytes, *, overwrite: bool = False, keep_mode: bool = True
@@ -100,25 +110,14 @@ def _put(draft: Path, target: Path, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def _explained(where: str) -> Iterator[None]:
-    """Turn the operating system's errors into `InputError`."""
     try:
         yield
     except InputError:
         raise
-    except FileExistsError:
-        raise InputError(
-            "the file exists; pass --overwrite (overwrite=True) to replace it, or give another path",
-            where=where,
-        ) from None
-    except FileNotFoundError as error:
-        raise InputError(
-            f"no file can be made in its folder ({error.strerror}); give another path", where=where
-        ) from None
-    except IsADirectoryError:
-        raise InputError("is a folder; give the path of a file", where=where) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"the file cannot be written ({reason}); give another path", where=where) from None
+        text = next((text for kind, text in _REASONS.items() if isinstance(error, kind)), _UNWRITABLE)
+        raise InputError(text.format(reason=reason), where=where) from None
 
 
 def first_fault(error: ValidationError) -> tuple[str, str]:

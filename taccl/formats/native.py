@@ -1,21 +1,7 @@
 """taccl's own file of a schedule: versioned JSON that holds the problem, the transfers and a digest.
 
-=============== =====================================================================================
-field           content
-=============== =====================================================================================
-format, version ``"taccl-schedule"``, 2
-producer        what made the schedule
-finish_us       its last arrival, for readers that want no more
-ticks_per_us    how many of the ticks in `start` and `end` make a microsecond
-digest          `Schedule.digest`; a file whose content no longer matches it is refused
-file_digest     of every other field, as a guard against edits by hand; not in files of version 1
-notes           ``{"problem": [...], "topology": [...]}``: what a person should know
-problem         `Problem.to_dict`
-transfers       the columns ``chunk link start end group reduce``, one entry per transfer
-result          optional, any object: how the schedule was found. Its ``bound_us`` and ``gap`` are numbers.
-=============== =====================================================================================
-
-Files of version 1 are read too. Nothing in them guards `producer` and `result`, so these are left out.
+``docs/formats.md`` lists the fields; of `result`, ``bound_us`` and ``gap`` are numbers. Files of version 1
+are read too. Nothing in them guards `producer` and `result`, so these are left out.
 """
 
 from __future__ import annotations
@@ -222,7 +208,6 @@ def _check_version(document: object, where: str) -> None:
 
 
 def _plain(problem: Problem) -> dict[str, Any]:
-    """The problem as a document holds it."""
     if "plain" not in problem.memo:
         problem.memo["plain"] = json.loads(_compact(problem.to_dict()))
     plain: dict[str, Any] = problem.memo["plain"]
@@ -230,7 +215,6 @@ def _plain(problem: Problem) -> dict[str, Any]:
 
 
 def _problem(data: dict[str, Any], fields: _Document, where: str) -> Problem:
-    """The problem, once its fields have the right types."""
     try:
         problem = Problem.from_dict(data)
         topology = dataclasses.replace(problem.topology, notes=tuple(fields.notes.topology))

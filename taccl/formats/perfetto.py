@@ -1,13 +1,8 @@
 """The timeline of a schedule or a simulation as a trace that Perfetto and Chrome's tracing page show.
 
-A process per rank has a track for each of its links out, with an event per send. The process after the ranks
-has a track for each resource that several links share, with an event per hold. Times are microseconds. Where
-events of a track overlap (a link may be free again before its send ends), the later ones go to a track of
-their own, because a viewer nests what shares a track.
-
-References
-----------
-"Trace Event Format", the JSON that https://ui.perfetto.dev opens.
+A process per rank has a track for each of its links out, and the process after the ranks one for each
+resource that several links share. Where events of a track overlap (a link may be free again before its send
+ends), the later ones go to a track of their own, because a viewer nests what shares a track.
 """
 
 from __future__ import annotations
@@ -105,7 +100,6 @@ class _Slice(NamedTuple):
 
 
 def _of_schedule(schedule: Schedule) -> _Played:
-    """Sends at the times that the schedule states."""
     problem = schedule.problem
     events = events_of(schedule, problem)
     first = [members[0] for members in events.transfers]
@@ -115,7 +109,6 @@ def _of_schedule(schedule: Schedule) -> _Played:
 
 
 def _of_simulation(simulation: Simulation) -> _Played:
-    """Sends at the times that the simulation found, tile by tile."""
     run, events = simulation.run, simulation.run.events
     tiles = []
     for number in range(simulation.tiles):
@@ -147,7 +140,6 @@ def _slice(played: _Played, send: int, tile: int, start: int, end: int) -> _Slic
 
 
 def _shared(problem: Problem) -> set[int]:
-    """Resources that more than one link holds."""
     holders: dict[int, set[int]] = defaultdict(set)
     for hold in problem.topology.holds:
         holders[hold.resource].add(hold.link)
@@ -155,7 +147,6 @@ def _shared(problem: Problem) -> set[int]:
 
 
 def _named_processes(problem: Problem, tracks: dict[tuple[int, str], list[_Slice]]) -> list[dict[str, Any]]:
-    """What a viewer calls the processes, and in which order it shows them."""
     node_of_rank = problem.topology.node_of_rank
     names = {rank: f"rank {rank} (node {node})" for rank, node in enumerate(node_of_rank)}
     names[len(node_of_rank)] = "shared resources"
@@ -197,7 +188,6 @@ def _laid_out(tracks: dict[tuple[int, str], list[_Slice]], ticks_per_us: int) ->
 
 
 def _natural(key: tuple[int, str]) -> tuple[int, int, str]:
-    """Processes in order, and links by number."""
     process, name = key
     number = name.removeprefix("link ").partition(":")[0]
     return process, int(number) if number.isdigit() else -1, name

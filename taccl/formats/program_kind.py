@@ -42,23 +42,19 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
     everyone, count, n = tuple(range(program.num_ranks)), collective.num_chunks, program.num_ranks
     starts = [chunk.origins for chunk in collective.chunks]
     ends = [chunk.destinations for chunk in collective.chunks]
-    each = -(-count // n)
-    if not collective.derivations:
-        if collective.combining and all(origins == everyone for origins in starts):
-            if all(ranks == everyone for ranks in ends):
-                return ProgramKind("allreduce", count)
-            if count == each * n and ends == [(c // each,) for c in range(count)]:
-                return ProgramKind("reduce_scatter", count)
-            if len(set(ends)) == 1 and len(ends[0]) == 1:
-                return ProgramKind("reduce", count, ends[0][0])
-        if not collective.combining and all(ranks == everyone for ranks in ends):
-            if count == each * n and starts == [(c // each,) for c in range(count)]:
-                return ProgramKind("allgather", count)
-            if len(set(starts)) == 1 and len(starts[0]) == 1:
-                return ProgramKind("broadcast", count, starts[0][0])
-        pairs = [((s,), (d,)) for s in everyone for d in everyone for _ in range(count // n**2)]
-        if not collective.combining and pairs == list(zip(starts, ends, strict=True)):
-            return ProgramKind("alltoall", count // n)
+    own = [(c // -(-count // n),) for c in range(count)] if count % n == 0 else None  # each rank's, in order
+    if not collective.derivations and {*(starts if collective.combining else ends)} == {everyone}:
+        # Sums of all, or chunks for all.
+        others = ends if collective.combining else starts
+        if collective.combining and {*others} == {everyone}:
+            return ProgramKind("allreduce", count)
+        if others == own:
+            return ProgramKind("reduce_scatter" if collective.combining else "allgather", count)
+        if len(set(others)) == 1 and len(others[0]) == 1:
+            return ProgramKind("reduce" if collective.combining else "broadcast", count, others[0][0])
+    pairs = [((s,), (d,)) for s in everyone for d in everyone for _ in range(count // n**2)]
+    if not collective.combining and not collective.derivations and pairs == [*zip(starts, ends, strict=True)]:
+        return ProgramKind("alltoall", count // n)
     layouts = layout(collective)
     if program.in_place and any(where.input_offset or where.output_offset for where in layouts):
         raise ExportError(

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.arguments import checked
+from taccl.arguments import checked, known_word
 from taccl.errors import FormatError, InputError, LossyConversionWarning
 from taccl.formats.files import check_writable, write_whole
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
@@ -161,11 +161,8 @@ def format_named(name: str, *, where: str = "format") -> FileFormat:
     by_name = {each.name: each for each in FORMATS}
     known = matching(name, by_name)
     if known is None:
-        raise InputError(
-            f"found {name[:60]!r}{did_you_mean(name, by_name)}; expected one of {', '.join(by_name)}",
-            where=where,
-        )
-    return by_name[known]
+        known_word(name, by_name, where)
+    return by_name[known or name]
 
 
 def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
@@ -275,7 +272,6 @@ def _writable(each: FileFormat) -> FileFormat:
 
 
 def _kind(thing: object) -> str:
-    """The kind of a thing, by its class."""
     for kind, name in KINDS.items():
         if isinstance(thing, _found(name)):  # type: ignore[arg-type]
             return kind
@@ -357,7 +353,6 @@ def _options(function: Callable[..., Any]) -> list[str]:
 
 
 def _found(name: str) -> Callable[..., Any]:
-    """What ``"module:name"`` names."""
     module, _, path = name.partition(":")
     found: Any = import_module(module)
     for part in path.split("."):

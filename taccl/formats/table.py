@@ -1,12 +1,10 @@
 """Every format in one table: what a file of it holds, how it is told, who reads and who writes it.
 
-A format more is an entry more in `FORMATS`. Its functions are named as ``"module:function"``, and imported
-when they are first called. A reader is called as ``load(path, **options)`` and returns what the file holds. A
-writer is called as ``dump(thing, **options)`` and returns the content of the file, or as ``dump(thing, path,
-overwrite=..., **options)`` and returns the paths it wrote, if they are not just that one. What they take by
-keyword only are the options of the format. A writer warns of what is lost.
-
-What a format holds is one of `KINDS`; `WAYS` turns one kind into another.
+Its functions are named as ``"module:function"``, and imported when they are first called. A reader is called
+as ``load(path, **options)`` and returns what the file holds. A writer is called as ``dump(thing, **options)``
+and returns the content of the file, or as ``dump(thing, path, overwrite=..., **options)`` and returns the
+paths it wrote, if they are not just that one. What they take by keyword only are the options of the format. A
+writer warns of what is lost. What a format holds is one of `KINDS`; `WAYS` turns one kind into another.
 """
 
 from __future__ import annotations

@@ -1,25 +1,11 @@
 """Transfers as a table, for spreadsheets and data frames: CSV, or Parquet where pyarrow is installed.
 
-=================== =================================================================================
-column              content
-=================== =================================================================================
-transfer            its place in the schedule; a link that multicasts or reduces gives a row for each
-                    pair of its ranks, with one `transfer`
-chunk, chunk_bytes  what is sent
-src_rank, dst_rank  from where to where
-src_node, dst_node  the nodes of these ranks
-link, link_name     by which link of the topology
-group               transfers of one group are one merged send
-operation           ``"copy"`` or ``"reduce"``
-start_us, end_us    microseconds from the schedule's start
-=================== =================================================================================
-
-The table says what happens, and nothing of what it had to happen on: it is not read back.
+``docs/formats.md`` lists the columns. The table says what happens, and nothing of what it had to happen on:
+it is not read back.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -81,12 +67,10 @@ def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
 
 def csv_text(schedule: Schedule) -> str:
     """The table as comma-separated values: a line of names, then a line per row."""
-    table = transfers_table(schedule)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table)
-    writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
-    return text.getvalue()
+    import pandas
+
+    text: str = pandas.DataFrame(transfers_table(schedule)).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def parquet_bytes(schedule: Schedule) -> bytes:

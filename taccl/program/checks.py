@@ -10,11 +10,12 @@ from taccl.names import shown
 from taccl.program.program import BUFFERS, OPERATIONS, Queue, Step, StepAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from taccl.program.layout import RankLayout
     from taccl.program.program import Program
 
-__all__ = ["Fault", "Traffic", "check_queues", "check_steps", "queue_ends", "traffic"]
+__all__ = ["Fault", "Traffic", "check_queues", "check_sizes", "check_steps", "queue_ends", "traffic"]
 
 #: Steps by the queue that they send into, or receive from.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]
@@ -136,3 +137,16 @@ def check_queues(program: Program) -> Iterator[Fault]:
                 f"{sent[queue]} chunks are sent and {received[queue]} received {queue}",
                 rank=queue.dst,
             )
+
+
+def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[Fault]:
+    """Faults of buffers that are too small for the collective."""
+    for rank, (mine, where) in enumerate(zip(program.ranks, layouts, strict=False)):
+        for word, found, expected in (
+            ("input", mine.input_chunks, len(where.inputs)),
+            ("output", mine.output_chunks, len(where.outputs)),
+        ):
+            if found < expected:
+                yield Fault(
+                    "step", f"the {word} of rank {rank} holds {found} chunks; expected {expected}", rank=rank
+                )

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from taccl.problem import Problem
+    from taccl.program.lift import TracedMessage
     from taccl.program.program import Program, Queue
-    from taccl.program.trace import TracedMessage
 
 __all__ = ["Clock"]
 
@@ -29,7 +29,7 @@ __all__ = ["Clock"]
 class Clock:
     """The run of one program on one topology.
 
-    - `sent`: What the program sends, by `trace`.
+    - `sent`: What the program sends, as `taccl.program.lift` traces it.
     - `links`: The link that each goes over.
     """
 
@@ -94,7 +94,7 @@ class Clock:
         self.coming = {address: len(messages) for address, messages in self.messages_into.items()}
         self.waiting: list[tuple[int, int, int, int]] = []
         self.free: dict[int, int] = defaultdict(int)
-        for address in [each for each in self.steps if not self.num_awaited[each]]:
+        for address in [each for each, num in self.num_awaited.items() if not num]:
             self._begin(address)
         while self.waiting:
             first, ready, turn, m = heapq.heappop(self.waiting)

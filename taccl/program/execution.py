@@ -128,7 +128,6 @@ class _Machine:
         return self.program.ranks[block[0]].threadblocks[block[1]].steps
 
     def _queues(self, block: Block) -> tuple[Queue | None, Queue | None]:
-        """What a threadblock receives from, and what it sends into."""
         threadblock = self.program.ranks[block[0]].threadblocks[block[1]]
         return threadblock.receives_from(block[0]), threadblock.sends_into(block[0])
 
@@ -165,21 +164,14 @@ class _Machine:
                 self._wake(other)
 
     def _awaited(self, rank: int, step: Step) -> StepAddress | None:
-        """A step that this one depends on and that is not done."""
         for t, s in step.depends:
             if self.position[rank, t] <= s:
                 return StepAddress(rank, t, s)
         return None
 
     def _move(
-        self,
-        step: Step,
-        address: StepAddress,
-        memory: Memory,
-        incoming: Queue | None,
-        outgoing: Queue | None,
+        self, step: Step, address: StepAddress, memory: Memory, incoming: Queue | None, outgoing: Queue | None
     ) -> None:
-        """Do the next chunk of a step."""
         i = self.item[address.rank, address.threadblock]
         parts = OPERATIONS[step.operation]
         value: NDArray[Any] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import VerificationError
 from taccl.names import listed
-from taccl.program.checks import Fault, check_queues, check_steps
+from taccl.program.checks import Fault, check_queues, check_sizes, check_steps
 from taccl.program.execution import execute, rank_memory
 from taccl.program.layout import contributions, layout
 from taccl.program.races import find_races
@@ -120,15 +121,11 @@ def interpret(
     layouts = None if collective is None else layout(collective)
     report(check_steps(program))
     report(check_queues(program))
-    if layouts is not None:
-        report(_check_sizes(program, layouts))
+    report(check_sizes(program, layouts or ()))
     if any(fault.kind == "step" or (fault.kind == "queue" and fault.steps) for fault in faults):
         return Interpretation(tuple(faults), 0, outputs_checked=False)
     random = np.random.default_rng(seed)
-
-    def rows(count: int) -> NDArray[np.int64]:
-        return random.integers(-(2**62), 2**62, size=(count, _ELEMENTS), dtype=np.int64)
-
+    rows = partial(_numbers, random)
     memory = [
         rank_memory(program, r, None if layouts is None else layouts[r], rows)
         for r in range(program.num_ranks)
@@ -150,17 +147,17 @@ def interpret(
     return Interpretation(tuple(faults), len(execution.done), outputs_checked=complete)
 
 
+def _numbers(random: np.random.Generator, rows: int) -> NDArray[np.int64]:
+    return random.integers(-(2**62), 2**62, size=(rows, _ELEMENTS), dtype=np.int64)
+
+
 class _Data:
     """The random contribution of every rank to every chunk, and what the chunks must become."""
 
     def __init__(self, collective: Collective, random: np.random.Generator) -> None:
         self.adds = collective.combining
-        self.of_chunk = random.integers(
-            -(2**62), 2**62, size=(collective.num_chunks, _ELEMENTS), dtype=np.int64
-        )
-        self.of_rank = random.integers(
-            -(2**62), 2**62, size=(collective.num_ranks, _ELEMENTS), dtype=np.int64
-        )
+        self.of_chunk = _numbers(random, collective.num_chunks)
+        self.of_rank = _numbers(random, collective.num_ranks)
         self.contributions = contributions(collective)
 
     def contribution(self, rank: int, chunk: int) -> NDArray[np.int64]:
@@ -170,21 +167,7 @@ class _Data:
         return value * (self.of_rank[rank] | 1) if self.adds else value
 
     def parts(self, chunk: int) -> dict[int, NDArray[np.int64]]:
-        """What each rank contributes to a chunk of the output."""
         return {rank: self.contribution(rank, part) for rank, part in self.contributions[chunk]}
-
-
-def _check_sizes(program: Program, layouts: tuple[RankLayout, ...]) -> Iterator[Fault]:
-    """Faults of buffers that are too small for the collective."""
-    for rank, (mine, where) in enumerate(zip(program.ranks, layouts, strict=True)):
-        for word, found, expected in (
-            ("input", mine.input_chunks, len(where.inputs)),
-            ("output", mine.output_chunks, len(where.outputs)),
-        ):
-            if found < expected:
-                yield Fault(
-                    "step", f"the {word} of rank {rank} holds {found} chunks; expected {expected}", rank=rank
-                )
 
 
 def _check_outputs(layouts: tuple[RankLayout, ...], memory: list[Memory], data: _Data) -> Iterator[Fault]:

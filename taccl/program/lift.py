@@ -6,33 +6,57 @@ verified like every schedule then.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
 from taccl.program.clock import Clock
+from taccl.program.execution import execute, rank_memory
 from taccl.program.interpret import interpret
-from taccl.program.trace import trace
+from taccl.program.layout import contributions, layout
+from taccl.program.matching import parcels_of
 from taccl.schedule.schedule import make_schedule
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from taccl.arguments import Size
     from taccl.collective import Collective
-    from taccl.program.program import Program
-    from taccl.program.trace import Contributions, TracedMessage
+    from taccl.program.program import Program, Queue, StepAddress
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["lift"]
+__all__ = ["TracedMessage", "lift"]
 
 #: Rounds of making sums wait until what they must not be in is under way; each only moves sends later.
 _MAX_ROUNDS = 100
+
+#: What a slot holds: whose contribution to which chunk; of what is not added up, -1 for whoever had it.
+Contributions = frozenset[tuple[int, int]]
+
+
+@dataclass(eq=False, slots=True)
+class TracedMessage:
+    """What one step sends: its chunks, what is in each, and the steps that receive them, one by one.
+
+    `place` counts what went through the queue before it.
+    """
+
+    step: StepAddress
+    queue: Queue
+    place: int
+    contents: list[Contributions]
+    chunks: list[int]
+    receivers: list[StepAddress]
 
 
 @checked
@@ -79,9 +103,9 @@ def lift(
             where="topology",
         )
     interpret(program).raise_if_failed()
-    sent = trace(program)
+    sent = _trace(program)
     collective = program.collective
-    assert collective is not None, "trace raised"
+    assert collective is not None, "tracing raised"
     links = _links(topology, sent)
     merged = {link for each, link in zip(sent, links, strict=True) if len(each.chunks) > 1}
     problem = make_problem(
@@ -94,7 +118,7 @@ def lift(
         ),
     )
     clock = Clock(problem, program, sent, links)
-    start = _start(clock, sent) if collective.combining and not collective.derivations else clock.run({})
+    start = _start(clock, sent) if collective.sums_up else clock.run({})
     message = [m for m, each in enumerate(sent) for _ in each.chunks]
     schedule = make_schedule(
         problem,
@@ -117,7 +141,6 @@ def lift(
 
 
 def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
-    """The link that each message goes over."""
     channels: dict[tuple[int, int], set[int]] = defaultdict(set)
     for each in sent:
         channels[each.queue.src, each.queue.dst].add(each.queue.channel)
@@ -146,7 +169,7 @@ def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
     It is if it lacks the rank's own contribution, or that of others. A whole sum that the rank adds nothing
     to may be called either, and is what the others of its send are.
     """
-    if not collective.combining or collective.derivations:
+    if not collective.sums_up:
         return [False] * len(sent.chunks)
     rank = sent.queue.dst
     adds, either = [], []
@@ -185,3 +208,66 @@ def _start(clock: Clock, sent: Sequence[TracedMessage]) -> list[int]:
         if not moved:
             break
     return start
+
+
+def _trace(program: Program) -> list[TracedMessage]:
+    """What every sending step of a correct program (`taccl.interpret`) sends, in an order that it allows.
+
+    Raises `InputError` if the program does not say what it is for, or sends what is no chunk and no sum of
+    one.
+    """
+    collective = program.collective
+    if collective is None:
+        raise InputError(
+            "it does not say which collective it is for; read it with collective=...", where=program.name
+        )
+    memory = [
+        rank_memory(program, r, where, lambda rows: np.full((rows, 1), _Content(), dtype=object))
+        for r, where in enumerate(layout(collective))
+    ]
+    for rank, where in enumerate(layout(collective)):
+        for index, chunk in enumerate(where.inputs):
+            memory[rank].input[index, 0] = _Content([(rank if collective.combining else -1, chunk)])
+    contents: dict[StepAddress, list[NDArray[Any]]] = {}
+    execution = execute(program, memory, sent=contents)
+    assert execution.stuck is None, "a program is traced once it was interpreted"
+    receivers: dict[StepAddress, list[StepAddress]] = defaultdict(list)
+    for parcel in parcels_of(program):
+        receivers[parcel.send] += [parcel.receive] * parcel.chunks
+    derived: dict[Contributions, int] = {
+        _Content((rank if collective.combining else -1, part) for rank, part in parts): chunk
+        for chunk, parts in enumerate(contributions(collective) if collective.derivations else ())
+    }
+    places: Counter[Queue] = Counter()
+    sent: list[TracedMessage] = []
+    for address in execution.done:
+        queue = program.threadblock(address).sends_into(address.rank)
+        if address not in contents or queue is None:
+            continue
+        held = [value[0] for value in contents[address]]
+        chunks = [_chunk(each, derived, address) for each in held]
+        sent.append(TracedMessage(address, queue, places[queue], held, chunks, receivers[address]))
+        places[queue] += 1
+    return sent
+
+
+class _Content(Contributions):
+    """What is in a slot, which a program adds up as if it were a number."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Contributions) -> _Content:
+        return _Content(self | other)
+
+
+def _chunk(content: Contributions, derived: Mapping[Contributions, int], step: StepAddress) -> int:
+    chunk = derived.get(content)
+    if not derived and len({c for _, c in content}) == 1:
+        chunk = next(iter(content))[1]
+    if chunk is None:
+        raise InputError(
+            f"{step} sends what is no chunk of the collective, and no sum of contributions to one; only "
+            "chunks are scheduled",
+            where="program",
+        )
+    return chunk

@@ -181,7 +181,6 @@ class _Placing:
         self.packed: dict[Message, list[Slot]] = {}
 
     def run(self, messages: Sequence[Message]) -> tuple[list[list[Draft]], list[int]]:
-        """Drafts of every rank's steps, and its scratch."""
         self._note_outputs(messages)
         self._place_inputs()
         for _, starts, message in events_of(messages):

@@ -59,7 +59,6 @@ def messages_of(schedule: Schedule) -> list[Message]:
     one of its sources is enough.
     """
     links, collective = schedule.problem.topology.links, schedule.problem.collective
-    sums = collective.combining and not collective.derivations
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
     groups: dict[int, list[tuple[int, int, int, int, bool]]] = defaultdict(list)
     for t in schedule:
@@ -68,7 +67,7 @@ def messages_of(schedule: Schedule) -> list[Message]:
     for members in groups.values():
         _, link, start, end, reduce = members[0]
         for dst in links[link].dsts:
-            for i, src in enumerate(links[link].srcs[: None if sums else 1]):
+            for i, src in enumerate(links[link].srcs[: None if collective.sums_up else 1]):
                 known = lanes[src, dst]
                 if link not in known:
                     known.append(link)
@@ -95,7 +94,6 @@ def follow(
 
     Arrivals of what a rank already has are dropped where nothing combines.
     """
-    sums = collective.combining and not collective.derivations
     makes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for each in collective.derivations:
         makes[each.rank, each.source].append(each.chunk)
@@ -109,7 +107,7 @@ def follow(
                 part.taken.read_until = max(part.taken.read_until, message.end)
             continue
         mine = held[message.dst]
-        if not sums:
+        if not collective.sums_up:
             message.parts = [part for part in message.parts if part.chunk not in mine]
         for part in message.parts:
             before = mine.get(part.chunk) if message.reduce else None

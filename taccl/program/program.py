@@ -61,6 +61,10 @@ class Slot(NamedTuple):
     buffer: str
     offset: int
 
+    def neighbours(self, count: int) -> tuple[Slot, ...]:
+        """So many slots, of which it is the first."""
+        return tuple(Slot(self.buffer, self.offset + i) for i in range(count))
+
     def __str__(self) -> str:
         return f"{self.buffer}[{self.offset}]"
 

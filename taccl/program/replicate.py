@@ -38,9 +38,8 @@ def _replicate_rank(rank: RankProgram, instances: int, channels: int) -> RankPro
         for step in threadblock.steps:
             ends.append(ends[-1] + max(step.count, 1))
         begins.append(ends)
-    count = len(rank.threadblocks)
-    threadblocks: list[Threadblock] = [Threadblock(())] * (count * instances)
-    for t, threadblock in enumerate(rank.threadblocks):
+    threadblocks: list[Threadblock] = []
+    for threadblock in rank.threadblocks:
         for part in range(instances):
             steps: list[Step] = []
             for step in threadblock.steps:
@@ -49,18 +48,10 @@ def _replicate_rank(rank: RankProgram, instances: int, channels: int) -> RankPro
                     (other * instances + part, begins[other][s + 1] - 1) for other, s in step.depends
                 )
                 for i in range(max(step.count, 1)):
-                    steps.append(
-                        Step(
-                            step.operation,
-                            _part_slot(step.src, i, instances, part),
-                            _part_slot(step.dst, i, instances, part),
-                            min(step.count, 1),
-                            () if i else depends,
-                        )
-                    )
-            threadblocks[t * instances + part] = replace(
-                threadblock, steps=tuple(steps), channel=threadblock.channel + part * channels
-            )
+                    src, dst = (_part_slot(each, i, instances, part) for each in (step.src, step.dst))
+                    steps.append(Step(step.operation, src, dst, min(step.count, 1), () if i else depends))
+            channel = threadblock.channel + part * channels
+            threadblocks.append(replace(threadblock, steps=tuple(steps), channel=channel))
     return RankProgram(
         rank.input_chunks * instances,
         rank.output_chunks * instances,

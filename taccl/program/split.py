@@ -57,8 +57,7 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
             piece_of.update(dict.fromkeys(addresses[begin:end], piece))
     channels = program.num_channels
     return replace(
-        program,
-        ranks=tuple(_split_rank(r, rank, piece_of, channels) for r, rank in enumerate(program.ranks)),
+        program, ranks=tuple(_split_rank(r, rank, piece_of, channels) for r, rank in enumerate(program.ranks))
     )
 
 

@@ -170,7 +170,6 @@ class Engine:
         return np.empty((count, self.memory.input.shape[1]), self.memory.input.dtype)
 
     def _moves(self, step: Step, s: int, *, whole: bool) -> list[_Move]:
-        """A step as it is executed: at once, or chunk by chunk."""
         parts = OPERATIONS[step.operation]
         rows = step.count if whole else 1
         pieces = 1 if whole or step.operation == "nop" else step.count
@@ -191,7 +190,6 @@ class Engine:
         ]  # fmt: skip
 
     def _is_done(self, block: _Block) -> bool:
-        """Whether all its moves are done, and all that it sent is taken."""
         return block.position == len(block.moves) and self._has_room(block, self.capacity)
 
     def _advance(self, block: _Block) -> bool:
@@ -214,7 +212,6 @@ class Engine:
         return moved
 
     def _awaited(self, move: _Move) -> tuple[int, int] | None:
-        """A step that this one depends on and that is not done."""
         for t, s in move.depends:
             if self.blocks[t].steps_done <= s:
                 return t, s
@@ -247,7 +244,6 @@ class Engine:
         block.steps_done += move.ends_step
 
     def _wait(self, block: _Block) -> Wait:
-        """What a threadblock that is not done waits for."""
         if block.position == len(block.moves):
             queue = Queue(self.rank, block.send_to or 0, block.channel)
             last = max(s for s, step in enumerate(self.steps[block.t]) if OPERATIONS[step.operation].sends)

@@ -8,7 +8,7 @@ from taccl.arguments import checked
 from taccl.errors import ExecutionError
 from taccl.program.lower import lower
 from taccl.program.program import Program
-from taccl.runtime.environment import INSTALL, Launch, import_mpi, launched_by
+from taccl.runtime.environment import INSTALL, import_mpi, launched_by
 from taccl.runtime.job import make_job
 
 if TYPE_CHECKING:
@@ -73,18 +73,12 @@ def execute(
     ExecutionError
         If there is no MPI, or a rank dies.
     """
-    return execute_job(
-        lambda: make_job(
-            _program(program), size, dtype=dtype, repetitions=repetitions, timeout_s=timeout_s, seed=seed
-        ),
-        note,
-    )
 
+    def job() -> Job:
+        own = program if isinstance(program, Program) else lower(program)
+        return make_job(own, size, dtype=dtype, repetitions=repetitions, timeout_s=timeout_s, seed=seed)
 
-def _program(found: Program | Schedule | CompactSchedule) -> Program:
-    if isinstance(found, Program):
-        return found
-    return lower(found)
+    return execute_job(job, note)
 
 
 def execute_job(make: Callable[[], Job], note: Callable[[str], None] = lambda _: None) -> Execution:
@@ -94,10 +88,6 @@ def execute_job(make: Callable[[], Job], note: Callable[[str], None] = lambda _:
         from taccl.runtime.launch import launch as launch_ranks
 
         return launch_ranks(make(), note)
-    return _join(launch, make, note)
-
-
-def _join(launch: Launch, make: Callable[[], Job], note: Callable[[str], None]) -> Execution:
     from taccl.runtime.rank_execution import execute_on_rank
     from taccl.runtime.watchdog import Watchdog
 

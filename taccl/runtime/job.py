@@ -10,7 +10,7 @@ import numpy as np
 from taccl.arguments import checked, known_word
 from taccl.errors import InputError, VerificationError
 from taccl.names import listed
-from taccl.program.checks import check_queues, check_steps
+from taccl.program.checks import check_queues, check_sizes, check_steps
 from taccl.program.layout import layout
 from taccl.program.program import PROTOCOLS, Program
 from taccl.units import format_count, format_size, parse_size
@@ -91,19 +91,7 @@ def make_job(
     size_bytes = parse_size(size)
     _check(program)
     per_chunk = np.dtype(dtype).itemsize * _size_chunks(program)
-    job = Job(program, -(-size_bytes // per_chunk), dtype, repetitions, timeout_s, seed)
-    layouts = job.layouts()
-    for rank, mine in enumerate(program.ranks):
-        short = layouts is not None and (
-            mine.input_chunks < len(layouts[rank].inputs) or mine.output_chunks < len(layouts[rank].outputs)
-        )
-        if layouts is not None and short:
-            raise VerificationError(
-                f"the buffers of rank {rank} hold {mine.input_chunks} chunks of input and "
-                f"{mine.output_chunks} of output; its collective needs {len(layouts[rank].inputs)} and "
-                f"{len(layouts[rank].outputs)}"
-            )
-    return job
+    return Job(program, -(-size_bytes // per_chunk), dtype, repetitions, timeout_s, seed)
 
 
 def memory_needed_bytes(job: Job) -> int:
@@ -138,7 +126,9 @@ def _check(program: Program) -> None:
     """Raise `VerificationError` for what would make a rank reach past its buffers, or mix up messages."""
     if not program.num_ranks:
         raise InputError("found no ranks; expected at least one", where="program")
+    layouts = () if program.collective is None else layout(program.collective)
     faults = [*check_steps(program), *(fault for fault in check_queues(program) if fault.steps)]
+    faults += check_sizes(program, layouts)
     if faults:
         lines = ["the program cannot be executed:", *listed(faults, most=5)]
         raise VerificationError("\n".join(lines), violations=faults)

@@ -147,7 +147,6 @@ class _Ranks:
         self._remove_segments()
 
     def _heard(self, message: dict[str, Any], note: Callable[[str], None]) -> Execution | None:
-        """Deal with a message of rank 0: the report, if it is that."""
         if "note" in message:
             note(message["note"])
         if "error" in message:

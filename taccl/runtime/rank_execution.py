@@ -130,20 +130,19 @@ class _Rank:
         collective = job.program.collective
         self.counterpart = None if collective is None else counterpart(collective)
         self.tolerance = 0.0 if collective is None else Data(job).tolerance
-        self.compared_with = "" if collective is None else COMPUTED
-        if self.counterpart is not None:
-            self.compared_with = self.counterpart.name
+        own = self.counterpart and self.counterpart.name
+        self.compared_with = own or ("" if collective is None else COMPUTED)
         self.wrong: list[WrongChunk] = []
         self.num_wrong = 0
 
     def run(self) -> dict[str, Any]:
-        """Everything, and what there is to report."""
-        stuck, times, mpi_times = None, [], []
+        stuck: Stuck | None = None
+        times: list[float] = []
+        mpi_times: list[float] = []
         expected: NDArray[Any] | None = None
         if self.counterpart is not None:
             self.note(f"running {self.counterpart.name}")
-            expected = self._expected_by_mpi(self.counterpart)
-            mpi_times = self._time_mpi(self.counterpart, np.empty_like(expected))
+            expected, mpi_times = self._run_mpi(self.counterpart)
         elif self.job.program.collective is not None:
             self.note("working out what outputs must be")
             self._expect("working out what outputs must be")
@@ -154,7 +153,10 @@ class _Rank:
             self.note(f"run {run} of {self.job.repetitions}" if run else "warming up")
             self._expect(f"run {run}")
             self.buffers.restore()
-            stuck, took_us = self._timed_run(engine)
+            self.communicator.Barrier()
+            began = time.perf_counter()
+            stuck = engine.run(self.job.timeout_s)
+            took_us = (time.perf_counter() - began) * 1e6
             if self._any(stuck is not None):
                 self._expect("giving up")
                 engine.abandon()
@@ -179,29 +181,19 @@ class _Rank:
     def _expect(self, what: str) -> None:
         self.watchdog.expect(what, self.job.timeout_s)
 
-    def _timed_run(self, engine: Engine) -> tuple[Stuck | None, float]:
-        self.communicator.Barrier()
-        began = time.perf_counter()
-        stuck = engine.run(self.job.timeout_s)
-        return stuck, (time.perf_counter() - began) * 1e6
-
-    def _expected_by_mpi(self, own: Counterpart) -> NDArray[Any]:
-        self._expect(own.name)
+    def _run_mpi(self, own: Counterpart) -> tuple[NDArray[Any], list[float]]:
+        """The output of MPI's own collective, and how long it took each time after the first."""
         layouts = self.job.layouts()
         assert layouts is not None
         output = np.empty((len(layouts[self.rank].outputs), self.job.elements), self.job.dtype)
-        own.run(self.communicator, self.buffers.given, output)
-        return output
-
-    def _time_mpi(self, own: Counterpart, output: NDArray[Any]) -> list[float]:
         times = []
-        for _ in range(self.job.repetitions):
+        for _ in range(1 + self.job.repetitions):
             self._expect(own.name)
             self.communicator.Barrier()
             began = time.perf_counter()
             own.run(self.communicator, self.buffers.given, output)
             times.append((time.perf_counter() - began) * 1e6)
-        return times
+        return output, times[1:]
 
     def _judge(self, expected: NDArray[Any], run: int) -> None:
         wrong = find_wrong(
@@ -328,6 +320,5 @@ def _gather(communicator: Any, value: Any) -> list[Any] | None:
 
 
 def _patiently(request: Any) -> None:
-    """Wait without keeping a core busy."""
     while not request.Test():
         time.sleep(_POLL_S)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["cause_first"]
 
+#: (rank, threadblock).
+Block = tuple[int, int]
+
 
 def cause_first(program: Program, waits: Sequence[Wait]) -> tuple[tuple[Wait, ...], int]:
     """The waits, led by their cause, and how many of the first wait for each other.
@@ -35,11 +38,11 @@ def cause_first(program: Program, waits: Sequence[Wait]) -> tuple[tuple[Wait, ..
     return (*first, *(each for each in waits if _block(each) not in cycle)), len(cycle)
 
 
-def _block(wait: Wait) -> tuple[int, int]:
+def _block(wait: Wait) -> Block:
     return wait.address.rank, wait.address.threadblock
 
 
-def _partners(program: Program, waits: Sequence[Wait]) -> dict[tuple[int, int], tuple[int, int]]:
+def _partners(program: Program, waits: Sequence[Wait]) -> dict[Block, Block]:
     """For each (rank, threadblock) that waits, the one that it waits for, where that waits, too."""
     senders, receivers = queue_ends(program)
     waiting = {_block(each) for each in waits}
@@ -59,16 +62,11 @@ def _partners(program: Program, waits: Sequence[Wait]) -> dict[tuple[int, int], 
     return partners
 
 
-def _cycle(partners: dict[tuple[int, int], tuple[int, int]]) -> list[tuple[int, int]]:
+def _cycle(partners: dict[Block, Block]) -> list[Block]:
     """Threadblocks each of which waits for the next, and the last for the first; none if there are none."""
-    seen: set[tuple[int, int]] = set()
-    for start in partners:
-        path: list[tuple[int, int]] = []
-        block = start
-        while block in partners and block not in seen:
-            seen.add(block)
-            path.append(block)
-            block = partners[block]
-        if block in path:
-            return path[path.index(block) :]
-    return []
+    import networkx
+
+    try:
+        return [block for block, _ in networkx.find_cycle(networkx.DiGraph(list(partners.items())))]
+    except networkx.NetworkXNoCycle:
+        return []

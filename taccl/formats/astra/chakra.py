@@ -1,27 +1,11 @@
 """Chakra execution traces, one per rank, that ASTRA-sim runs as a custom collective.
 
-A trace is a graph of nodes: a send, a receive, or the computation of a sum. A node waits for the nodes that
-it names: a send for what brought its chunks, and for the sends of its rank that held one of its resources
-before it. So every rank keeps the schedule's order; what the sends take is the simulator's business, which
-has a network of its own. What is lost with that, `LossyConversionWarning` names.
+A trace is a graph of nodes: a send, a receive, or the computation of a sum; ``docs/formats.md`` says what
+each waits for, and what is lost.
 
-A message is a length, then so many bytes in protobuf's wire format: first `GlobalMetadata`, then every
-`Node`. The few fields that are needed are written by hand:
-
-============== ============================================================================================
-message        fields, by number
-============== ============================================================================================
-GlobalMetadata 1 version, 2 attributes
-Node           1 id, 2 name, 3 type, 5 ids of the nodes it waits for, 7 duration in us, 10 attributes
-AttributeProto 1 name; 7 int32, 9 int64, 27 bool or 29 string
-============== ============================================================================================
-
-Each send has a tag of its own, so that no two receives can be mixed up. The sizes of messages are given in
-bytes (``comm_size``), and, where chunks are alike, also in chunks (``msg_chunk_cnt`` of ``total_chunk_cnt``):
-ASTRA-sim versions that know these scale the messages to the size that the workload asks for.
-
-References
-----------
+A message is a length, then so many bytes in protobuf's wire format: first `GlobalMetadata` (fields 1 version,
+2 attributes), then every `Node` (1 id, 2 name, 3 type, 5 ids of the nodes it waits for, 10 attributes). An
+attribute has 1 name; 7 int32, 9 int64, 27 bool or 29 string. So few fields are written by hand. See
 https://github.com/mlcommons/chakra (``et_def.proto``) and https://github.com/astra-sim/astra-sim
 (``CustomAlgorithm.cc``).
 """
@@ -177,7 +161,6 @@ def _nodes(schedule: Schedule, events: Events) -> list[list[_Node]]:
 
 
 def _sources(events: Events, send: int) -> set[int]:
-    """The sends that bring what a send passes on."""
     found: set[int] = set()
     pending = [send]
     while pending:
@@ -210,7 +193,6 @@ def _kept_order(
 
 
 def _shared_by_ranks(problem: Problem, events: Events) -> list[str]:
-    """Names of the resources that sends of several ranks hold."""
     links = problem.topology.links
     return [
         problem.topology.resources[resource].name
@@ -231,7 +213,6 @@ _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 
 def _encoded(nodes: Sequence[_Node], problem: Problem) -> bytes:
-    """The messages of one rank's file."""
     name = problem.title
     parts = [_text(1, _VERSION) + _bytes(2, _text(1, "schedule") + _text(_STRING, name))]
     for number, node in enumerate(nodes):

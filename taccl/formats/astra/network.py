@@ -1,14 +1,7 @@
 """Network files of ASTRA-sim's analytical backends, and the fabrics they stand for.
 
-A file gives, for every dimension, a building block, its number of NPUs, and the rate and latency of a link::
-
-    topology: [ Ring, Switch ]     # Ring, FullyConnected or Switch
-    npus_count: [ 4, 8 ]           # 32 NPUs; the first dimension varies fastest
-    bandwidth: [ 50.0, 25.0 ]      # GB/s of each link and direction, where 1 GB is 2**30 bytes
-    latency: [ 500.0, 2000.0 ]     # ns of each link
-
 That much of YAML is read here: keys at the left margin, each with a list in brackets or line by line. What
-blocks, units and occupation mean was read in the backends' sources.
+blocks, units and occupation mean was read in the backends' sources; see ``docs/formats.md``.
 """
 
 from __future__ import annotations
@@ -100,7 +93,6 @@ def load_astra_network(
 def _add_block(
     builder: TopologyBuilder, block: str, ranks: list[int], alpha_us: Fraction, beta: Fraction, name: str
 ) -> None:
-    """One building block among some ranks."""
     if block == "Switch":
         # To the switch and from it: two links.
         add_crossbar(
@@ -149,18 +141,17 @@ def _fields(
                 f"each of 1 to {_MAX_DIMENSIONS} dimensions; correct the lists",
                 where=f"{where}: {name}",
             )
-    for text, line in lists["topology"]:
-        if text not in _BLOCKS:
-            raise FormatError(
-                f"found {quoted(text)}; expected {', '.join(_BLOCKS[:-1])} or {_BLOCKS[-1]}; correct it",
-                where=f"{where}: line {line}: topology",
-            )
-    for text, line in lists["npus_count"]:
-        if not re.fullmatch(r"\d{1,9}", text) or int(text) < 2:
-            raise FormatError(
-                f"found {quoted(text)}; expected a whole number of at least 2; correct it",
-                where=f"{where}: line {line}: npus_count",
-            )
+    blocks = f"{', '.join(_BLOCKS[:-1])} or {_BLOCKS[-1]}"
+    for name, pattern, expected in (
+        ("topology", "|".join(_BLOCKS), blocks),
+        ("npus_count", "0*([2-9]|[1-9][0-9]{1,8})", "a whole number of at least 2"),
+    ):
+        for text, line in lists[name]:
+            if not re.fullmatch(pattern, text):
+                raise FormatError(
+                    f"found {quoted(text)}; expected {expected}; correct it",
+                    where=f"{where}: line {line}: {name}",
+                )
     return (
         [text for text, _ in lists["topology"]],
         [int(text) for text, _ in lists["npus_count"]],
@@ -182,8 +173,6 @@ def _numbers(lists: dict[str, list[Item]], name: str, where: str) -> Iterator[Fr
 
 
 def _lists(text: str, where: str) -> dict[str, list[Item]]:
-    """The lists of a file by their keys, as text."""
-    lists: dict[str, list[Item]] = {}
     raw: dict[str, list[Item]] = {}
     key = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -203,12 +192,7 @@ def _lists(text: str, where: str) -> dict[str, list[Item]]:
                 f"found {quoted(content)}; expected a field such as `npus_count: [ 8 ]`; correct the line",
                 where=f"{where}: line {number}",
             )
-    for key, pieces in raw.items():
-        if key in _FIELDS:
-            lists[key] = list(_items(key, pieces, where))
-        else:
-            lists[key] = []
-    return lists
+    return {key: list(_items(key, each, where)) if key in _FIELDS else [] for key, each in raw.items()}
 
 
 def _items(key: str, pieces: list[Item], where: str) -> Iterator[Item]:
@@ -238,5 +222,4 @@ def _items(key: str, pieces: list[Item], where: str) -> Iterator[Item]:
 
 
 def _split(text: str) -> list[str]:
-    """A line of a bracketed list as brackets, commas and what is between them."""
     return [piece.strip() for piece in re.split(r"([\[\],])", text) if piece.strip()]

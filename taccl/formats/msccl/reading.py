@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-__all__ = [
-    "LIMIT_COUNT", "LIMIT_ELEMENTS", "LIMIT_NAME", "MAX_CHANNELS", "MAX_DEPENDED_ID", "MAX_PEERS",
-    "MAX_STEPS", "MAX_THREADBLOCKS", "TYPES", "load_msccl_xml", "parse_msccl_xml",
-]  # fmt: skip
+__all__ = ["TYPES", "load_msccl_xml", "parse_msccl_xml"]
 
 #: Limits of the runtime's parser and kernels.
 MAX_THREADBLOCKS, MAX_DEPENDED_ID, MAX_STEPS, MAX_CHANNELS, MAX_PEERS = 216, 127, 256, 32, 32
@@ -111,7 +108,7 @@ class _File:
         if len(algo.all("gpu")) != self.num_ranks or len(gpus) != self.num_ranks:
             raise algo.error(
                 f"found {len(algo.all('gpu'))} <gpu> elements with {len(gpus)} ids; expected "
-                f"{self.num_ranks}, one for each of ngpus",
+                f"{self.num_ranks}, one for each of ngpus"
             )
         purpose = self._collective(collective, root)
         return Program(
@@ -184,13 +181,13 @@ class _File:
                 if other != t:
                     raise element.error(
                         f"threadblocks {other} and {t} both {word} with rank {peer} over channel "
-                        f"{tb.channel}; expected one: give the other a channel of its own",
+                        f"{tb.channel}; expected one: give the other a channel of its own"
                     )
                 peers[tb.channel] += 1
             if max(peers) > MAX_PEERS:
                 channel = peers.index(max(peers))
                 raise gpu.error(
-                    f"found {max(peers)} {word} peers over channel {channel}; expected at most {MAX_PEERS}",
+                    f"found {max(peers)} {word} peers over channel {channel}; expected at most {MAX_PEERS}"
                 )
 
     def _threadblock(
@@ -245,8 +242,7 @@ class _File:
         offset = self._number(step, f"{side}off", -(2**20), 2**20)
         if count and not 0 <= offset <= limits[buffer] - count:
             raise step.error(
-                f"{side}off {offset} and cnt {count} reach past {buffer}, which holds {limits[buffer]} "
-                "chunks",
+                f"{side}off {offset} and cnt {count} reach past {buffer}, which holds {limits[buffer]} chunks"
             )
         return Slot(_BUFFERS[buffer], offset)
 
@@ -267,7 +263,7 @@ class _File:
         if self._number(steps[index], "hasdep", 0, 1) != 1:
             raise step.error(
                 f"waits for step {index} of threadblock {block}, in line {steps[index].line}, which has no "
-                'hasdep="1" and so never says that it is done',
+                'hasdep="1" and so never says that it is done'
             )
         return ((block, index),)
 

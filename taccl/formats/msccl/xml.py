@@ -1,13 +1,9 @@
 """Programs as MSCCL XML, the file that the MSCCL runtime (a fork of NCCL) and TACCL's runtime load.
 
-What is written follows what that runtime's parser reads and what its kernels do, which is stricter than XML:
-no declaration, no tabs, no tag over several lines, double quotes. Limits of the format are checked before
-anything is written. What a program's several dependencies of one step become is a chain of steps that do
-nothing but wait.
-
-What is read is held to the same rules, among them those that the runtime does not check and that make it
-hang or compute garbage: see `taccl.formats.msccl.reading`. Whether the program then does what its
-collective asks for is for `taccl.program.interpret` to judge.
+What is written follows what that runtime's parser reads and what its kernels do, which is stricter than XML.
+Limits of the format are checked before anything is written. What a program's several dependencies of one step
+become is a chain of steps that do nothing but wait. What is read is held to the same rules: see
+`taccl.formats.msccl.reading`.
 """
 
 from __future__ import annotations
@@ -18,25 +14,14 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from taccl.errors import ExportError, InputError
-from taccl.formats.msccl.reading import (
-    LIMIT_COUNT,
-    LIMIT_ELEMENTS,
-    LIMIT_NAME,
-    MAX_CHANNELS,
-    MAX_DEPENDED_ID,
-    MAX_PEERS,
-    MAX_STEPS,
-    MAX_THREADBLOCKS,
-    TYPES,
-    load_msccl_xml,
-    parse_msccl_xml,
-)
+from taccl.formats.msccl import reading
+from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of
 from taccl.program.checks import traffic
 from taccl.program.split import split_threadblocks, weight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from taccl.program.program import Program, RankProgram, Slot, Threadblock
 
@@ -61,12 +46,13 @@ def dump_msccl_xml(
         raise InputError(f"found {min_bytes} to {max_bytes} bytes; expected a range", where="min_bytes")
     kind = kind_of(program, "MSCCL XML")
     if split:
-        program = split_threadblocks(program, max_steps=MAX_STEPS)
-    _check_limits(program)
+        program = split_threadblocks(program, max_steps=reading.MAX_STEPS)
+    for excess in _excesses(program):
+        raise ExportError(f"MSCCL XML {excess}")
     mirrored = _mirrored(program)
     scratch = program.scratch_chunks
     attributes: dict[str, object] = {
-        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[:LIMIT_NAME],
+        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[: reading.LIMIT_NAME],
         "proto": program.protocol,
         "nchannels": program.num_channels,
         "nchunksperloop": kind.size,
@@ -91,47 +77,48 @@ def dump_msccl_xml(
     return "\n".join(lines) + "\n"
 
 
-def _check_limits(program: Program) -> None:
-    """Raise `ExportError` where the format cannot hold the program."""
-    if program.num_channels > MAX_CHANNELS:
-        raise ExportError(
-            f"MSCCL XML holds at most {MAX_CHANNELS} channels, and the program has {program.num_channels}; "
+def _excesses(program: Program) -> Iterator[str]:
+    """What the format cannot hold, and how to lower the schedule within it."""
+    if program.num_channels > reading.MAX_CHANNELS:
+        yield (
+            f"holds at most {reading.MAX_CHANNELS} channels, and the program has {program.num_channels}; "
             "lower the schedule with fewer num_channels or instances"
         )
     for r, rank in enumerate(program.ranks):
         count = len(rank.threadblocks)
-        if count > MAX_THREADBLOCKS:
+        if count > reading.MAX_THREADBLOCKS:
             pairs = {(tb.send_to, tb.channel) for tb in rank.threadblocks}
             pairs |= {(tb.receive_from, tb.channel) for tb in rank.threadblocks}
             remedy = "lower the schedule with threadblocks='per-peer'"
-            if len(pairs) > MAX_THREADBLOCKS:
+            if len(pairs) > reading.MAX_THREADBLOCKS:
                 remedy = (
                     "let a rank talk to fewer others, by a sketch, or use fewer num_channels or instances"
                 )
-            raise ExportError(
-                f"MSCCL XML holds at most {MAX_THREADBLOCKS} threadblocks a rank, and rank {r} has {count}; "
+            yield (
+                f"holds at most {reading.MAX_THREADBLOCKS} threadblocks a rank, and rank {r} has {count}; "
                 f"{remedy}"
             )
-        _check_peers(r, rank)
-        total = 1 + program.num_ranks + count
+        yield from _crowded_channels(r, rank)
         for t, threadblock in enumerate(rank.threadblocks):
-            total += _check_steps(r, t, threadblock)
-        if total >= LIMIT_ELEMENTS:
-            raise ExportError(
-                f"MSCCL XML holds fewer than {LIMIT_ELEMENTS} elements a rank, and rank {r} makes {total} of "
+            yield from _long_steps(r, t, threadblock)
+        total = 1 + program.num_ranks + count
+        total += sum(weight(step) for threadblock in rank.threadblocks for step in threadblock.steps)
+        if total >= reading.LIMIT_ELEMENTS:
+            yield (
+                f"holds fewer than {reading.LIMIT_ELEMENTS} elements a rank, and rank {r} makes {total} of "
                 "its threadblocks and steps; lower the schedule with fewer instances, or cut the data into "
                 "fewer chunks"
             )
         for t, s in sorted({each for tb in rank.threadblocks for step in tb.steps for each in step.depends}):
-            if t > MAX_DEPENDED_ID:
-                raise ExportError(
-                    f"MSCCL XML lets steps wait for threadblocks 0-{MAX_DEPENDED_ID} only, and one of rank "
+            if t > reading.MAX_DEPENDED_ID:
+                yield (
+                    f"lets steps wait for threadblocks 0-{reading.MAX_DEPENDED_ID} only, and one of rank "
                     f"{r} waits for step {s} of threadblock {t}; lower the schedule with "
                     "threadblocks='per-peer', or fewer num_channels or instances"
                 )
 
 
-def _check_peers(r: int, rank: RankProgram) -> None:
+def _crowded_channels(r: int, rank: RankProgram) -> Iterator[str]:
     for word in ("send_to", "receive_from"):
         peers: dict[int, set[int]] = defaultdict(set)
         for threadblock in rank.threadblocks:
@@ -139,31 +126,29 @@ def _check_peers(r: int, rank: RankProgram) -> None:
             if peer is not None:
                 peers[threadblock.channel].add(peer)
         for channel, known in sorted(peers.items()):
-            if len(known) > MAX_PEERS:
-                raise ExportError(
-                    f"MSCCL XML holds at most {MAX_PEERS} peers a channel, and rank {r} has {len(known)} to "
+            if len(known) > reading.MAX_PEERS:
+                yield (
+                    f"holds at most {reading.MAX_PEERS} peers a channel, and rank {r} has {len(known)} to "
                     f"{word.replace('_', ' ')} over channel {channel}; lower the schedule with "
-                    f"channels='by-peer', num_channels={math.ceil(len(known) / MAX_PEERS) + 1}"
+                    f"channels='by-peer', num_channels={math.ceil(len(known) / reading.MAX_PEERS) + 1}"
                 )
 
 
-def _check_steps(r: int, t: int, threadblock: Threadblock) -> int:
-    """How many steps of the file a threadblock makes."""
+def _long_steps(r: int, t: int, threadblock: Threadblock) -> Iterator[str]:
     total = sum(map(weight, threadblock.steps))
-    if total > MAX_STEPS:
-        raise ExportError(
-            f"MSCCL XML holds at most {MAX_STEPS} steps a threadblock, and threadblock {t} of rank {r} makes "
+    if total > reading.MAX_STEPS:
+        yield (
+            f"holds at most {reading.MAX_STEPS} steps a threadblock, and threadblock {t} of rank {r} makes "
             f"{total}, with those that only wait; give split=True, or lower the schedule with "
-            f"channels='round-robin', num_channels={math.ceil(total / MAX_STEPS)} or more, or cut the data "
-            "into fewer chunks"
+            f"channels='round-robin', num_channels={math.ceil(total / reading.MAX_STEPS)} or more, or cut "
+            "the data into fewer chunks"
         )
     for s, step in enumerate(threadblock.steps):
-        if step.count > LIMIT_COUNT:
-            raise ExportError(
-                f"MSCCL XML moves at most {LIMIT_COUNT} chunks in a step, and step {s} of threadblock {t} of "
-                f"rank {r} moves {step.count}; lower the schedule with max_count={LIMIT_COUNT}"
+        if step.count > reading.LIMIT_COUNT:
+            yield (
+                f"moves at most {reading.LIMIT_COUNT} chunks in a step, and step {s} of threadblock {t} of "
+                f"rank {r} moves {step.count}; lower the schedule with max_count={reading.LIMIT_COUNT}"
             )
-    return total
 
 
 def _mirrored(program: Program) -> dict[tuple[int, int, int], tuple[Slot | None, Slot | None]]:
@@ -179,9 +164,7 @@ def _mirrored(program: Program) -> dict[tuple[int, int, int], tuple[Slot | None,
 
 
 def _rank_lines(
-    r: int,
-    rank: RankProgram,
-    mirrored: dict[tuple[int, int, int], tuple[Slot | None, Slot | None]],
+    r: int, rank: RankProgram, mirrored: dict[tuple[int, int, int], tuple[Slot | None, Slot | None]]
 ) -> list[str]:
     """The threadblocks of a rank; a step that waits for several others follows steps that do nothing else."""
     # Where each step is once those that only wait are counted.

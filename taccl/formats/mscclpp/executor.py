@@ -167,7 +167,6 @@ class _Machine:
         return ops
 
     def _threads(self, r: int, t: int) -> tuple[int, int]:
-        """The first thread, and all others."""
         number = self.number_of[r, t]
         return 2 * number, 2 * number + 1
 
@@ -186,7 +185,6 @@ class _Machine:
         return channel
 
     def _remote(self, r: int, t: int, kind: str, number: int) -> tuple[int, str]:
-        """The rank and the name of a remote buffer, by its number in the threadblock's list."""
         references = self.gpus[r]["threadblocks"][t]["remote_buffer_refs"]
         buffer = self.gpus[r]["remote_buffers"][
             _listed(references, "access_channel_type", kind, "remote_buffer_ids")[number]
@@ -270,11 +268,9 @@ class _Machine:
         self.memory.put(sums, self.memory.rows(r, r, dst["type"], dst), threads)
 
     def _read(self, r: int, chunks: Op, threads: tuple[int, ...]) -> list[Any]:
-        """What is in neighbouring chunks of the rank itself."""
         return [self.memory.read(place, threads) for place in self.memory.rows(r, r, chunks["type"], chunks)]
 
     def _end(self) -> None:
-        """The next call finds everything as this one did."""
         for r, t in self.blocks:
             for thread in self._threads(r, t):
                 self._learn(self.memory.users[r], self._tell(thread))

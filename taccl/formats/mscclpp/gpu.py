@@ -8,7 +8,6 @@ semaphore of its own, that counts.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import ExportError
@@ -22,31 +21,6 @@ if TYPE_CHECKING:
     from taccl.program.program import Program, Queue, Step
 
 __all__ = ["PlanGpu"]
-
-
-@dataclass(slots=True)
-class _References:
-    """What one threadblock uses of its rank's channels and remote buffers: its own numbers for each."""
-
-    channels: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    buffers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-    @staticmethod
-    def number(known: list[int], wanted: int) -> int:
-        if wanted not in known:
-            known.append(wanted)
-        return known.index(wanted)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "channels": [
-                {"channel_type": kind, "channel_ids": ids} for kind, ids in sorted(self.channels.items())
-            ],
-            "remote_buffer_refs": [
-                {"access_channel_type": kind, "remote_buffer_ids": ids}
-                for kind, ids in sorted(self.buffers.items())
-            ],
-        }
 
 
 class PlanGpu:
@@ -80,10 +54,9 @@ class PlanGpu:
         """What the plan's JSON has of this rank."""
         threadblocks: list[dict[str, Any]] = []
         for t in range(len(self.threadblocks)):
-            references = _References()
-            steps = self._threadblock(t, references)
-            for ops in self._pieces(t, steps, split):
-                threadblocks.append({"id": len(threadblocks), "ops": ops} | references.to_dict())
+            own = self._threadblock(t)
+            for ops in self._pieces(t, own.steps, split):
+                threadblocks.append({"id": len(threadblocks), "ops": ops} | own.references())
         if len(threadblocks) > max_threadblocks:
             raise ExportError(
                 f"MSCCL++ runs at most {max_threadblocks} threadblocks of a rank at once, and rank "
@@ -118,10 +91,7 @@ class PlanGpu:
         for t, threadblock in enumerate(self.threadblocks):
             passed: dict[int, int] = {}
             for s, step in enumerate(threadblock.steps):
-                latest: dict[int, int] = {}
-                for other, index in step.depends:
-                    latest[other] = max(index, latest.get(other, -1))
-                for other, index in latest.items():
+                for other, index in dict(sorted(step.depends)).items():  # of several, the latest
                     if other == t or passed.get(other, -1) >= index:
                         continue
                     passed[other] = index
@@ -131,7 +101,6 @@ class PlanGpu:
         return waits, released, len(numbers)
 
     def _pieces(self, t: int, steps: Sequence[list[Op]], split: bool) -> Iterator[list[Op]]:
-        """The operations of one threadblock, or of the several that it becomes."""
         total = sum(len(each) for each in steps)
         if total <= MAX_OPERATIONS:
             yield [op for each in steps for op in each]
@@ -153,12 +122,11 @@ class PlanGpu:
             ops += each
         yield ops
 
-    def _threadblock(self, t: int, references: _References) -> list[list[Op]]:
-        """The operations of a threadblock, step by step."""
+    def _threadblock(self, t: int) -> PlanThreadblock:
         ops = PlanThreadblock()
         ops.begin_step()
         for parcel in self.messages.opening.get((self.rank, t), ()):
-            ops.signal(*self._channel(parcel.queue, references))
+            ops.signal(*self._channel(ops, parcel.queue))
         for s, step in enumerate(self.threadblocks[t].steps):
             address = StepAddress(self.rank, t, s)
             ops.begin_step()
@@ -166,27 +134,26 @@ class PlanGpu:
             if not parts.sends:
                 ops.flush()
             ops.acquire(self.waits.get(address, ()))
-            self._step(ops, address, step, references)
+            self._step(ops, address, step)
             if address in self.releases:
                 ops.flush()
                 ops.release(self.releases[address])
         ops.begin_step()
         ops.flush()
-        return ops.steps
+        return ops
 
-    def _step(self, ops: PlanThreadblock, address: StepAddress, step: Step, references: _References) -> None:
-        """Take in what comes, work on it, and send it on."""
+    def _step(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> None:
         for parcel in () if self.packets else self.messages.received.get(address, ()):
             if parcel in self.messages.crowded:
                 ops.flush()
-                ops.signal(*self._channel(parcel.queue, references))
-            ops.wait(*self._channel(parcel.queue, references))
+                ops.signal(*self._channel(ops, parcel.queue))
+            ops.wait(*self._channel(ops, parcel.queue))
         result = self._work(ops, address, step)
         for parcel in self.messages.sent.get(address, ()):
             assert result is not None, "what is sent is somewhere"
-            channel, kind = self._channel(parcel.queue, references)
+            channel, kind = self._channel(ops, parcel.queue)
             landing = self.messages.landing[parcel.receive]
-            buffer = self._remote_buffer(parcel.queue.dst, landing.buffer[0], references)
+            buffer = self._remote_buffer(ops, parcel.queue.dst, landing.buffer[0])
             source = Slot(result.buffer, result.offset + parcel.send_offset)
             target = remote(buffer, landing.offset + parcel.receive_offset, parcel.chunks)
             if self.packets:
@@ -201,41 +168,32 @@ class PlanGpu:
         """What a step does within its rank; returns where the result is."""
         src, dst = self._own(step.src), self._own(step.dst)
         landing = self.messages.landing.get(address)
-        if step.operation in ("copy", "reduce"):
-            assert src is not None
-            assert dst is not None
-            if step.operation == "copy":
-                ops.copy(src, dst, step.count)
-            else:
-                ops.reduce(dst, src, dst, step.count)
-        elif landing is None:
+        if landing is None and not OPERATIONS[step.operation].writes:
             return src
-        elif OPERATIONS[step.operation].reads:
-            dst = dst if OPERATIONS[step.operation].writes else self.messages.sums[address]
-            assert src is not None
-            assert dst is not None
-            if self.packets:
-                ops.reduce_packets(src, landing.offset, dst, step.count)
-            else:
-                ops.reduce(src, landing, dst, step.count)
+        if step.operation == "receive-reduce-send":
+            dst = self.messages.sums[address]
+        assert dst is not None
+        sources = [each for each in (src, landing) if each is not None]
+        if landing is None:
+            added = [dst] if step.operation == "reduce" else []
+            ops.combine("re" if added else "copy", [*added, *sources], dst, step.count)
         elif self.packets:
-            assert dst is not None
-            ops.unpack(landing.offset, dst, step.count)
+            ops.combine("repkt" if src is not None else "upkt", sources, dst, step.count, packets=1)
+        elif src is not None:
+            ops.combine("re", sources, dst, step.count)
         return dst
 
-    def _channel(self, queue: Queue, references: _References) -> tuple[int, str]:
+    def _channel(self, ops: PlanThreadblock, queue: Queue) -> tuple[int, str]:
         """The threadblock's number of a queue's channel, and the kind of channel."""
         kind, number = self.channel_of[queue]
-        return references.number(references.channels[kind], number), kind
+        return ops.channel(kind, number), kind
 
-    def _remote_buffer(self, peer: int, buffer: str, references: _References) -> int:
+    def _remote_buffer(self, ops: PlanThreadblock, peer: int, buffer: str) -> int:
         if (peer, buffer) not in self.remote_buffers:
             self.remote_buffers.append((peer, buffer))
-        number = self.remote_buffers.index((peer, buffer))
-        return references.number(references.buffers[self._kind(peer)], number)
+        return ops.buffer(self._kind(peer), self.remote_buffers.index((peer, buffer)))
 
     def _own(self, slot: Slot | None) -> Slot | None:
-        """The one name of a place of the rank."""
         if slot is None:
             return None
         return self.messages.layouts[self.rank].canonical(slot, in_place=self.program.in_place)

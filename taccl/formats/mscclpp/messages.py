@@ -91,7 +91,7 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
                 if step.operation == "receive-reduce-send":
                     sums[address] = landing[address]
                 crowded.update(_crowded(received[address], landing[address], used[rank]))
-                used[rank].update(_range(landing[address], step.count))
+                used[rank].update(landing[address].neighbours(step.count))
         for slot in (*read_slots(step), *written_slots(step)):
             used[rank].add(layouts[rank].canonical(slot, in_place=program.in_place))
     opening: dict[tuple[int, int], list[Parcel]] = defaultdict(list)
@@ -128,18 +128,11 @@ def _lands_in_place(step: Step, where: RankLayout, in_place: bool) -> bool:
     assert step.src is not None
     if step.operation == "receive-reduce-send":
         return False
-    target = _range(where.canonical(step.dst, in_place=in_place), step.count)
-    return not target & _range(where.canonical(step.src, in_place=in_place), step.count)
+    target = where.canonical(step.dst, in_place=in_place).neighbours(step.count)
+    return not {*target} & {*where.canonical(step.src, in_place=in_place).neighbours(step.count)}
 
 
 def _crowded(parcels: list[Parcel], landing: Slot, used: set[Slot]) -> set[Parcel]:
     """The parcels that land where something was before."""
-    return {
-        parcel
-        for parcel in parcels
-        if _range(Slot(landing.buffer, landing.offset + parcel.receive_offset), parcel.chunks) & used
-    }
-
-
-def _range(first: Slot, count: int) -> set[Slot]:
-    return {Slot(first.buffer, first.offset + i) for i in range(count)}
+    slots = landing.neighbours(max(each.receive_offset + each.chunks for each in parcels))
+    return {p for p in parcels if used.intersection(slots[p.receive_offset : p.receive_offset + p.chunks])}

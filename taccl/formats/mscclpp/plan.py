@@ -77,15 +77,10 @@ def save_mscclpp_plan(
     for each in (target, module) if register else (target,):
         check_writable(each, overwrite=overwrite)
     plan = build_mscclpp_plan(
-        program,
-        min_bytes=min_bytes,
-        max_bytes=max_bytes,
-        ranks_per_node=ranks_per_node,
-        num_threads_per_block=num_threads_per_block,
-        max_threadblocks=max_threadblocks,
-        split=split,
+        program, min_bytes=min_bytes, max_bytes=max_bytes, ranks_per_node=ranks_per_node,
+        num_threads_per_block=num_threads_per_block, max_threadblocks=max_threadblocks, split=split,
         name=name,
-    )
+    )  # fmt: skip
     write_whole(target, plan_text(plan), overwrite=overwrite)
     if not register:
         return (target,)
@@ -126,7 +121,7 @@ def build_mscclpp_plan(
             f"found {num_threads_per_block}; expected a multiple of 32, at most {_MAX_THREADS}",
             where="num_threads_per_block",
         )
-    packets = _uses_packets(program, nodes)
+    packets, collective = _uses_packets(program, nodes), program.collective
     kind = kind_of(program, "MSCCL++")
     buffers = _buffers(program, kind)
     messages = place_messages(program, packets=packets)
@@ -147,7 +142,7 @@ def build_mscclpp_plan(
     ]
     plan = {
         "name": name or program.name,
-        "collective": COLLECTIVES.get(kind.name) or _own_name(program),
+        "collective": COLLECTIVES.get(kind.name) or ("custom" if collective is None else collective.name),
         "protocol": "LL" if packets else "Simple",
         "inplace": program.in_place,
         # Shared resources would keep the addresses of the first call's buffers.
@@ -200,10 +195,6 @@ def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
     return program.node_of_rank
 
 
-def _own_name(program: Program) -> str:
-    return "custom" if program.collective is None else program.collective.name
-
-
 def _uses_packets(program: Program, nodes: Sequence[int]) -> bool:
     """Whether data goes as packets.
 
@@ -237,7 +228,6 @@ def _uses_packets(program: Program, nodes: Sequence[int]) -> bool:
 
 
 def _buffers(program: Program, kind: ProgramKind) -> list[tuple[int, int]]:
-    """Chunks of every rank's input and output."""
     if kind.name in COLLECTIVES:
         return [kind.buffer_chunks(program.num_ranks)] * program.num_ranks
     for r, rank in enumerate(program.ranks):

@@ -93,15 +93,9 @@ def registration_snippet(
     for file, plan in plans.items():
         try:
             row = (
-                os.path.basename(os.fspath(file)),
-                plan["name"],
-                plan["collective"],
-                len(plan["gpus"]),
-                ranks_per_node,
-                bool(plan["inplace"]),
-                plan["min_message_size"],
-                plan["max_message_size"],
-            )
+                os.path.basename(os.fspath(file)), plan["name"], plan["collective"], len(plan["gpus"]),
+                ranks_per_node, bool(plan["inplace"]), plan["min_message_size"], plan["max_message_size"],
+            )  # fmt: skip
         except (KeyError, TypeError) as error:
             raise InputError(f"found no {error}; expected an MSCCL++ plan", where=os.fspath(file)) from None
         if plan["name"] in names:

@@ -12,6 +12,7 @@ writes. So a ``nop``, which is a barrier, has to stand
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from taccl.program.program import Slot
@@ -43,8 +44,28 @@ class PlanThreadblock:
 
     def __init__(self) -> None:
         self.steps: list[list[Op]] = []
+        self._channels: dict[str, list[int]] = defaultdict(list)
+        self._buffers: dict[str, list[int]] = defaultdict(list)
         self._unflushed: int | None = None
         self._forget()
+
+    def channel(self, kind: str, number: int) -> int:
+        """Its own number of one of its rank's channels."""
+        return _place(self._channels[kind], number)
+
+    def buffer(self, kind: str, number: int) -> int:
+        """Its own number of one of its rank's remote buffers."""
+        return _place(self._buffers[kind], number)
+
+    def references(self) -> dict[str, Any]:
+        """What it uses of its rank's channels and remote buffers, as it stands in the plan."""
+        channels, buffers = sorted(self._channels.items()), sorted(self._buffers.items())
+        return {
+            "channels": [{"channel_type": kind, "channel_ids": ids} for kind, ids in channels],
+            "remote_buffer_refs": [
+                {"access_channel_type": kind, "remote_buffer_ids": ids} for kind, ids in buffers
+            ],
+        }
 
     def begin_step(self) -> None:
         """What follows belongs to the next step."""
@@ -74,61 +95,41 @@ class PlanThreadblock:
             return
         channel, self._unflushed = self._unflushed, None
         # The executor flushes as many channels as the operation has destinations, so it gets one.
-        self._waited(
-            1,
-            {
-                "name": "flush",
-                "channel_ids": [channel],
-                "channel_type": "port",
-                "dst_buff": [local(Slot("output", 0), 1)],
-            },
-        )
+        flushed = {
+            "channel_ids": [channel],
+            "channel_type": "port",
+            "dst_buff": [local(Slot("output", 0), 1)],
+        }
+        self._waited(1, {"name": "flush", **flushed, "dst_buff": [local(Slot("output", 0), 1)]})
 
     def put(self, kind: str, channel: int, source: Slot, count: int, target: Op) -> None:
         """Write neighbouring chunks into another rank's memory."""
-        op: Op = {"name": "put", "src_buff": [local(source, count)], "dst_buff": [target]}
         if kind == "memory":
-            self._move(op | {"channel_type": kind}, _slots(source, count), ())
+            self._write("put", source, count, target)
             return
+        op: Op = {"name": "put", "src_buff": [local(source, count)], "dst_buff": [target]}
         self._tell(1, op | {"channel_ids": [channel], "channel_type": kind})
         self._unflushed = channel
 
     def put_packets(self, source: Slot, count: int, target: Op) -> None:
         """Write neighbouring chunks into another rank's scratch, as packets that say when they are there."""
-        op = {"name": "ppkt", "src_buff": [local(source, count)], "dst_buff": [target]}
-        self._move(op | {"channel_type": "memory"}, _slots(source, count), ())
+        self._write("ppkt", source, count, target)
 
-    def copy(self, source: Slot, target: Slot, count: int) -> None:
-        """Copy chunks within the rank."""
-        op = {"name": "copy", "src_buff": [local(source, count)], "dst_buff": [local(target, count)]}
-        self._move(op, _slots(source, count), _slots(target, count))
+    def combine(
+        self, name: str, sources: Sequence[Slot], target: Slot, count: int, *, packets: int = 0
+    ) -> None:
+        """Copy or add chunks within the rank; the last so many sources are packets, taken as they come."""
+        op = {
+            "name": name,
+            "src_buff": [local(each, count) for each in sources],
+            "dst_buff": [local(target, count)],
+        }
+        read = [slot for each in sources[: len(sources) - packets] for slot in each.neighbours(count)]
+        self._move(op, read, target.neighbours(count))
 
-    def unpack(self, packet: int, target: Slot, count: int) -> None:
-        """Copy packets to where their data belongs, as they come."""
-        packets = local(Slot("scratch", packet), count)
-        self._move(
-            {"name": "upkt", "src_buff": [packets], "dst_buff": [local(target, count)]},
-            (),
-            _slots(target, count),
-        )
-
-    def reduce(self, first: Slot, second: Slot, target: Slot, count: int) -> None:
-        """Add chunks within the rank."""
-        sources = [local(first, count), local(second, count)]
-        self._move(
-            {"name": "re", "src_buff": sources, "dst_buff": [local(target, count)]},
-            (*_slots(first, count), *_slots(second, count)),
-            _slots(target, count),
-        )
-
-    def reduce_packets(self, first: Slot, packet: int, target: Slot, count: int) -> None:
-        """Add packets, as they come, to chunks of the rank."""
-        sources = [local(first, count), local(Slot("scratch", packet), count)]
-        self._move(
-            {"name": "repkt", "src_buff": sources, "dst_buff": [local(target, count)]},
-            _slots(first, count),
-            _slots(target, count),
-        )
+    def _write(self, name: str, source: Slot, count: int, target: Op) -> None:
+        op = {"name": name, "src_buff": [local(source, count)], "dst_buff": [target]}
+        self._move(op | {"channel_type": "memory"}, source.neighbours(count), ())
 
     def _forget(self) -> None:
         """All threads are at one point."""
@@ -160,8 +161,10 @@ class PlanThreadblock:
         self._written |= writes
 
 
-def _slots(first: Slot, count: int) -> tuple[Slot, ...]:
-    return tuple(Slot(first.buffer, first.offset + i) for i in range(count))
+def _place(known: list[int], wanted: int) -> int:
+    if wanted not in known:
+        known.append(wanted)
+    return known.index(wanted)
 
 
 def _groups(numbers: Sequence[int]) -> list[list[int]]:

@@ -211,7 +211,6 @@ class System:
         return Fraction(text)
 
     def _wanted(self, name: str, given: tuple[str, ...] | None, kind: str, other: str = "") -> bool:
-        """Whether an argument, if there is one, names a device."""
         hits = {name.lower(), other.lower()} & set(given or ())
         self.named |= hits
         if given is not None and not hits:

@@ -1,8 +1,7 @@
 """The matrix that ``nvidia-smi topo -m`` prints: which devices of a server are joined, and how.
 
-A cell has a number of NVLinks (``NV2``), or how far PCIe goes: through one switch (``PIX``), several
-(``PXB``), the CPU (``PHB``, ``NODE``), or from one CPU to another (``SYS``). There are no rates in it and no
-latencies: they come from arguments, and what their defaults stand for is among the topology's notes.
+There are no rates in it and no latencies: they come from arguments, and what their defaults stand for is
+among the topology's notes.
 """
 
 from __future__ import annotations
@@ -215,7 +214,6 @@ def _check_row(device: str, row: list[str], devices: tuple[str, ...], where: str
 
 
 def _names(nics: Sequence[str] | None, matrix: _Matrix, where: str) -> list[str]:
-    """The devices that count as NICs."""
     gpus = set(matrix.gpus)
     others = [device for device in matrix.devices if device not in gpus]
     if nics is None:
@@ -270,7 +268,7 @@ def _nvlinks(
             if match := _NVLINK.match(matrix.cells[gpu, gpus[b]]):
                 count[a, b] = int(match[1])
     switches = []
-    for group in sorted(map(sorted, networkx.connected_components(networkx.Graph(count)))):
+    for group in sorted(map(sorted, networkx.connected_components(networkx.Graph(list(count))))):
         ranks: list[int] = group
         pairs = [(a, b) for a in ranks for b in ranks if a < b]
         counts = {count.get(pair, 0) for pair in pairs}

@@ -1,16 +1,8 @@
 """A server as files describe it, and topologies of several such servers.
 
 A server is a tree of PCIe: CPUs, switches, GPUs and NICs. NVLinks join GPUs pair by pair, or through
-NVSwitch. A rank is a GPU, a node is a server. What the topology makes of that:
-
-- NVLink pairs are links. An NVSwitch is a crossbar: a port out and a port in for every rank.
-- PCIe joins ranks of a node: a link for every ordered pair, as slow as the slowest step on its way through
-  the tree. Every step that several links take is a resource, one for each direction, which a send holds for
-  ``bytes * beta`` of that step.
-- Between nodes there is a link for every pair of ranks, through the nearest NIC of each. It holds the steps
-  of PCIe to the NIC, the NIC's egress, the other NIC's ingress, and the steps from there.
-
-A resource is left out where another one, held by at least the same sends for at least as long, says it all.
+NVSwitch. A rank is a GPU, a node is a server; ``docs/formats.md`` says what the topology makes of that. A
+resource is left out where another one, held by at least the same sends for at least as long, says it all.
 """
 
 from __future__ import annotations
@@ -197,7 +189,6 @@ def _add_node(
     node: int,
     by_pcie: list[tuple[int, int]],
 ) -> None:
-    """The links of one node: NVLink pairs, NVSwitches, PCIe."""
     first, alpha_us = node * len(server.gpus), wiring.intranode_alpha_us
     for (a, b), count in sorted(server.nvlinks.items()):
         beta = server.nvlink_beta_us_per_mb / count
@@ -259,7 +250,6 @@ def _steps(server: Server, start: int, end: int) -> list[Step]:
 
 
 def _ancestors(server: Server, part: int) -> list[int]:
-    """A part, its parent, and so on up to the CPU."""
     chain = [part]
     while (parent := server.parts[chain[-1]].parent) is not None:
         chain.append(parent)
@@ -291,7 +281,6 @@ def _nearest_nics(server: Server) -> list[int]:
 def _notes(
     server: Server, wiring: Wiring, by_pcie: list[tuple[int, int]], nic_of_rank: list[int]
 ) -> list[str]:
-    """What was decided, in sentences."""
     notes = [
         f"alpha is {float(wiring.intranode_alpha_us):g} us inside a node and "
         f"{float(wiring.internode_alpha_us):g} us between nodes; unless given, these are TACCL's published "

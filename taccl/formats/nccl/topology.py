@@ -1,9 +1,7 @@
 """NCCL topology XML: what NCCL dumps (``NCCL_TOPO_DUMP_FILE``) and reads (``NCCL_TOPO_FILE``).
 
-A file has the tree of PCIe, and where NCCL wrote it on the machine itself also ranks, NVLinks and NICs with
-their speed. Files that cloud providers ship have less; what is missing comes from arguments, or is assumed as
-NCCL assumes it, and every assumption is a note of the topology. Rates are NCCL's own, which are about what a
-program gets, not what a data sheet promises.
+What a file lacks comes from arguments, or is assumed as NCCL assumes it, and every assumption is a note of
+the topology. Rates are NCCL's own, which are about what a program gets, not what a data sheet promises.
 """
 
 from __future__ import annotations
@@ -135,7 +133,6 @@ def _alpha(alpha_us: Number | None, default: Fraction, where: str) -> Fraction:
 
 
 def _ranked(gpus: list[Gpu], notes: list[str]) -> list[Gpu]:
-    """GPUs in the order of their local ranks."""
     ranks = [gpu.rank for gpu in gpus if gpu.rank is not None]
     if not ranks:
         notes.append("the file has no ranks; GPUs are ranks in the order of their bus ids")
@@ -195,7 +192,6 @@ def _nvlinks(ranked: list[Gpu], notes: list[str]) -> tuple[Pairs, Switches]:
 
 
 def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) -> tuple[Pairs, Switches]:
-    """NVLinks as the argument says."""
     if not isinstance(nvlinks, Mapping):
         return {}, ((tuple(range(num_gpus)), check_count(nvlinks, where="nvlinks")),)
     pairs: Pairs = {}

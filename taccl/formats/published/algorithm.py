@@ -2,9 +2,7 @@
 
 The file's own topology is rebuilt under the upstream cost model, and every send keeps the start that the
 file states, so that the judgement is of the file and not of a better timed copy. Sends over one link between
-nodes that start together are one merged send. `retimed` says what the sends take in the order stated.
-
-Two things in such a file are no statements about time, and are not judged as such:
+nodes that start together are one merged send. Two things are no statements about time:
 
 - Starts are cut to tenths of the file's unit. Where that hides a fraction of a cost, sends seem to overlap
   by less than a tenth.
@@ -12,12 +10,8 @@ Two things in such a file are no statements about time, and are not judged as su
   after the last *start* of the first, whatever still travels then. It is moved to after the first half.
 
 Where nothing but this keeps a file's starts from being possible, the schedule is that of `retimed`, and the
-problem's notes say so. Anything else that is wrong is left for `verify` to find.
-
-References
-----------
-Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023, and
-https://github.com/microsoft/taccl, whose tool writes these files.
+problem's notes say so. Anything else that is wrong is left for `verify` to find. See Shah et al., "TACCL:
+Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023.
 """
 
 from __future__ import annotations
@@ -153,7 +147,7 @@ def _in_causal_order(schedule: Schedule, sequence: Sequence[int]) -> bool:
     known = range(collective.num_chunks), range(len(links))
     if not all(c in known[0] and e in known[1] for c, e in zip(chunks, on_links, strict=True)):
         return False
-    if collective.combining and not collective.derivations:
+    if collective.sums_up:
         return True
     there = {(c, rank) for c, data in enumerate(collective.chunks) for rank in data.origins}
     made = {(d.source, d.rank): d.chunk for d in collective.derivations}

@@ -1,14 +1,8 @@
 """Schedules as algorithm files of the published TACCL tool, which `load_upstream_algorithm` reads back.
 
 Read back, every send has the start and the end that it had. A file that could not promise this is not
-written: where costs, merges or overlaps are none that the tool's model has, `ExportError` says which. (The
-one exception is an allreduce whose halves overlap: readers time it anew, and the warning says so.) What
-the file has no place for is left out, with a `LossyConversionWarning` that names it: always the size of a
-chunk, and as it may be the sketch's clauses, latencies inside nodes (which become part of a chunk's cost),
-resources that links share, links that carry nothing, nodes, and roots of sums.
-
-The tool's nodes are copies of one. A schedule without merged sends whose nodes are not alike is written with
-all ranks in one node, where every pair of ranks may have a cost of its own.
+written. (The one exception is an allreduce whose halves overlap: readers time it anew, and the warning says
+so.) What the file has no place for is left out, with a `LossyConversionWarning` that names it.
 """
 
 from __future__ import annotations
@@ -170,12 +164,10 @@ def _unit(schedule: Schedule, layout: Layout, wanted: int | float | str | None) 
 
 
 def _is_exact(value: Fraction) -> bool:
-    """Whether JSON's shortest text of the number is the number itself."""
     return value <= _LARGEST and (value.denominator == 1 or Fraction(str(float(value))) == value)
 
 
 def _always_lost(problem: Problem) -> Iterable[str]:
-    """What no such file has a field for."""
     yield f"the size of a chunk ({format_size(problem.chunk_bytes[0])})" if problem.chunk_bytes else "sizes"
     plain = Clauses(max_merge=6, merging=frozenset(problem.topology.internode_links))
     if problem.clauses not in (Clauses(), plain):

@@ -1,18 +1,8 @@
 """The fields of an upstream algorithm file, each checked; what they mean is for `algorithm`.
 
-The file is what the published TACCL tool writes: nested objects that a field ``sccl_type`` marks.
-
-========== ==========================================================================================
-field      content
-========== ==========================================================================================
-name       what made it, in the tool's words
-steps      each with ``sends``: ``[chunk, source, destination, start, link]``, where start is in tenths of
-           the file's unit of time, and a sixth entry is ``"rrc"`` where the send reduces, null where not
-collective ``name``, ``nodes`` (ranks), ``chunks`` with ``pre`` (where it starts), ``post`` (where it must
-           end) and ``addr`` (its place in the buffer)
-topology   ``copies`` (nodes), ``ngpus_per_node``, ``node_links`` and ``node_invbws`` (matrices
-           [destination][source]), ``remote_alpha``, ``remote_beta``, ``internode_conn``, ``local_switches``
-========== ==========================================================================================
+The file is what the published TACCL tool writes: nested objects that a field ``sccl_type`` marks. A send is
+``[chunk, source, destination, start, link]``, where start is in tenths of the file's unit of time, and a
+sixth entry is ``"rrc"`` where it reduces, null where not. Matrices are indexed [destination][source].
 """
 
 from __future__ import annotations
@@ -63,7 +53,6 @@ def _cost(value: object) -> Fraction:
 
 
 def _send(entry: object) -> list[Any]:
-    """An entry of a step's sends."""
     if not isinstance(entry, list) or len(entry) not in (5, 6):
         found = f"{len(entry)} entries" if isinstance(entry, list) else quoted(entry)
         raise ValueError(
@@ -234,7 +223,6 @@ def _check_matrices(topology: TopologyFields, where: str) -> None:
 
 
 def _sends(steps: list[_Step], num_ranks: int, where: str) -> list[SendEntry]:
-    """Every send, in the file's order."""
     sends = []
     for s, step in enumerate(steps):
         for i, (chunk, src, dst, start, number, *operation) in enumerate(step.sends):

@@ -132,7 +132,6 @@ class _Way:
         self.units = int(self.costs.chunk_units[0]) if len(self.costs.chunk_units) else 1
 
     def layout(self) -> Layout:
-        """What the file says of this way."""
         inside_links = [e for e in self.kept if self._is_inside(e)]
         across_links = [e for e in self.kept if not self._is_inside(e)]
         number, parallel, inside = self._inside(inside_links)

@@ -105,12 +105,9 @@ class _Ports:
             if name not in self.by_name:
                 self.by_name[name] = self.builder.add_resource(name)
             self.builder.add_hold(
-                link,
-                self.by_name[name],
-                alpha_us=cost.alpha_us,
-                beta_us_per_mb=cost.beta_us_per_mb,
-                side=side,
-            )
+                link, self.by_name[name],
+                alpha_us=cost.alpha_us, beta_us_per_mb=cost.beta_us_per_mb, side=side,
+            )  # fmt: skip
 
 
 def _check_size(fields: TopologyFields, where: str, *, reducing: bool) -> None:
@@ -143,13 +140,9 @@ def _inside(fields: TopologyFields, where: str, per_mb: Fraction) -> list[_Edge]
             switch, num_planes = planes.get((src, dst), (None, 1))
             for number in range(parallel):
                 plane = number % num_planes
-                edges.append(
-                    _Edge(
-                        src, dst, 0, cost * per_mb,
-                        None if switch is None else (switch, plane),
-                        f"plane {plane}" if num_planes > 1 else "",
-                    )
-                )  # fmt: skip
+                through = None if switch is None else (switch, plane)
+                name = f"plane {plane}" if num_planes > 1 else ""
+                edges.append(_Edge(src, dst, 0, cost * per_mb, through, name))
     return edges
 
 
