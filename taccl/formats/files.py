@@ -55,10 +55,7 @@ def write_whole(
 
 
 def check_writable(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Do nothing where `write_whole` would find nothing in its way; an empty file is made and removed.
-
-    Raises `InputError` as `write_whole` would.
-    """
+    """Raise `InputError` where `write_whole` would; an empty file is made and removed."""
     with _explained(os.fspath(path)), _draft_beside(_target(path, overwrite)):
         pass
 

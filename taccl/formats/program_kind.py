@@ -28,11 +28,7 @@ class ProgramKind(NamedTuple):
 
 
 def kind_of(program: Program, format_name: str) -> ProgramKind:
-    """What a runtime takes a program for; ``custom`` where it has no name for it.
-
-    Raises `ExportError` if there is no data at all; or the program runs in place, and only its own collective
-    says how its two buffers lie in each other.
-    """
+    """What a runtime takes a program for; ``custom`` where it has no name for it."""
     collective = program.collective
     if not any(rank.input_chunks or rank.output_chunks for rank in program.ranks):
         raise ExportError(f"{format_name} has no algorithms without data, and {program.name} has no chunks")

@@ -80,10 +80,7 @@ class Clock:
             self.holds.append(holds)
 
     def run(self, release: Mapping[int, int]) -> list[int]:
-        """The start of every message in ticks, none before its `release`.
-
-        Raises `InputError` if queues with room for whole messages are too small for the program.
-        """
+        """The start of every message in ticks, none before its `release`."""
         count = len(self.sent)
         self.start, self.ready = [-1] * count, [-1] * count
         self.taken: list[list[int]] = [[] for _ in range(count)]  # when each of its chunks was taken out

@@ -211,11 +211,7 @@ def _start(clock: Clock, sent: Sequence[TracedMessage]) -> list[int]:
 
 
 def _trace(program: Program) -> list[TracedMessage]:
-    """What every sending step of a correct program (`taccl.interpret`) sends, in an order that it allows.
-
-    Raises `InputError` if the program does not say what it is for, or sends what is no chunk and no sum of
-    one.
-    """
+    """What every sending step of a correct program (`taccl.interpret`) sends, in an order that it allows."""
     collective = program.collective
     if collective is None:
         raise InputError(

@@ -32,9 +32,6 @@ def match(program: Program) -> tuple[Parcel, ...]:
     """Every parcel, by queue and in the order in which it goes through it.
 
     Where a send and its receive are of equally many chunks they are one parcel.
-
-    Raises `InputError` if a step cannot run, a queue is shared, or more is sent than received, or the
-    reverse.
     """
     for fault in (*check_steps(program), *check_queues(program)):
         raise InputError(f"{fault}; interpret the program for all of its faults", where="program")
@@ -66,8 +63,6 @@ def running_order(
     """All steps in an order that dependencies and messages allow.
 
     - `room`: Parcels that a queue holds; default: all that are sent.
-
-    Raises `InputError` if steps wait for each other.
     """
     takes: dict[StepAddress, list[StepAddress]] = defaultdict(list)
     queues: dict[Queue, list[Parcel]] = defaultdict(list)

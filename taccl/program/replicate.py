@@ -15,8 +15,6 @@ def replicate(program: Program, instances: int) -> Program:
     """The program with every chunk cut into parts, each moved by its own threadblocks over its own channels.
 
     Parts of a chunk are neighbours, so that a step of several chunks becomes as many steps of one.
-
-    Raises `InputError` if `instances` is less than 1.
     """
     if instances < 1:
         raise InputError(f"found {instances}; expected at least 1", where="instances")

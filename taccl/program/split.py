@@ -32,10 +32,7 @@ def weight(step: Step) -> int:
 
 
 def split_threadblocks(program: Program, *, max_steps: int) -> Program:
-    """The program with at most so many steps a threadblock, by `weight`; itself, if it has no more.
-
-    Raises `InputError` if a cut would have to go through messages on their way.
-    """
+    """The program with at most so many steps a threadblock, by `weight`; itself, if it has no more."""
     weights = {
         (r, t): sum(map(weight, threadblock.steps))
         for r, rank in enumerate(program.ranks)

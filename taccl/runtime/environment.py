@@ -50,10 +50,7 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
 
 
 def find_mpiexec() -> Path:
-    """The launcher of the MPI library in this environment; none from elsewhere, which could be another's.
-
-    Raises `ExecutionError` if mpi4py is not installed, or there is no launcher beside it.
-    """
+    """The launcher of the MPI library in this environment; none from elsewhere, which could be another's."""
     if importlib.util.find_spec("mpi4py") is None:
         raise ExecutionError(f"running needs mpi4py and mpich, and mpi4py is not installed; {INSTALL}")
     for candidate in _candidates():
@@ -66,10 +63,7 @@ def find_mpiexec() -> Path:
 
 
 def import_mpi() -> Any:
-    """mpi4py's module ``MPI``; MPI is initialized by that.
-
-    Raises `ExecutionError` if it is not installed, or finds no MPI library.
-    """
+    """mpi4py's module ``MPI``; MPI is initialized by that."""
     try:
         from mpi4py import MPI  # with threads: without, MPICH 5.0 never yields a core that ranks share
     except (ImportError, RuntimeError) as error:

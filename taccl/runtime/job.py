@@ -78,10 +78,6 @@ def make_job(
     - `size`: Of the larger of one rank's input and output buffer; rounded up to whole elements in every
       chunk.
     - `ranks`: How many ranks the program is expected to have.
-
-    Raises `InputError` if a value cannot be used, or the program is for another number of ranks.
-    `VerificationError` if the program has steps that no rank can run, or buffers that do not fit its
-    collective.
     """
     known_word(dtype, DTYPES, "dtype")
     if ranks is not None and ranks != program.num_ranks:
@@ -108,10 +104,7 @@ def memory_needed_bytes(job: Job) -> int:
 
 
 def check_memory(job: Job, available_bytes: int) -> None:
-    """Do nothing of a job that fits the memory of one machine.
-
-    Raises `InputError` if it does not.
-    """
+    """Raise `InputError` for a job that does not fit the memory of one machine."""
     needed = memory_needed_bytes(job)
     if needed > available_bytes:
         raise InputError(

@@ -55,10 +55,7 @@ class Messages:
 
 
 def place_messages(program: Program, *, packets: bool) -> Messages:
-    """Follow a program in an order in which it can run, and find every message its place.
-
-    Raises `InputError` if the program cannot run to its end.
-    """
+    """Follow a program in an order in which it can run, and find every message its place."""
     parcels = match(program)
     received: dict[StepAddress, list[Parcel]] = defaultdict(list)
     sent: dict[StepAddress, list[Parcel]] = defaultdict(list)

@@ -78,10 +78,7 @@ def read_system(top: Element, given: Given) -> System:
 
 
 def whole(element: Element, name: str, default: int | None = None) -> int:
-    """The whole number in an attribute, or `default` where it is missing or empty.
-
-    Raises `FormatError` if it is no whole number, or missing without a default.
-    """
+    """The whole number in an attribute, or `default` where it is missing or empty."""
     text = element.attributes.get(name, "").strip()
     if not text and default is not None:
         return default

@@ -93,11 +93,7 @@ class Wiring:
 
 
 def build_servers(server: Server, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
-    """The topology of ``wiring.nodes`` equal servers.
-
-    Raises `TopologyError` if `nodes` is no positive whole number, `pcie` is not known, nodes are to be joined
-    without a NIC, or there are too many links.
-    """
+    """The topology of ``wiring.nodes`` equal servers."""
     size, nodes = len(server.gpus), check_count(wiring.nodes, where="nodes")
     if wiring.pcie not in ("where-needed", "always"):
         raise TopologyError(f"found {wiring.pcie!r}; expected 'where-needed' or 'always'", where="pcie")

@@ -32,10 +32,7 @@ KINDS = {
 
 
 def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list[str]]:
-    """The chunk of every number that sends use, the collective, and what a person should know.
-
-    Raises `FormatError` if the chunks make no collective whose result can be judged.
-    """
+    """The chunk of every number that sends use, the collective, and what a person should know."""
     by_address: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
     for pre, post, address in file.chunks:
         by_address[address].append((pre, post))

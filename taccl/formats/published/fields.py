@@ -145,11 +145,7 @@ class AlgorithmFile(NamedTuple):
 
 
 def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
-    """The fields of a file, from its JSON.
-
-    Raises `FormatError` if it is no algorithm, a field is missing or of the wrong type, or fields contradict
-    each other.
-    """
+    """The fields of a file, from its JSON."""
     if data.get("sccl_type") != "algorithm":
         raise FormatError(
             f"found {quoted(data.get('sccl_type'))}; expected 'algorithm', as in a file that the published "

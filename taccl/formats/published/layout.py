@@ -95,10 +95,7 @@ class _Sends:
 
 
 def lay_out(schedule: Schedule) -> Layout:
-    """The layout that keeps most: nodes as they are rather than all as one, idle links rather than not.
-
-    Raises `ExportError` if the tool's model has no place for the schedule's sends.
-    """
+    """The layout that keeps most: nodes as they are rather than all as one, idle links rather than not."""
     problem = schedule.problem
     sends = _Sends(schedule)
     used = sends.used

@@ -52,8 +52,6 @@ def build_topology(
     - `time_unit_us`: Microseconds in the file's unit of time.
     - `reducing`: Whether some sends reduce. The tool reduces over its links turned round, so those that lack
       the other direction get it.
-
-    Raises `FormatError` if the fields make no topology.
     """
     fields = file.topology
     _check_size(fields, file.where, reducing=reducing)
