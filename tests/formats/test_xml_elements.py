@@ -13,7 +13,7 @@ def test_elements_have_lines_and_places():
     top = parse_xml('<a x="1">\n  <b y="&lt;2"/>\n  <c/>\n</a>', where="f.xml")
     (inner,) = top.all("b")
     assert (top.tag, inner.line, inner.attributes) == ("a", 2, {"y": "<2"})
-    assert inner.place("f.xml") == 'f.xml: line 2: <b y="<2">'
+    assert inner.error("wrong").where == 'f.xml: line 2: <b y="<2">'
     assert [child.tag for child in top.children] == ["b", "c"]
 
 
