@@ -1,21 +1,19 @@
 """Re-planning after a failure: a new schedule that keeps what still holds of an old one.
 
-The way of every chunk is read from the old schedule as a tree. Where links or ranks are lost, only what is
-cut off is reached again, by the cheapest way on the links that are left; where a link has become slower than
-what it carries, chunks are led round it while that helps. Then all sends are timed anew, and the routes that
-changed are improved by ruin and recreate; all routes, where it finishes later than before.
+The route of every chunk is read from the old schedule as a tree. Where links or ranks are lost, or links have
+become slower, only what is cut off is reached again, by the cheapest route on the links that are left. Then
+all sends are timed anew in the order that they had, and the routes that changed are improved by ruin and
+recreate; all routes, where it finishes later than before.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
@@ -23,9 +21,8 @@ from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.heuristic.fixed import Planner, schedule_trees
 from taccl.synthesis.heuristic.improvement import compile_improvement, improve_schedule, suits_improvement
-from taccl.synthesis.heuristic.routes import Roads, Tree, bare_trees, lighten, mend, read_trees
+from taccl.synthesis.heuristic.routes import bare_trees, mend, read_trees
 from taccl.synthesis.memory import check_memory
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.synthesize import synthesize
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Megabytes, Natural, Seconds
     from taccl.problem import Problem
-    from taccl.synthesis.heuristic.fixed import Order, Sends
+    from taccl.synthesis.heuristic.routes import Tree
 
 __all__ = ["Replan", "replan"]
 
@@ -135,31 +132,33 @@ def replan(
     new_link = _new_links(old.problem, problem, new_rank)
     new_chunk = _new_chunks(old.problem, problem, new_rank)
     check_reachable(problem)
-    deadline = began + time_limit_s
-    old_trees = read_trees(old)
-    trees = _carried_over(old_trees, problem, new_rank, new_link, new_chunk)
-    roads = Roads(problem, trees)
+    was_there = {link: e for link, e in new_link.items() if not _is_slower(old.problem, problem, link, e)}
+    for links in (was_there, new_link):  # what came over slower links may have no other route
+        trees = _carried_over(read_trees(old), problem, new_rank, links, new_chunk)
+        if is_whole := bool(trees) and mend(problem, trees):
+            break
     scale = Fraction(problem.costs.ticks_per_us, old.problem.costs.ticks_per_us)
-    starts = {
-        (new_chunk[t.chunk], new_link[t.link], t.reduce): int(t.start_ticks * scale)
+    merges = problem.clauses.merging if problem.clauses.max_merge >= old.problem.clauses.max_merge else ()
+    before = {
+        (new_chunk[t.chunk], new_link[t.link], t.reduce): (
+            int(t.start_ticks * scale),
+            t.group if new_link[t.link] in merges else (t.chunk,),
+        )
         for t in old
         if t.chunk in new_chunk and t.link in new_link
     }
-    schedule = None
-    if trees and mend(roads, trees):
-        slower = _slower(old.problem, problem, new_link)
-        free = [tree for tree in trees if tree.is_mended or not slower.isdisjoint(tree.link_to.values())]
-        lighten(roads, free, ceiling=_busiest_ticks(old.problem, old_trees, problem), deadline=deadline)
-        order = _first_order(Planner(problem), roads, trees, starts)
-        schedule = schedule_trees(problem, trees, order)
-        if schedule is not None and suits_improvement(problem):
-            asked = time.monotonic()
-            compile_improvement()  # which no time limit counts
-            left = deadline - parameters.replan.reserve_share * time_limit_s - asked
-            # What finishes no later than before leaves alone what did not fail.
-            chunks = {tree.chunk for tree in free} if schedule.finish <= old.finish else None
-            if chunks != set():
-                schedule, _ = improve_schedule(schedule, seconds=max(0.0, left), seed=seed, chunks=chunks)
+    schedule = _in_old_order(problem, trees, before) if is_whole else None
+    mended = {tree.chunk for tree in trees if tree.is_mended}
+    limits = parameters.replan
+    if schedule is not None and mended and suits_improvement(problem, most_routes=limits.most_routes):
+        asked = time.monotonic()
+        compile_improvement()  # which no time limit counts
+        left = began + (1 - limits.reserve_share) * time_limit_s - asked
+        turns = limits.least_sends // len(schedule)
+        schedule, _ = improve_schedule(schedule, turns=turns, seed=seed, chunks=mended)
+        # What finishes no later than before leaves alone what did not fail.
+        chunks = mended if schedule.finish <= old.finish else None
+        schedule, _ = improve_schedule(schedule, seconds=max(0.0, left), seed=seed, chunks=chunks)
     same = _unchanged(old, problem, new_chunk, new_link)
     candidates = [each for each in (same, schedule) if each is not None and verify(each).ok]
     schedule = min(candidates, key=lambda each: each.finish_ticks, default=None)
@@ -169,13 +168,13 @@ def replan(
             problem, backend="greedy", time_limit_s=time_limit_s, seed=seed, parameters=parameters
         ).schedule
         schedule = found if isinstance(found, Schedule) else found.expand()
-    before, after = set(starts), {(t.chunk, t.link, t.reduce) for t in schedule}
+    was, now = before.keys(), {(t.chunk, t.link, t.reduce) for t in schedule}
     return Replan(
         schedule=schedule,
         old=old,
-        num_kept=len(before & after),
-        num_added=len(after - before),
-        changed=tuple(sorted({c for c, _, _ in before ^ after})),
+        num_kept=len(was & now),
+        num_added=len(now - was),
+        changed=tuple(sorted({c for c, _, _ in was ^ now})),
         from_scratch=from_scratch,
         seconds=time.monotonic() - began,
     )
@@ -301,46 +300,83 @@ def _unchanged(
         return None
 
 
-def _first_order(
-    planner: Planner, roads: Roads, trees: Sequence[Tree], starts: Mapping[tuple[int, int, bool], int]
-) -> Order:
-    """The sends of all trees as they were ordered before, or those first that most waits for."""
-    sends = planner.sends(trees)
-    as_before = planner.find(trees, urgency=-np.array(_expected(roads, sends, starts), np.int64))
-    return min(planner.find(trees), as_before, key=lambda order: order.finish_ticks)
+def _in_old_order(
+    problem: Problem, trees: Sequence[Tree], before: Mapping[tuple[int, int, bool], tuple[int, Hashable]]
+) -> Schedule | None:
+    """Every send when it was before, or once what it waits for is there; None if some wait for each other.
+
+    Parameters
+    ----------
+    before : mapping of (chunk, link, whether it reduces) to (start, what else travels in the same send)
+    """
+    costs = problem.costs
+    rows = [(tree, link) for tree in trees for link in dict.fromkeys(tree.link_to.values())]
+    number: dict[tuple[int, bool, Hashable], int] = {}
+    send: list[int] = []
+    start: list[int] = []
+    took: list[int] = []
+    for tree, link in rows:
+        at, together = before.get((tree.chunk, link, tree.reducing), (0, (tree.chunk,)))
+        m = number.setdefault((link, tree.reducing, together), len(number))
+        if m == len(start):
+            start.append(at)
+            took.append(int(costs.link_alpha[link]))
+        took[m] += int(costs.chunk_units[tree.chunk] * costs.link_beta[link])
+        send.append(m)
+    try:
+        waits = _waits(problem, rows, send)
+        for m in TopologicalSorter(waits).static_order():
+            start[m] = max([start[m], *(start[other] + took[other] for other in waits[m])])
+        return exact_times(
+            problem,
+            chunk=[tree.chunk for tree, _ in rows],
+            link=[link for _, link in rows],
+            starts=[start[m] for m in send],
+            group=send,
+            reduce=[tree.reducing for tree, _ in rows],
+            producer="replan",
+        )
+    except ValueError:  # a cycle
+        return None
 
 
-def _expected(roads: Roads, sends: Sends, starts: Mapping[tuple[int, int, bool], int]) -> list[int]:
-    """When every send would start if all went on as before: as it did, or once what it waits for is there."""
-    rows = list(zip(sends.chunk.tolist(), sends.link.tolist(), sends.reduces.tolist(), strict=True))
-    expected = [starts.get(row, 0) for row in rows]
-    after: list[list[int]] = [[] for _ in rows]
-    left = [0] * len(rows)
-    for a, b in sends.arcs.tolist():
-        after[a].append(b)
-        left[b] += 1
-    ready = [m for m, count in enumerate(left) if not count]
-    for m in ready:
-        end = expected[m] + roads.took(rows[m][1], rows[m][0])
-        for other in after[m]:
-            expected[other] = max(expected[other], end)
-            left[other] -= 1
-            if not left[other]:
-                ready.append(other)
-    return expected
+def _waits(problem: Problem, rows: Sequence[tuple[Tree, int]], send: Sequence[int]) -> dict[int, set[int]]:
+    """The sends that every send along trees waits for, by the send that each (tree, link) is part of."""
+    links, collective = problem.topology.links, problem.collective
+    starts_at = {tree.chunk: tree.origins for tree, _ in rows if not tree.reducing}
+    source_of = {(d.chunk, d.rank): d.source for d in collective.derivations}
+    brings: dict[tuple[int, int, bool], set[int]] = defaultdict(set)
+    on_link: dict[tuple[int, bool], dict[bool, set[int]]] = defaultdict(lambda: {False: set(), True: set()})
+    for (tree, link), m in zip(rows, send, strict=True):
+        ends = links[link]
+        for rank in ends.dsts:
+            if tree.reducing or tree.link_to.get(rank) == link:
+                brings[tree.chunk, rank, tree.reducing].add(m)
+        if link in problem.clauses.own_first:
+            is_own = not tree.origins.isdisjoint(ends.dsts if tree.reducing else ends.srcs)
+            on_link[link, tree.reducing][is_own].add(m)
+
+    def bring(c: int, rank: int, *, reducing: bool) -> set[int]:
+        """The sends by which a rank gets a chunk, or all that it adds to its own."""
+        while not reducing and rank in starts_at[c]:
+            if (c, rank) not in source_of or rank in collective.chunks[c].origins:
+                reducing = True
+            else:
+                c = source_of[c, rank]
+        return brings[c, rank, reducing]
+
+    waits: dict[int, set[int]] = {m: set() for m in send}
+    for (tree, link), m in zip(rows, send, strict=True):
+        for rank in links[link].srcs:
+            waits[m] |= bring(tree.chunk, rank, reducing=tree.reducing)
+    for (_, reducing), sends in on_link.items():
+        first, then = sends[not reducing], sends[reducing]
+        for m in then - first:
+            waits[m] |= first - then if reducing else first
+    return waits
 
 
-def _slower(old: Problem, new: Problem, new_link: dict[int, int]) -> set[int]:
-    """New links that are slower than they were."""
-    was, now = old.topology.links, new.topology.links
-    return {
-        e
-        for link, e in new_link.items()
-        if now[e].alpha_us > was[link].alpha_us or now[e].beta_us_per_mb > was[link].beta_us_per_mb
-    }
-
-
-def _busiest_ticks(old: Problem, old_trees: Sequence[Tree], problem: Problem) -> int:
-    """How long the old schedule held its busiest resource, in the new problem's ticks."""
-    most = max(Roads(old, old_trees).ticks, default=0)
-    return math.floor(old.costs.us(most) * problem.costs.ticks_per_us)
+def _is_slower(old: Problem, new: Problem, link: int, e: int) -> bool:
+    """Whether a new link is slower than it was."""
+    was, now = old.topology.links[link], new.topology.links[e]
+    return now.alpha_us > was.alpha_us or now.beta_us_per_mb > was.beta_us_per_mb

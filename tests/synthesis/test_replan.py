@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +15,7 @@ from taccl.collectives import together
 from taccl.errors import InputError, TopologyError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.heuristic.fixed import Planner
-from taccl.synthesis.heuristic.routes import Roads, bare_trees, lighten, mend, read_trees
+from taccl.synthesis.heuristic.routes import bare_trees, mend, read_trees
 from taccl.synthesis.replan import Replan, replan
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import fully_connected, mesh, ring
@@ -262,8 +259,8 @@ class TestBadInput:
 class TestTrees:
     """What re-planning is made of."""
 
-    def test_lightening_evens_out(self) -> None:
-        """Four chunks on the link 0 -> 1 of a mesh of 0 -> 1 and 0 -> 2 -> 1 of equal links: two go round."""
+    def test_routes_that_are_mended_share_the_links(self) -> None:
+        """Four chunks from 0 to 1 of a mesh of 0 -> 1 and 0 -> 2 -> 1 of equal links: two go round."""
         builder = TopologyBuilder("two ways", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
             builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
@@ -274,37 +271,15 @@ class TestTrees:
             ),
         )
         trees = bare_trees(case)
-        for tree in trees:
-            tree.link_to = {1: 0}
-        roads = Roads(case, trees)
-        lighten(roads, trees, ceiling=0, deadline=time.monotonic() + 10)
+        assert mend(case, trees)
         assert sorted(len(tree.link_to) for tree in trees) == [1, 1, 2, 2]
-        assert len(set(roads.ticks)) == 1
 
     def test_mending_from_nothing_reaches_all(self) -> None:
         """Bare trees of an allgather on a mesh."""
         case = problem(mesh(3, 3), collectives.allgather(9))
         trees = bare_trees(case)
-        roads = Roads(case, [])
-        assert mend(roads, trees)
+        assert mend(case, trees)
         assert all(len(tree.link_to) == 8 for tree in trees)
-        again = Roads(case, trees)
-        assert again.ticks == roads.ticks
-
-    def test_undecorated_and_compiled_kernel_agree(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The same starts, run as plain Python."""
-        from taccl.synthesis.heuristic import events, fixed_kernel
-
-        case = problem(mesh(2, 3), collectives.allreduce(6))
-        trees = bare_trees(case)
-        assert mend(Roads(case, []), trees)
-        compiled = Planner(case).find(trees)
-        for name in ("list_starts", "longest_chains", "_take_best"):
-            monkeypatch.setattr(fixed_kernel, name, getattr(fixed_kernel, name).py_func)
-        for name in ("push", "pop"):
-            monkeypatch.setattr(fixed_kernel, name, getattr(events, name).py_func)
-        plain = Planner(case).find(trees)
-        assert np.array_equal(compiled.start, plain.start)
 
 
 class TestFigures:

@@ -63,7 +63,7 @@ _THRESHOLD = 0.0
 _LATENESS, _ECONOMY = 0.1, 0.1
 
 
-def suits_improvement(problem: Problem) -> bool:
+def suits_improvement(problem: Problem, *, most_routes: int = _MOST_ROUTES) -> bool:
     """Whether the loop knows all that the problem asks, and it is small enough."""
     collective, clauses = problem.collective, problem.clauses
     routes = collective.num_chunks * problem.topology.num_ranks * (2 if collective.combining else 1)
@@ -71,7 +71,7 @@ def suits_improvement(problem: Problem) -> bool:
         not collective.derivations
         and not clauses.own_first
         and clauses.path_limit is None
-        and routes <= _MOST_ROUTES
+        and routes <= most_routes
         and bool((problem.costs.link_alpha + problem.costs.link_beta > 0).all())
     )
 

@@ -1,27 +1,26 @@
-"""The ways that chunks take in a schedule, as trees that can be mended where links are lost.
+"""The routes of chunks in a schedule, as trees that can be mended where links are lost.
 
 A tree grows from where a chunk starts to all that need it. A chunk that is reduced has a second tree, along
 which contributions come in: it grows from the rank where the sum is complete, against the direction of its
-links, so that both are read, mended and lightened alike.
+links, so that both are read and mended alike.
 """
 
 from __future__ import annotations
 
 import heapq
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule, Transfer
 
-__all__ = ["Roads", "Tree", "bare_trees", "lighten", "mend", "read_trees"]
+__all__ = ["Tree", "bare_trees", "mend", "read_trees"]
 
-#: How much dearer a send over the busiest resource is than over an idle one.
+#: How much more a send over the busiest resource costs than one over an idle resource.
 _BUSY_PRICE = 16.0
 
 
@@ -54,8 +53,8 @@ class Tree:
         ends = problem.topology.links[self.link_to[rank]]
         return ends.dsts if self.reducing else ends.srcs
 
-    def depths(self, problem: Problem, roads: Roads) -> dict[int, tuple[int, int]]:
-        """Ranks that the tree reaches from its origins: the ticks of the sends to there, and how many links.
+    def reached(self, problem: Problem) -> dict[int, tuple[int, int]]:
+        """Ranks that the tree reaches from its origins: over how many links, and the ticks of the sends.
 
         Over no more links than a chunk may pass.
         """
@@ -66,20 +65,21 @@ class Tree:
             waiting[rank] = len(feeders)
             for feeder in feeders:
                 fed[feeder].append(rank)
-        depths = dict.fromkeys(self.origins, (0, 0))
+        passed = dict.fromkeys(self.origins, (0, 0))
         queue = list(self.origins)
         for rank in queue:
             for other in fed[rank]:
                 waiting[other] -= 1
-                if not waiting[other] and other not in depths:
-                    passed = 1 + max(depths[each][1] for each in self.feeders(problem, other))
-                    if passed <= roads.most_links:
-                        depths[other] = (
-                            depths[rank][0] + roads.took(self.link_to[other], self.chunk),
-                            passed,
-                        )
+                if not waiting[other] and other not in passed:
+                    links = 1 + max(passed[each][0] for each in self.feeders(problem, other))
+                    if links <= _most_links(problem):
+                        passed[other] = links, passed[rank][1] + self.took(problem, self.link_to[other])
                         queue.append(other)
-        return depths
+        return passed
+
+    def took(self, problem: Problem, link: int) -> int:
+        """Ticks of a send of its chunk."""
+        return problem.costs.duration(link, int(problem.costs.chunk_units[self.chunk]))
 
     def prune(self, problem: Problem) -> None:
         """Leave out ranks that lead to no target."""
@@ -93,206 +93,117 @@ class Tree:
         self.link_to = {rank: e for rank, e in self.link_to.items() if rank in needed}
 
 
-class Roads:
-    """The links that chunks may be sent over, and for how many ticks all trees hold every resource.
+def mend(problem: Problem, trees: Iterable[Tree]) -> bool:
+    """Reach every target of every tree again; False if there is no route over links of one rank each end.
 
-    Parameters
-    ----------
-    trees : iterable of Tree
-        What is counted to begin with.
+    What is cut off is reached one rank after another, each by the cheapest route: links cost the time that
+    they take, and more the longer all trees hold what they hold.
     """
+    trees = list(trees)
+    broken = [tree for tree in trees if _drop_loose_ends(problem, tree)]
+    if not broken:
+        return True
+    fabric = _Fabric(problem, trees)
+    return all(fabric.complete(tree) for tree in broken)
+
+
+def _most_links(problem: Problem) -> int:
+    limit = problem.clauses.path_limit
+    return problem.topology.num_ranks if limit is None else limit
+
+
+def _drop_loose_ends(problem: Problem, tree: Tree) -> bool:
+    """Leave out what is not reached from the tree's origins any more; whether that concerns a target."""
+    passed = tree.reached(problem)
+    if tree.targets <= passed.keys():
+        return False
+    links = problem.topology.links
+    if tree.reducing:
+        # A link of several sources brings the contributions of all: those led elsewhere would count twice.
+        tree.link_to = {r: e for r, e in tree.link_to.items() if len(links[e].srcs) == 1}
+        passed = tree.reached(problem)
+    tree.link_to = {rank: e for rank, e in tree.link_to.items() if rank in passed}
+    tree.prune(problem)
+    return True
+
+
+class _Fabric:
+    """The links that chunks may be sent over, and for how many ticks trees hold every resource."""
 
     def __init__(self, problem: Problem, trees: Iterable[Tree]) -> None:
         topology, costs = problem.topology, problem.costs
         self.problem = problem
-        self.units: list[int] = costs.chunk_units.tolist()
-        self.alpha: list[int] = costs.link_alpha.tolist()
-        self.beta: list[int] = costs.link_beta.tolist()
         self.held: list[list[tuple[int, int, int]]] = [[] for _ in topology.links]
         alphas, betas = costs.hold_alpha.tolist(), costs.hold_beta.tolist()
         for hold, alpha, beta in zip(topology.holds, alphas, betas, strict=True):
             self.held[hold.link].append((hold.resource, alpha, beta))
         self.ticks = [0] * len(topology.resources)
-        self.count(trees)
-        self.onward: list[list[tuple[int, int]]] = [[] for _ in range(topology.num_ranks)]
-        self.backward: list[list[tuple[int, int]]] = [[] for _ in range(topology.num_ranks)]
+        for tree in trees:
+            for link in set(tree.link_to.values()):
+                self.hold(link, tree.chunk)
+        self.joins: dict[bool, list[list[tuple[int, int]]]] = {
+            reducing: [[] for _ in range(topology.num_ranks)] for reducing in (False, True)
+        }
         for e in problem.links_allowed:
             ends = topology.links[e]
             if len(ends.srcs) == 1 == len(ends.dsts):
-                self.onward[ends.src].append((e, ends.dst))
-                self.backward[ends.dst].append((e, ends.src))
-        limit = problem.clauses.path_limit
-        self.most_links = topology.num_ranks if limit is None else limit
-        #: Whether any link that may be used may carry any chunk.
-        self.is_free = not problem.clauses.said("chunk", "group")
+                self.joins[False][ends.src].append((e, ends.dst))
+                self.joins[True][ends.dst].append((e, ends.src))
 
-    def took(self, link: int, chunk: int) -> int:
-        """Ticks of a send of a chunk over a link."""
-        return self.alpha[link] + self.beta[link] * self.units[chunk]
+    def after(self, link: int, chunk: int) -> Iterator[tuple[int, int]]:
+        """Every resource of a link, and its ticks once a chunk is sent over it too."""
+        units = int(self.problem.costs.chunk_units[chunk])
+        for resource, alpha, beta in self.held[link]:
+            yield resource, self.ticks[resource] + alpha + beta * units
 
-    def count(self, trees: Iterable[Tree], sign: int = 1) -> None:
-        """Count the sends of trees, or (sign -1) take them off."""
-        for tree in trees:
-            for link in set(tree.link_to.values()):
-                for resource, alpha, beta in self.held[link]:
-                    self.ticks[resource] += sign * (alpha + beta * self.units[tree.chunk])
+    def hold(self, link: int, chunk: int) -> None:
+        """Count a send."""
+        for resource, ticks in list(self.after(link, chunk)):
+            self.ticks[resource] = ticks
 
-    def restore(self, tree: Tree, link_to: dict[int, int]) -> None:
-        """Give a tree its links of before."""
-        self.count([tree], -1)
-        tree.link_to = link_to
-        self.count([tree])
+    def complete(self, tree: Tree) -> bool:
+        """Reach all targets of a tree; whether there are routes."""
+        tree.is_mended = True
+        passed = tree.reached(self.problem)
+        while not tree.targets <= passed.keys():
+            route = self.route(tree, passed)
+            if not route:
+                return False
+            for rank, link, before in route:
+                links, ticks = passed[before]
+                passed[rank] = links + 1, ticks + tree.took(self.problem, link)
+                tree.link_to[rank] = link
+                self.hold(link, tree.chunk)
+        return True
 
-    def cut(self, tree: Tree, rank: int) -> None:
-        """Take away the link by which a tree reaches a rank."""
-        self.restore(tree, {other: link for other, link in tree.link_to.items() if other != rank})
+    def route(self, tree: Tree, passed: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """The cheapest route from what a tree reaches to a target: (rank, link, rank before) of every hop.
 
-    def busy_after(self, link: int, chunk: int) -> int:
-        """The most ticks of any resource of a link, were a chunk sent over it too."""
-        units = self.units[chunk]
-        return max((self.ticks[q] + a + b * units for q, a, b in self.held[link]), default=0)
-
-    def way(
-        self,
-        tree: Tree,
-        starts: dict[int, tuple[int, int]],
-        ends: set[int],
-        *,
-        below: int | None = None,
-    ) -> list[tuple[int, int]] | None:
-        """The cheapest way from ranks that a tree reaches to one of others: (rank, link) hop by hop.
-
-        Parameters
-        ----------
-        starts : dict of rank to (int, int)
-            Ticks at which each is reached, and over how many links.
-        below : int, optional
-            No resource on the way may be held for so many ticks or more.
-
-        Returns
-        -------
-        list or None
-            None where there is no such way.
+        Empty where there is none. Where a chunk may only pass so many links, those of the fewest come first.
         """
-        chunk, reducing = tree.chunk, tree.reducing
-        joins = self.backward if reducing else self.onward
-        most = max(*self.ticks, 1)
-        cost: dict[int, float] = {rank: ticks for rank, (ticks, _) in starts.items()}
-        passed = {rank: links for rank, (_, links) in starts.items()}
-        came: dict[int, tuple[int, int]] = {}
-        queue: list[tuple[float, int]] = [(ticks, rank) for rank, ticks in cost.items()]
+        chunk, most, limit = tree.chunk, max(*self.ticks, 1), _most_links(self.problem)
+        counts = self.problem.clauses.path_limit is not None
+        queue = [(counts * links, float(ticks), links, r, -1, -1) for r, (links, ticks) in passed.items()]
         heapq.heapify(queue)
-        done: set[int] = set()
+        came: dict[int, tuple[int, int]] = {}
         while queue:
-            here, rank = heapq.heappop(queue)
-            if rank in done:
+            first, cost, links, rank, link, before = heapq.heappop(queue)
+            if rank in came:
                 continue
-            done.add(rank)
-            if rank in ends:
-                found = []
-                while rank in came:
-                    link, before = came[rank]
-                    found.append((rank, link))
-                    rank = before
-                return found[::-1]
-            for link, other in joins[rank] if passed[rank] < self.most_links else ():
-                if other in done or other in starts:
+            came[rank] = link, before
+            if rank in tree.targets and rank not in passed:
+                route = []
+                while came[rank][0] >= 0:
+                    route.append((rank, *came[rank]))
+                    rank = came[rank][1]
+                return route[::-1]
+            for e, other in self.joins[tree.reducing][rank] if links < limit else ():
+                if other in came or not self.problem.may_carry(e, chunk, reducing=tree.reducing):
                     continue
-                if not self.is_free and not self.problem.may_carry(link, chunk, reducing=reducing):
-                    continue
-                busy = self.busy_after(link, chunk)
-                if below is not None and busy >= below:
-                    continue
-                price = here + self.took(link, chunk) * (1 + _BUSY_PRICE * min(1.0, busy / most) ** 3)
-                if price < cost.get(other, float("inf")):
-                    cost[other] = price
-                    came[other], passed[other] = (link, rank), passed[rank] + 1
-                    heapq.heappush(queue, (price, other))
-        return None
-
-
-def mend(roads: Roads, trees: Iterable[Tree]) -> bool:
-    """Reach every target of every tree again; False if there is no way over links of one rank each end."""
-    return all(_mend_one(roads, tree) for tree in trees)
-
-
-def lighten(roads: Roads, trees: Sequence[Tree], *, ceiling: int, deadline: float) -> None:
-    """Lead chunks round the busiest resource while that makes it less busy than it is, down to a ceiling.
-
-    Parameters
-    ----------
-    ceiling : int
-        Ticks; a resource that is held for no longer is left alone.
-    deadline : float
-        On the clock of `time.monotonic`.
-    """
-    while time.monotonic() < deadline:
-        peak = max(roads.ticks, default=0)
-        if peak <= ceiling:
-            return
-        busiest = roads.ticks.index(peak)
-        holders = {e for e, held in enumerate(roads.held) if any(q == busiest for q, _, _ in held)}
-        for tree in trees:
-            passing = [rank for rank, e in tree.link_to.items() if e in holders]
-            if any(_lead_round(roads, tree, rank, peak) for rank in passing):
-                break
-            if time.monotonic() > deadline:
-                return
-        else:
-            return
-
-
-def _lead_round(roads: Roads, tree: Tree, rank: int, peak: int) -> bool:
-    """Reach a rank by another way, on which nothing gets as busy as the peak; False if there is none."""
-    kept = dict(tree.link_to)
-    roads.cut(tree, rank)
-    if _mend_one(roads, tree, below=peak):
-        return True
-    roads.restore(tree, kept)
-    return False
-
-
-def _mend_one(roads: Roads, tree: Tree, *, below: int | None = None) -> bool:
-    problem = roads.problem
-    depths = tree.depths(problem, roads)
-    if tree.targets <= depths.keys():
-        return True
-    roads.count([tree], -1)
-    if tree.reducing:
-        # A link of several sources brings the contributions of all: those led elsewhere would count twice.
-        links = problem.topology.links
-        tree.link_to = {r: e for r, e in tree.link_to.items() if len(links[e].srcs) == 1}
-        depths = tree.depths(problem, roads)
-    roads.count([tree])
-    lost = tree.targets - depths.keys()
-    while lost:
-        ends = _leading_to(problem, tree, lost, depths)
-        way = roads.way(tree, depths, ends, below=below)
-        if way is None:
-            return False
-        roads.count([tree], -1)
-        tree.link_to.update(way)
-        roads.count([tree])
-        depths = tree.depths(problem, roads)
-        lost = tree.targets - depths.keys()
-    roads.count([tree], -1)
-    tree.prune(problem)
-    roads.count([tree])
-    tree.is_mended = True
-    return True
-
-
-def _leading_to(problem: Problem, tree: Tree, lost: set[int], reached: Collection[int]) -> set[int]:
-    """Lost targets, and the ranks before them that are cut off with them."""
-    ends: set[int] = set()
-    pending = list(lost)
-    while pending:
-        rank = pending.pop()
-        if rank not in ends and rank not in reached:
-            ends.add(rank)
-            if rank in tree.link_to:
-                pending.extend(tree.feeders(problem, rank))
-    return ends
+                busy = max((ticks for _, ticks in self.after(e, chunk)), default=0)
+                price = tree.took(self.problem, e) * (1 + _BUSY_PRICE * (busy / most) ** 3)
+                heapq.heappush(queue, (first + counts, cost + price, links + 1, other, e, rank))
+        return []
 
 
 def read_trees(schedule: Schedule) -> list[Tree]:
