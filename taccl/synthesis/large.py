@@ -105,7 +105,6 @@ def schedule_large(
     target_ticks: int = 0,
     time_limit_s: float | None = None,
     deadline: Deadline = NEVER,
-    memory_limit_mb: int | None = None,
     seed: int = 0,
     num_runs: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
@@ -126,8 +125,6 @@ def schedule_large(
 
     Raises
     ------
-    InputError
-        If it needs more memory than it may.
     NoSolutionError
         If it was stopped before there was a schedule.
     """
@@ -142,15 +139,12 @@ def schedule_large(
     }
     with under(deadline):
         found = (
-            _searched(half, len(halves) - 1 - place, deadline, memory_limit_mb, limits)
-            for place, half in enumerate(halves)
+            _searched(half, len(halves) - 1 - place, deadline, limits) for place, half in enumerate(halves)
         )
         return join(problem, found, spill_dir=spill_dir)
 
 
-def _searched(
-    half: Half, behind: int, deadline: Deadline, memory_limit_mb: int | None, limits: dict[str, Any]
-) -> CompactSchedule:
+def _searched(half: Half, behind: int, deadline: Deadline, limits: dict[str, Any]) -> CompactSchedule:
     """A schedule of a problem whose chunks spread, with so many more of them to come."""
     problem, began = half.problem, time.monotonic()
     if problem.collective.is_met:
@@ -160,8 +154,7 @@ def _searched(
         fabric, demand = problem_arrays(problem)
         if is_guided(problem):
             return CompactSchedule(problem, *spread_guided(problem, fabric, demand, **limits), "greedy")
-        limit_bytes = None if memory_limit_mb is None else memory_limit_mb * 10**6
-        found = spread(fabric, with_relays(fabric, demand), memory_limit_bytes=limit_bytes, **limits)
+        found = spread(fabric, with_relays(fabric, demand), **limits)
         schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy")
         target, limit_s = limits["target_ticks"], limits["time_limit_s"]
         is_open = limits["num_runs"] is None and found.finish_ticks > target and demand.target is None

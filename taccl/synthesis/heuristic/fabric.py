@@ -192,7 +192,6 @@ def make_fabric(
     src, dst, speed = srcs[link], dsts[link], speed[link]
     out_slot = np.argsort(src, kind="stable")
     holds = _holds(topology, costs, slot_of_link, len(link))
-    wakes = _wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units)
     component = components(src, dst, speed, topology.num_ranks)
     return Fabric(
         num_ranks=topology.num_ranks,
@@ -213,16 +212,10 @@ def make_fabric(
         hold_alpha=holds.alpha,
         hold_beta=holds.beta,
         hold_receives=holds.receives,
-        hold_lead=wakes.hold_lead,
         num_resources=holds.num_resources,
-        wake_of=wakes.wake_of,
-        wake_group=wakes.wake_group,
-        wake_hold=wakes.wake_hold,
-        group_of=wakes.group_of,
-        group_slot=wakes.group_slot,
-        group_lead=wakes.group_lead,
         component=component,
         fast_rate=fast_rates(holds, src, dst, speed, duration[link], units, component),
+        **_wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units),
     )
 
 
@@ -304,23 +297,10 @@ def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int64], nu
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Wakes:
-    """The fields of `Fabric` that say what to look at again when a resource is let go."""
-
-    hold_lead: NDArray[np.int64]
-    wake_of: NDArray[np.int64]
-    wake_group: NDArray[np.int64]
-    wake_hold: NDArray[np.int64]
-    group_of: NDArray[np.int64]
-    group_slot: NDArray[np.int64]
-    group_lead: NDArray[np.int64]
-
-
 def _wakes(
     holds: Holds, alpha: NDArray[np.int64], beta: NDArray[np.int64], units: NDArray[np.int64]
-) -> _Wakes:
-    """Groups of slots by resource and lead, and for every slot the groups that its holds concern.
+) -> dict[str, NDArray[np.int64]]:
+    """The fields of `Fabric` that say what to look at again when a resource is let go.
 
     Of leads that depend on the chunk the shortest counts: a group is looked at late rather than never.
     """
@@ -335,7 +315,7 @@ def _wakes(
     hold = np.repeat(np.arange(len(holds.slot)), each)
     first = np.repeat(np.cumsum(each) - each, each)
     wake_group = groups_of_resource[holds.resource[hold]] + np.arange(len(hold)) - first
-    return _Wakes(
+    return dict(
         hold_lead=lead,
         wake_of=_starts(holds.slot[hold], len(alpha)),
         wake_group=wake_group,

@@ -30,7 +30,6 @@ from taccl.synthesis.heuristic.queue_kernel import (
 from taccl.synthesis.heuristic.router import (
     find_paths,
     find_trees,
-    path_bytes,
     search_steps,
     sending_ns,
 )
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.router import Routes
 
 __all__ = [
-    "SCHEDULER", "SchedulerParameters", "queue_bytes", "send_along_trees", "send_best", "send_queued",
+    "SCHEDULER", "SchedulerParameters", "send_along_trees", "send_best", "send_queued",
     "travel_ticks",
 ]  # fmt: skip
 
@@ -84,10 +83,6 @@ class SchedulerParameters:
 
 SCHEDULER = SchedulerParameters()
 
-#: What a hop takes, in arrays of the kernel, in its columns, and in those of the best so far.
-_HOP_BYTES = 61
-#: How many hops a chunk has, before its way is known.
-_GUESSED_HOPS = 4
 #: Nanoseconds that it takes to put a hop in order, about.
 _ORDER_NS = 70
 _INT32_MAX = int(np.iinfo(np.int32).max)
@@ -274,13 +269,6 @@ def send_best(
             if best.finish_ticks <= target_ticks:
                 break
     return None if best is None else replace(best, num_runs=tried)
-
-
-def queue_bytes(fabric: Fabric, demand: Demand) -> int:
-    """Bytes that `send_queued` needs at its peak, within some tens of percent."""
-    num_hops = _GUESSED_HOPS * demand.num_chunks if demand.routes is None else len(demand.routes.slot)
-    arrays = _HOP_BYTES * num_hops + 50 * demand.num_chunks + 500 * fabric.num_slots
-    return path_bytes(fabric, demand) + arrays
 
 
 def travel_ticks(fabric: Fabric, units: NDArray[np.int64], routes: Routes) -> NDArray[np.int64]:

@@ -37,9 +37,15 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
 
 __all__ = [
-    "ROUTER", "Router", "RouterParameters", "Routes", "find_paths", "find_trees", "path_bytes",
-    "search_steps", "sending_ns",
-]  # fmt: skip
+    "ROUTER",
+    "Router",
+    "RouterParameters",
+    "Routes",
+    "find_paths",
+    "find_trees",
+    "search_steps",
+    "sending_ns",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,12 +300,6 @@ def search_steps(fabric: Fabric, demand: Demand) -> int:
 def sending_ns(fabric: Fabric, num_hops: float) -> float:
     """Nanoseconds that it takes to send along so many hops, about."""
     return ROUTER.queue_ns * num_hops * _rows_per_hop(fabric)
-
-
-def path_bytes(fabric: Fabric, demand: Demand) -> int:
-    """Bytes that the trees of `find_paths` take."""
-    num_groups = min(demand.num_chunks, len(np.unique(demand.origin)))
-    return 4 * len(ROUTER.path_passes) * num_groups * fabric.num_ranks
 
 
 def _choose(

@@ -1,7 +1,7 @@
 """Open spreading, of routes and times at once: chunks over a fabric in seconds, for thousands of ranks.
 
 `spread` runs the compiled kernel under several rules, and keeps the best. Its answer is columns, one row for
-every send and no Python object for any: `Spread.schedule` turns them into a `Schedule` where that is small.
+every send and no Python object for any.
 """
 
 from __future__ import annotations
@@ -13,41 +13,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.errors import CollectiveError, InputError, NoSolutionError
-from taccl.schedule.schedule import make_schedule
+from taccl.errors import CollectiveError, NoSolutionError
 from taccl.schedule.spill import room_for
 from taccl.synthesis.heuristic.events import Events, is_stopped, part, stopping
-from taccl.synthesis.heuristic.queues import queue_bytes, send_along_trees, send_queued
+from taccl.synthesis.heuristic.queues import send_along_trees, send_queued
 from taccl.synthesis.heuristic.spreading_kernel import (
     FEWEST_FIRST,
     HEAP_FULL,
     IN_TURN,
     NUM_SENDS,
     OVER_LIMIT,
-    SHUFFLED,
     SIGNAL,
     STUCK,
     State,
     mark_needed,
     spread_chunks,
 )
-from taccl.units import format_size
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import NDArray
 
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
 
-__all__ = ["Rule", "Spread", "default_rules", "memory_needed", "spread"]
+__all__ = ["Rule", "Spread", "default_rules", "spread"]
 
 _MAX_LANES = 64
-_ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN, "shuffled": SHUFFLED}
+_ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +51,8 @@ class Rule:
 
     Parameters
     ----------
-    order : {"fewest-first", "in-turn", "shuffled"}
-        Which link into a rank chooses first: that with the fewest chunks to offer, each in its turn, or any.
+    order : {"fewest-first", "in-turn"}
+        Which link into a rank chooses first: that with the fewest chunks to offer, or each in its turn.
     theta : float
         How many slow sends' time a rank must be behind its fast component before a slow link repeats for
         it what the component has already. Negative: links are all the same.
@@ -65,10 +60,6 @@ class Rule:
 
     order: str = "fewest-first"
     theta: float = 1.0
-
-
-#: How chunks are sent along routes that are given; `spread` does so where each goes to one rank.
-QUEUES = Rule("urgent-first", -1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +75,12 @@ class Spread:
         Ticks.
     finish_ticks : int
         The last arrival.
-    rule, seed :
-        What it was found with.
-    num_runs : int
-        How many rules and seeds were tried.
     """
 
     chunk: NDArray[Any]
     link: NDArray[np.int32]
     start: NDArray[Any]
     finish_ticks: int
-    rule: Rule
-    seed: int
-    num_runs: int
-
-    def schedule(self, problem: Problem, *, producer: str = "greedy") -> Schedule:
-        """The `Schedule` of these sends; for problems small enough to hold it."""
-        costs = problem.costs
-        duration = costs.link_alpha[self.link] + costs.chunk_units[self.chunk] * costs.link_beta[self.link]
-        start = self.start.astype(np.int64)
-        return make_schedule(
-            problem, chunk=self.chunk, link=self.link, start=start, end=start + duration, producer=producer
-        )
 
 
 def default_rules(fabric: Fabric) -> tuple[Rule, ...]:
@@ -124,7 +99,6 @@ def spread(
     seed: int = 0,
     target_ticks: int = 0,
     time_limit_s: float | None = None,
-    memory_limit_bytes: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
 ) -> Spread:
     """Sends that bring every chunk to all that want it, each rank once.
@@ -139,8 +113,6 @@ def spread(
         A finish that is good enough, such as a lower bound: the search stops there.
     time_limit_s : float, optional
         After so many seconds no further run is begun, and one under way is given up, but for the first.
-    memory_limit_bytes : int, optional
-        Refuse what needs more.
     spill_dir : path, optional
         A folder for the columns, in files without names; by default they are in memory.
 
@@ -148,76 +120,48 @@ def spread(
     ------
     CollectiveError
         If a chunk cannot reach a rank that wants it.
-    InputError
-        If it needs more memory than it may.
     """
-    needed = memory_needed(fabric, demand)
-    if memory_limit_bytes is not None and needed > memory_limit_bytes:
-        raise InputError(
-            f"{fabric.num_ranks} ranks and {demand.num_chunks} chunks need {format_size(needed)}, more than "
-            f"the {format_size(memory_limit_bytes)} allowed; raise the limit, or take fewer ranks or chunks",
-            where="memory_limit",
-        )
     if demand.target is not None:
         sent = send_queued(
             fabric, demand, num_runs=num_runs, seed=seed, target_ticks=target_ticks,
             time_limit_s=time_limit_s, spill_dir=spill_dir,
         )  # fmt: skip
-        return Spread(*sent.columns, sent.finish_ticks, QUEUES, sent.seed, sent.num_runs)
+        return Spread(*sent.columns, sent.finish_ticks)
     rules = tuple(rules or default_rules(fabric))
     began = time.monotonic()
+
+    def left_s() -> float | None:
+        return None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+
     best: Spread | None = None
-    runs = 0
     lanes = _make_lanes(fabric, demand)
     most_runs = num_runs or len(rules)
-    for rule, run_seed in _runs(rules, most_runs, seed):
+    for run in range(most_runs):
         seconds, limit = None, 2**62
         if best is not None:
-            seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
-            if best.finish_ticks <= target_ticks or (seconds is not None and seconds <= 0):
+            seconds, limit = left_s(), best.finish_ticks - 1
+            if limit < target_ticks or (seconds is not None and seconds <= 0):
                 break
-            limit = best.finish_ticks - 1
-        runs += 1
-        name = f"run {runs} of {most_runs}" if most_runs > 1 else ""
-        with part(name, ahead=most_runs - runs):
-            found = _run(fabric, demand, lanes, rule, run_seed, limit, seconds, spill_dir)
-        if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
+        again, number = divmod(run, len(rules))
+        with part(f"run {run + 1} of {most_runs}" if most_runs > 1 else "", ahead=most_runs - run - 1):
+            found = _run(fabric, demand, lanes, rules[number], seed + again, limit, seconds, spill_dir)
+        if found is not None and found.finish_ticks <= limit:
             best = found
         if is_stopped():
             break
     if best is None:
         raise NoSolutionError("no rule found a schedule")
-    if best.finish_ticks > target_ticks and num_runs is None and not is_stopped():
-        seconds = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
-        if seconds is None or seconds > 0:
-            limit = best.finish_ticks - 1
-            with part("along trees"):
-                along = send_along_trees(
-                    fabric, demand, limit_ticks=limit, seed=seed, target_ticks=target_ticks,
-                    time_limit_s=seconds, spill_dir=spill_dir,
-                )  # fmt: skip
-            if along is not None:
-                runs += along.num_runs
-                best = Spread(*along.columns, along.finish_ticks, QUEUES, along.seed, runs)
-    return Spread(best.chunk, best.link, best.start, best.finish_ticks, best.rule, best.seed, runs)
-
-
-def memory_needed(fabric: Fabric, demand: Demand) -> int:
-    """Bytes that `spread` needs at its peak, within some percent."""
-    if demand.target is not None:
-        return queue_bytes(fabric, demand)
-    arrivals = fabric.num_ranks * demand.num_chunks
-    if demand.wanted is not None:
-        arrivals = int(np.bitwise_count(demand.wanted).sum())
-    small = 2 if demand.num_chunks <= 1 << 16 else 4
-    row = 2 * small + 4 + 4
-    bits = demand.num_chunks * (fabric.num_ranks + int(fabric.component[1:].max(initial=-1)) + 1) // 8
-    return arrivals * row + bits * max(1, fabric.num_classes - 1) + 400 * fabric.num_slots
-
-
-def _runs(rules: Sequence[Rule], num_runs: int, seed: int) -> Iterator[tuple[Rule, int]]:
-    for run in range(num_runs):
-        yield rules[run % len(rules)], seed + run // len(rules)
+    seconds = left_s()
+    is_open = best.finish_ticks > target_ticks and num_runs is None and not is_stopped()
+    if is_open and (seconds is None or seconds > 0):
+        with part("along trees"):
+            along = send_along_trees(
+                fabric, demand, limit_ticks=best.finish_ticks - 1, seed=seed, target_ticks=target_ticks,
+                time_limit_s=seconds, spill_dir=spill_dir,
+            )  # fmt: skip
+        if along is not None:
+            best = Spread(*along.columns, along.finish_ticks)
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +218,7 @@ def _run(
     units = np.array(demand.units, dtype=np.int64)
     while True:
         state = _make_state(
-            fabric, demand, lanes, tiered=rule.theta >= 0, start=start_type, spill_dir=spill_dir
+            fabric, demand, lanes, tiered=rule.theta >= 0, seed=seed, start=start_type, spill_dir=spill_dir
         )
         scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
         events = _make_events(lanes, heap_room)
@@ -282,9 +226,7 @@ def _run(
         done = partial(_done, scalar, num_sends)
         with part("spreading chunks", done=done), stopping(scalar[SIGNAL:], seconds):
             finish = int(
-                spread_chunks(
-                    fabric, state, events, units, _ORDERS[rule.order], rule.theta, seed, min(limit, most)
-                )
+                spread_chunks(fabric, state, events, units, _ORDERS[rule.order], rule.theta, min(limit, most))
             )
         if finish == OVER_LIMIT and limit > most:
             start_type = np.int64
@@ -303,7 +245,7 @@ def _run(
     columns = (state.sent_chunk, state.sent_link, state.sent_start)
     if demand.needed is not None:
         columns, finish = _pruned(fabric, demand, *columns)
-    return Spread(*columns, finish, rule, seed, 1)
+    return Spread(*columns, finish)
 
 
 def _pruned(
@@ -332,6 +274,7 @@ def _make_state(
     lanes: _Lanes,
     *,
     tiered: bool,
+    seed: int,
     start: type[np.int32] | type[np.int64],
     spill_dir: str | os.PathLike[str] | None,
 ) -> State:
@@ -371,7 +314,10 @@ def _make_state(
         place=np.zeros(num_slots, np.int64),
         fresh_place=np.zeros(num_slots, np.int64),
         armed=np.zeros(num_slots, bool),
-        turn=np.zeros(num_slots, np.int64),
+        # Turns begin anywhere, unless the seed is 0.
+        turn=np.random.default_rng(seed).integers(1 << 23, size=num_slots)
+        if seed
+        else np.zeros(num_slots, int),
         queue=np.zeros(num_slots, np.int64),
         active=np.zeros(num_ranks, np.int64),
         is_active=np.zeros(num_ranks, bool),
@@ -381,7 +327,7 @@ def _make_state(
         sent_chunk=room_for(num_sends, small, spill_dir),
         sent_link=room_for(num_sends, np.int32, spill_dir),
         sent_start=room_for(num_sends, start, spill_dir),
-        scalar=np.zeros(5, np.int64),
+        scalar=np.zeros(4, np.int64),
     )
 
 

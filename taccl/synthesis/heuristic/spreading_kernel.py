@@ -30,23 +30,22 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Fabric
 
 __all__ = [
-    "FEWEST_FIRST", "HEAP_FULL", "IN_TURN", "OVER_LIMIT", "SHUFFLED", "STOPPED", "STUCK",
+    "FEWEST_FIRST", "HEAP_FULL", "IN_TURN", "OVER_LIMIT", "STOPPED", "STUCK",
     "NUM_SENDS", "SIGNAL", "State", "mark_needed", "spread_chunks",
 ]  # fmt: skip
 
-#: In which order a rank asks the links into it: by how few chunks they have left to offer, in turn, or any.
-FEWEST_FIRST, IN_TURN, SHUFFLED = 0, 1, 2
+#: In which order a rank asks the links into it: by how few chunks they have left to offer, or in turn.
+FEWEST_FIRST, IN_TURN = 0, 1
 #: What `spread_chunks` returns for a finish when it found none.
 STUCK, OVER_LIMIT, STOPPED, HEAP_FULL = -1, -2, -3, -4
 
 _LONGEST_SORTED = 16
 _CHUNK_BITS = 32
 _FREED = (1 << _CHUNK_BITS) - 1  # in the place of a chunk: only the link is free again
-_RANDOM_MASK = (1 << 31) - 1
 _NONE = -1
 
 # Places in `State.scalar`.
-_NUM_ACTIVE, NUM_SENDS, _FINISH, _RANDOM, SIGNAL = range(5)
+_NUM_ACTIVE, NUM_SENDS, _FINISH, SIGNAL = range(4)
 
 # What a link may bring to a rank.
 _FRESH, _BEHIND, _ANYTHING = 0, 1, 2
@@ -77,9 +76,8 @@ class State(NamedTuple):
         The lane of every event that a send over a slot causes, -1 for the heap.
     sent_chunk, sent_link, sent_start
         One row for every send, in order of start.
-    scalar : (5,) int64
-        Active ranks, sends, the finish so far, the state of the random generator, and a sign from outside
-        to stop.
+    scalar : (4,) int64
+        Active ranks, sends, the finish so far, and a sign from outside to stop.
     """
 
     log_of: NDArray[np.int64]
@@ -118,7 +116,6 @@ def spread_chunks(
     units: NDArray[np.int64],
     order: int,
     theta: float,
-    seed: int,
     limit: int,
 ) -> int:
     """Spread every chunk to the ranks that want it; the finish in ticks.
@@ -143,7 +140,6 @@ def spread_chunks(
     num_ranks = len(fabric.into) - 1
     tiered = s.held.shape[0] > 1
     left = s.missing.sum()
-    _start_turns(s, seed)
     _look_everywhere(fabric, s)
     time = ZERO
     forced = False
@@ -224,23 +220,6 @@ def mark_needed(
 
 
 @inner
-def _start_turns(s: State, seed: int) -> None:
-    """Let turns begin anywhere, unless the seed is 0."""
-    state = (seed * 7919 + 1) & _RANDOM_MASK
-    if seed:
-        for e in range(len(s.turn)):
-            state = _random(state)
-            s.turn[e] = state >> 8
-    s.scalar[_RANDOM] = state
-
-
-@inner
-def _random(state: int) -> int:
-    """The next state of a small generator; its upper bits are the random ones."""
-    return (state * 1103515245 + 12345) & _RANDOM_MASK
-
-
-@inner
 def _look_everywhere(fabric: Fabric, s: State) -> None:
     for e in range(len(s.armed)):
         s.place[e] = s.log_of[fabric.src[e]]
@@ -287,13 +266,6 @@ def _ask(fabric: Fabric, s: State, begin: int, end: int, order: int, time: int, 
                     s.queue[i + 1] = other
                     i -= 1
                 s.queue[i + 1] = e
-    elif order == SHUFFLED:
-        for j in range(asked - 1, 0, -1):
-            s.scalar[_RANDOM] = _random(s.scalar[_RANDOM])
-            i = (s.scalar[_RANDOM] >> 8) % (j + 1)
-            e = s.queue[j]
-            s.queue[j] = s.queue[i]
-            s.queue[i] = e
     return asked
 
 

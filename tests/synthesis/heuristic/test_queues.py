@@ -18,14 +18,15 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.deadline import Deadline, OutOfTime
-from taccl.errors import CollectiveError, InputError, NoSolutionError
+from taccl.errors import CollectiveError, NoSolutionError
 from taccl.problem import Clauses, make_problem
+from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic.events import under
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.queues import send_queued
 from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.router import find_paths
-from taccl.synthesis.heuristic.spreading import QUEUES, memory_needed, spread
+from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.large import schedule_large
 from taccl.topology.topology import TopologyBuilder
 
@@ -42,8 +43,7 @@ def finish_us(problem, **options):
     """When the schedule found ends, once both verifiers accepted it."""
     fabric, demand = problem_arrays(problem)
     found = spread(fabric, with_relays(fabric, demand), **options)
-    schedule = found.schedule(problem)
-    assert found.rule == QUEUES
+    schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
     assert verify(schedule).violations == ()
     assert verify_compact(schedule_large(problem)).ok
     assert schedule.finish_ticks == found.finish_ticks
@@ -225,14 +225,6 @@ def test_no_run_goes_on_after_the_time_limit():
     """A limit of no seconds leaves the first run only."""
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
     assert send_queued(fabric, demand, num_runs=100, time_limit_s=0).num_runs == 1
-
-
-def test_memory_limit_refuses_too_many_sends():
-    """A limit below what is needed is an error."""
-    fabric, demand = problem_arrays(problem_of(topologies.mesh(4, 4), collectives.alltoall(16)))
-    demand = with_relays(fabric, demand)
-    with pytest.raises(InputError, match="memory_limit: 16 ranks"):
-        spread(fabric, demand, memory_limit_bytes=memory_needed(fabric, demand) - 1)
 
 
 def test_paths_are_none_without_time() -> None:

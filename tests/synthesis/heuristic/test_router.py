@@ -16,6 +16,7 @@ from taccl.collectives import together
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError, NoSolutionError
 from taccl.problem import Clauses, make_problem
+from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic.events import stopping, under
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.queues import send_along_trees
@@ -212,7 +213,8 @@ def test_random_groups_on_random_graphs_verify(seed: int) -> None:
     joint = together([collectives.allgather(len(g)).among(sorted(g), num_ranks=num_ranks) for g in groups])
     problem = make_problem(topology, joint, chunk_bytes=MB, clauses=Clauses())
     fabric, demand = problem_arrays(problem)
-    schedule = spread(fabric, with_relays(fabric, demand), seed=seed).schedule(problem)
+    found = spread(fabric, with_relays(fabric, demand), seed=seed)
+    schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
     bound = lower_bound(problem)
     assert verify(schedule).ok
     assert bound.check()

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
-from taccl.errors import CollectiveError, InputError
+from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
+from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic.fabric import Demand, make_demand, make_fabric, pack_bits, problem_arrays
 from taccl.synthesis.heuristic.relays import with_relays
-from taccl.synthesis.heuristic.spreading import Rule, memory_needed, spread
+from taccl.synthesis.heuristic.spreading import Rule, spread
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
 
@@ -39,7 +41,7 @@ def solve(problem, **options):
 def verified(problem, **options):
     """The schedule, once the verifier accepted it and its finish is what the kernel says."""
     found = solve(problem, **options)
-    schedule = found.schedule(problem)
+    schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
     assert verify(schedule).violations == ()
     assert schedule.finish_ticks == found.finish_ticks
     return schedule
@@ -126,7 +128,7 @@ def test_random_problems_verify(seed):
     sizes = MB
     if rng.random() < 0.4:
         sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks]
-    rule = Rule(rng.choice(["in-turn", "fewest-first", "shuffled"]), rng.choice([-1, 0, 0.5, 1]))
+    rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.choice([-1, 0, 0.5, 1]))
     verified(problem_of(topology, collective, chunk_bytes=sizes), rules=[rule], seed=seed)
 
 
@@ -195,9 +197,9 @@ def test_arithmetic_check_sees_faults():
     found = solve(problem)
     assert faults_of_columns(problem, found) == []
     early = np.zeros_like(found.start)
-    moved = type(found)(found.chunk, found.link, early, 0, found.rule, 0, 1)
+    moved = replace(found, start=early)
     assert faults_of_columns(problem, moved) == ["absent", "overlap"]
-    short = type(found)(found.chunk[:-1], found.link[:-1], found.start[:-1], 0, found.rule, 0, 1)
+    short = replace(found, chunk=found.chunk[:-1], link=found.link[:-1], start=found.start[:-1])
     assert "missing" in faults_of_columns(problem, short)
 
 
@@ -303,14 +305,6 @@ def test_combining_collectives_are_refused():
     problem = problem_of(topologies.ring(3), collectives.allreduce(3))
     with pytest.raises(CollectiveError, match="combines"):
         make_demand(problem.collective, problem.costs)
-
-
-def test_memory_limit_is_checked_before_the_start():
-    """A limit below what is needed is refused, with both figures."""
-    problem = problem_of(topologies.mesh(4, 4), collectives.allgather(16))
-    fabric, demand = problem_arrays(problem)
-    with pytest.raises(InputError, match="memory_limit: 16 ranks"):
-        spread(fabric, demand, memory_limit_bytes=memory_needed(fabric, demand) - 1)
 
 
 def test_fabric_tells_fast_links_from_slow():
