@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,14 +17,11 @@ from taccl.collectives import together
 from taccl.errors import CollectiveError, InfeasibleError, SketchError, TopologyError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import chunk_permutation
 from taccl.synthesis.explaining.explain import explain
-from taccl.synthesis.heuristic.fabric import problem_arrays
-from taccl.synthesis.heuristic.relays import with_relays
-from taccl.synthesis.heuristic.spreading import spread
+from taccl.synthesis.large import schedule_large
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import fully_connected, mesh, ring
 from taccl.topology.machines import dgx_h100
@@ -323,9 +319,7 @@ class TestJointSchedules:
         groups = [[2 * g, 2 * g + 1, 2 * g + 8, 2 * g + 9] for g in range(4)]
         joint = together([collectives.allgather(4).among(g, num_ranks=16) for g in groups])
         case = make_problem(dgx_h100(2), joint, chunk_bytes=MB).with_clauses(relays=frozenset())
-        fabric, demand = problem_arrays(case)
-        sent = spread(fabric, with_relays(fabric, demand, may_relay=np.zeros(16, bool)))
-        found = CompactSchedule(case, sent.chunk, sent.link, sent.start, "greedy").expand()
+        found = schedule_large(case).expand()
         assert verify(found).ok
         assert found.finish <= lower_bound(case).bound * 1.25
 

@@ -275,7 +275,6 @@ def _carried_over(
                 continue
             if problem.may_carry(e, tree.chunk, reducing=tree.reducing):
                 tree.link_to[here] = e
-        # What is cut off but leads to a target stays: mending has to reach its first rank only.
         tree.prune(problem)
     return trees
 
@@ -358,7 +357,7 @@ def _waits(problem: Problem, rows: Sequence[tuple[Tree, int]], send: Sequence[in
 
     def bring(c: int, rank: int, *, reducing: bool) -> set[int]:
         """The sends by which a rank gets a chunk, or all that it adds to its own."""
-        while not reducing and rank in starts_at[c]:
+        while not reducing and rank in starts_at.get(c, ()):
             if (c, rank) not in source_of or rank in collective.chunks[c].origins:
                 reducing = True
             else:

@@ -66,7 +66,7 @@ def spread_guided(
 
     def find(seed: int, seconds: float | None) -> Routes:
         routes = find_trees(fabric, demand, seed=seed, masks=masks, seconds=seconds)
-        return replace(routes, urgent=_urgent(problem, fabric, routes.hop_of, routes.slot))
+        return replace(routes, urgent=_urgent(problem, fabric, demand, routes))
 
     began = time.monotonic()
     with part("", ahead=1.0):
@@ -136,16 +136,13 @@ def _on_fewest_links(
     return found & (hops[fabric.dst] <= most)
 
 
-def _urgent(
-    problem: Problem, fabric: Fabric, hop_of: NDArray[np.int64], slot: NDArray[np.int32]
-) -> NDArray[np.bool_] | None:
+def _urgent(problem: Problem, fabric: Fabric, demand: Demand, routes: Routes) -> NDArray[np.bool_] | None:
     """Hops of a link's own chunks, where the sketch has these go first."""
     if not problem.clauses.own_first:
         return None
-    first = np.isin(fabric.link[slot], sorted(problem.clauses.own_first))
-    chunk = np.repeat(np.arange(len(hop_of) - 1), np.diff(hop_of))
-    chunks = problem.collective.chunks
-    starts = np.fromiter((r for c in chunks for r in c.origins), np.int64)
-    keys = np.repeat(np.arange(len(chunks)), [len(c.origins) for c in chunks]) * fabric.num_ranks + starts
-    is_own: NDArray[np.bool_] = np.isin(chunk * fabric.num_ranks + fabric.src[slot], keys)
+    first = np.isin(fabric.link[routes.slot], sorted(problem.clauses.own_first))
+    chunk = np.repeat(np.arange(demand.num_chunks), np.diff(demand.origin_of))
+    is_own: NDArray[np.bool_] = np.isin(
+        routes.chunk * fabric.num_ranks + fabric.src[routes.slot], chunk * fabric.num_ranks + demand.origin
+    )
     return first & is_own

@@ -148,7 +148,7 @@ def send_queued(
     runs = num_runs or max(2, min(SCHEDULER.most_runs, SCHEDULER.total_sends // max(1, len(routes.slot))))
 
     def find(seed: int, seconds: float | None) -> Routes:
-        return find_paths(fabric, demand, seed=seed, may_relay=routes.may_relay, seconds=seconds)
+        return find_paths(fabric, demand, seed=seed, seconds=seconds)
 
     best = send_best(
         fabric, demand, routes, find, orders=SCHEDULER.path_orders, num_runs=runs, seed=seed,
@@ -200,11 +200,7 @@ def send_along_trees(
 
     def find(seed: int, seconds: float | None) -> Routes:
         waiting = SCHEDULER.waiting[seed // SCHEDULER.tree_orders % len(SCHEDULER.waiting)]
-        in_turn = bool(seed // SCHEDULER.tree_orders // len(SCHEDULER.waiting) % 2)
-        return find_trees(
-            fabric, demand, seed=seed, may_relay=routes.may_relay, waiting=waiting, in_turn=in_turn,
-            seconds=seconds,
-        )  # fmt: skip
+        return find_trees(fabric, demand, seed=seed, waiting=waiting, seconds=seconds)
 
     return send_best(
         fabric, demand, routes, find, orders=SCHEDULER.tree_orders, num_runs=runs, seed=seed,

@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["with_relays"]
 
 
-def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] | None = None) -> Demand:
+def with_relays(fabric: Fabric, demand: Demand) -> Demand:
     """The demand with its routes, or with relays among the ranks that receive a chunk, farthest first.
-
-    Parameters
-    ----------
-    may_relay : (num_ranks,) bool, optional
-        Ranks that may carry what they do not want; by default all.
 
     Raises
     ------
@@ -39,15 +34,15 @@ def with_relays(fabric: Fabric, demand: Demand, *, may_relay: NDArray[np.bool_] 
         If it was stopped before every chunk had its routes, or relays.
     """
     if demand.target is not None:
-        return replace(demand, routes=find_paths(fabric, demand, may_relay=may_relay))
+        return replace(demand, routes=find_paths(fabric, demand))
     if demand.wanted is None:
         return demand
     steps = search_steps(fabric, demand) * len(ROUTER.tree_exponents)
     if steps <= ROUTER.kept_steps:
-        routes = find_trees(fabric, demand, may_relay=may_relay)
+        routes = find_trees(fabric, demand)
         return replace(_relayed(fabric, demand, routes, np.arange(demand.num_chunks)), routes=routes)
     shared, net = _shared(demand, max(1, demand.num_chunks // ROUTER.most_searches))
-    routes = find_trees(fabric, shared, may_relay=may_relay, most_steps=ROUTER.kept_steps)
+    routes = find_trees(fabric, shared, most_steps=ROUTER.kept_steps)
     return _relayed(fabric, demand, routes, net)
 
 

@@ -115,8 +115,6 @@ class Routes:
         The slots of chunk c are ``slot[hop_of[c]:hop_of[c + 1]]``.
     peak_ticks : int
         How long the busiest link or resource is taken: nothing along these routes finishes sooner.
-    may_relay : (num_ranks,) bool, optional
-        Ranks that they may pass; None for all.
     urgent : (num_hops,) bool, optional
         Hops that go before all others over their link; None for none.
     """
@@ -124,7 +122,6 @@ class Routes:
     hop_of: NDArray[np.int64]
     slot: NDArray[np.int32]
     peak_ticks: int
-    may_relay: NDArray[np.bool_] | None = None
     urgent: NDArray[np.bool_] | None = None
 
     @property
@@ -136,20 +133,15 @@ class Routes:
 class Router:
     """The trees of all chunks, which can be ripped up and routed anew.
 
-    Parameters
-    ----------
-    may_relay : (num_ranks,) bool, optional
-        Ranks that may carry what they do not want; by default all.
-
     Attributes
     ----------
     signal : (3,) int64
         Routing stops once the first is 1; see `taccl.synthesis.heuristic.router_kernel`.
     """
 
-    def __init__(self, fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None = None) -> None:
-        self.fabric, self.may_relay = fabric, may_relay
-        self.nets = _nets(fabric, demand, may_relay)
+    def __init__(self, fabric: Fabric, demand: Demand) -> None:
+        self.fabric = fabric
+        self.nets = _nets(fabric, demand)
         self.state = _routing(fabric, np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32))
         self.signal = np.array([0, 0, -1])
 
@@ -160,7 +152,6 @@ class Router:
         *,
         most: float = 0.0,
         waiting: float = ROUTER.waiting,
-        in_turn: bool = False,
     ) -> float:
         """Route chunks anew, one after another; ticks of the busiest resource, infinite if it was stopped.
 
@@ -168,7 +159,7 @@ class Router:
         ----------
         order : (num_chunks,) int64
             Some chunks or all.
-        exponent, most, waiting, in_turn
+        exponent, most, waiting
             As of `taccl.synthesis.heuristic.router_kernel.Prices`.
 
         Raises
@@ -176,7 +167,7 @@ class Router:
         CollectiveError
             If a chunk cannot reach a rank that wants it.
         """
-        prices = Prices(exponent, ROUTER.tree_weight, float(waiting), bool(in_turn), float(most))
+        prices = Prices(exponent, ROUTER.tree_weight, float(waiting), float(most))
         order = order[self.nets.target_of[order] < self.nets.target_of[order + 1]]
         if not route(self.fabric, self.nets, self.state, prices, order, self.signal):
             _raise_if_lost(self.signal)
@@ -189,7 +180,7 @@ class Router:
         slot = np.empty(int(hop_of[-1]), np.int32)
         room = np.empty((3, self.fabric.num_ranks), np.int64)
         list_trees(self.fabric, self.nets, way, room, hop_of, slot)
-        return Routes(hop_of, slot, round(peak), self.may_relay)
+        return Routes(hop_of, slot, round(peak))
 
 
 def find_trees(
@@ -197,10 +188,8 @@ def find_trees(
     demand: Demand,
     *,
     seed: int = 0,
-    may_relay: NDArray[np.bool_] | None = None,
     masks: Sequence[tuple[Fabric, NDArray[np.int64]]] | None = None,
     waiting: float = ROUTER.waiting,
-    in_turn: bool = False,
     most_steps: int = ROUTER.most_steps,
     seconds: float | None = None,
 ) -> Routes:
@@ -208,11 +197,9 @@ def find_trees(
 
     Parameters
     ----------
-    may_relay : (num_ranks,) bool, optional
-        Ranks that may carry what they do not want; by default all.
     masks : sequence of (Fabric, (num_chunks,) int64), optional
         Chunks, and the fabric of the links alone that are open to them; by default all are open to all.
-    waiting, in_turn
+    waiting
         As of `taccl.synthesis.heuristic.router_kernel.Prices`.
     most_steps : int
         Links that all passes look at; one pass there is in any case.
@@ -226,7 +213,7 @@ def find_trees(
     NoSolutionError
         If it was stopped before every chunk had a tree.
     """
-    router = Router(fabric, demand, may_relay)
+    router = Router(fabric, demand)
     classes = masks or [(fabric, np.arange(demand.num_chunks))]
     rng = np.random.default_rng(seed)
     best, least, peak = router.state.way, np.inf, 0.0
@@ -240,7 +227,7 @@ def find_trees(
                     left -= len(chunks)
                     with _progress(router.signal, "", len(chunks), len(chunks), left):
                         order = rng.permutation(chunks)
-                        peak = router.route(order, exponent, most=peak, waiting=waiting, in_turn=in_turn)
+                        peak = router.route(order, exponent, most=peak, waiting=waiting)
             if peak < least:
                 best, least = router.state.way if i + 1 == len(passes) else router.state.way.copy(), peak
             if router.signal[STOP]:
@@ -255,7 +242,6 @@ def find_paths(
     demand: Demand,
     *,
     seed: int = 0,
-    may_relay: NDArray[np.bool_] | None = None,
     seconds: float | None = None,
 ) -> Routes:
     """Paths of chunks that each go to one rank, chosen among trees that chunks of the same origins share.
@@ -264,8 +250,6 @@ def find_paths(
     ----------
     demand : Demand
         With a target for every chunk.
-    may_relay : (num_ranks,) bool, optional
-        Ranks that may carry chunks that neither start nor end there; by default all.
     seconds : float, optional
         When to stop, and take the best so far.
 
@@ -276,7 +260,7 @@ def find_paths(
     NoSolutionError
         If it was stopped before every chunk had a path, or all work was.
     """
-    groups, paths = _groups(fabric, demand, may_relay)
+    groups, paths = _groups(fabric, demand)
     state = _routing(fabric, paths.way[0])
     signal = np.array([0, 0, -1])
     with stopping(signal, seconds):
@@ -289,7 +273,7 @@ def find_paths(
     np.cumsum(hop_of, out=hop_of)
     slot = np.empty(int(hop_of[-1]), np.int32)
     list_paths(fabric, paths, hop_of, slot)
-    return Routes(hop_of, slot, round(peak), may_relay)
+    return Routes(hop_of, slot, round(peak))
 
 
 def search_steps(fabric: Fabric, demand: Demand) -> int:
@@ -328,14 +312,14 @@ def _choose(
         ahead = sum(took_ns[k + 1 :]) + sending
         weight = ROUTER.path_weight if k else 0.0
         with _progress(signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
-            prices = Prices(exponent, weight, 0.0, False, peak)
+            prices = Prices(exponent, weight, 0.0, peak)
             route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
         for i, power in enumerate(choices):
             order = np.lexsort((rng.random(len(paths.units)), -paths.units))
             again = f"{name}, choice {i + 1} of {len(choices)}" if i else name
             step = hop_ns * (k + 2)
             with _progress(signal, again, len(order), step, ahead + step * (len(choices) - i - 1)):
-                prices = Prices(power, ROUTER.path_weight, 0.0, False, peak)
+                prices = Prices(power, ROUTER.path_weight, 0.0, peak)
                 found = paths._replace(way=paths.way[: k + 1])
                 chosen = choose(fabric, groups, state, found, prices, order, signal)
             _raise_if_lost(signal)
@@ -365,7 +349,7 @@ def _sampled_hops(
     """How many hops all chunks have on their shortest paths, by those of some."""
     num_groups, num_chunks = len(groups.units), len(paths.units)
     some = np.arange(0, num_groups, max(1, num_groups // ROUTER.sampled_groups))
-    free = Prices(0, 0.0, 0.0, False, 0.0)
+    free = Prices(0, 0.0, 0.0, 0.0)
     route(fabric, groups, state, free, some, signal)
     chunks = np.flatnonzero(np.isin(paths.group, some))
     chunks = chunks[:: max(1, len(chunks) // ROUTER.sampled_chunks)]
@@ -396,7 +380,7 @@ def _raise_if_lost(signal: NDArray[np.int64]) -> None:
         )
 
 
-def _nets(fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None) -> Nets:
+def _nets(fabric: Fabric, demand: Demand) -> Nets:
     """Every chunk as a net."""
     num_ranks, num_chunks = fabric.num_ranks, demand.num_chunks
     every = np.arange(num_chunks)
@@ -416,11 +400,10 @@ def _nets(fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None) -
         demand.origin.astype(np.int64),
         np.concatenate(([0], np.cumsum(np.bincount(chunk, minlength=num_chunks)))).astype(np.int64),
         target.astype(np.int32),
-        np.ones(num_ranks, bool) if may_relay is None else np.asarray(may_relay, bool),
     )
 
 
-def _groups(fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None) -> tuple[Nets, Paths]:
+def _groups(fabric: Fabric, demand: Demand) -> tuple[Nets, Paths]:
     """Chunks that start at the same ranks as one net, of their mean size, that is led to all ranks."""
     assert demand.target is not None, "the caller has chunks with one target each"
     if (np.diff(demand.origin_of) == 1).all():
@@ -439,7 +422,6 @@ def _groups(fabric: Fabric, demand: Demand, may_relay: NDArray[np.bool_] | None)
         origin.astype(np.int64),
         np.zeros(num_groups + 1, np.int64),
         np.zeros(0, np.int32),
-        np.ones(fabric.num_ranks, bool) if may_relay is None else np.asarray(may_relay, bool),
     )
     paths = Paths(
         np.array(demand.units, dtype=np.int64),
@@ -463,7 +445,6 @@ def _routing(fabric: Fabric, way: NDArray[np.int32]) -> Routing:
         cost=np.zeros(num_ranks),
         depth=np.zeros(num_ranks),
         came=np.zeros(num_ranks, np.int64),
-        busy_until=np.zeros(fabric.num_resources),
         path=np.zeros(num_ranks, np.int64),
         before=np.zeros(num_ranks, np.int64),
         is_wanted=np.zeros(num_ranks, bool),

@@ -61,8 +61,6 @@ class Nets(NamedTuple):
     target_of, target : (num_nets + 1,) int64, int32
         Its targets are ``target[target_of[c]:target_of[c + 1]]``, none of them an origin. Without any it is
         led to all ranks, and loads nothing.
-    may_relay : (num_ranks,) bool
-        Ranks that nets may pass which neither start there nor have them for a target.
     """
 
     units: NDArray[np.int64]
@@ -70,7 +68,6 @@ class Nets(NamedTuple):
     origin: NDArray[np.int64]
     target_of: NDArray[np.int64]
     target: NDArray[np.int32]
-    may_relay: NDArray[np.bool_]
 
 
 class Prices(NamedTuple):
@@ -84,8 +81,6 @@ class Prices(NamedTuple):
         What a tick of the most loaded resource costs beyond its time.
     waiting : float
         What a tick costs for which a rank has to wait until the net reaches it.
-    in_turn : bool
-        Whether a rank's waiting counts in that resources it shares send one copy after another.
     most : float
         Ticks that count as the highest load, unless there is more; 0.0 for the highest so far.
     """
@@ -93,7 +88,6 @@ class Prices(NamedTuple):
     exponent: int
     weight: float
     waiting: float
-    in_turn: bool
     most: float
 
 
@@ -112,8 +106,6 @@ class Routing(NamedTuple):
         What reaching a rank costs, and how long it takes from where the net starts.
     came : (num_ranks,) int64
         The slot by which a rank is reached most cheaply.
-    busy_until : (num_resources,) float64
-        Until when the tree that grows takes what is shared, were it alone.
     path, before : (num_ranks,) int64
         Room for a path.
     is_wanted, is_in_tree : (num_ranks,) bool
@@ -128,7 +120,6 @@ class Routing(NamedTuple):
     cost: NDArray[np.float64]
     depth: NDArray[np.float64]
     came: NDArray[np.int64]
-    busy_until: NDArray[np.float64]
     path: NDArray[np.int64]
     before: NDArray[np.int64]
     is_wanted: NDArray[np.bool_]
@@ -388,9 +379,6 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
         s.cost[r] = _NEVER
         s.is_wanted[r] = False
         s.is_in_tree[r] = False
-    if prices.in_turn:
-        for q in range(len(s.busy_until)):
-            s.busy_until[q] = 0.0
     left = 0
     for i in range(nets.target_of[c], nets.target_of[c + 1]):
         s.is_wanted[nets.target[i]] = True
@@ -413,14 +401,7 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
         if key != s.cost[r]:
             continue
         if s.is_wanted[r] and not s.is_in_tree[r]:
-            if prices.in_turn and _cost_over(fabric, s, prices, s.came[r], size) > key:
-                # The tree has come to send over what this path needs: another may be cheaper by now.
-                _look_around(fabric, nets, s, prices, r, size)
-                if s.cost[r] > key:
-                    push(s.heap_cost, s.heap_rank, count, s.cost[r], r)
-                    count += 1
-                    continue
-            left -= _attach(fabric, s, prices, c, r, size)
+            left -= _attach(fabric, s, c, r, size)
             # All on the way here is in the tree from now on, and costs no more to branch off from.
             x = r
             while x >= 0:
@@ -429,21 +410,23 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
                     push(s.heap_cost, s.heap_rank, count, s.cost[x], x)
                     count += 1
                 x = s.before[x]
-        elif not s.is_in_tree[r] and not nets.may_relay[r]:
-            continue
         for i in range(fabric.out_of[r], fabric.out_of[r + 1]):
             e = fabric.out_slot[i]
             d = fabric.dst[e]
             if s.is_in_tree[d]:
                 continue
             took = fabric.alpha[e] + size * fabric.beta[e]
-            if s.cost[r] + (prices.waiting + 1.0) * took >= s.cost[d]:
+            cost = s.cost[r] + prices.waiting * took + took
+            if cost >= s.cost[d]:
                 continue
-            cost = _cost_over(fabric, s, prices, e, size)
+            cost += (fabric.own_alpha[e] + size * fabric.own_beta[e]) * s.price[e]
+            for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+                held = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+                cost += held * s.resource_price[fabric.hold_resource[h]]
             if cost < s.cost[d]:
                 s.cost[d] = cost
                 s.came[d] = e
-                s.depth[d] = _start(fabric, s, prices, e) + took
+                s.depth[d] = s.depth[r] + took
                 if count + len(s.cost) >= len(s.heap_cost):
                     count = _tidy(s, count)
                 push(s.heap_cost, s.heap_rank, count, cost, d)
@@ -456,47 +439,7 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
 
 
 @inner
-def _start(fabric: Fabric, s: Routing, prices: Prices, e: int) -> float:
-    """When the net can start over a link, if there were no others."""
-    start = s.depth[fabric.src[e]]
-    if prices.in_turn:
-        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
-            if not fabric.hold_receives[h]:
-                start = max(start, s.busy_until[fabric.hold_resource[h]])
-    return float(start)
-
-
-@inner
-def _cost_over(fabric: Fabric, s: Routing, prices: Prices, e: int, size: int) -> float:
-    """What reaching the end of a link costs, by way of its source."""
-    r = fabric.src[e]
-    took = fabric.alpha[e] + size * fabric.beta[e]
-    waits = _start(fabric, s, prices, e) - s.depth[r]
-    cost = s.cost[r] + prices.waiting * (waits + took) + took
-    cost += (fabric.own_alpha[e] + size * fabric.own_beta[e]) * s.price[e]
-    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
-        held = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
-        cost += held * s.resource_price[fabric.hold_resource[h]]
-    return float(cost)
-
-
-@inner
-def _look_around(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, r: int, size: int) -> None:
-    """Find the cheapest link to a rank anew, from ranks that something is known of."""
-    s.cost[r] = _NEVER
-    for e in range(fabric.into[r], fabric.into[r + 1]):
-        x = fabric.src[e]
-        # Of the ranks outside the tree only those that a net may pass, and none that waits to be reached.
-        if s.cost[x] < _NEVER and (s.is_in_tree[x] or (nets.may_relay[x] and not s.is_wanted[x])):
-            cost = _cost_over(fabric, s, prices, e, size)
-            if cost < s.cost[r]:
-                s.cost[r] = cost
-                s.came[r] = e
-                s.depth[r] = _start(fabric, s, prices, e) + fabric.alpha[e] + size * fabric.beta[e]
-
-
-@inner
-def _attach(fabric: Fabric, s: Routing, prices: Prices, c: int, r: int, size: int) -> int:
+def _attach(fabric: Fabric, s: Routing, c: int, r: int, size: int) -> int:
     """Put a rank, and all on the way to it, into the tree; how many of them are targets.
 
     ``before`` is set to the rank before each, -1 for the first that was not in the tree's.
@@ -513,12 +456,7 @@ def _attach(fabric: Fabric, s: Routing, prices: Prices, c: int, r: int, size: in
     for i in range(length - 1, -1, -1):
         x = s.path[i]
         e = s.came[x]
-        start = _start(fabric, s, prices, e)
-        s.depth[x] = start + fabric.alpha[e] + size * fabric.beta[e]
-        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
-            if prices.in_turn and not fabric.hold_receives[h]:
-                held = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
-                s.busy_until[fabric.hold_resource[h]] = start + held
+        s.depth[x] = s.depth[before] + fabric.alpha[e] + size * fabric.beta[e]
         s.way[c, x] = e
         s.is_in_tree[x] = True
         found += s.is_wanted[x]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -223,8 +222,10 @@ def _run(
         scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
         events = _make_events(lanes, heap_room)
         most = int(np.iinfo(start_type).max)
-        done = partial(_done, scalar, num_sends)
-        with part("spreading chunks", done=done), stopping(scalar[SIGNAL:], seconds):
+        with (
+            part("spreading chunks", done=lambda: float(state.scalar[NUM_SENDS]) / num_sends),
+            stopping(scalar[SIGNAL:], seconds),
+        ):
             finish = int(
                 spread_chunks(fabric, state, events, units, _ORDERS[rule.order], rule.theta, min(limit, most))
             )
@@ -261,11 +262,6 @@ def _pruned(
     chunk, link, start, slot = chunk[keep], link[keep], start[keep], slot[keep]
     end = start + fabric.alpha[slot] + demand.units[chunk] * fabric.beta[slot]
     return (chunk, link, start), int(end.max(initial=0))
-
-
-def _done(scalar: NDArray[np.int64], num_sends: int) -> float:
-    """The part of the sends that a kernel has found."""
-    return float(scalar[NUM_SENDS]) / num_sends
 
 
 def _make_state(

@@ -163,14 +163,6 @@ def test_chunk_that_is_there_is_not_sent():
     assert np.diff(find_paths(fabric, demand).hop_of).tolist() == [0, 1, 1, 0]
 
 
-def test_only_relays_pass_chunks_on():
-    """From 0 to 2 of a ring of four, through 3 where 1 may not relay."""
-    collective = collectives.custom(4, precondition={0: [0]}, postcondition={0: [2]})
-    fabric, demand = problem_arrays(problem_of(topologies.ring(4), collective))
-    paths = find_paths(fabric, demand, may_relay=np.array([False, False, False, True]))
-    assert fabric.dst[paths.slot].tolist() == [3, 2]
-
-
 def test_target_out_of_reach_is_an_error():
     """One link from 0 to 1: nothing gets from 1 to 0."""
     builder = TopologyBuilder("one way", [0, 0])

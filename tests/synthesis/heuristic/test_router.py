@@ -82,14 +82,6 @@ def test_every_target_is_reached_once() -> None:
         assert set(chunk.destinations) <= there
 
 
-def test_only_ranks_that_may_relay_are_passed() -> None:
-    """Of the two ways from 0 to 3 the one over rank 1 is closed."""
-    wants = custom(4, [([0], [2, 3])])
-    fabric, demand, _ = arrays(star((0, 1), (0, 2), (1, 3), (2, 3)), wants)
-    trees = find_trees(fabric, demand, may_relay=np.array([True, False, True, True]))
-    assert sorted(ends(fabric, trees, 0)) == [(0, 2), (2, 3)]
-
-
 def test_a_chunk_that_cannot_come_is_named() -> None:
     """No link leads to rank 3."""
     wants = custom(4, [([0], [1, 2]), ([0], [1, 3])])
