@@ -25,6 +25,7 @@ from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from fractions import Fraction
 
     from numpy.typing import ArrayLike
 
@@ -261,7 +262,8 @@ def make_problem(
         The larger of one rank's input and output buffer; a size that does not divide into chunks is
         padded, and the problem's notes say so. Exactly one of the two is given.
     clauses : Clauses, optional
-        Default: any link may carry anything; sends between nodes merge up to 6 chunks.
+        Default: any link may carry anything; sends between nodes merge up to 6 chunks. Where sums are small,
+        any number of chunks travels together, over all links whose latency exceeds what all the data takes.
 
     Raises
     ------
@@ -286,8 +288,22 @@ def make_problem(
         sizes = tuple(int(b) for b in chunk_bytes or ())
         size_bytes = _largest_buffer(collective, sizes) if len(sizes) == collective.num_chunks else None
     if clauses is None:
-        clauses = Clauses(max_merge=6, merging=frozenset(topology.internode_links))
+        clauses = _default_merging(topology, collective, sum(sizes))
     return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes))
+
+
+def _default_merging(topology: Topology, collective: Collective, num_bytes: int) -> Clauses:
+    """Sends between nodes merge; where sums are small, also where latency exceeds what all data takes."""
+    merging = frozenset(topology.internode_links)
+    if not collective.sums_up:
+        return Clauses(max_merge=6, merging=merging)
+    waits: dict[tuple[Fraction, Fraction], bool] = {}
+    for link in topology.links:
+        cost = link.alpha_us, link.beta_us_per_mb
+        if cost not in waits:
+            waits[cost] = cost[0] * 10**6 > cost[1] * num_bytes
+    slow = {e for e, link in enumerate(topology.links) if waits[link.alpha_us, link.beta_us_per_mb]}
+    return Clauses(max_merge=max(6, collective.num_chunks) if slow else 6, merging=merging | slow)
 
 
 @checked_as(CollectiveError)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
 from taccl.baselines.hierarchical import hierarchical
+from taccl.baselines.one_shot import one_shot
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.recursive import recursive
 from taccl.baselines.ring import ring
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["BASELINES", "baseline", "best", "hierarchical", "pairwise", "recursive", "ring", "tree"]
+__all__ = [
+    "BASELINES", "baseline", "best", "hierarchical", "one_shot", "pairwise", "recursive", "ring", "tree",
+]  # fmt: skip
 
 #: Every baseline, by name.
 BASELINES: dict[str, Callable[[Problem], Schedule]] = {
@@ -31,6 +34,7 @@ BASELINES: dict[str, Callable[[Problem], Schedule]] = {
     "recursive": recursive,
     "hierarchical": hierarchical,
     "pairwise": pairwise,
+    "one-shot": one_shot,
 }
 
 

@@ -6,7 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_no_derivations
+from taccl.baselines.one_shot import NamedSteps, sums_everywhere
+from taccl.baselines.spread import (
+    Spread,
+    chunks_of_starts,
+    fastest,
+    fastest_form,
+    require_no_derivations,
+    without_sketch,
+)
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -21,7 +29,9 @@ def recursive(problem: Problem) -> Schedule:
     """A schedule in which ranks exchange all they hold with one partner a step, log2(num_ranks) steps.
 
     Partners differ in one bit of their rank. Of the two orders of bits, near or far partners first, the
-    faster is returned, and its `producer` names it. The sketch is left aside, but for merging.
+    faster is returned, and its `producer` names it. An allreduce is done by halving and doubling, or, where
+    that is faster, by doubling alone: partners exchange all of what they summed so far. The sketch is left
+    aside, but for merging.
 
     A broadcast becomes a binomial tree, an alltoall a hypercube exchange.
 
@@ -46,7 +56,21 @@ def recursive(problem: Problem) -> Schedule:
         )
     bits = range(num_ranks.bit_length() - 1)
     orders = {"near partners first": tuple(bits), "far partners first": tuple(reversed(bits))}
-    return fastest_form(problem, (partial(_exchange, order=name, bits=each) for name, each in orders.items()))
+    forms = (partial(_exchange, order=name, bits=each) for name, each in orders.items())
+    halving = fastest_form(problem, forms)
+    if not sums_everywhere(problem):
+        return halving
+    problem = without_sketch(problem)
+    return fastest([halving, *(_doubling(problem, order=name, bits=each) for name, each in orders.items())])
+
+
+def _doubling(problem: Problem, *, order: str, bits: tuple[int, ...]) -> Schedule:
+    steps, chunks = NamedSteps(problem), range(problem.collective.num_chunks)
+    summed: list[tuple[int, ...]] = [(rank,) for rank in range(problem.topology.num_ranks)]
+    for bit in bits:
+        steps.step([(chunks, rank, rank ^ (1 << bit), ranks) for rank, ranks in enumerate(summed)])
+        summed = [(*ranks, *summed[rank ^ (1 << bit)]) for rank, ranks in enumerate(summed)]
+    return steps.schedule(producer=f"recursive doubling ({order})")
 
 
 def _exchange(problem: Problem, *, order: str, bits: tuple[int, ...]) -> Schedule:

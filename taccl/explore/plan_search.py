@@ -65,7 +65,8 @@ class _Candidate:
         """What it does but for times: two of one shape have the same finish at every size."""
         s = self.schedule
         columns = (s.chunk, s.link, s.group, s.reduce)
-        return (s.problem.collective.num_chunks, *(column.tobytes() for column in columns))
+        carried = str(s.contributions) if s.carries is not None else ""
+        return (s.problem.collective.num_chunks, carried, *(column.tobytes() for column in columns))
 
     def _chunk_bytes(self, size: int) -> int:
         return -(-size // self.schedule.problem.collective.size_chunks)

@@ -53,6 +53,8 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
         "problem": problem.to_dict(),
         "transfers": {name: getattr(schedule, name).tolist() for name in (*_COLUMNS, "reduce")},
     }
+    if schedule.carries is not None:
+        document["transfers"] |= {"carries": schedule.carries.tolist(), "sums": schedule.sums}
     if extra is not None:
         try:
             document["result"] = json.loads(_compact(extra))  # as a reader of the file will find it
@@ -82,6 +84,8 @@ def load_schedule(
         name: np.array(getattr(fields.transfers, name), dtype=dtype) for name, dtype in _COLUMNS.items()
     }
     columns["reduce"] = np.array(fields.transfers.reduce, dtype=bool)
+    if fields.transfers.carries is not None:
+        columns["carries"] = np.array(fields.transfers.carries, dtype=np.int32)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) != 1:
         raise FormatError(
@@ -93,7 +97,12 @@ def load_schedule(
     if problem is None or document["problem"] != _plain(problem):
         problem = _problem(document["problem"], fields, where)
     producer = fields.producer if fields.version == VERSION else ""
-    schedule = Schedule(problem, producer=producer, **columns)
+    try:
+        schedule = Schedule(
+            problem, producer=producer, sums=tuple(map(tuple, fields.transfers.sums)), **columns
+        )
+    except InputError as error:
+        raise FormatError(str(error), where=f"{where}: transfers") from None
     found: dict[str, Any] = {
         "digest": schedule.digest(),
         "ticks_per_us": problem.costs.ticks_per_us,
@@ -337,6 +346,8 @@ class _Transfers(_Strict):
     end: list[_Ticks]
     group: list[_Int32]
     reduce: list[bool]
+    carries: list[_Index] | None = None
+    sums: list[list[_Index]] = Field(default_factory=list)
 
 
 class _Notes(_Strict):

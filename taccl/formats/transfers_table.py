@@ -48,6 +48,10 @@ def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
         name: np.array([float(problem.costs.us(ticks)) for ticks in column.tolist()], dtype=np.float64)
         for name, column in (("start_us", schedule.start), ("end_us", schedule.end))
     }
+    named: dict[str, NDArray[Any]] = {}
+    if schedule.carries is not None:
+        sums = np.array([" ".join(map(str, ranks)) for ranks in schedule.sums], dtype=object)
+        named["contributions"] = sums[schedule.carries[transfer]]
     return {
         "transfer": transfer,
         "chunk": chunk,
@@ -60,6 +64,7 @@ def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
         "link_name": np.array([str(e) for e in topology.links], dtype=object)[link],
         "group": schedule.group[transfer],
         "operation": np.where(schedule.reduce[transfer], "reduce", "copy").astype(object),
+        **named,
         "start_us": us["start_us"][transfer],
         "end_us": us["end_us"][transfer],
     }

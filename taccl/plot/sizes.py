@@ -39,7 +39,7 @@ __all__ = ["NAMES_OF_BASELINES", "Bandwidths", "bandwidth", "bandwidths", "usual
 #: What people call them.
 NAMES_OF_BASELINES = {
     "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
-    "hierarchical": "hierarchical", "pairwise": "pairwise",
+    "hierarchical": "hierarchical", "pairwise": "pairwise", "one-shot": "one-shot",
 }  # fmt: skip
 #: From 1 KiB to 1 GiB, each four times the one before.
 _SIZES = tuple(4**power for power in range(5, 16))

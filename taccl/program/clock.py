@@ -17,7 +17,7 @@ from taccl.errors import InputError
 from taccl.program.program import OPERATIONS, PROTOCOLS, StepAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from taccl.problem import Problem
     from taccl.program.lift import TracedMessage
@@ -79,12 +79,11 @@ class Clock:
             self.occupied.append(occupied or duration)
             self.holds.append(holds)
 
-    def run(self, release: Mapping[int, int]) -> list[int]:
-        """The start of every message in ticks, none before its `release`."""
+    def run(self) -> list[int]:
+        """The start of every message in ticks."""
         count = len(self.sent)
         self.start, self.ready = [-1] * count, [-1] * count
         self.taken: list[list[int]] = [[] for _ in range(count)]  # when each of its chunks was taken out
-        self.release = release
         self.missing = dict(self.num_awaited)
         self.begin = dict.fromkeys(self.steps, 0)
         self.begun: set[StepAddress] = set()
@@ -132,7 +131,7 @@ class Clock:
             when = max(when, self.start[m] + self.duration[m])
         if OPERATIONS[self.steps[address].operation].sends:
             m = self.message_of[address]
-            self.ready[m] = max(when, self.release.get(m, 0))
+            self.ready[m] = when
             self._offer(m)
             return []
         return self._done(address, when)

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TracedMessage", "lift"]
 
-#: Rounds of making sums wait until what they must not be in is under way; each only moves sends later.
-_MAX_ROUNDS = 100
-
 #: What a slot holds: whose contribution to which chunk; of what is not added up, -1 for whoever had it.
 Contributions = frozenset[tuple[int, int]]
 
@@ -87,8 +84,7 @@ def lift(
     Raises
     ------
     InputError
-        If ranks or sizes do not fit, two ranks have no link, the program does not say what it is for, or it
-        does what no schedule can say: pass on the sum of others while it keeps its own contribution apart.
+        If ranks or sizes do not fit, two ranks have no link, or the program does not say what it is for.
     VerificationError
         If the program hangs, races or computes something else (`taccl.interpret`).
     """
@@ -118,25 +114,23 @@ def lift(
         ),
     )
     clock = Clock(problem, program, sent, links)
-    start = _start(clock, sent) if collective.sums_up else clock.run({})
+    start = clock.run()
     message = [m for m, each in enumerate(sent) for _ in each.chunks]
-    schedule = make_schedule(
-        problem,
-        chunk=[chunk for each in sent for chunk in each.chunks],
-        link=[links[m] for m in message],
-        start=[start[m] for m in message],
-        end=[start[m] + clock.duration[m] for m in message],
-        group=message,
-        reduce=[adds for each in sent for adds in _adds(collective, each)],
-        producer=f"program {program.name}",
-    )
-    verification = verify(schedule)
-    if not verification.ok:
-        raise InputError(
-            "the program is correct, but no schedule can say what it does: a schedule adds up what meets at "
-            f"a rank ({verification.violations[0]})",
-            where="program",
-        )
+    columns: dict[str, Any] = {
+        "chunk": [chunk for each in sent for chunk in each.chunks],
+        "link": [links[m] for m in message],
+        "start": [start[m] for m in message],
+        "end": [start[m] + clock.duration[m] for m in message],
+        "group": message,
+        "producer": f"program {program.name}",
+    }
+    schedule = make_schedule(problem, **columns, reduce=[a for each in sent for a in _adds(collective, each)])
+    if not collective.sums_up or verify(schedule).ok:
+        return schedule
+    # The program keeps sums apart that meet at a rank: each send names what it carries.
+    carried = [{rank for rank, _ in content} for each in sent for content in each.contents]
+    schedule = make_schedule(problem, **columns, contributions=carried)
+    verify(schedule).raise_if_failed()
     return schedule
 
 
@@ -178,36 +172,6 @@ def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
         adds.append((rank, chunk) not in content and len(content) < len(origins))
         either.append(rank not in origins and len(content) == len(origins))
     return [added or (free and any(adds)) for added, free in zip(adds, either, strict=True)]
-
-
-def _start(clock: Clock, sent: Sequence[TracedMessage]) -> list[int]:
-    """Starts with which no sum includes what the program adds to it later.
-
-    A program may leave what arrived in its queue, or in scratch. A schedule adds it up at its arrival, so
-    that such a message starts just late enough to arrive after the send that it must not be in has started.
-    """
-    arrivals: dict[tuple[int, int], list[tuple[int, Contributions]]] = defaultdict(list)
-    for m, each in enumerate(sent):
-        for chunk, content in zip(each.chunks, each.contents, strict=True):
-            arrivals[each.queue.dst, chunk].append((m, content))
-    before = [  # (sent without it, arriving)
-        (m, other)
-        for m, each in enumerate(sent)
-        for chunk, content in zip(each.chunks, each.contents, strict=True)
-        for other, arriving in arrivals[each.queue.src, chunk]
-        if not arriving <= content
-    ]
-    release: dict[int, int] = {}
-    for _ in range(_MAX_ROUNDS):
-        start = clock.run(release)
-        moved = False
-        for m, other in before:
-            least = start[m] + 1 - clock.duration[other]
-            if start[other] < least:
-                release[other], moved = max(release.get(other, 0), least), True
-        if not moved:
-            break
-    return start
 
 
 def _trace(program: Program) -> list[TracedMessage]:

@@ -21,7 +21,7 @@ from taccl.errors import InputError
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import layout
-from taccl.program.messages import events_of, follow, messages_of
+from taccl.program.messages import NamedSums, events_of, follow, follow_named, messages_of
 from taccl.program.program import Program, Slot
 from taccl.program.replicate import replicate
 from taccl.schedule.compact import CompactSchedule
@@ -118,12 +118,15 @@ def lower(
         )
     messages = messages_of(schedule)
     layouts = layout(collective)
-    holding = follow(messages, collective, layouts)
+    if schedule.carries is None:
+        sums = NamedSums(follow(messages, collective, layouts))
+    else:
+        sums = follow_named(messages, collective, layouts, in_place=in_place)
     chooser = _channel_chooser(channels, num_channels, collective.num_ranks)
     for message in messages:
         lanes = chooser(message.src, message.dst, message.parts[0].chunk)
         message.channel = message.lane * num_channels + lanes
-    placing = _Placing(layouts, in_place, holding, merged == "pack", max_count, threadblocks == "per-peer")
+    placing = _Placing(layouts, in_place, sums, merged == "pack", max_count, threadblocks == "per-peer")
     drafts, scratch = placing.run(messages)
     program = Program(
         name or problem.title,
@@ -168,12 +171,12 @@ class _Placing:
         self,
         layouts: Sequence[RankLayout],
         in_place: bool,
-        inputs: Sequence[dict[int, Value]],
+        sums: NamedSums,
         pack: bool,
         max_count: int,
         per_peer: bool,
     ) -> None:
-        self.layouts, self.in_place, self.inputs = layouts, in_place, inputs
+        self.layouts, self.in_place, self.inputs, self.sums = layouts, in_place, sums.own, sums
         self.pack, self.max_count, self.per_peer = pack, max_count, per_peer
         self.allocators = [Allocator(where, in_place) for where in layouts]
         self.drafts: list[list[Draft]] = [[] for _ in layouts]
@@ -188,6 +191,10 @@ class _Placing:
                 self._start(message)
             else:
                 self._arrive(message)
+        for rank, results in enumerate(self.sums.results):
+            for i, (result, values) in enumerate(results):
+                result.slot = self.allocators[rank].home[result.chunk]
+                self._sum_up(rank, result, values, (FOREVER, -1 - len(results) + i, 0))
         for rank, values in enumerate(self.finals):
             for i, value in enumerate(values):
                 home = self.allocators[rank].home[value.chunk]
@@ -224,11 +231,22 @@ class _Placing:
                     moved.append((copy, source))
                 else:
                     moved.append((Value(chunk, START, slot=allocator.home[chunk]), source))
+            for copy in self.sums.copies[rank] if self.sums.copies else ():
+                copy.slot = allocator.home[copy.chunk]
+                allocator.user[copy.slot] = copy
+                moved.append((copy, values[copy.chunk].place))
             for i, (copy, source) in enumerate(moved):
                 self._local(rank, "copy", source, copy.place, 1, (START, i, 0, 0))
 
     def _start(self, message: Message) -> None:
         """Order the chunks as they stand at the source, and pack them if that is asked for and needed."""
+        for i, part in enumerate(message.parts):
+            if part.summed:
+                total = part.taken
+                assert total is not None, "a part that is summed up is followed"
+                self.allocators[message.src].place_scratch([total])
+                at = (message.start, _LAST - len(message.parts) + i, message.number)
+                self._sum_up(message.src, total, part.summed, at)
         message.parts.sort(key=lambda part: part.place)
         sources = [part.place for part in message.parts]
         if self.pack and len(sources) <= self.max_count and not _neighbours(sources):
@@ -294,6 +312,14 @@ class _Placing:
                     order, order, operation, first.added, first.dst, count,
                 )
             )  # fmt: skip
+
+    def _sum_up(self, rank: int, total: Value, values: Sequence[Value], at: tuple[int, int, int]) -> None:
+        """Steps within a rank that put a sum of values at `total`, whose slot may be one of theirs."""
+        values = sorted(values, key=lambda value: value.place != total.place)
+        if values[0].place != total.place:
+            self._local(rank, "copy", values[0].place, total.place, 1, (*at, 0))
+        for i, value in enumerate(values[1:], start=1):
+            self._local(rank, "reduce", value.place, total.place, 1, (*at, i))
 
     def _add(
         self, rank: int, src: Slot, added: Slot | None, dst: Slot, at: tuple[int, int, int, int]

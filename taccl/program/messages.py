@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
-from taccl.program.allocate import START, Value
+from taccl.program.allocate import FOREVER, START, Value
+from taccl.schedule.precedence import Arrival, bits_of, make_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from taccl.collective import Collective
     from taccl.program.layout import RankLayout
     from taccl.program.program import Slot
-    from taccl.schedule.schedule import Schedule
+    from taccl.schedule.schedule import Schedule, Transfer
 
-__all__ = ["Message", "Part", "events_of", "follow", "messages_of"]
+__all__ = ["Message", "NamedSums", "Part", "events_of", "follow", "follow_named", "messages_of"]
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +27,10 @@ class Part:
 
     chunk: int
     taken: Value | None = None
+    #: Values that are summed up to make `taken`, where it is not there yet.
+    summed: list[Value] = field(default_factory=list)
+    #: The ranks whose contributions it carries, as bits, where the schedule names them.
+    bits: int = 0
     made: Value | None = None
     #: Chunks that the receiver makes of this one by adding its own contribution: from which value, and it.
     derived: list[tuple[Value, Value]] = field(default_factory=list)
@@ -60,18 +65,18 @@ def messages_of(schedule: Schedule) -> list[Message]:
     """
     links, collective = schedule.problem.topology.links, schedule.problem.collective
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
-    groups: dict[int, list[tuple[int, int, int, int, bool]]] = defaultdict(list)
+    groups: dict[int, list[Transfer]] = defaultdict(list)
     for t in schedule:
-        groups[t.group].append((t.chunk, t.link, t.start_ticks, t.end_ticks, t.reduce))
+        groups[t.group].append(t)
     keyed = []
     for members in groups.values():
-        _, link, start, end, reduce = members[0]
+        _, link, start, end, _, reduce, _ = members[0]
         for dst in links[link].dsts:
             for i, src in enumerate(links[link].srcs[: None if collective.sums_up else 1]):
                 known = lanes[src, dst]
                 if link not in known:
                     known.append(link)
-                parts = [Part(chunk) for chunk, *_ in members]
+                parts = [Part(t.chunk, bits=bits_of(t.contributions or ())) for t in members]
                 message = Message(src, dst, known.index(link), parts, start, end, reduce or i > 0)
                 # At one moment sums come first, as the verifier has it.
                 keyed.append(((end, not reduce, start), message))
@@ -135,6 +140,156 @@ def follow(
                 )
             held[rank][chunk].final = True
     return own
+
+
+@dataclass(eq=False, slots=True)
+class _Piece:
+    """What a rank keeps of a chunk in one value: the arrivals that are summed in it."""
+
+    arrivals: set[int]
+    value: Value
+
+
+@dataclass(eq=False, slots=True)
+class _Reader:
+    """A part that is sent, or a result: from when it reads, and the arrivals that it sums."""
+
+    since: int
+    arrivals: set[int]
+
+
+#: A rank's own contribution among arrivals; the same once more, copied to where its result is to be.
+_OWN, _COPY = -1, -2
+
+
+@dataclass(eq=False, slots=True)
+class NamedSums:
+    """What ranks start with, and sum up at the end, where a schedule names the contributions it carries.
+
+    Parameters
+    ----------
+    own : list of dict of int to Value
+        What each rank contributes to each chunk.
+    copies : list of list of Value
+        Copies of these where results are to be, which arrivals are added to.
+    results : list of list of (Value, list of Value)
+        Results of each rank that are summed up at the end, and of what.
+    """
+
+    own: list[dict[int, Value]]
+    copies: list[list[Value]] = field(default_factory=list)
+    results: list[list[tuple[Value, list[Value]]]] = field(default_factory=list)
+
+
+def follow_named(
+    messages: list[Message], collective: Collective, layouts: Sequence[RankLayout], *, in_place: bool
+) -> NamedSums:
+    """The same where messages name the contributions that they carry, and ranks keep what arrives apart.
+
+    An arrival is added to a value at once where whatever reads either of them later reads both. What nobody
+    reads is not sent.
+    """
+    parts = [(message, part) for message in messages for part in message.parts]
+    arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
+    for rank, where in enumerate(layouts):
+        for chunk in where.inputs:
+            if rank in collective.chunks[chunk].origins:
+                arrivals[rank, chunk].append(Arrival(START, 1 << rank, _OWN))
+    for number, (message, part) in enumerate(parts):
+        arrivals[message.dst, part.chunk].append(Arrival(message.end, part.bits, number))
+    readers: dict[tuple[int, int], list[_Reader]] = defaultdict(list)
+    results: dict[tuple[int, int], _Reader] = {}
+    for rank, where in enumerate(layouts):
+        for chunk in where.outputs:
+            whole = bits_of(collective.chunks[chunk].origins)
+            results[rank, chunk] = reader = _reader(arrivals[rank, chunk], whole, FOREVER, chunk, rank)
+            readers[rank, chunk].append(reader)
+    reads: dict[int, _Reader] = {}
+    for number, (message, part) in sorted(enumerate(parts), key=lambda each: -each[1][0].end):
+        if any(number in reader.arrivals for reader in readers[message.dst, part.chunk]):
+            here = arrivals[message.src, part.chunk]
+            reads[number] = _reader(here, part.bits, message.start, part.chunk, message.src)
+            readers[message.src, part.chunk].append(reads[number])
+    number_of = {id(part): number for number, (_, part) in enumerate(parts)}
+    for message in messages:
+        message.parts = [part for part in message.parts if number_of[id(part)] in reads]
+    messages[:] = [message for message in messages if message.parts]
+    sums = NamedSums([{c: Value(c, START) for c in where.inputs} for where in layouts])
+    pieces: dict[tuple[int, int], list[_Piece]] = defaultdict(list)
+    for rank, values in enumerate(sums.own):
+        sums.copies.append([])
+        for chunk, value in values.items():
+            pieces[rank, chunk].append(_Piece({_OWN}, value))
+            wanted = results.get((rank, chunk))
+            apart = any(reader.arrivals == {_OWN} for reader in readers[rank, chunk])
+            if wanted is not None and not in_place and apart and _OWN in wanted.arrivals:
+                wanted.arrivals = wanted.arrivals - {_OWN} | {_COPY}
+                copy = Value(chunk, START)
+                pieces[rank, chunk].append(_Piece({_COPY}, copy))
+                sums.copies[rank].append(copy)
+    for time, starts, message in events_of(messages):
+        rank = message.src if starts else message.dst
+        for part in message.parts:
+            number, kept = number_of[id(part)], pieces[rank, part.chunk]
+            later = [each for each in readers[rank, part.chunk] if each.since >= time]
+            if starts:
+                part.taken = _taken(kept, reads[number], later, part, message)
+                part.taken.read_until = max(part.taken.read_until, message.end)
+                continue
+            piece = _Piece({number}, Value(part.chunk, time))
+            beside = next((each for each in kept if _read_alike([each, piece], later)), None)
+            if beside is not None:
+                kept.remove(beside)
+                beside.value.added_at = time
+                piece = _Piece(beside.arrivals | {number}, Value(part.chunk, time, added_to=beside.value))
+            kept.append(piece)
+            part.made = piece.value
+    totals = {id(part.taken) for message in messages for part in message.parts if part.summed}
+    for rank, where in enumerate(layouts):
+        sums.results.append([])
+        for chunk in where.outputs:
+            reader = results[rank, chunk]
+            read = [piece.value for piece in pieces[rank, chunk] if piece.arrivals <= reader.arrivals]
+            result = read[0]
+            if len(read) > 1 or id(result) in totals:
+                result = Value(chunk, FOREVER)
+                sums.results[rank].append((result, read))
+                for value in read:
+                    value.read_until = FOREVER
+            result.final = True
+    return sums
+
+
+def _reader(arrivals: Sequence[Arrival], bits: int, since: int, chunk: int, rank: int) -> _Reader:
+    parts = make_up(bits, [each for each in arrivals if each.end <= since])
+    if parts is None:
+        raise InputError(
+            f"rank {rank} has not what makes up a sum of chunk {chunk}; verify the schedule first",
+            where="schedule",
+        )
+    return _Reader(since, {each.send for each in parts})
+
+
+def _read_alike(pieces: Sequence[_Piece], readers: Sequence[_Reader]) -> bool:
+    """Whether whoever reads one of some pieces reads all."""
+    return all(len({piece.arrivals <= reader.arrivals for piece in pieces}) == 1 for reader in readers)
+
+
+def _taken(
+    here: list[_Piece], reader: _Reader, later: Sequence[_Reader], part: Part, message: Message
+) -> Value:
+    """What a part reads: a value that is there, or the sum of several, which stays where it can."""
+    read = [piece for piece in here if piece.arrivals <= reader.arrivals]
+    if len(read) == 1:
+        return read[0].value
+    part.summed = [piece.value for piece in read]
+    total = Value(part.chunk, message.start)
+    for value in part.summed:
+        value.read_until = max(value.read_until, message.start)
+    if _read_alike(read, later):
+        here[:] = [piece for piece in here if piece not in read]
+        here.append(_Piece(set().union(*(piece.arrivals for piece in read)), total))
+    return total
 
 
 def _held_value(held: dict[int, Value], chunk: int, message: Message) -> Value:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.collective import Chunk, Collective
+from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["concatenate", "prune", "reduction_half", "relabel", "reverse", "spreading_half"]
+__all__ = [
+    "concatenate", "contributions_apart", "prune", "reduction_half", "relabel", "reverse", "spreading_half",
+    "summed_at_destinations",
+]  # fmt: skip
 
 
 def spreading_half(problem: Problem) -> Problem:
@@ -36,6 +40,55 @@ def reduction_half(problem: Problem) -> Problem:
         collective=_from_roots(problem.collective, to="origins"),
         clauses=problem.clauses.reversed(),
     )
+
+
+def contributions_apart(problem: Problem) -> Problem:
+    """A problem that sums up, with every contribution to every chunk a chunk of its own, which spreads.
+
+    Each goes to all that want the sum; `summed_at_destinations` reads a schedule of it as one of `problem`.
+    """
+    collective = problem.collective
+    alone = [(rank,) for rank in range(collective.num_ranks)]
+    chunks, sizes, counts = [], [], []
+    for group, members in zip(collective.process_groups, collective.chunks_of_group, strict=True):
+        for c in members:
+            chunk = collective.chunks[c]
+            chunks += [Chunk(alone[rank], chunk.destinations) for rank in chunk.origins]
+            sizes += [problem.chunk_bytes[c]] * len(chunk.origins)
+        counts.append(replace(group, num_chunks=sum(len(collective.chunks[c].origins) for c in members)))
+    apart = Collective(
+        f"{collective.name} (contributions)",
+        collective.num_ranks,
+        tuple(chunks),
+        chunks_per_rank=collective.chunks_per_rank,
+        groups=tuple(counts),
+    )
+    return replace(problem, collective=apart, chunk_bytes=tuple(sizes))
+
+
+def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
+    """What a schedule of ``contributions_apart(problem)`` is of `problem`: ranks add up what arrives."""
+    owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
+    sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
+    for t in schedule:
+        c, rank = owner[t.chunk]
+        sums.setdefault((t.start_ticks, t.group, t.link, c), set()).add(rank)
+
+    def timed(sends: list[tuple[tuple[int, int, int, int], set[int]]], *, merged: bool) -> Schedule:
+        return exact_times(
+            problem,
+            chunk=[chunk for (_, _, _, chunk), _ in sends],
+            link=[link for (_, _, link, _), _ in sends],
+            starts=[start for (start, _, _, _), _ in sends],
+            group=[group for (_, group, _, _), _ in sends] if merged else None,
+            producer=f"{schedule.producer}, contributions apart",
+            contributions=[ranks for _, ranks in sends],
+        )
+
+    try:
+        return timed(list(sums.items()), merged=True)
+    except InputError:  # some of what would arrive as a sum has to go on by itself
+        return timed([(key, {rank}) for key, ranks in sums.items() for rank in sorted(ranks)], merged=False)
 
 
 def _from_roots(collective: Collective, *, to: str) -> Collective:
@@ -104,6 +157,7 @@ def relabel(schedule: Schedule, problem: Problem, *, links: Sequence[int], chunk
         group=schedule.group,
         reduce=schedule.reduce,
         producer=schedule.producer,
+        contributions=schedule.contributions,
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,18 +24,20 @@ from taccl.costs import hold_columns
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from taccl.problem import Costs, Problem
 
-__all__ = ["CLAUSE", "DATA", "SUM", "Precedence", "Use", "Wait"]
+__all__ = ["CLAUSE", "DATA", "SUM", "Arrival", "Precedence", "Use", "Wait", "bits_of", "make_up"]
 
 #: Causes of a wait; a cause that is not negative is the resource.
 DATA, SUM, CLAUSE = -1, -2, -3
 #: A send waits for no more than so many events one by one; more are joined first.
 _FEW = 2
+#: Arrivals that are tried for a sum before it is given up.
+_MOST_STEPS = 100_000
 #: Source, target, after, lead, extra, cause, tile; a plain tuple, as there are very many.
 Wait = tuple[int, int, int, int, int, int, int]
 
@@ -49,6 +51,58 @@ class Use:
     until: int
 
 
+class Arrival(NamedTuple):
+    """A sum at a rank: since when, of which ranks (as bits), and the send that brought it (-1: its own)."""
+
+    end: int
+    bits: int
+    send: int
+
+
+def bits_of(ranks: Iterable[int]) -> int:
+    """A set of ranks as bits."""
+    return sum(1 << rank for rank in set(ranks))
+
+
+def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
+    """Arrivals with nothing in common that make up a sum, early ones first; None if there are none.
+
+    Which of them is an exact cover, sought depth first: by the lowest rank that is missing. It may be given
+    up after very many steps, as if there were none.
+    """
+    by_rank: dict[int, list[Arrival]] = defaultdict(list)
+    for each in sorted(set(arrivals)):
+        if not each.bits & ~wanted:
+            for rank in _ranks_of(each.bits):
+                by_rank[rank].append(each)
+    chosen: list[Arrival] = []
+    untried: list[tuple[int, Iterator[Arrival]]] = []
+    missing, steps = wanted, 0
+    while missing:
+        lowest = (missing & -missing).bit_length() - 1
+        if len(untried) == len(chosen):
+            untried.append((missing, iter(by_rank[lowest])))
+        missing, candidates = untried[-1]
+        part = next((each for each in candidates if not each.bits & ~missing), None)
+        steps += 1
+        if part is not None:
+            chosen.append(part)
+            missing &= ~part.bits
+            continue
+        untried.pop()
+        if not untried or steps > _MOST_STEPS:
+            return None
+        chosen.pop()
+    return chosen
+
+
+def _ranks_of(bits: int) -> Iterator[int]:
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
 class Precedence:
     """Sends in their order, and their waits.
 
@@ -58,6 +112,8 @@ class Precedence:
         Whose costs say how long waits take, and which the times are of.
     chunk, link, group, reduce : (num_transfers,) array
         As in `make_schedule`.
+    contributions : sequence of collection of int, optional
+        The ranks whose sum each transfer carries, where a schedule keeps what arrives apart.
     start : (num_transfers,) array
         Tentative starts in ticks of `own`, of which a send's is its latest; or (`places`) places in a
         sequence: sends take resources in this order, and read what came before.
@@ -97,6 +153,7 @@ class Precedence:
         end: NDArray[np.int64] | None = None,
         places: bool = False,
         impose: bool = False,
+        contributions: Sequence[Collection[int]] | None = None,
     ) -> None:
         self.problem, self.own, self._places, self._impose = problem, own, places, impose
         num_chunks, num_links = own.collective.num_chunks, len(own.topology.links)
@@ -133,7 +190,9 @@ class Precedence:
         self.end: list[int] = ends.tolist()
         self.waits: list[Wait] = []
         self.uses = self._on_resources()
-        if own.collective.combining and not own.collective.derivations:
+        if contributions is not None:
+            self._of_contributions(contributions)
+        elif own.collective.combining and not own.collective.derivations:
             self._of_sums()
         else:
             self._of_copies()
@@ -243,6 +302,33 @@ class Precedence:
                 source = brought[rank, self.chunk[transfer]][1]
                 if source >= 0:
                     self._wait(source, s, DATA, duration[source])
+
+    def _of_contributions(self, contributions: Sequence[Collection[int]]) -> None:
+        """A sum is sent once the arrivals that make it up are there, which are kept apart."""
+        links = self.own.topology.links
+        carried = [bits_of(ranks) for ranks in contributions]
+        arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
+        for transfer, s in enumerate(self.send):
+            for rank in links[self.link[s]].dsts:
+                arrivals[rank, self.chunk[transfer]].append(Arrival(self.end[s], carried[transfer], s))
+        for (rank, chunk), here in arrivals.items():
+            if rank in self.own.collective.chunks[chunk].origins:
+                here.append(Arrival(-1, 1 << rank, -1))
+            here.sort()
+        for transfer, s in enumerate(self.send):
+            chunk = self.chunk[transfer]
+            for rank in links[self.link[s]].srcs:
+                if carried[transfer] == 1 << rank and rank in self.own.collective.chunks[chunk].origins:
+                    continue
+                here = arrivals[rank, chunk]
+                parts = make_up(carried[transfer], [each for each in here if each.end <= self.start[s]])
+                if parts is None and self._impose:
+                    parts = make_up(carried[transfer], here)
+                if parts is None:
+                    raise _absent(rank, chunk)
+                for part in parts:
+                    if part.send >= 0:
+                        self._wait(part.send, s, DATA, after=self.duration[part.send])
 
     def _of_sums(self) -> None:
         """A sum is sent on after all that it is to include arrived, and before anything else does."""

@@ -16,14 +16,14 @@ from taccl.schedule.figures import Figures
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
     from taccl.arguments import Natural
     from taccl.problem import Problem
 
-__all__ = ["Schedule", "Transfer", "make_schedule"]
+__all__ = ["Schedule", "Transfer", "lacking", "make_schedule"]
 
 #: Type and range of every column; ticks have two bits to spare, so that a time and a duration can be added.
 _INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
@@ -33,7 +33,10 @@ _COLUMNS: dict[str, tuple[Any, int, int]] = {
 
 
 class Transfer(NamedTuple):
-    """One chunk over one link in one interval; transfers of one `group` travel in one send."""
+    """One chunk over one link in one interval; transfers of one `group` travel in one send.
+
+    `contributions` are the ranks whose sum travels, where the schedule names them.
+    """
 
     chunk: int
     link: int
@@ -41,6 +44,7 @@ class Transfer(NamedTuple):
     end_ticks: int
     group: int
     reduce: bool
+    contributions: tuple[int, ...] | None = None
 
 
 @checked
@@ -58,6 +62,12 @@ class Schedule(Figures):
         Whether the chunk is added to what the destination holds, rather than put in its place.
     producer : str
         What made the schedule.
+    carries : (num_transfers,) int32, optional
+        Of a combining collective: the number in `sums` of what travels. Then ranks keep what arrives apart,
+        and each transfer, like each result at the end, is a sum of arrivals that have no contribution in
+        common. Without, a rank adds up what arrives (`reduce`), and sends what it holds.
+    sums : tuple of tuple of int
+        Ranks whose contributions are summed, each set once.
 
     Raises
     ------
@@ -74,6 +84,8 @@ class Schedule(Figures):
     group: NDArray[np.int32]
     reduce: NDArray[np.bool_]
     producer: str = ""
+    carries: NDArray[np.int32] | None = None
+    sums: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         columns = {name: getattr(self, name) for name in _COLUMNS}
@@ -85,6 +97,13 @@ class Schedule(Figures):
                 )
             _check_column(name, column)
         _check_lengths(columns)
+        if self.carries is not None:
+            _check_carries(self)
+
+    @property
+    def contributions(self) -> list[tuple[int, ...]] | None:
+        """The ranks whose sum each transfer carries; None where a rank sends what it holds."""
+        return None if self.carries is None else [self.sums[number] for number in self.carries.tolist()]
 
     @property
     def num_transfers(self) -> int:
@@ -109,8 +128,10 @@ class Schedule(Figures):
 
     def _first(self, limit: int | None) -> Iterator[Transfer]:
         columns = (self.chunk, self.link, self.start, self.end, self.group, self.reduce)
-        for values in zip(*(column[:limit].tolist() for column in columns), strict=True):
-            yield Transfer(*values)
+        named = self.contributions
+        for i, values in enumerate(zip(*(column[:limit].tolist() for column in columns), strict=True)):
+            transfer = Transfer(*values)
+            yield transfer if named is None else transfer._replace(contributions=named[i])
 
     def _rows(self, limit: int | None) -> Iterator[tuple[str, str, str, str, str, str]]:
         """Start and end in microseconds, chunk, link, group and operation of the first transfers."""
@@ -118,7 +139,12 @@ class Schedule(Figures):
         for t in self._first(limit):
             start, end = (f"{float(us(ticks)):.3f}" for ticks in (t.start_ticks, t.end_ticks))
             link = shown(str(links[t.link]), 100) if 0 <= t.link < len(links) else f"no link {t.link}"
-            yield start, end, str(t.chunk), link, str(t.group), "reduce" if t.reduce else "copy"
+            operation = "reduce" if t.reduce else "copy"
+            if t.contributions is not None:
+                few = ", ".join(map(str, t.contributions[:4]))
+                more = f" and {len(t.contributions) - 4} more" if len(t.contributions) > 4 else ""
+                operation = f"sum of {few}{more}"
+            yield start, end, str(t.chunk), link, str(t.group), operation
 
     def digest(self) -> str:
         """A hash of the problem and of every transfer, the same on every machine."""
@@ -126,6 +152,8 @@ class Schedule(Figures):
         for column in (self.chunk, self.link, self.start, self.end, self.group):
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
         state.update(np.packbits(self.reduce).tobytes())
+        if self.carries is not None:
+            state.update(repr(self.contributions).encode())
         return state.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -182,6 +210,7 @@ def make_schedule(
     group: ArrayLike | None = None,
     reduce: ArrayLike | None = None,
     producer: str = "",
+    contributions: Sequence[Collection[int]] | None = None,
 ) -> Schedule:
     """A schedule from columns in any order; groups are renumbered in order of start.
 
@@ -190,7 +219,9 @@ def make_schedule(
     chunk, link, start, end, producer
         As in `Schedule`.
     group, reduce : array_like, optional
-        Default: every transfer is a send of its own; nothing is reduced.
+        Default: every transfer is a send of its own; nothing is reduced, or what lacks `contributions`.
+    contributions : sequence of collection of int, optional
+        Of a combining collective: the ranks whose sum each transfer carries, see `Schedule`.
 
     Raises
     ------
@@ -202,6 +233,13 @@ def make_schedule(
     columns = {name: _column(name, values) for name, values in given.items()}
     count = len(columns["chunk"])
     columns.setdefault("group", np.arange(count))
+    sums: tuple[tuple[int, ...], ...] = ()
+    if contributions is not None:
+        number: dict[tuple[int, ...], int] = {}
+        named = [number.setdefault(tuple(sorted(set(ranks))), len(number)) for ranks in contributions]
+        columns["carries"], sums = np.array(named, dtype=np.int32), tuple(number)
+        _check_lengths({name: columns[name] for name in ("chunk", "carries")})
+        columns.setdefault("reduce", lacking(problem, columns["chunk"].tolist(), contributions))
     columns.setdefault("reduce", np.zeros(count, dtype=bool))
     _check_lengths(columns)
     order = np.lexsort((columns["chunk"], columns["group"], columns["link"], columns["start"]))
@@ -212,7 +250,39 @@ def make_schedule(
     columns["group"] = rank_of_group[inverse] if count else columns["group"].astype(np.int32)
     for column in columns.values():
         column.setflags(write=False)
-    return Schedule(problem, producer=producer, **columns)
+    return Schedule(problem, producer=producer, sums=sums, **columns)
+
+
+def lacking(
+    problem: Problem, chunks: Sequence[int], contributions: Sequence[Collection[int]]
+) -> NDArray[np.bool_]:
+    """Of every transfer that names what it carries, whether that lacks a contribution of its chunk."""
+    of_chunk = {c: len(chunk.origins) for c, chunk in enumerate(problem.collective.chunks)}
+    known = zip(chunks, contributions, strict=True)
+    return np.array([len(set(ranks)) < of_chunk.get(c, 0) for c, ranks in known], dtype=bool)
+
+
+def _check_carries(schedule: Schedule) -> None:
+    """Raise `InputError` unless every transfer names one of the sums, of a collective that sums up."""
+    carries, collective = schedule.carries, schedule.problem.collective
+    assert carries is not None, "the schedule names what travels"
+    if not collective.sums_up:
+        raise InputError(
+            f"found contributions in a schedule of {collective.name}, which adds nothing up; leave them out",
+            where="schedule.contributions",
+        )
+    _check_lengths({"chunk": schedule.chunk, "carries": carries})
+    if len(carries) and not (carries.min() >= 0 and carries.max() < len(schedule.sums)):
+        raise InputError(
+            f"found sums {carries.min()} to {carries.max()}; expected 0-{len(schedule.sums) - 1}",
+            where="schedule.carries",
+        )
+    strange = {rank for ranks in schedule.sums for rank in ranks if not 0 <= rank < collective.num_ranks}
+    if strange:
+        raise InputError(
+            f"found a contribution of rank {min(strange)}; there are ranks 0-{collective.num_ranks - 1}",
+            where="schedule.sums",
+        )
 
 
 def _column(name: str, values: ArrayLike) -> NDArray[Any]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.schedule.precedence import Precedence
-from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.schedule.schedule import Schedule, lacking, make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import ArrayLike
 
@@ -34,12 +34,13 @@ def exact_times(
     group: ArrayLike | None = None,
     reduce: ArrayLike | None = None,
     producer: str = "",
+    contributions: Sequence[Collection[int]] | None = None,
 ) -> Schedule:
     """The schedule in which every send starts as early as data, resources and the given order allow.
 
     Parameters
     ----------
-    chunk, link, group, reduce : (num_transfers,) array_like
+    chunk, link, group, reduce, contributions : (num_transfers,) array_like
         As in `make_schedule`.
     starts : (num_transfers,) array_like of int, optional
         Tentative starts in ticks: the order on each resource is that of the holds they imply. They need
@@ -58,13 +59,16 @@ def exact_times(
     key = np.asarray(starts if sequence is None else sequence, dtype=np.int64)
     chunk, link = np.asarray(chunk, dtype=np.int64), np.asarray(link, dtype=np.int64)
     group = np.arange(len(key)) if group is None else np.asarray(group)
-    reduce = np.zeros(len(key), dtype=bool) if reduce is None else np.asarray(reduce, dtype=bool)
+    if reduce is None:
+        nothing = np.zeros(len(key), dtype=bool)
+        reduce = nothing if contributions is None else lacking(problem, chunk.tolist(), contributions)
+    reduce = np.asarray(reduce, dtype=bool)
     # Of sends at one moment on one resource, the one that was named first goes first.
     _, first, send = np.unique(group, return_index=True, return_inverse=True)
     send = np.argsort(np.argsort(first))[send]
     order = Precedence(
         problem, problem, chunk=chunk, link=link, group=send, reduce=reduce, start=key,
-        places=starts is None, impose=True,
+        places=starts is None, impose=True, contributions=contributions,
     )  # fmt: skip
     begin = np.array(_longest_path(order.num_events, order.waits), dtype=np.int64)[send]
     return make_schedule(
@@ -76,6 +80,7 @@ def exact_times(
         group=send,
         reduce=reduce,
         producer=producer,
+        contributions=contributions,
     )
 
 

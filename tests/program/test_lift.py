@@ -229,8 +229,8 @@ def test_an_unknown_collective_is_asked_for():
         lift(program, topology=taccl.topologies.ring(4), size="1MB")
 
 
-def test_sums_that_are_kept_apart_have_no_schedule():
-    """Rank 1 passes on rank 2's contribution alone, and its own after it; a schedule adds up what meets."""
+def test_sums_that_are_kept_apart_are_named():
+    """Rank 1 passes on rank 2's contribution alone, and its own after it: sends name what they carry."""
     contribution, scratch, total = Slot("input", 0), Slot("scratch", 0), Slot("output", 0)
     program = Program(
         "apart",
@@ -260,8 +260,9 @@ def test_sums_that_are_kept_apart_have_no_schedule():
         make("reduce", 3, root=0),
     )  # fmt: skip
     assert taccl.interpret(program).ok
-    with pytest.raises(InputError, match="no schedule can say"):
-        lift(program, topology=taccl.topologies.fully_connected(3), chunk_size=CHUNK)
+    schedule = lift(program, topology=taccl.topologies.fully_connected(3), chunk_size=CHUNK)
+    assert sorted(schedule.contributions) == [(1,), (2,), (2,)]
+    assert taccl.verify(schedule).ok
 
 
 def test_whole_sums_travel_with_parts():

@@ -573,17 +573,14 @@ class TestCtrlC:
         assert result.seconds < 10
 
     def test_first_half(self, loose_bound):
-        """Interrupted while the sums are made, an allreduce is whole, the rest by the list scheduler."""
+        """Interrupted while the sums are made, an allreduce is whole, the rest by the list scheduler's first run."""
         problem = _two_ndv2()
-        result = synthesized(problem, time_limit_s=30, progress=interrupt_once("reduce: improve"))
+        result = synthesized(problem, time_limit_s=30, progress=interrupt_once("reduce: routing"))
         assert_sound(result, problem)
         assert result.interrupted
-        assert {each.solver for each in result.stages if each.name.startswith("spread")} == {"taccl"}
-
-    def test_first_half_soon(self, loose_bound):
-        """Interrupted while the sums are made, an allreduce does not take a fifth of what time was left."""
-        result = synthesized(_two_ndv2(), time_limit_s=30, progress=interrupt_once("reduce: routing"))
-        assert sum(each.seconds for each in result.stages if each.name.startswith("spread")) < 3
+        spreading = [each for each in result.stages if each.name.startswith("spread")]
+        assert {each.solver for each in spreading} == {"taccl"}
+        assert "routing" not in {each.name.removeprefix("spread: ") for each in spreading}
 
     def test_overlap(self, monkeypatch):
         """While the overlap is prepared, one half after the other is there, and is returned."""

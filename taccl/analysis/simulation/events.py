@@ -70,6 +70,7 @@ def events_of(schedule: Schedule, problem: Problem) -> Events:
     order = Precedence(
         problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
         reduce=schedule.reduce, start=schedule.start, end=schedule.end,
+        contributions=schedule.contributions,
     )  # fmt: skip
     columns: list[list[int]] = [list(column) for column in zip(*order.waits, strict=True)] or [[]] * 7
     source, target, after, lead, extra, cause, tile = columns

@@ -237,6 +237,7 @@ class Simulation(Figures):
             group=group,
             reduce=old.reduce,
             producer=old.producer,
+            contributions=old.contributions,
         )
 
     @checked

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
     from taccl.analysis.verification.replay import Replay
 
-__all__ = ["check_copies", "check_sums", "events"]
+__all__ = ["check_copies", "check_named_sums", "check_sums", "events"]
 
 #: Before any start.
 _ALWAYS = -(2**62)
+#: Ways to make up one sum of what arrived that are looked at; more are reported, not decided.
+_MOST_TRIED = 200_000
 
 
 def check_copies(replay: Replay) -> int:
@@ -106,6 +108,84 @@ def check_sums(replay: Replay) -> int:
                 text = f"the sum lacks contributions of ranks {_ranks(missing)}"
                 replay.report("postcondition", text, rank=rank, chunk=chunk)
     return num_redundant
+
+
+def check_named_sums(replay: Replay, carried: list[int]) -> int:
+    """Presence and postcondition where transfers name the contributions that they carry; as `check_sums`.
+
+    A rank keeps its own contribution, and whatever arrives, apart and for good. What it sends, and each of
+    its results, must be a disjoint union of some of what it has by then.
+    """
+    links, chunks = replay.topology.links, replay.collective.chunks
+    everyone = [sum(1 << rank for rank in data.origins) for data in chunks]
+    has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> sum -> since when
+    for chunk, data in enumerate(chunks):
+        for rank in data.origins:
+            has[rank, chunk][1 << rank] = _ALWAYS
+    num_redundant = 0
+    for i in sorted(replay.usable, key=lambda i: replay.end[i]):
+        chunk, bits = replay.chunk[i], carried[i]
+        replay.reducing[i] = bits != everyone[chunk]
+        if replay.reduce[i] != replay.reducing[i]:
+            expected = "reduced, as it lacks some" if replay.reducing[i] else "copied, as it has all"
+            replay.report("reduce", f"expected the sum of ranks {_ranks(bits)} to be {expected}", i)
+        if not bits or bits & ~everyone[chunk]:
+            text = f"carries contributions of ranks {_ranks(bits & ~everyone[chunk])}, which have none"
+            replay.report("presence", text if bits else "carries nothing", i)
+        for rank in links[replay.link[i]].dsts:
+            num_redundant += bits in has[rank, chunk]
+            has[rank, chunk].setdefault(bits, replay.end[i])
+    for i in replay.usable:
+        chunk, ends = replay.chunk[i], links[replay.link[i]]
+        by_then = []
+        for rank in ends.srcs:
+            by_then += [bits for bits, since in has[rank, chunk].items() if since <= replay.start[i]]
+        _report_unmade(replay, carried[i], by_then, i=i, rank=ends.src, chunk=chunk)
+    for chunk, data in enumerate(chunks):
+        for rank in data.destinations:
+            _report_unmade(replay, everyone[chunk], [*has[rank, chunk]], rank=rank, chunk=chunk)
+    return num_redundant
+
+
+def _report_unmade(
+    replay: Replay, wanted: int, known: list[int], *, rank: int, chunk: int, i: int | None = None
+) -> None:
+    """Report a sum that is no disjoint union of known ones, by what it lacks or counts twice."""
+    usable = sorted(
+        {bits for bits in known if bits and not bits & ~wanted}, key=lambda bits: -bits.bit_count()
+    )
+    of_rank: dict[int, list[int]] = defaultdict(list)
+    reached = 0
+    for bits in usable:
+        reached |= bits
+        for place in range(bits.bit_length()):
+            if bits >> place & 1:
+                of_rank[place].append(bits)
+    if reached != wanted:
+        lacking = _ranks(wanted & ~reached)
+        if i is None:
+            text = f"the sum lacks contributions of ranks {lacking}"
+            replay.report("postcondition", text, rank=rank, chunk=chunk)
+        else:
+            text = f"the rank holds no contributions of ranks {lacking} that fit when the send starts"
+            replay.report("presence", text, i, rank=rank)
+        return
+    left, tried = [wanted], 0
+    while left and left[-1]:
+        tried += 1
+        missing = left.pop()
+        # The rank of which fewest sums are known is decided first.
+        place = min(
+            (r for r in range(missing.bit_length()) if missing >> r & 1), key=lambda r: len(of_rank[r])
+        )
+        left += [missing & ~bits for bits in of_rank[place] if not bits & ~missing]
+        if tried > _MOST_TRIED:
+            text = f"whether the sum of ranks {_ranks(wanted)} can be made was not decided"
+            replay.report("double-count", text, i, rank=rank, chunk=chunk)
+            return
+    if not left:
+        text = f"the sum of ranks {_ranks(wanted)} cannot be made without counting a contribution twice"
+        replay.report("double-count", text, i, rank=rank, chunk=chunk)
 
 
 def _derive(replay: Replay, since: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:

@@ -45,6 +45,11 @@ class Replay:
         self.end: list[int] = schedule.end.tolist()
         self.group: list[int] = schedule.group.tolist()
         self.reduce: list[bool] = schedule.reduce.tolist()
+        #: The contributions that each transfer names, as bits; None where ranks send what they hold.
+        self.carried: list[int] | None = None
+        if schedule.carries is not None:
+            bits = [sum(1 << rank for rank in ranks) for ranks in schedule.sums]
+            self.carried = [bits[number] for number in schedule.carries.tolist()]
         self.reducing = [False] * len(self.chunk)
         self.violations: list[Violation] = []
         self.usable: list[int] = []

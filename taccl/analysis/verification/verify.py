@@ -14,6 +14,8 @@ What is replayed
 - Of a combining collective each rank holds, for each chunk, the set of ranks whose contributions are summed
   in its buffer. A send takes what its source holds when it starts. On arrival it is added to what the
   destination holds (``reduce``) or put in its place. At equal times arrivals come before starts.
+- Where transfers name the contributions that they carry, a rank keeps its own and what arrives apart, as a
+  runtime with scratch space does; what it sends, and each result, is a union of some that are disjoint.
 - Clauses for sums on their way to the root, and for sums on their way from it, are told apart by what the
   sender holds when a send starts and not by ``reduce``: see `check_sums`.
 
@@ -30,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.verification.contents import check_copies, check_sums
+from taccl.analysis.verification.contents import check_copies, check_named_sums, check_sums
 from taccl.analysis.verification.obedience import check_clauses, check_own_first, check_paths
 from taccl.analysis.verification.replay import Replay
 from taccl.analysis.verification.verify_compact import verify_compact
@@ -62,7 +64,9 @@ def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verificat
     _check_times(replay)
     _check_contention(replay)
     collective = schedule.problem.collective
-    if collective.combining and not collective.derivations:
+    if replay.carried is not None:
+        num_redundant = check_named_sums(replay, replay.carried)
+    elif collective.combining and not collective.derivations:
         num_redundant = check_sums(replay)
     else:
         num_redundant = check_copies(replay)

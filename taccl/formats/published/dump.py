@@ -103,6 +103,11 @@ def _check(schedule: Schedule) -> None:
             f"{collective.name}: ranks make chunks from others, for which an algorithm of the published tool "
             "has no field that is read back; write another format"
         )
+    if schedule.carries is not None:
+        raise ExportError(
+            "the schedule keeps partial sums apart, for which an algorithm of the published tool has no "
+            "field; write a program, such as MSCCL XML, or taccl's own format"
+        )
     if len(set(problem.chunk_bytes)) > 1:
         raise ExportError(
             f"chunks of {format_size(min(problem.chunk_bytes))} and {format_size(max(problem.chunk_bytes))}: "

@@ -1,0 +1,126 @@
+"""Sums of every size: well-known ways to add, ours, and the bounds of the cut and of every cut.
+
+    python -m benchmarks.sums
+    python -m benchmarks.sums --machine dgx2 --time-limit 10
+    python -m benchmarks.sums --output benchmarks/results/sums.json
+
+An allreduce of 8 B to 1 GB on machines with 1 us a hop inside a node and 3 us between nodes. Ours is what
+`taccl.synthesize` finds; the rivals are baselines on the same problem. A row misses its figure where a rival
+finishes before ours, where a finish lies below a bound, or where something finishes before what is proven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import taccl
+from benchmarks.machine import machine
+from taccl.errors import InputError
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
+
+SIZES = (8, 80, 800, 8_000, 80_000, 800_000, 8_000_000, 80_000_000, 1_000_000_000)
+MACHINES = ("fully-connected:4", "dgx-a100 x1", "dgx-h100 x1", "dgx-h100 x4", "ndv2 x2")
+RIVALS = ("one-shot", "recursive", "ring", "hierarchical", "tree")
+#: Microseconds a hop.
+INSIDE_US, BETWEEN_US = 1, 3
+
+
+def topology_of(name: str) -> Topology:
+    """A machine with the latencies of this table."""
+    if ":" in name:
+        return taccl.topologies.parse(name)
+    kind, nodes = name.split(" x")
+    inside = "nvlink_alpha_us" if kind == "ndv2" else "nvswitch_alpha_us"
+    make = getattr(taccl.topologies, kind.replace("-", "_"))
+    made: Topology = make(
+        int(nodes), profile="nominal", constants={inside: INSIDE_US, "internode_alpha_us": BETWEEN_US}
+    )
+    return made
+
+
+def measured(name: str, size: int, *, limit_s: float, seed: int) -> dict[str, Any]:
+    """One row: finishes in microseconds, and what is missed."""
+    topology = topology_of(name)
+    collective = taccl.collectives.allreduce(topology.num_ranks)
+    problem = taccl.make_problem(topology, collective, size_bytes=size)
+    rivals: dict[str, float] = {}
+    for rival in RIVALS:
+        try:
+            schedule = taccl.baselines.baseline(rival, problem)
+        except InputError:  # which it cannot do here
+            continue
+        taccl.verify(schedule).raise_if_failed()
+        rivals[rival] = schedule.finish_us
+    result = taccl.synthesize(problem, time_limit_s=limit_s, seed=seed)
+    any_cut = taccl.lower_bound(problem, divisible=True, budget_s=limit_s)
+    least = min([*rivals.values(), result.finish_us])
+    missed = []
+    if result.finish_us > least:
+        missed.append("a rival is faster")
+    if max(result.bound_us, any_cut.bound_us) > least * (1 + 1e-12):
+        missed.append("a bound is beaten")
+    return {
+        "machine": name,
+        "size_bytes": size,
+        "rivals_us": rivals,
+        "ours_us": result.finish_us,
+        "producer": result.schedule.producer,
+        "bound_us": result.bound_us,
+        "bound_of_every_cut_us": any_cut.bound_us,
+        "gap": result.gap,
+        "seconds": round(result.seconds, 2),
+        "missed": missed,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    rivals = " ".join(f"{row['rivals_us'].get(name, float('nan')):>11.4g}" for name in RIVALS)
+    return (
+        f"{row['machine']:<18} {format_size(row['size_bytes']):>6} {rivals} {row['ours_us']:>11.4g} "
+        f"{row['bound_us']:>11.4g} {row['bound_of_every_cut_us']:>11.4g} {row['gap']:>8.2%}  "
+        f"{row['producer']}  {', '.join(row['missed'])}"
+    )
+
+
+def main() -> int:
+    """Run, print the table, write the results; 1 if a row misses its figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--machine", action="append", help="part of a machine's name; default: all")
+    parser.add_argument("--time-limit", type=float, default=5.0, help="seconds of each search")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", taccl.NumericsWarning)
+    heads = " ".join(f"{name:>11}" for name in (*RIVALS, "ours", "bound", "every cut"))
+    print(f"{'machine':<18} {'size':>6} {heads} {'gap':>8}  (times in us)")
+    rows = []
+    for name in MACHINES:
+        if options.machine and not any(part in name for part in options.machine):
+            continue
+        for size in SIZES:
+            rows.append(measured(name, size, limit_s=options.time_limit, seed=options.seed))
+            print(line(rows[-1]), flush=True)
+    missed = [row for row in rows if row["missed"]]
+    print(f"\n{len(rows)} rows, {len(missed)} miss their figure; {machine()}")
+    if options.output is not None:
+        document = {
+            "command": " ".join(["python -m benchmarks.sums", *sys.argv[1:]]),
+            "machine": machine(),
+            "time_limit_s": options.time_limit,
+            "rows": rows,
+        }
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""One-shot sums: every rank gets every contribution and adds them up itself, in one message where it can.
+
+What is sent is named (`Schedule.carries`): a rank keeps what arrives apart, as a runtime with scratch space
+does, so that its own contribution may still go out alone once others have come in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taccl.arguments import checked
+from taccl.baselines.routes import Routes
+from taccl.baselines.spread import fastest, without_sketch
+from taccl.errors import CollectiveError
+from taccl.schedule.timing import exact_times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["NamedSteps", "one_shot", "sums_everywhere"]
+
+#: More transfers than this are refused: every one is a Python object, and takes its time.
+_MOST_TRANSFERS = 1_000_000
+
+#: What goes to a rank in a step: chunks, from, to, and the ranks whose contributions are summed in them.
+Move = tuple["Sequence[int]", int, int, "Sequence[int]"]
+
+
+class NamedSteps:
+    """Sums that are passed on step by step, each over a shortest route and to no rank twice.
+
+    Parameters
+    ----------
+    problem : Problem
+        Of a collective that sums up.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self._routes = problem, Routes(problem)
+        self._arrived: set[tuple[int, int, tuple[int, ...]]] = set()
+        self._sends: list[tuple[list[int], int, tuple[int, ...]]] = []  # chunks, link, contributions
+        self._num_transfers = 0
+
+    def step(self, moves: Iterable[Move]) -> None:
+        """Pass sums on, hop by hop side by side."""
+        ends = self.problem.topology.links
+        routed = [
+            (chunks, self._routes.route(src, dst), tuple(sorted(ranks))) for chunks, src, dst, ranks in moves
+        ]
+        for hop in range(max((len(route) for _, route, _ in routed), default=0)):
+            for chunks, route, ranks in routed:
+                if hop >= len(route):
+                    continue
+                new = [c for c in chunks if (c, ends[route[hop]].dst, ranks) not in self._arrived]
+                self._arrived.update((c, ends[route[hop]].dst, ranks) for c in new)
+                self._num_transfers += len(new)
+                self._sends.append((new, route[hop], ranks))
+        if self._num_transfers > _MOST_TRANSFERS:
+            raise CollectiveError(
+                f"{self.problem.title} takes more than {_MOST_TRANSFERS} transfers with every contribution "
+                "sent to every rank; use ring, recursive or hierarchical, or synthesize it",
+                where="baseline",
+            )
+
+    def schedule(self, *, producer: str) -> Schedule:
+        """All steps; chunks of one move travel together where the link merges."""
+        clauses = self.problem.clauses
+        chunk, link, group, carried = [], [], [], []
+        num_groups = 0
+        for chunks, over, ranks in self._sends:
+            most = clauses.max_merge if over in clauses.merging else 1
+            for i, c in enumerate(chunks):
+                num_groups += i % most == 0
+                chunk.append(c)
+                link.append(over)
+                group.append(num_groups)
+                carried.append(ranks)
+        return exact_times(
+            self.problem, chunk=chunk, link=link, sequence=group, group=group, contributions=carried,
+            producer=producer,
+        )  # fmt: skip
+
+
+@checked
+def one_shot(problem: Problem) -> Schedule:
+    """A schedule in which ranks send their contributions to all that want the sum, which add them up.
+
+    On nodes of one size a second form is tried, and the faster is returned, its `producer` naming it: sums
+    of a node are made by one rank a chunk, go to the same local rank of all other nodes in one shot, and the
+    totals spread inside each node. The sketch is left aside, but for merging.
+
+    Parameters
+    ----------
+    problem : Problem
+        Allreduce, reduce-scatter, reduce, or sums of the user's own.
+
+    Raises
+    ------
+    CollectiveError
+        If the collective adds nothing up, or there would be too many transfers.
+    TopologyError
+        If no links lead from one rank to another.
+
+    References
+    ----------
+    The NVIDIA TensorRT-LLM and the MSCCL++ libraries sum small messages so inside a node.
+    """
+    if not problem.collective.sums_up:
+        raise CollectiveError(
+            f"one-shot is for sums, and {problem.collective.name} adds nothing up; use pairwise",
+            where="baseline",
+        )
+    problem = without_sketch(problem)
+    schedules = [_one_level(problem)]
+    sizes = {len(ranks) for ranks in problem.topology.ranks_of_node}
+    if problem.topology.num_nodes > 1 and len(sizes) == 1 and sizes != {1} and sums_everywhere(problem):
+        schedules.append(_two_levels(problem))
+    return fastest(schedules)
+
+
+def sums_everywhere(problem: Problem) -> bool:
+    """Whether every rank contributes to every chunk and wants its sum."""
+    num_ranks, collective = problem.topology.num_ranks, problem.collective
+    return collective.sums_up and all(
+        len(c.origins) == len(c.destinations) == num_ranks for c in collective.chunks
+    )
+
+
+def _one_level(problem: Problem) -> Schedule:
+    steps, num_ranks = NamedSteps(problem), problem.topology.num_ranks
+    wanted: dict[tuple[int, int], list[int]] = {}  # (contributor, destination) -> chunks
+    for c, chunk in enumerate(problem.collective.chunks):
+        for src in chunk.origins:
+            for dst in chunk.destinations:
+                if dst != src:
+                    wanted.setdefault((src, dst), []).append(c)
+    for shift in range(1, num_ranks):
+        pairs = [(src, (src + shift) % num_ranks) for src in range(num_ranks)]
+        steps.step([(wanted[src, dst], src, dst, (src,)) for src, dst in pairs if (src, dst) in wanted])
+    return steps.schedule(producer="one-shot")
+
+
+def _two_levels(problem: Problem) -> Schedule:
+    steps, nodes = NamedSteps(problem), problem.topology.ranks_of_node
+    size = len(nodes[0])
+    chunks = [range(local, problem.collective.num_chunks, size) for local in range(size)]
+    for shift in range(1, size):  # sums of a node
+        turns = [(local, (local + shift) % size) for local in range(size)]
+        steps.step([(chunks[b], ranks[a], ranks[b], (ranks[a],)) for ranks in nodes for a, b in turns])
+    for shift in range(1, len(nodes)):  # across
+        turns = [(node, (node + shift) % len(nodes)) for node in range(len(nodes))]
+        steps.step(
+            [(chunks[i], nodes[a][i], nodes[b][i], tuple(nodes[a])) for i in range(size) for a, b in turns]
+        )
+    everyone = tuple(range(problem.topology.num_ranks))
+    for shift in range(1, size):  # totals inside
+        turns = [(local, (local + shift) % size) for local in range(size)]
+        steps.step([(chunks[a], ranks[a], ranks[b], everyone) for ranks in nodes for a, b in turns])
+    return steps.schedule(producer="one-shot (two levels)")

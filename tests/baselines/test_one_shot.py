@@ -1,0 +1,107 @@
+"""One-shot sums and recursive doubling, by arithmetic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.baselines import one_shot, recursive
+from taccl.errors import CollectiveError
+from taccl.problem import Clauses, make_problem
+from taccl.topology.topology import TopologyBuilder
+
+US_PER_MB = 20
+
+
+def test_one_message_a_link():
+    """Four ranks that all have links: 0.5 us and 1,000 bytes at 20 us/MB, whatever the number of chunks."""
+    problem = make_problem(taccl.topologies.fully_connected(4), collectives.allreduce(4), size_bytes=1000)
+    schedule = one_shot(problem)
+    assert (schedule.finish, schedule.num_sends) == (Fraction("0.52"), 12)
+    assert taccl.lower_bound(problem).bound == schedule.finish
+
+
+def test_large_messages_go_chunk_by_chunk():
+    """Where all the data takes longer than a link's latency, its chunks do not merge unless a sketch says so."""
+    topology = taccl.topologies.fully_connected(4)
+    large = make_problem(topology, collectives.allreduce(4), size_bytes=10**6)
+    assert large.clauses.merging == frozenset()
+    assert one_shot(large).num_sends == 4 * 12
+
+
+def test_only_sums_merge_so():
+    """An allgather of few bytes has the model that it has for many."""
+    topology = taccl.topologies.fully_connected(4)
+    assert make_problem(topology, collectives.allgather(4), size_bytes=1000).clauses == Clauses(max_merge=6)
+
+
+def two_nodes():
+    """Two nodes of two: 1 us inside, 10 us between any two ranks of both, and nothing shared."""
+    builder = TopologyBuilder("two", [0, 0, 1, 1])
+    for src in range(4):
+        for dst in range(4):
+            if src != dst:
+                near = src // 2 == dst // 2
+                builder.add_link(src, dst, alpha_us=1 if near else 10, beta_us_per_mb=1 if near else 100)
+    return builder.build()
+
+
+def test_two_levels_send_sums_of_nodes():
+    """Of 40 kB, half of every node's sum crosses each way: 0.01, 3 or 2 and 0.01 us more beside 1 + 10 + 1.
+
+    In one level four chunks of 10 kB cross every link between nodes: 10 us once, as they merge, and 4 us.
+    """
+    problem = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=40_000)
+    schedule = one_shot(problem)
+    assert taccl.verify(schedule).ok
+    assert schedule.finish == Fraction("14")  # one level: 10 + 0.04 MB x 100
+    larger = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=80_000)
+    # Inside, two merged chunks of 20 kB: 1.04; between: 10 + 0.04 MB x 100; and 1.04 again.
+    assert one_shot(larger).finish == Fraction("16.08")
+    assert one_shot(larger).producer == "one-shot (two levels)"
+
+
+def test_doubling_sends_all_at_every_step():
+    """Two steps of 0.5 us and 1,000 bytes on four ranks, where halving and doubling takes four."""
+    problem = make_problem(taccl.topologies.fully_connected(4), collectives.allreduce(4), size_bytes=1000)
+    schedule = recursive(problem)
+    assert schedule.producer.startswith("recursive doubling")
+    assert (schedule.finish, set(map(len, schedule.contributions))) == (Fraction("1.04"), {1, 2})
+    assert taccl.verify(schedule).ok
+
+
+def test_a_reduction_in_one_shot():
+    """All send their contribution to the root."""
+    problem = make_problem(
+        taccl.topologies.fully_connected(5), collectives.reduce(5, root=2), size_bytes=1000
+    )
+    schedule = one_shot(problem)
+    assert (schedule.finish, schedule.num_transfers) == (Fraction("0.52"), 4)
+    assert taccl.verify(schedule).ok
+
+
+def test_relays_pass_contributions_on():
+    """On a ring every contribution goes over each link of its shortest routes once."""
+    problem = make_problem(taccl.topologies.ring(5), collectives.allreduce(5), size_bytes=1000)
+    schedule = one_shot(problem)
+    assert taccl.verify(schedule).ok
+    assert schedule.num_sends == 5 * 4
+
+
+def test_what_adds_nothing_up_is_refused():
+    """One-shot is for sums."""
+    problem = make_problem(taccl.topologies.ring(4), collectives.allgather(4), size_bytes=1000)
+    with pytest.raises(CollectiveError, match="adds nothing up"):
+        one_shot(problem)
+
+
+def test_far_too_many_transfers_are_refused():
+    """Every contribution to every rank is a million transfers on a hundred ranks of a hundred chunks."""
+    problem = make_problem(
+        taccl.topologies.fully_connected(101), collectives.allreduce(101), size_bytes=10**9
+    )
+    with pytest.raises(CollectiveError, match="transfers"):
+        one_shot(problem)

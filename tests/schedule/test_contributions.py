@@ -1,0 +1,309 @@
+"""Schedules that name the contributions that sends carry: partial sums that ranks keep apart."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.baselines import one_shot
+from taccl.collective import Chunk, Collective
+from taccl.errors import InputError
+from taccl.problem import make_problem
+from taccl.schedule.combine import contributions_apart, relabel, summed_at_destinations
+from taccl.schedule.precedence import Arrival, make_up
+from taccl.schedule.schedule import make_schedule
+from taccl.schedule.timing import exact_times
+from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import cases
+
+
+def one_sum(num_ranks, *, wanted=None):
+    """Every rank contributes to one chunk, and the ranks that are wanted get its sum; by default all."""
+    ranks = tuple(range(num_ranks))
+    return Collective("allreduce", num_ranks, (Chunk(ranks, wanted or ranks, 0),), combining=True)
+
+
+def behind_a_port(num_ranks):
+    """Ranks that send to one another, one message at a time each, for 1 us a megabyte."""
+    builder = TopologyBuilder("ports", [0] * num_ranks)
+    ports = [builder.add_resource(f"out {rank}") for rank in range(num_ranks)]
+    for src, dst in itertools.permutations(range(num_ranks), 2):
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+        builder.add_hold(link, ports[src], alpha_us=0, beta_us_per_mb=1)
+    return builder.build()
+
+
+def exchange():
+    """Three ranks that send their own contribution to both others, one after the other: 2 us."""
+    return one_shot(make_problem(behind_a_port(3), one_sum(3), chunk_bytes=10**6))
+
+
+def test_own_contributions_go_out_after_others_came():
+    """One-shot behind a port takes a message for every other rank, which no rooted sum does."""
+    schedule = exchange()
+    assert taccl.verify(schedule).ok
+    assert schedule.finish == 2 == taccl.lower_bound(schedule.problem).bound
+    assert {ranks for ranks in schedule.contributions} == {(0,), (1,), (2,)}
+
+
+def test_one_buffer_would_count_twice():
+    """The same sends without names carry what ranks hold by then, and contributions come twice."""
+    named = exchange()
+    plain = make_schedule(
+        named.problem,
+        chunk=named.chunk,
+        link=named.link,
+        start=named.start,
+        end=named.end,
+        reduce=named.reduce,
+    )
+    assert "double-count" in {each.kind for each in taccl.verify(plain).violations}
+
+
+def mutated(schedule, **columns):
+    """The schedule with other columns."""
+    kept = {name: getattr(schedule, name) for name in ("chunk", "link", "start", "end", "group")}
+    given = {"contributions": schedule.contributions} | columns
+    return make_schedule(schedule.problem, **kept | given)
+
+
+@pytest.mark.parametrize(
+    ("index", "named", "kind"),
+    [
+        (0, {1}, "presence"),  # rank 0 has no contribution of rank 1 at the start
+        (0, {0, 1}, "presence"),
+        (0, set(), "presence"),
+        (-1, {0, 1, 2}, "presence"),  # the last contribution comes after that send starts
+    ],
+)
+def test_what_a_rank_does_not_have_is_refused(index, named, kind):
+    """A send carries nothing that its sender could not make up when it starts."""
+    schedule = exchange()
+    contributions = schedule.contributions
+    contributions[index] = named
+    assert kind in {
+        each.kind for each in taccl.verify(mutated(schedule, contributions=contributions)).violations
+    }
+
+
+def test_overlapping_sums_do_not_add_up():
+    """Sums of ranks 0 and 1, and of 1 and 2, make no sum of all three."""
+    topology = taccl.topologies.fully_connected(4)
+    collective = Collective("sum", 4, (Chunk((0, 1, 2), (3,), 3),), combining=True)
+    problem = make_problem(topology, collective, chunk_bytes=1)
+    link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
+    sends = [((0, 1), {0}), ((1, 2), {1}), ((1, 3), {0, 1}), ((2, 3), {1, 2})]
+    schedule = exact_times(
+        problem, chunk=[0] * 4, link=[link[pair] for pair, _ in sends], sequence=range(4),
+        contributions=[named for _, named in sends],
+    )  # fmt: skip
+    assert [each.kind for each in taccl.verify(schedule).violations] == ["double-count"]
+
+
+def test_links_that_add_carry_the_union():
+    """A link of two sources carries the sum of what both have."""
+    builder = TopologyBuilder("in network", [0] * 3)
+    builder.add_link((0, 1), 2, alpha_us=0, beta_us_per_mb=1)
+    collective = Collective("sum", 3, (Chunk((0, 1), (2,), 2),), combining=True)
+    problem = make_problem(builder.build(), collective, chunk_bytes=10**6)
+    whole = make_schedule(
+        problem, chunk=[0], link=[0], start=[0], end=[problem.costs.ticks_per_us], contributions=[{0, 1}]
+    )
+    assert taccl.verify(whole).ok
+
+
+def test_contributions_need_a_sum():
+    """An allgather carries no contributions."""
+    problem = make_problem(taccl.topologies.ring(3), taccl.collectives.allgather(3), chunk_bytes=1)
+    with pytest.raises(InputError, match="adds nothing up"):
+        make_schedule(problem, chunk=[0], link=[0], start=[0], end=[1], contributions=[{0}])
+
+
+@pytest.mark.parametrize("ranks", [{5}, {-1}])
+def test_unknown_ranks_contribute_nothing(ranks):
+    """A contribution is of a rank that exists."""
+    with pytest.raises(InputError, match="contribution of rank"):
+        mutated(exchange(), contributions=[ranks] * 6)
+
+
+def test_columns_have_one_length():
+    """Every transfer names what it carries."""
+    with pytest.raises(InputError, match="length"):
+        make_schedule(exchange().problem, chunk=[0], link=[0], start=[0], end=[1], contributions=[{0}, {1}])
+
+
+def test_saved_and_read(tmp_path):
+    """A file keeps the names."""
+    schedule = exchange()
+    taccl.save(schedule, tmp_path / "sums.json")
+    assert taccl.load(tmp_path / "sums.json").contributions == schedule.contributions
+
+
+def test_names_are_part_of_the_schedule():
+    """Two schedules that differ in what they carry differ."""
+    schedule = exchange()
+    other = [ranks if ranks != (0,) else (0, 1) for ranks in schedule.contributions]
+    assert schedule != mutated(schedule, contributions=other)
+    assert "sum of 0" in schedule.table()
+    assert [each.contributions for each in schedule] == schedule.contributions
+
+
+def test_relabelled():
+    """Contributions go with the transfers that are relabelled."""
+    schedule = exchange()
+    links = range(len(schedule.problem.topology.links))
+    assert relabel(schedule, schedule.problem, links=links, chunks=[0]) == schedule
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_lowered_and_lifted(in_place):
+    """The program keeps what arrives in scratch, computes the sums, and is the schedule again."""
+    schedule = exchange()
+    program = taccl.lower(schedule, in_place=in_place)
+    assert taccl.interpret(program).ok
+    again = taccl.lift(program, topology=schedule.problem.topology, chunk_size=10**6)
+    assert (again.finish, sorted(again.contributions)) == (2, sorted(schedule.contributions))
+
+
+def test_out_of_place_one_shot_needs_no_scratch():
+    """Where every arrival is for the result alone, it is added to the result at once."""
+    assert max(rank.scratch_chunks for rank in taccl.lower(exchange()).ranks) == 0
+
+
+def test_a_ring_of_five_in_two_steps():
+    """Every contribution goes two links each way; a rooted sum takes four steps."""
+    topology = taccl.topologies.ring(5)
+    problem = make_problem(topology, one_sum(5), chunk_bytes=1000)
+    apart = taccl.synthesize(contributions_apart(problem), backend="greedy", sketch="none")
+    schedule = summed_at_destinations(apart.schedule, problem)
+    assert taccl.verify(schedule).ok
+    assert schedule.finish == taccl.lower_bound(problem).bound
+
+
+def by_brute_force(wanted, known):
+    """Whether some of the known sums have nothing in common and make up one."""
+    return any(
+        sum(some) == wanted == np.bitwise_or.reduce(some)
+        for count in range(1, len(known) + 1)
+        for some in itertools.combinations(known, count)
+    )
+
+
+@pytest.mark.fuzz
+def test_sums_are_made_up_where_they_can_be():
+    """The search for disjoint arrivals, and the verifier's, agree with trying all subsets."""
+    topology = taccl.topologies.fully_connected(5)
+    found = set()
+    for seed in cases("sums of arrivals", few=150, many=3000):
+        rng = random.Random(seed)
+        known = sorted({rng.randrange(1, 16) for _ in range(rng.randrange(1, 7))})
+        wanted = rng.choice([15, rng.randrange(1, 16)])
+        expected = by_brute_force(wanted, known)
+        parts = make_up(wanted, [Arrival(0, bits, i) for i, bits in enumerate(known)])
+        assert (parts is not None) == expected
+        assert parts is None or sum(part.bits for part in parts) == wanted
+        assert verifier_accepts(topology, wanted, known) == expected
+        found.add(expected)
+    assert found == {False, True}
+
+
+def verifier_accepts(topology, wanted, known):
+    """Whether rank 4, once it has the known sums of ranks 0-3, may send one on."""
+    contributors = tuple(rank for rank in range(4))
+    collective = Collective("sum", 5, (Chunk(contributors, (), 4),), combining=True)
+    problem = make_problem(topology, collective, chunk_bytes=1)
+    link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
+    duration = problem.costs.duration(0, 1)
+    rows = []
+    ranks_of = [[rank for rank in range(4) if bits >> rank & 1] for bits in known]
+    # Every rank gets every contribution first, and can then send any sum.
+    rows = [(link[src, dst], 0, {src}) for src, dst in itertools.permutations(range(4), 2)]
+    rows += [(link[i % 4, 4], duration * (1 + i), ranks) for i, ranks in enumerate(ranks_of)]
+    rows.append((link[4, 0], duration * 10, [rank for rank in range(4) if wanted >> rank & 1]))
+    schedule = make_schedule(
+        problem, chunk=[0] * len(rows), link=[row[0] for row in rows], start=[row[1] for row in rows],
+        end=[row[1] + duration for row in rows], contributions=[row[2] for row in rows],
+    )  # fmt: skip
+    violations = taccl.verify(schedule).violations
+    assert all(each.link == link[4, 0] for each in violations)
+    return not violations
+
+
+@pytest.mark.fuzz
+def test_random_named_sums_lower_and_come_back():
+    """Random ways to pass sums on: what verifies runs as a program and comes back; what lacks a send does not."""
+    for seed in cases("named sums, lowered and lifted", few=15, many=400):
+        rng = random.Random(seed)
+        num_ranks = rng.randrange(2, 6)
+        topology = taccl.topologies.fully_connected(num_ranks)
+        problem = make_problem(topology, taccl.collectives.allreduce(num_ranks), chunk_bytes=100)
+        schedule = random_sums(problem, rng)
+        assert taccl.verify(schedule).ok
+        program = taccl.lower(schedule, in_place=rng.random() < 0.5)
+        taccl.interpret(program).raise_if_failed()
+        again = taccl.lift(program, topology=topology, chunk_size=100)
+        assert again.finish <= schedule.finish
+        dropped = rng.randrange(len(schedule))
+        kept = [i for i in range(len(schedule)) if i != dropped]
+        contributions = [schedule.contributions[i] for i in kept]
+        columns = {name: getattr(schedule, name)[kept] for name in ("chunk", "link", "start", "end")}
+        lacking = make_schedule(problem, **columns, contributions=contributions)
+        known = {
+            (c, problem.topology.links[e].dst, ranks)
+            for c, e, ranks in zip(columns["chunk"], columns["link"], contributions, strict=True)
+        }
+        row = (
+            schedule.chunk[dropped],
+            topology.links[schedule.link[dropped]].dst,
+            schedule.contributions[dropped],
+        )
+        assert row in known or not taccl.verify(lacking).ok
+
+
+def random_sums(problem, rng):
+    """Each chunk's ranks send sums that they can make to random ranks, until all can make the whole."""
+    topology = problem.topology
+    link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
+    chunk, links, named = [], [], []
+    everyone = 2**topology.num_ranks - 1
+    for c in range(problem.collective.num_chunks):
+        has = [{1 << rank} for rank in range(topology.num_ranks)]
+        while not all(by_brute_force(everyone, sorted(here)) for here in has):
+            src, dst = rng.sample(range(topology.num_ranks), 2)
+            some = rng.sample(sorted(has[src]), rng.randrange(1, len(has[src]) + 1))
+            bits = sum(some)
+            if (
+                bits != np.bitwise_or.reduce(some)
+                or bits in has[dst]
+                or by_brute_force(everyone, sorted(has[dst]))
+            ):
+                continue
+            if len(has[dst]) > 5 and bits & (bits - 1):
+                continue
+            has[dst].add(bits)
+            chunk.append(c)
+            links.append(link[src, dst])
+            named.append([rank for rank in range(topology.num_ranks) if bits >> rank & 1])
+    return needed_alone(problem, chunk, links, named)
+
+
+def needed_alone(problem, chunk, links, named):
+    """The schedule without sends that no rank needs, one by one."""
+    at = len(chunk) - 1
+    while at >= 0:
+        rows = [i for i in range(len(chunk)) if i != at]
+        try:
+            less = exact_times(
+                problem, chunk=[chunk[i] for i in rows], link=[links[i] for i in rows], sequence=range(len(rows)),
+                contributions=[named[i] for i in rows],
+            )  # fmt: skip
+        except InputError:
+            less = None
+        if less is not None and taccl.verify(less).ok:
+            chunk, links, named = ([column[i] for i in rows] for column in (chunk, links, named))
+        at -= 1
+    return exact_times(problem, chunk=chunk, link=links, sequence=range(len(chunk)), contributions=named)
