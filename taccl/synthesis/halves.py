@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.schedule.combine import (
+    concatenate,
+    contributions_apart,
+    reduction_half,
+    reverse,
+    spreading_half,
+    summed_at_destinations,
+)
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
 
-__all__ = ["Half", "join", "search_halves", "split"]
+__all__ = ["Half", "join", "may_keep_apart", "search_apart", "search_halves", "split"]
 
 S = TypeVar("S", Schedule, CompactSchedule)
 
@@ -116,6 +125,37 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> list
         whole = join(search.problem, found)
     search.offer_whole(whole, producer=whole.producer)
     return searches
+
+
+def may_keep_apart(problem: Problem, *, most_moves: int) -> bool:
+    """Whether contributions of a problem may be searched as chunks that spread apart: there are few."""
+    if not problem.collective.sums_up:
+        return False
+    contributions = sum(len(chunk.origins) for chunk in problem.collective.chunks)
+    return contributions * len(problem.links_allowed) <= most_moves
+
+
+def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
+    """Search for a schedule whose ranks keep contributions apart, and offer it where it finishes sooner.
+
+    Every contribution to every chunk spreads to all that want the sum. Small messages gain by it: a sum that
+    is made at one rank travels twice.
+    """
+    if search.best is None or search.done:
+        return
+    since, problem, finish = time.monotonic(), contributions_apart(search.problem), search.best.finish
+    bound = lower_bound(
+        problem, budget_s=search.parameters.budget.bound_share * search.deadline.left_s, finish=finish
+    )
+    if bound.bound >= finish:
+        search.record("apart: bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
+        return
+    part = search.part(problem, "apart: ", search.deadline, bound=bound)
+    search_half(part)
+    if isinstance(part.best, Schedule):
+        whole = summed_at_destinations(part.best, search.problem)
+        if whole.finish < finish and verify(whole).ok:
+            search.offer_whole(whole, producer=whole.producer, verified=True)
 
 
 def _copying(half: Problem) -> Problem:

@@ -96,10 +96,13 @@ class PortfolioParameters(_Group):
     improve_share: float = 0.25
     half_improve_share: float = 0.5
     least_improve_s: float = 3.0
-    # Up to so many arrivals of chunks the ring and the pairwise exchange compete; and what each of them
-    # takes: with less time left they are not begun.
+    # Up to so many arrivals of chunks the baselines compete; and what each of them takes: with less time left
+    # they are not begun.
     baseline_arrivals: int = 6_000
     baseline_s_per_arrival: float = 2e-4
+    # Up to so many moves contributions that ranks keep apart are searched too, in a share of the time.
+    apart_moves: int = 10_000
+    apart_share: float = 0.3
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,8 +228,8 @@ def _single_ended(problem: Problem) -> Problem:
 
 def ruin_and_recreate(search: Search) -> None:
     """Ruin and recreate over the incumbent's routes and order, until time is up or it finds no more."""
-    if search.done or search.best is None:
-        return
+    if search.done or search.best is None or getattr(search.best, "carries", None) is not None:
+        return  # sums that are kept apart have no trees that it could take out
     search.report("improving")
     since = time.monotonic()
     first = search.best if isinstance(search.best, Schedule) else search.best.expand()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
-from taccl.baselines import baseline
+from taccl.baselines import BASELINES, baseline
 from taccl.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.schedule.schedule import Schedule
@@ -29,7 +29,7 @@ from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.explaining.explain import explain
-from taccl.synthesis.halves import search_halves
+from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
 from taccl.synthesis.large import effort, why_not
 from taccl.synthesis.large_search import search_large
@@ -266,9 +266,16 @@ def _search_plain(search: Search, backend: str, is_large: bool) -> None:
     if backend in ("auto", "cpsat"):
         warm_up("ortools")
     _prove(search)
-    searches = search_halves(search, partial(_search_spreading, backend=backend))
+    portfolio, search_half = search.parameters.portfolio, partial(_search_spreading, backend=backend)
+    keeps_apart = may_keep_apart(search.problem, most_moves=portfolio.apart_moves)
+    apart_s = keeps_apart * portfolio.apart_share * search.deadline.left_s
+    search.allow(-apart_s)
+    searches = search_halves(search, search_half)
     if len(searches) == 2 and backend == "auto" and not search.interrupted:
         overlap(search, searches)
+    search.allow(apart_s)
+    if keeps_apart:
+        search_apart(search, search_half)
 
 
 def _search_spreading(search: Search, *, backend: str) -> None:
@@ -311,10 +318,12 @@ def _try_baselines(search: Search) -> None:
     """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
-    is_late = arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s
-    if is_late or arrivals > portfolio.baseline_arrivals or not isinstance(search.best, Schedule):
+    if arrivals > portfolio.baseline_arrivals or not isinstance(search.best, Schedule):
         return
-    for name in ("ring", "pairwise") if not search.is_met else ():
+    for name in BASELINES:
+        left = search.deadline.left_s
+        if search.is_met or arrivals * portfolio.baseline_s_per_arrival > left:
+            return
         with suppress(InputError):  # it is not defined here
             other = replace(baseline(name, problem), problem=problem)
             if other.finish < search.best.finish and verify(other).ok:
