@@ -23,7 +23,7 @@ from taccl.arguments import checked
 from taccl.baselines import BASELINES, baseline
 from taccl.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
-from taccl.schedule.schedule import Schedule
+from taccl.schedule.compact import CompactSchedule
 from taccl.sketch.reachability import check_reachable
 from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
@@ -127,13 +127,16 @@ def synthesize(
     _check_feasible(problem, time_limit_s, parameters)
     end = began + max(0.05, time_limit_s - parameters.budget.reserve_s)
     search = Search(problem, options, Deadline(end), began_s=began)
+    competes, is_small = backend in ("auto", "greedy"), _is_small(problem)
     try:
+        if competes and is_small:
+            _try_baselines(search)
         search.allow(-plan.improving_s)
         if plan.is_guided:
             _search_guided(search, plan.is_large, None if isinstance(sketch, str) else sketch)
         else:
             _search_plain(search, backend, plan.is_large)
-        if backend in ("auto", "greedy"):
+        if competes and not is_small:
             _try_baselines(search)
         search.allow(plan.improving_s)
         if plan.improving_s:
@@ -314,19 +317,26 @@ def _prove(search: Search) -> None:
     search.prove(bound, since)
 
 
+def _is_small(problem: Problem) -> bool:
+    """Whether sums are so small that latency counts most: some link takes longer to pass than to fill."""
+    links, num_bytes = problem.topology.links, sum(problem.chunk_bytes)
+    return problem.collective.sums_up and any(
+        links[e].alpha_us * 10**6 > links[e].beta_us_per_mb * num_bytes for e in problem.links_allowed
+    )
+
+
 def _try_baselines(search: Search) -> None:
     """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
-    if arrivals > portfolio.baseline_arrivals or not isinstance(search.best, Schedule):
+    if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
         return
-    for name in BASELINES:
-        left = search.deadline.left_s
-        if search.is_met or arrivals * portfolio.baseline_s_per_arrival > left:
+    for name in reversed(BASELINES):  # those for small messages first
+        if search.is_met or arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s:
             return
         with suppress(InputError):  # it is not defined here
             other = replace(baseline(name, problem), problem=problem)
-            if other.finish < search.best.finish and verify(other).ok:
+            if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)
 

@@ -20,6 +20,7 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl.collective import Chunk, Collective
 from taccl.deadline import Deadline
 from taccl.errors import FallbackWarning, InputError, SolverUnavailableError
 from taccl.sketch.upstream import load_problem
@@ -718,3 +719,52 @@ def test_each_is_worked_out_once(collective, monkeypatch):
     name = problem.collective.name
     assert [counts[each, name] for each in ("choose", "lower_bound", "check_reachable")] == [1, 1, 1]
     assert counts["verify"] == 1
+
+
+def one_sum(num_ranks):
+    """Every rank contributes to one chunk and wants its sum."""
+    ranks = tuple(range(num_ranks))
+    return Collective("allreduce", num_ranks, (Chunk(ranks, ranks, 0),), combining=True)
+
+
+class TestContributionsApart:
+    """Sums that no root makes, where messages are small."""
+
+    @pytest.mark.parametrize(
+        ("topology", "steps"),
+        [(ring(5), 2), (full(4), 1), (full(3, port=True), 2)],
+        ids=["ring", "full", "port"],
+    )
+    def test_contributions_are_kept_apart(self, topology, steps):
+        """A ring of five takes two steps, one-shot one, behind a port one a rank: each is its bound."""
+        problem = problem_of(topology, one_sum(topology.num_ranks))
+        result = synthesized(problem, time_limit_s=20)
+        assert_sound(result, problem)
+        assert result.schedule.contributions is not None
+        assert result.gap == 0
+        assert (
+            result.schedule.finish == steps * taccl.lower_bound(problem_of(topology, one_way(topology))).bound
+        )
+
+    def test_one_message_a_link_for_all_chunks(self):
+        """1 kB in four chunks on four ranks: 0.5 us and 1,000 bytes at 20 us/MB, proven least."""
+        problem = taccl.make_problem(
+            taccl.topologies.fully_connected(4), collectives.allreduce(4), size_bytes=1000
+        )
+        result = taccl.synthesize(problem, time_limit_s=20)
+        assert (result.finish_us, result.bound_us) == (0.52, 0.52)
+        assert taccl.interpret(taccl.lower(result.schedule)).ok
+
+    def test_small_sums_are_no_slower_than_baselines(self):
+        """On two nodes of eight, where latency counts, every baseline competes."""
+        topology = taccl.topologies.ndv2(2)
+        problem = taccl.make_problem(topology, collectives.allreduce(16), size_bytes=1000)
+        result = taccl.synthesize(problem, time_limit_s=30)
+        rivals = [taccl.baselines.baseline(name, problem) for name in taccl.baselines.BASELINES]
+        assert result.finish_us <= min(each.finish_us for each in rivals)
+
+
+def one_way(topology):
+    """One chunk from rank 0 to a neighbour: what a step takes."""
+    neighbour = min(link.dst for link in topology.links if link.src == 0)
+    return collectives.custom(topology.num_ranks, precondition={0: [0]}, postcondition={0: [neighbour]})

@@ -72,7 +72,8 @@ def search_guided(
     if not is_searched:
         first_s = suggesting.first_share * limit_s  # by whichever list scheduler is quick
         if effort(problem) * suggesting.s_per_move <= first_s:
-            run(problem, first_s, backend="greedy")
+            with contextlib.suppress(OutOfTime):  # there is a schedule then
+                run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
             stages.have_compiled(search)  # sketches may need them, too
         if search.best is None:
