@@ -29,7 +29,7 @@ from tests.foreign import OURS, REAL
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-LEAST_SECONDS = 1.0
+LEAST_SECONDS = 2.0
 
 _FENCE = re.compile(
     r"^```(?P<language>\w+)?(?P<info>[^\n]*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL

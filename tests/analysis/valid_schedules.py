@@ -49,7 +49,7 @@ def build(problem: Problem, rows: Sequence[Row]) -> Schedule:
 
 def rows_of(schedule: Schedule) -> list[Row]:
     """The rows of a schedule."""
-    return [Row(*transfer) for transfer in schedule]
+    return [Row(*transfer[:6]) for transfer in schedule]
 
 
 def relay() -> Schedule:

@@ -56,7 +56,7 @@ def test_repeated_runs_agree(name, make):
 @pytest.mark.parametrize("name", BASELINES)
 def test_only_merging_is_kept_of_the_sketch(name, make):
     """A sketch that would leave no links is not obeyed; its merging is."""
-    problem = make("allgather", fabrics.fully_connected(4, ranks_per_node=2))
+    problem = make("allreduce", fabrics.fully_connected(4, ranks_per_node=2))
     sketched = replace(
         problem, clauses=Clauses(links_allowed=frozenset(), max_merge=3, merging=frozenset({1, 2}))
     )

@@ -60,11 +60,11 @@ def test_the_best_baseline_is_the_best_at_each_size(rates):
 
 
 def test_baselines_that_are_not_defined_are_said():
-    """Halving-doubling needs a power of two, and hierarchical two nodes: neither is there for 3 ranks."""
+    """Halving-doubling needs a power of two, hierarchical two nodes, and one-shot sums: none is there."""
     problem = problem_of(full(3), collectives.allgather(3))
     schedule = taccl.baselines.ring(problem)
     rates = taccl.plot.bandwidths(schedule, sizes=["3MB"])
-    assert set(rates.undefined) == {"recursive", "hierarchical"}
+    assert set(rates.undefined) == {"recursive", "hierarchical", "one-shot"}
     assert "power of two" in rates.undefined["recursive"]
     label = taccl.plot.bandwidth(rates).get_xlabel()
     assert "not defined here: halving-doubling, hierarchical" in label

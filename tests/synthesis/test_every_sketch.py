@@ -28,7 +28,8 @@ PAIRS = [(sketch, topology) for m in SKETCHES for sketch in SKETCHES[m] for topo
 def assert_sound(result):
     """The schedule is the problem's, the verifier accepts it, and it is no better than the bound."""
     taccl.verify(result.schedule).raise_if_failed()
-    assert 0 < result.bound_us <= result.finish_us
+    was_early = any("before a lower bound was proven" in note for note in result.notes)
+    assert 0 < result.bound_us <= result.finish_us or (was_early and not result.bound_us)
     assert result.stages
 
 
