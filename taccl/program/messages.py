@@ -158,7 +158,7 @@ class _Reader:
     arrivals: set[int]
 
 
-#: A rank's own contribution among arrivals; the same once more, copied to where its result is to be.
+#: Among arrivals, which else are ids of parts: a rank's own contribution, and a copy where its result is to be.
 _OWN, _COPY = -1, -2
 
 
@@ -189,75 +189,107 @@ def follow_named(
     An arrival is added to a value at once where whatever reads either of them later reads both. What nobody
     reads is not sent.
     """
-    parts = [(message, part) for message in messages for part in message.parts]
-    arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
-    for rank, where in enumerate(layouts):
-        for chunk in where.inputs:
-            if rank in collective.chunks[chunk].origins:
-                arrivals[rank, chunk].append(Arrival(START, 1 << rank, _OWN))
-    for number, (message, part) in enumerate(parts):
-        arrivals[message.dst, part.chunk].append(Arrival(message.end, part.bits, number))
-    readers: dict[tuple[int, int], list[_Reader]] = defaultdict(list)
-    results: dict[tuple[int, int], _Reader] = {}
-    for rank, where in enumerate(layouts):
-        for chunk in where.outputs:
-            whole = bits_of(collective.chunks[chunk].origins)
-            results[rank, chunk] = reader = _reader(arrivals[rank, chunk], whole, FOREVER, chunk, rank)
-            readers[rank, chunk].append(reader)
-    reads: dict[int, _Reader] = {}
-    for number, (message, part) in sorted(enumerate(parts), key=lambda each: -each[1][0].end):
-        if any(number in reader.arrivals for reader in readers[message.dst, part.chunk]):
-            here = arrivals[message.src, part.chunk]
-            reads[number] = _reader(here, part.bits, message.start, part.chunk, message.src)
-            readers[message.src, part.chunk].append(reads[number])
-    number_of = {id(part): number for number, (_, part) in enumerate(parts)}
+    plan = _SumPlan(messages, collective, layouts)
     for message in messages:
-        message.parts = [part for part in message.parts if number_of[id(part)] in reads]
+        message.parts = [part for part in message.parts if id(part) in plan.reads]
     messages[:] = [message for message in messages if message.parts]
-    sums = NamedSums([{c: Value(c, START) for c in where.inputs} for where in layouts])
+    own = [{chunk: Value(chunk, START) for chunk in where.inputs} for where in layouts]
     pieces: dict[tuple[int, int], list[_Piece]] = defaultdict(list)
-    for rank, values in enumerate(sums.own):
-        sums.copies.append([])
+    copies: list[list[Value]] = []
+    for rank, values in enumerate(own):
+        copies.append([])
         for chunk, value in values.items():
             pieces[rank, chunk].append(_Piece({_OWN}, value))
-            wanted = results.get((rank, chunk))
-            apart = any(reader.arrivals == {_OWN} for reader in readers[rank, chunk])
-            if wanted is not None and not in_place and apart and _OWN in wanted.arrivals:
-                wanted.arrivals = wanted.arrivals - {_OWN} | {_COPY}
-                copy = Value(chunk, START)
-                pieces[rank, chunk].append(_Piece({_COPY}, copy))
-                sums.copies[rank].append(copy)
+            if not in_place and plan.wants_copy(rank, chunk):
+                copies[rank].append(Value(chunk, START))
+                pieces[rank, chunk].append(_Piece({_COPY}, copies[rank][-1]))
+    totals: set[int] = set()
     for time, starts, message in events_of(messages):
         rank = message.src if starts else message.dst
         for part in message.parts:
-            number, kept = number_of[id(part)], pieces[rank, part.chunk]
-            later = [each for each in readers[rank, part.chunk] if each.since >= time]
+            kept = pieces[rank, part.chunk]
+            later = [each for each in plan.readers[rank, part.chunk] if each.since >= time]
             if starts:
-                part.taken = _taken(kept, reads[number], later, part, message)
+                part.taken = _taken(kept, plan.reads[id(part)], later, part, message)
                 part.taken.read_until = max(part.taken.read_until, message.end)
-                continue
-            piece = _Piece({number}, Value(part.chunk, time))
-            beside = next((each for each in kept if _read_alike([each, piece], later)), None)
-            if beside is not None:
-                kept.remove(beside)
-                beside.value.added_at = time
-                piece = _Piece(beside.arrivals | {number}, Value(part.chunk, time, added_to=beside.value))
-            kept.append(piece)
-            part.made = piece.value
-    totals = {id(part.taken) for message in messages for part in message.parts if part.summed}
+                totals |= {id(part.taken)} if part.summed else set()
+            else:
+                part.made = _kept(kept, id(part), later, part.chunk, time)
+    results: list[list[tuple[Value, list[Value]]]] = []
     for rank, where in enumerate(layouts):
-        sums.results.append([])
+        results.append([])
         for chunk in where.outputs:
-            reader = results[rank, chunk]
-            read = [piece.value for piece in pieces[rank, chunk] if piece.arrivals <= reader.arrivals]
+            wanted = plan.results[rank, chunk].arrivals
+            read = [piece.value for piece in pieces[rank, chunk] if piece.arrivals <= wanted]
             result = read[0]
             if len(read) > 1 or id(result) in totals:
                 result = Value(chunk, FOREVER)
-                sums.results[rank].append((result, read))
+                results[rank].append((result, read))
                 for value in read:
                     value.read_until = FOREVER
             result.final = True
-    return sums
+    return NamedSums(own, copies, results)
+
+
+class _SumPlan:
+    """Who reads which arrivals: parts that are sent on, by id, and results.
+
+    Attributes
+    ----------
+    readers : dict of (rank, chunk) to list of _Reader
+    results : dict of (rank, chunk) to _Reader
+    reads : dict of int to _Reader
+        Of every part that somebody reads where it arrives.
+    """
+
+    def __init__(
+        self, messages: Sequence[Message], collective: Collective, layouts: Sequence[RankLayout]
+    ) -> None:
+        arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
+        for rank, where in enumerate(layouts):
+            for chunk in where.inputs:
+                if rank in collective.chunks[chunk].origins:
+                    arrivals[rank, chunk].append(Arrival(START, 1 << rank, _OWN))
+        for message in messages:
+            for part in message.parts:
+                arrivals[message.dst, part.chunk].append(Arrival(message.end, part.bits, id(part)))
+        self.readers: dict[tuple[int, int], list[_Reader]] = defaultdict(list)
+        self.results: dict[tuple[int, int], _Reader] = {}
+        for rank, where in enumerate(layouts):
+            for chunk in where.outputs:
+                whole = bits_of(collective.chunks[chunk].origins)
+                reader = _reader(arrivals[rank, chunk], whole, FOREVER, chunk, rank)
+                self.results[rank, chunk] = reader
+                self.readers[rank, chunk].append(reader)
+        self.reads: dict[int, _Reader] = {}
+        for message in sorted(messages, key=lambda each: -each.end):  # what reads an arrival ends after it
+            for part in message.parts:
+                if any(id(part) in reader.arrivals for reader in self.readers[message.dst, part.chunk]):
+                    here = arrivals[message.src, part.chunk]
+                    reader = _reader(here, part.bits, message.start, part.chunk, message.src)
+                    self.reads[id(part)] = reader
+                    self.readers[message.src, part.chunk].append(reader)
+
+    def wants_copy(self, rank: int, chunk: int) -> bool:
+        """Whether a rank's contribution is sent alone, and is in its result: that then begins with a copy."""
+        result = self.results.get((rank, chunk))
+        apart = any(reader.arrivals == {_OWN} for reader in self.readers[rank, chunk])
+        if result is None or not apart or _OWN not in result.arrivals:
+            return False
+        result.arrivals = result.arrivals - {_OWN} | {_COPY}
+        return True
+
+
+def _kept(here: list[_Piece], arrival: int, later: Sequence[_Reader], chunk: int, time: int) -> Value:
+    """The value that an arrival becomes: by itself, or added to one that the same readers read."""
+    piece = _Piece({arrival}, Value(chunk, time))
+    beside = next((each for each in here if _read_alike([each, piece], later)), None)
+    if beside is not None:
+        here.remove(beside)
+        beside.value.added_at = time
+        piece = _Piece(beside.arrivals | {arrival}, Value(chunk, time, added_to=beside.value))
+    here.append(piece)
+    return piece.value
 
 
 def _reader(arrivals: Sequence[Arrival], bits: int, since: int, chunk: int, rank: int) -> _Reader:
