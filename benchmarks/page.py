@@ -48,6 +48,8 @@ def _results() -> str:
         parts += _bounds(_load("bounds"))
     if (RESULTS / "scale.json").exists():
         parts.append(_scale(_load("scale")))
+    if (RESULTS / "sums.json").exists():
+        parts.append(_sums(_load("sums")))
     if (RESULTS / "sweep.json").exists():
         parts.append(_sweep(_load("sweep")))
     if (RESULTS / "suggest.json").exists():
@@ -105,6 +107,25 @@ def _bounds(data: dict[str, Any]) -> list[str]:
             _table(("topology", "collective", "ranks", "links", "CPU s", "at most"), speed),
         ),
     ]
+
+
+def _sums(data: dict[str, Any]) -> str:
+    rivals = list(data["rivals"])
+    head = ("machine", "size", *rivals, "ours", "bound", "of every cut", "gap")
+    rows = [
+        (
+            row["machine"],
+            row["size"],
+            *(_number(row["rivals_us"].get(name)) for name in rivals),
+            _number(row["ours_us"]),
+            _number(row["bound_us"]),
+            _number(row["bound_of_every_cut_us"]),
+            f"{row['gap']:.2%}",
+        )
+        for row in data["rows"]
+    ]
+    title = "Sums of every size: an allreduce with 1 us a hop inside nodes and 3 us between, in us"
+    return _section(title, data, _table(head, rows))
 
 
 def _scale(data: dict[str, Any]) -> str:

@@ -69,6 +69,7 @@ def measured(name: str, size: int, *, limit_s: float, seed: int) -> dict[str, An
         missed.append("a bound is beaten")
     return {
         "machine": name,
+        "size": format_size(size),
         "size_bytes": size,
         "rivals_us": rivals,
         "ours_us": result.finish_us,
@@ -116,6 +117,7 @@ def main() -> int:
             "command": " ".join(["python -m benchmarks.sums", *sys.argv[1:]]),
             "machine": machine(),
             "time_limit_s": options.time_limit,
+            "rivals": RIVALS,
             "rows": rows,
         }
         options.output.write_text(json.dumps(document, indent=1) + "\n")

@@ -158,7 +158,7 @@ class _Reader:
     arrivals: set[int]
 
 
-#: Among arrivals, which else are ids of parts: a rank's own contribution, and a copy where its result is to be.
+#: Among arrivals, which else are ids of parts: what a rank contributes, and a copy where its result is to be.
 _OWN, _COPY = -1, -2
 
 
