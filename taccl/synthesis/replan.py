@@ -99,6 +99,8 @@ def replan(
 ) -> Replan:
     """A verified schedule of a problem that keeps what it can of the schedule of another.
 
+    A schedule whose ranks keep contributions apart has no trees to mend: it is kept whole, or made anew.
+
     Parameters
     ----------
     old : Schedule
@@ -133,7 +135,10 @@ def replan(
     new_chunk = _new_chunks(old.problem, problem, new_rank)
     check_reachable(problem)
     was_there = {link: e for link, e in new_link.items() if not _is_slower(old.problem, problem, link, e)}
-    for links in (was_there, new_link):  # what came over slower links may have no other route
+    trees, is_whole = [], False
+    for links in (
+        (was_there, new_link) if old.carries is None else ()
+    ):  # what came over slower links may have no other route
         trees = _carried_over(read_trees(old), problem, new_rank, links, new_chunk)
         if is_whole := bool(trees) and mend(problem, trees):
             break
@@ -159,7 +164,7 @@ def replan(
         # What finishes no later than before leaves alone what did not fail.
         chunks = mended if schedule.finish <= old.finish else None
         schedule, _ = improve_schedule(schedule, seconds=max(0.0, left), seed=seed, chunks=chunks)
-    same = _unchanged(old, problem, new_chunk, new_link)
+    same = _unchanged(old, problem, new_chunk, new_link, new_rank)
     candidates = [each for each in (same, schedule) if each is not None and verify(each).ok]
     schedule = min(candidates, key=lambda each: each.finish_ticks, default=None)
     from_scratch = schedule is None
@@ -280,10 +285,17 @@ def _carried_over(
 
 
 def _unchanged(
-    old: Schedule, problem: Problem, new_chunk: Mapping[int, int], new_link: Mapping[int, int]
+    old: Schedule,
+    problem: Problem,
+    new_chunk: Mapping[int, int],
+    new_link: Mapping[int, int],
+    new_rank: Mapping[int, int],
 ) -> Schedule | None:
     """All transfers in their old order, timed anew; None where one is lost, or the order is none any more."""
     if not all(t.chunk in new_chunk and t.link in new_link for t in old):
+        return None
+    named = old.contributions
+    if named is not None and not all(rank in new_rank for ranks in named for rank in ranks):
         return None
     try:
         return exact_times(
@@ -294,6 +306,7 @@ def _unchanged(
             group=old.group,
             reduce=old.reduce,
             producer=old.producer,
+            contributions=None if named is None else [[new_rank[r] for r in ranks] for ranks in named],
         )
     except ValueError:
         return None

@@ -159,6 +159,18 @@ def test_relabelled():
     assert relabel(schedule, schedule.problem, links=links, chunks=[0]) == schedule
 
 
+def test_replanned():
+    """What did not fail is kept as it is; without a link, a schedule is made anew, and verified."""
+    problem = make_problem(taccl.topologies.fully_connected(4), one_sum(4), chunk_bytes=1000)
+    schedule = one_shot(problem)
+    same = taccl.replan(schedule, problem)
+    assert (same.schedule, same.from_scratch) == (schedule, False)
+    left = taccl.topology.transform.without(problem.topology, links=[0])
+    anew = taccl.replan(schedule, make_problem(left, one_sum(4), chunk_bytes=1000))
+    assert anew.from_scratch
+    assert taccl.verify(anew.schedule).ok
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_lowered_and_lifted(in_place):
     """The program keeps what arrives in scratch, computes the sums, and is the schedule again."""
