@@ -53,14 +53,16 @@ _MOST_HOLDS = 4_096
 _PATIENCE_SENDS, _LEAST_PATIENCE, _MOST_PATIENCE = 20_000_000, 2_000, 20_000
 _MANY = 1 << 40
 #: What the compiled list scheduler finds is improved in so many turns: fewer the more sends each has to time.
-_TURN_SENDS, _LEAST_TURNS = 1_500_000, 50
-#: In every turn: sends taken out at most, about; and how often all is timed backwards and forwards again.
-_MOST_RUINED, _PASSES = 40, 1
+_TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
+#: Sends that a turn takes out at most, about.
+_MOST_RUINED = 40
+#: How often all is timed backwards and forwards again, in one of so many turns.
+_PASSES, _EVERY = 1, 16
 #: How much worse than the present one, relatively, a schedule may be to go on from.
-_THRESHOLD = 0.0
+_THRESHOLD = 0.002
 #: Of two schedules that finish alike, what counts is how late sends end, and how busy resources are; both
-#: as parts of the finish.
-_LATENESS, _ECONOMY = 0.1, 0.1
+#: as parts of the finish. Parts of the finish are squared so often, that sends in its last tenth count most.
+_LATENESS, _ECONOMY, _SHARPNESS = 0.1, 0.1, 5
 
 
 def suits_improvement(problem: Problem, *, most_routes: int = _MOST_ROUTES) -> bool:
@@ -111,7 +113,7 @@ class Improvement:
             _state(self.arcs, num_trees, num_ranks),
         )
         room = _room(self.arcs, num_trees, len(self.now.carries), seed)
-        self._work = Work(self.arcs, self.demand, _calendar(self.arcs, num_trees), room)
+        self._work = Work(self.arcs, self.demand, room)
         self.counts = np.zeros(3, np.int64)
         self.signal = np.zeros(1, np.int64)
 
@@ -173,11 +175,20 @@ class Improvement:
     ) -> int:
         """Complete the trees and improve; the finish of the best in ticks, -1 where there is none."""
         most, idle = (_MANY, patience) if turns is None else (turns, _MANY)
-        rules = Rules(target_ticks, most, idle, _PASSES, _THRESHOLD, _MOST_RUINED, _LATENESS, _ECONOMY)
+        rules = Rules(
+            target_ticks,
+            most,
+            idle,
+            _PASSES,
+            _EVERY,
+            _THRESHOLD,
+            _MOST_RUINED,
+            _LATENESS,
+            _ECONOMY,
+            _SHARPNESS,
+        )
         with stopping(self.signal, seconds):
-            return int(
-                improve(self._work, self._states, rules, self.counts, self.signal)
-            )  # fmt: skip
+            return int(improve(self._work, self._states, rules, self.counts, self.signal))
 
     def schedule(self, producer: str = "improvement") -> Schedule:
         """The best schedule."""
@@ -276,7 +287,9 @@ def _arcs(problem: Problem, *, merges: bool) -> Arcs:
         pays = np.repeat(np.arange(num_links), np.diff(hold_of))[costs.hold_alpha[hold] > 0]
         may_merge &= np.isin(np.arange(num_links), pays)
     most_merged = min(clauses.max_merge, _MOST_MERGED) if may_merge.any() else 1
-    resource = np.array([h.resource for h in topology.holds], np.int64)[hold]
+    resource = np.unique(np.array([h.resource for h in topology.holds], np.int64)[hold], return_inverse=True)[
+        1
+    ]
     receives = np.array([h.side == "receive" for h in topology.holds], bool)[hold]
     return Arcs(
         n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), may_merge, most_merged,
@@ -385,6 +398,7 @@ def _state(arcs: Arcs, num_trees: int, num_ranks: int) -> State:
         spare=np.zeros(room, np.int64),
         size=np.zeros(3, np.int64),
         load=np.zeros(num_resources, np.int64),
+        calendar=_calendar(arcs, num_trees),
     )
 
 
@@ -425,6 +439,6 @@ def _room(arcs: Arcs, num_trees: int, num_sends: int, seed: int) -> Room:
         is_ruined=np.zeros(num_trees, bool),
         queue=np.zeros(n + 2, np.int64),
         chain=np.zeros(num_sends + 1, np.int64),
-        reach=np.zeros(2, np.int64),
+        reach=np.zeros(3, np.int64),
         random=start | np.uint64(1),
     )

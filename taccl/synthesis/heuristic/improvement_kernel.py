@@ -1,7 +1,8 @@
 """The compiled loop of ruin and recreate over routes and order.
 
-In every turn the routes of some chunks are taken out of the schedule, inserted anew into its resource
-calendar, and all sends are timed again, forwards and backwards. What is no worse is kept.
+In every turn the routes of some chunks are taken out of the schedule, and inserted anew into its resource
+calendar: a schedule again, unless a send that merges had to end later, or one would have to start before
+time 0. Then, and in some of the other turns, all sends are timed again. What is not much worse is kept.
 
 Time runs forwards for chunks that spread and backwards for contributions that come together, so that both
 grow from their roots: a tree of either kind is a tree of *arcs*, and the time at which one reaches a rank
@@ -97,6 +98,16 @@ class Trees(NamedTuple):
     may_reroot: bool
 
 
+class Calendar(NamedTuple):
+    """When every resource is held: rows ``row_of[q]`` on, `size[q]` of them, in order of time."""
+
+    row_of: NDArray[np.int64]
+    size: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    send: NDArray[np.int64]
+
+
 class State(NamedTuple):
     """Routes and sends.
 
@@ -121,6 +132,8 @@ class State(NamedTuple):
         How many there are of either, and the finish in ticks.
     load : (num_resources,) int64
         Ticks for which sends hold each resource.
+    calendar : Calendar
+        The same sends.
     """
 
     root: NDArray[np.int64]
@@ -137,16 +150,7 @@ class State(NamedTuple):
     spare: NDArray[np.int64]
     size: NDArray[np.int64]
     load: NDArray[np.int64]
-
-
-class Calendar(NamedTuple):
-    """When every resource is held: rows ``row_of[q]`` on, `size[q]` of them, in order of time."""
-
-    row_of: NDArray[np.int64]
-    size: NDArray[np.int64]
-    begin: NDArray[np.int64]
-    end: NDArray[np.int64]
-    send: NDArray[np.int64]
+    calendar: Calendar
 
 
 class Room(NamedTuple):
@@ -176,7 +180,8 @@ class Room(NamedTuple):
     is_ruined : (num_trees,) bool
     queue : (num_ranks,) int64
     chain : (num_sends,) int64
-    reach : (2,) int64
+    reach : (3,) int64
+        When an arc's heads are reached, the send that is joined for it, and whether all must be timed again.
     random : (2,) uint64
         The state of random choices, and what they are mixed with in a turn.
     """
@@ -208,7 +213,6 @@ class Work(NamedTuple):
 
     arcs: Arcs
     trees: Trees
-    calendar: Calendar
     room: Room
 
 
@@ -223,8 +227,8 @@ class Rules(NamedTuple):
         At most.
     patience : int
         So many turns without a better finish are the last.
-    passes : int
-        How often all is timed backwards and forwards again in a turn.
+    passes, every : int
+        How often all is timed backwards and forwards again; in one of so many turns.
     threshold : float
         How much worse than the present one, relatively, a schedule may be to go on from; and three times so
         much than the best.
@@ -232,16 +236,20 @@ class Rules(NamedTuple):
         Sends that a turn takes out, about, at most.
     lateness, economy : float
         How much it counts how late sends end, and how busy resources are, both as parts of the finish.
+    sharpness : int
+        So often the part of the finish at which a send ends is squared.
     """
 
     target_ticks: int
     turns: int
     patience: int
     passes: int
+    every: int
     threshold: float
     most_ruined: int
     lateness: float
     economy: float
+    sharpness: int
 
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
@@ -272,23 +280,24 @@ def improve(
     w.room.queue[0] = 0
     for t in range(len(w.trees.kind)):
         _mark(w.room, t)
-    _copy(now, kept)
+    _retime(w, now, 0)
     least = _NEVER
     value = record = _FAR
     idle = turn = 0
     while turn <= rules.turns and least > rules.target_ticks and idle <= rules.patience:
-        if turn and signal[0]:
-            break
-        _fill(w.arcs, now, w.calendar)
         if turn:
+            if signal[0]:
+                break
             counts[0] += 1
             idle += 1
+            w.room.reach[2] = 0
             _ruin(w, now, rules)
         is_whole = _recreate(w, now)
         if not is_whole and turn == 0:
             return -1
-        if is_whole:
-            _retime(w, now, rules.passes)
+        passes = 0 if _draw(w.room, rules.every) else rules.passes
+        if is_whole and (turn == 0 or passes or not _settle(w, now)):
+            _retime(w, now, passes)
         new = _value(now, rules)
         limit = min(value * (1.0 + rules.threshold), record * (1.0 + 3.0 * rules.threshold))
         if is_whole and new <= limit:
@@ -305,6 +314,26 @@ def improve(
             _copy(kept, now)
         turn += 1
     return int(least)
+
+
+@inner
+def _settle(w: Work, now: State) -> bool:
+    """Work out the finish where sends are as they were inserted; False if they must be timed again."""
+    trees, room = w.trees, w.room
+    first = last = 0
+    for i in range(now.size[0]):
+        m = now.order[i]
+        first = min(first, now.start[m])
+        last = max(last, now.end[m])
+    now.size[2] = last
+    for i in range(room.queue[0]):
+        t = room.ruined[i]
+        other = trees.partner[t]
+        if other >= 0:
+            spread, reduce = (t, other) if trees.kind[t] == 0 else (other, t)
+            if _at_root(w, now, reduce) > _at_root(w, now, spread):
+                return False
+    return bool(first == 0 and room.reach[2] == 0)
 
 
 @inner
@@ -341,16 +370,24 @@ def _copy(a: State, b: State) -> None:
         b.size[i] = a.size[i]
     for q in range(len(a.load)):
         b.load[q] = a.load[q]
+        row, size = a.calendar.row_of[q], a.calendar.size[q]
+        b.calendar.size[q] = size
+        for i in range(row, row + size):
+            b.calendar.begin[i] = a.calendar.begin[i]
+            b.calendar.end[i] = a.calendar.end[i]
+            b.calendar.send[i] = a.calendar.send[i]
 
 
 @inner
 def _value(now: State, rules: Rules) -> float:
     """What to compare schedules by: the finish, and then how late sends end on the whole."""
     finish = max(1.0, float(now.size[2]))
-    late = 0.0
+    late = 0.0  # mostly of the last few: schedules that finish alike differ in how much is left to be mended
     for i in range(now.size[0]):
         part = now.end[now.order[i]] / finish
-        late += part * part * part * part
+        for _ in range(rules.sharpness):
+            part *= part
+        late += part
     burden = 0.0
     for q in range(len(now.load)):
         part = now.load[q] / finish
@@ -362,16 +399,6 @@ def _value(now: State, rules: Rules) -> float:
 
 
 # ----- the calendar
-
-
-@inner
-def _fill(arcs: Arcs, now: State, calendar: Calendar) -> None:
-    """Enter all sends with the times that they have."""
-    for q in range(len(calendar.size)):
-        calendar.size[q] = 0
-    for i in range(now.size[0]):
-        m = now.order[i]
-        _book(arcs, calendar, now.link[m], now.units[m], now.start[m], m, False)
 
 
 @inner
@@ -395,6 +422,27 @@ def _book(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, m: int
         calendar.end[i] = begin + length
         calendar.send[i] = m
         calendar.size[q] = size + 1
+
+
+@inner
+def _book_anew(w: Work, now: State, m: int) -> None:
+    """Enter a send that carries more or less than before; note if that needs all to be timed again."""
+    arcs, e = w.arcs, now.link[m]
+    _unbook(arcs, now.calendar, e, m)
+    fits = _earliest(arcs, now.calendar, e, now.units[m], now.start[m], False) == now.start[m]
+    for j in range(now.carries[m]):
+        t = now.member[m, j]
+        for r in range(arcs.num_ranks):
+            if now.way[t, r] < 0:
+                continue
+            x = now.send[t, r]
+            tail = arcs.tail[now.kind[x] * arcs.num_links + now.link[x]]
+            if now.way[t, tail] >= 0 and now.send[t, tail] == m:
+                before, after = (m, x) if now.kind[m] == 0 else (x, m)
+                fits = fits and now.end[before] <= now.start[after]
+    if not fits:
+        w.room.reach[2] = 1
+    _book(arcs, now.calendar, e, now.units[m], now.start[m], m, False)
 
 
 @inner
@@ -508,53 +556,22 @@ def _retime(w: Work, now: State, passes: int) -> None:
 @inner
 def _sort(now: State, room: Room, mirrored: bool) -> None:
     """Put sends in order of their starts, or of their ends from the last on; leave out those not in use."""
-    size = 0
+    count = size = 0
     for i in range(now.size[0]):
         m = now.order[i]
         if now.carries[m]:
-            now.order[size] = m
-            size += 1
-    now.size[0] = size
-    if mirrored:
-        for i in range(size // 2):
-            now.order[i], now.order[size - 1 - i] = now.order[size - 1 - i], now.order[i]
-    for i in range(size):
-        m = now.order[i]
-        room.key[m] = -now.end[m] if mirrored else now.start[m]
-    # Insertion in runs of 16, then merging: mostly the order is nearly right.
-    for low in range(0, size, 16):
-        for i in range(low + 1, min(low + 16, size)):
-            m = now.order[i]
-            key = room.key[m]
-            j = i
-            while j > low and room.key[now.order[j - 1]] > key:
-                now.order[j] = now.order[j - 1]
-                j -= 1
-            now.order[j] = m
-    width = 16
-    while width < size:
-        for low in range(0, size - width, 2 * width):
-            middle, high = low + width, min(low + 2 * width, size)
-            if room.key[now.order[middle - 1]] <= room.key[now.order[middle]]:
-                continue
-            for i in range(low, middle):
-                room.sorted[i] = now.order[i]
-            i, j, k = low, middle, low
-            while i < middle:
-                if j < high and room.key[now.order[j]] < room.key[room.sorted[i]]:
-                    now.order[k] = now.order[j]
-                    j += 1
-                else:
-                    now.order[k] = room.sorted[i]
-                    i += 1
-                k += 1
-        width *= 2
+            push(room.key, room.sorted, count, -now.end[m] if mirrored else now.start[m], m)
+            count += 1
+    now.size[0] = count
+    while size < count:
+        now.order[size] = pop(room.key, room.sorted, count - size)
+        size += 1
 
 
 @inner
 def _place(w: Work, now: State, mirrored: bool) -> None:
     """Insert all sends in order, each as early as may be; `mirrored`, time runs backwards meanwhile."""
-    arcs, trees, calendar, room = w.arcs, w.trees, w.calendar, w.room
+    arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     num_links, count = arcs.num_links, now.size[0]
     for q in range(len(calendar.size)):
         calendar.size[q] = 0
@@ -606,7 +623,7 @@ def _place(w: Work, now: State, mirrored: bool) -> None:
 @inner
 def _ruin(w: Work, now: State, rules: Rules) -> None:
     """Take out the routes of some chunks: on a critical chain, next to one another on a resource, or any."""
-    arcs, calendar, room = w.arcs, w.calendar, w.room
+    arcs, calendar, room = w.arcs, now.calendar, w.room
     room.is_ruined[:] = False
     room.queue[0] = 0  # how many trees are ruined
     left = 1 + _draw(room, rules.most_ruined)
@@ -665,7 +682,7 @@ def _critical(w: Work, now: State) -> int:
 @inner
 def _held_up_by(w: Work, now: State, m: int) -> int:
     """A send that ends, or lets go of a resource, when send m starts or takes it; -1 if there is none."""
-    arcs, trees, calendar, room = w.arcs, w.trees, w.calendar, w.room
+    arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     e, k = now.link[m], now.kind[m]
     a = k * arcs.num_links + e
     tail = arcs.tail[a]
@@ -697,28 +714,22 @@ def _held_up_by(w: Work, now: State, m: int) -> int:
                     if _draw(room, seen) == 0:
                         found = other
             elif trees.partner[t] >= 0:
-                seen, found = _into(arcs, now, room, trees.partner[t], tail, now.start[m], seen, found)
+                seen, found = _into(w, now, trees.partner[t], tail, now.start[m], seen, found)
         else:
             for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
                 if now.way[t, arcs.head[x]] == e:
-                    seen, found = _into(arcs, now, room, t, arcs.head[x], now.start[m], seen, found)
+                    seen, found = _into(w, now, t, arcs.head[x], now.start[m], seen, found)
     return found
 
 
 @inner
-def _into(
-    arcs: Arcs, now: State, room: Room, t: int, r: int, at: int, seen: int, found: int
-) -> tuple[int, int]:
+def _into(w: Work, now: State, t: int, r: int, at: int, seen: int, found: int) -> tuple[int, int]:
     """One of the contributions that come to a rank at a moment."""
-    n, num_links = arcs.num_ranks, arcs.num_links
-    for i in range(arcs.out_of[n + r], arcs.out_of[n + r + 1]):
-        a = arcs.out[i]
-        for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
-            d = arcs.head[x]
-            if now.way[t, d] == a - num_links and now.end[now.send[t, d]] == at:
-                seen += 1
-                if _draw(room, seen) == 0:
-                    found = now.send[t, d]
+    for d in range(w.arcs.num_ranks):
+        if _reaches(w, now, t, r, d) and now.end[now.send[t, d]] == at:
+            seen += 1
+            if _draw(w.room, seen) == 0:
+                found = now.send[t, d]
     return seen, found
 
 
@@ -775,20 +786,23 @@ def _mark(room: Room, t: int) -> None:
 @inner
 def _num_sent(w: Work, now: State, t: int, r: int) -> int:
     """How many ranks a tree reaches straight from a rank."""
-    arcs, found = w.arcs, 0
-    first = w.trees.kind[t] * arcs.num_ranks + r
-    for i in range(arcs.out_of[first], arcs.out_of[first + 1]):
-        a = arcs.out[i]
-        for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
-            found += now.way[t, arcs.head[x]] == a - w.trees.kind[t] * arcs.num_links
+    found = 0
+    for d in range(w.arcs.num_ranks):
+        found += _reaches(w, now, t, r, d)
     return found
+
+
+@inner
+def _reaches(w: Work, now: State, t: int, r: int, d: int) -> bool:
+    """Whether a tree goes straight from rank r to rank d."""
+    e = now.way[t, d]
+    return bool(e >= 0 and w.arcs.tail[w.trees.kind[t] * w.arcs.num_links + e] == r)
 
 
 @inner
 def _cut(w: Work, now: State, t: int, m: int) -> int:
     """Take a tree's send out and all beyond it, or (-1) all of the tree; how many sends."""
     arcs, room = w.arcs, w.room
-    k = w.trees.kind[t]
     size = gone = 0
     for r in range(arcs.num_ranks):
         if now.way[t, r] >= 0 and (m < 0 or now.send[t, r] == m):
@@ -796,14 +810,11 @@ def _cut(w: Work, now: State, t: int, m: int) -> int:
             size += 1
     done = 0
     while m >= 0 and done < size:
-        first = k * arcs.num_ranks + room.path[done]
+        for d in range(arcs.num_ranks):
+            if _reaches(w, now, t, room.path[done], d) and now.send[t, d] != m:
+                room.path[size] = d
+                size += 1
         done += 1
-        for i in range(arcs.out_of[first], arcs.out_of[first + 1]):
-            a = arcs.out[i]
-            for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
-                if now.way[t, arcs.head[x]] == a - k * arcs.num_links:
-                    room.path[size] = arcs.head[x]
-                    size += 1
     for i in range(size):
         r = room.path[i]
         if now.way[t, r] >= 0:
@@ -815,7 +826,7 @@ def _cut(w: Work, now: State, t: int, m: int) -> int:
 @inner
 def _take_out(w: Work, now: State, t: int, m: int) -> None:
     """Take a tree's chunk out of a send, and the send itself if it carries nothing else."""
-    arcs, trees, calendar, room = w.arcs, w.trees, w.calendar, w.room
+    arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     e, k = now.link[m], now.kind[m]
     a = k * arcs.num_links + e
     for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
@@ -837,6 +848,7 @@ def _take_out(w: Work, now: State, t: int, m: int) -> None:
     else:
         _charge(arcs, now, e, now.units[m], 1)
         now.end[m] = now.start[m] + arcs.alpha[e] + now.units[m] * arcs.beta[e]
+        _book_anew(w, now, m)
 
 
 @inner
@@ -887,25 +899,23 @@ def _recreate(w: Work, now: State) -> bool:
 
 
 @inner
-def _pivot(arcs: Arcs, trees: Trees, now: State, room: Room, t: int) -> int:
+def _pivot(w: Work, now: State, t: int) -> int:
     """When a tree's root has what spreads from there, or must have what comes together there."""
-    other = trees.partner[t]
-    if other < 0:
-        return 0 if trees.kind[t] == 0 else now.size[2]
-    r = now.root[t]
-    n, num_links = arcs.num_ranks, arcs.num_links
-    k = trees.kind[other]
-    at = 0 if k == 1 else _NEVER
-    found = False
-    for i in range(arcs.out_of[k * n + r], arcs.out_of[k * n + r + 1]):
-        a = arcs.out[i]
-        for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
-            d = arcs.head[x]
-            if now.way[other, d] == a - k * num_links:
-                m = now.send[other, d]
-                at = max(at, now.end[m]) if k == 1 else min(at, now.start[m])
-                found = True
-    return int(at) if found else int(now.size[2] * (3 + _draw(room, 3)) // 8)
+    if w.trees.partner[t] < 0:
+        return 0 if w.trees.kind[t] == 0 else now.size[2]
+    at = _at_root(w, now, w.trees.partner[t])
+    return at if 0 < at < _NEVER else int(now.size[2] * (3 + _draw(w.room, 3)) // 8)
+
+
+@inner
+def _at_root(w: Work, now: State, t: int) -> int:
+    """When the last contribution is at a tree's root, 0 without any; or the first copy leaves it."""
+    at = 0 if w.trees.kind[t] == 1 else _NEVER
+    for d in range(w.arcs.num_ranks):
+        if _reaches(w, now, t, now.root[t], d):
+            m = now.send[t, d]
+            at = max(at, now.end[m]) if w.trees.kind[t] == 1 else min(at, now.start[m])
+    return int(at)
 
 
 @inner
@@ -913,7 +923,7 @@ def _grow(w: Work, now: State, t: int, noise: int) -> bool:
     """Reach all targets of a tree, the cheapest first; False where there is no way."""
     arcs, trees, room = w.arcs, w.trees, w.room
     n, k = arcs.num_ranks, trees.kind[t]
-    pivot = _pivot(arcs, trees, now, room, t)
+    pivot = _pivot(w, now, t)
     is_open = trees.is_open[trees.open_class[t]]
     count = left = 0
     for r in range(n):
@@ -1015,9 +1025,9 @@ def _cost(w: Work, now: State, t: int, a: int, noise: int) -> float:
     at = room.when[tail]
     took = arcs.alpha[e] + units * arcs.beta[e]
     if k == 0:
-        when = _earliest(arcs, w.calendar, e, units, at, False) + took
+        when = _earliest(arcs, now.calendar, e, units, at, False) + took
     else:
-        when = took - _latest(arcs, w.calendar, e, units, -at)
+        when = took - _latest(arcs, now.calendar, e, units, -at)
     joined = _NONE
     if arcs.may_merge[e] and arcs.most_merged > 1:
         m = room.first[a]
@@ -1045,7 +1055,7 @@ def _cost(w: Work, now: State, t: int, a: int, noise: int) -> float:
 @inner
 def _attach(w: Work, now: State, t: int, r: int) -> tuple[int, int]:
     """Book the sends on the way to a rank; how many targets they reach, and how many ranks (in `queue`)."""
-    arcs, trees, calendar, room = w.arcs, w.trees, w.calendar, w.room
+    arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     k, units = trees.kind[t], trees.units[t]
     length = 0
     x = r
@@ -1080,12 +1090,16 @@ def _attach(w: Work, now: State, t: int, r: int) -> tuple[int, int]:
                 room.first[a] = m
         else:
             _charge(arcs, now, e, now.units[m], -1)
-            if k == 0:
-                now.end[m] = end
         now.member[m, now.carries[m]] = t
         now.carries[m] += 1
         now.units[m] += units
         _charge(arcs, now, e, now.units[m], 1)
+        if now.carries[m] > 1:
+            if k == 0:
+                now.end[m] = end
+                _book_anew(w, now, m)
+            else:  # what it waits for may be in the way: all is timed again
+                room.reach[2] = 1
         for j in range(arcs.head_of[a], arcs.head_of[a + 1]):
             d = arcs.head[j]
             if room.is_in[d]:
