@@ -240,6 +240,7 @@ def ruin_and_recreate(search: Search) -> None:
     try:
         better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
     except OutOfTime:
+        search.record("ruin and recreate", "compiled", "no-solution", since, message="no schedule in time")
         return
     finish = search.offer_whole(better, producer="ruin and recreate")
     search.record("ruin and recreate", "compiled", "done", since, finish_us=finish, message=done)

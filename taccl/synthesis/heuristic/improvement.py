@@ -10,6 +10,7 @@ Willis, EJOR 56 (1992), for timing all forwards and backwards by turns.
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -235,8 +236,11 @@ def improve_schedule(
     merges, chunks
         As in `Improvement`.
     """
+    began = time.monotonic()
     search = Improvement(schedule.problem, read_trees(schedule), seed=seed, merges=merges, chunks=chunks)
     search.start_from(schedule)
+    if seconds is not None:  # to write the schedule takes about as long as to read it
+        seconds = max(0.0, seconds - 2 * (time.monotonic() - began))
     patience = min(_MOST_PATIENCE, max(_LEAST_PATIENCE, _PATIENCE_SENDS // max(1, len(schedule))))
     if search.run(target_ticks=target_ticks, turns=turns, patience=patience, seconds=seconds) < 0:
         return schedule, "not every chunk has a way along a tree"

@@ -13,6 +13,7 @@ from taccl.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.heuristic.improvement import Improvement, improve_schedule, suits_improvement
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
+from taccl.synthesis.large import schedule_large
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
@@ -150,6 +151,16 @@ def test_a_seed_finds_the_same_again() -> None:
     problem = make_problem(topologies.ndv2(2), collectives.allreduce(16), chunk_bytes=MB)
     first, second = (from_nothing(problem, turns=100, seed=3) for _ in range(2))
     assert first.digest() == second.digest()
+
+
+def test_few_turns_go_far() -> None:
+    """dgx2 x4, allgather of 64 KB: 300 turns take off more than 4 % of what the list scheduler finds."""
+    topology = topologies.dgx2(4)
+    problem = make_problem(topology, collectives.allgather(64), size_bytes=64 * 1024)
+    first = schedule_large(problem, num_runs=1).expand()
+    better, _ = improve_schedule(first, turns=300)
+    verify(better).raise_if_failed()
+    assert better.finish_ticks < 0.96 * first.finish_ticks
 
 
 def test_chunks_that_are_not_free_keep_their_routes() -> None:
