@@ -904,13 +904,13 @@ def _pivot(w: Work, now: State, t: int) -> int:
     if w.trees.partner[t] < 0:
         return 0 if w.trees.kind[t] == 0 else now.size[2]
     at = _at_root(w, now, w.trees.partner[t])
-    return at if 0 < at < _NEVER else int(now.size[2] * (3 + _draw(w.room, 3)) // 8)
+    return at if -_NEVER < at < _NEVER else int(now.size[2] * (3 + _draw(w.room, 3)) // 8)
 
 
 @inner
 def _at_root(w: Work, now: State, t: int) -> int:
-    """When the last contribution is at a tree's root, 0 without any; or the first copy leaves it."""
-    at = 0 if w.trees.kind[t] == 1 else _NEVER
+    """When the last contribution is at a tree's root, or the first copy leaves it; -/+ `_NEVER` if none."""
+    at = -_NEVER if w.trees.kind[t] == 1 else _NEVER
     for d in range(w.arcs.num_ranks):
         if _reaches(w, now, t, now.root[t], d):
             m = now.send[t, d]
