@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.analysis.verification.verify import verify
 from taccl.collectives import make
 from taccl.problem import make_problem
 from taccl.schedule.timing import exact_times
@@ -247,7 +248,8 @@ def improve_schedule(
     found = search.schedule()
     made, _, better = search.counts.tolist()
     done = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
-    return (found if found.finish_ticks < schedule.finish_ticks else schedule), done
+    is_better = found.finish_ticks < schedule.finish_ticks and verify(found).ok
+    return (found if is_better else schedule), done
 
 
 def few_turns(num_sends: int) -> int:
