@@ -242,7 +242,7 @@ def ruin_and_recreate(search: Search) -> None:
     except OutOfTime:
         search.record("ruin and recreate", "compiled", "no-solution", since, message="no schedule in time")
         return
-    finish = search.offer_whole(better, producer="ruin and recreate")
+    finish = search.offer_whole(better, producer="ruin and recreate", proposed=True)
     search.record("ruin and recreate", "compiled", "done", since, finish_us=finish, message=done)
 
 

@@ -39,6 +39,9 @@ class Tree:
         The link by which it reaches a rank; of a rank that sends its contribution, the link it sends over.
     is_mended : bool
         Whether it has got other links since it was read.
+    read_from : dict of rank to Transfer
+        What brought it to a rank in the schedule that it was read from; of a rank that sends its
+        contribution, what took that.
     """
 
     chunk: int
@@ -47,6 +50,7 @@ class Tree:
     targets: set[int]
     link_to: dict[int, int] = field(default_factory=dict)
     is_mended: bool = False
+    read_from: dict[int, Transfer] = field(default_factory=dict)
 
     def feeders(self, problem: Problem, rank: int) -> tuple[int, ...]:
         """The ranks that a rank is reached from."""
@@ -256,7 +260,8 @@ def _spread(problem: Problem, tree: Tree, transfers: Iterable[Transfer]) -> None
     for transfer in sorted(transfers, key=lambda t: t.end_ticks):
         for rank in problem.topology.links[transfer.link].dsts:
             if rank not in tree.origins:
-                tree.link_to.setdefault(rank, transfer.link)
+                tree.read_from.setdefault(rank, transfer)
+    tree.link_to = {rank: transfer.link for rank, transfer in tree.read_from.items()}
     tree.prune(problem)
 
 
@@ -268,7 +273,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
     held = {rank: frozenset((rank,)) for rank in data.origins}
     complete = [rank for rank in data.origins if held[rank] == everyone]
     carried: dict[int, frozenset[int]] = {}
-    inwards: dict[int, int] = {}
+    inwards: dict[int, Transfer] = {}
     outwards: list[Transfer] = []
     is_tree = True
     for arrives, t in _events(transfers):
@@ -280,7 +285,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
             outwards.append(transfer)
         else:
             is_tree &= len(ends.dsts) == 1 and not any(rank in inwards for rank in ends.srcs)
-            inwards.update(dict.fromkeys(ends.srcs, transfer.link))
+            inwards.update(dict.fromkeys(ends.srcs, transfer))
         for rank in ends.dsts:
             was = held.get(rank, frozenset())
             held[rank] = was | carried[t] if transfer.reduce else carried[t]
@@ -291,7 +296,8 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
     reduction = Tree(c, True, {root}, set(data.origins) - {root})
     spreading = Tree(c, False, {root}, set(data.destinations) - {root})
     if is_tree:
-        reduction.link_to = {rank: link for rank, link in inwards.items() if rank != root}
+        reduction.read_from = {rank: transfer for rank, transfer in inwards.items() if rank != root}
+        reduction.link_to = {rank: transfer.link for rank, transfer in reduction.read_from.items()}
         reduction.prune(problem)
         _spread(problem, spreading, outwards)
     return [reduction, spreading]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,14 +10,19 @@ import pytest
 
 from taccl import collectives, topologies
 from taccl.analysis.verification.verify import verify
+from taccl.deadline import Deadline
 from taccl.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
+from taccl.schedule.timing import exact_times
+from taccl.synthesis import stages
 from taccl.synthesis.heuristic.improvement import Improvement, improve_schedule, suits_improvement
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.large import schedule_large
+from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
+from tests.fuzzing import cases
 from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import (
     MB,
@@ -46,7 +52,6 @@ def first_of(problem: Problem) -> Schedule:
 def from_nothing(problem: Problem, *, turns: int = 300, seed: int = 0) -> Schedule:
     """What is found without a schedule to begin with."""
     search = Improvement(problem, bare_trees(problem), seed=seed)
-    search.start_from(None)
     assert search.run(turns=turns) >= 0
     return search.schedule()
 
@@ -87,6 +92,56 @@ def test_clauses_of_all_kinds() -> None:
     for seed, problem in enumerate(_suited(map(random_group_problem, range(24)), at_least=10)):
         better, _ = improve_schedule(first_of(problem), turns=200, seed=seed)
         verify(better).raise_if_failed()
+
+
+@pytest.mark.fuzz
+def test_sums_of_any_shape() -> None:
+    """Contributions from some ranks, sums for others, and what a send may carry: what a few turns find verifies."""
+    for seed in cases("sums, ruined and recreated", few=48, many=800, first=300):
+        problem = random_problem(seed, combining=True)
+        if suits_improvement(problem):
+            better, _ = improve_schedule(first_of(problem), turns=10, seed=seed)
+            verify(better).raise_if_failed()
+            verify(from_nothing(problem, turns=10, seed=seed)).raise_if_failed()
+
+
+def test_a_sum_that_is_passed_on_like_a_contribution() -> None:
+    """Ranks 0 and 1 sum up at 1; the sum goes on to 3 by sends that add: its order is kept all the same."""
+    topology = ring(4)
+    problem = problem_of(topology, custom(4, [([0, 1], [3])], combining=True))
+    ways = [
+        next(e for e, link in enumerate(topology.links) if (link.src, link.dst) == (r, r + 1))
+        for r in range(3)
+    ]
+    took = problem.costs.duration(ways[0], int(problem.costs.chunk_units[0]))
+    starts = [0, took, 2 * took]
+    first = exact_times(problem, chunk=[0, 0, 0], link=ways, starts=starts, reduce=[True] * 3)
+    verify(first).raise_if_failed()
+    for seed in range(4):
+        better, _ = improve_schedule(first, turns=10, seed=seed)
+        verify(better).raise_if_failed()
+
+
+def test_the_verifier_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that the verifier refuses does not take the place of one that is right."""
+    problem = problem_of(ring(4), collectives.allgather(4))
+    search = Search(problem, Options(), Deadline.after(60))
+    right = from_nothing(problem)
+    search.offer_whole(right, producer="")
+    wrong = replace(right, start=right.start // 2, end=right.end // 2)
+    monkeypatch.setattr(stages, "improve_schedule", lambda *_, **__: (wrong, ""))
+    stages.ruin_and_recreate(search)
+    assert search.best is right
+
+
+def test_a_chunk_that_comes_from_several_ranks_at_once() -> None:
+    """Ranks 1 and 2 send the same to 0 over one link: no tree grows that way, so the schedule stays as it is."""
+    builder = TopologyBuilder("together", [0] * 3)
+    builder.add_link(2, 1, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link((1, 2), 0, alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(3, [([2], [0, 1])] * 3))
+    first = first_of(problem)
+    assert improve_schedule(first, turns=100) == (first, "not every chunk has a way along a tree")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +223,6 @@ def test_chunks_that_are_not_free_keep_their_routes() -> None:
     problem = make_problem(topologies.ndv2(1), collectives.allgather(8), chunk_bytes=MB)
     before = from_nothing(problem, turns=0)
     search = Improvement(problem, read_trees(before), chunks={2})
-    search.start_from(before)
     search.run(turns=300)
     after = search.schedule()
     assert search.counts[1] > 0
@@ -180,7 +234,6 @@ def test_a_bound_that_is_met_ends_it() -> None:
     """A finish that is good enough is not improved."""
     problem = problem_of(ring(4), collectives.allgather(4))
     search = Improvement(problem, bare_trees(problem))
-    search.start_from(None)
     search.run(target_ticks=10**9, turns=50)
     assert search.counts.tolist() == [0, 0, 0]
 
@@ -191,7 +244,6 @@ def test_a_rank_without_a_way_ends_it() -> None:
     lost = [e for e, link in enumerate(topology.links) if 3 in link.dsts]
     problem = problem_of(without(topology, links=lost), collectives.allgather(4))
     search = Improvement(problem, bare_trees(problem))
-    search.start_from(None)
     assert search.run(turns=5) == -1
 
 
@@ -205,7 +257,6 @@ def test_the_calendar_holds_one_send_at_a_time() -> None:
     """After a search no two entries of a resource overlap, and the load is what all sends hold."""
     problem = make_problem(topologies.dgx_h100(2), collectives.allgather(16), chunk_bytes=MB)
     search = Improvement(problem, bare_trees(problem))
-    search.start_from(None)
     search.run(turns=30)
     best, arcs = search.best, search.arcs
     load = np.zeros_like(best.load)
