@@ -93,7 +93,10 @@ def test_known_finish(topology, collective, finish_us):
 
 @pytest.mark.parametrize("seed", range(24))
 def test_random(seed):
-    """On random problems that reduce, bound <= least finish <= what is found; by brute force, if it can."""
+    """On random problems that reduce, bound <= least finish <= what is found; by brute force, if it can.
+
+    Brute force tries what a rank with one buffer a chunk can do; less is found where contributions are kept apart.
+    """
     problem = random_problem(seed, combining=True)
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.25)
     taccl.verify(result.schedule).raise_if_failed()
@@ -102,7 +105,8 @@ def test_random(seed):
         least = optimal_ticks(problem, max_states=2_000)
     except TooLarge:
         return
-    assert result.bound_us <= problem.costs.us(least) <= result.finish_us
+    assert result.bound_us <= problem.costs.us(least)
+    assert problem.costs.us(least) <= result.finish_us or result.schedule.contributions is not None
 
 
 class TestOverlap:
@@ -155,7 +159,8 @@ class TestOverlap:
         result = taccl.synthesize(problem_of(star(3), collectives.allreduce(4)), time_limit_s=120)
         [(before, after)] = watched
         assert (before.finish_us, after.finish_us, result.finish_us) == (18, 15, 14)
-        assert [stage.name for stage in result.stages[-2:]] == ["overlap", "ruin and recreate"]
+        names = [stage.name for stage in result.stages]
+        assert names.index("overlap") < names.index("ruin and recreate")
         assert result.schedule.producer == "improvement"
 
     def test_bound_met_needs_none(self, watched):
