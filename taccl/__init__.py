@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from taccl.formats.native import save as save
     from taccl.formats.registry import convert as convert
     from taccl.formats.registry import write as write
+    from taccl.measure.fit import Fit as Fit
+    from taccl.measure.fit import fit as fit
     from taccl.plot.report.page import report as report
     from taccl.plot.report.page import write_report as write_report
     from taccl.problem import Problem as Problem
@@ -119,6 +121,7 @@ _NAMES_OF_MODULE = {
     "taccl.explore.plan": ("Plan", "plan"),
     "taccl.formats.native": ("load", "save"),
     "taccl.formats.registry": ("convert", "write"),
+    "taccl.measure.fit": ("Fit", "fit"),
     "taccl.plot.report.page": ("report", "write_report"),
     "taccl.program.interpret": ("Interpretation", "interpret"),
     "taccl.program.lift": ("lift",),

@@ -23,7 +23,7 @@ LINES = (
     ("topology", "collective", "solvers"),
     ("clauses", "collectives", "costs"),
     ("problem",),
-    ("sketch", "schedule"),
+    ("sketch", "schedule", "measure"),
     ("analysis", "baselines"),
     ("synthesis", "program"),
     ("formats",),

@@ -296,6 +296,9 @@ GIVEN: dict[str, dict[str, object]] = {
         "old": "@schedule", "problem": "@problem", "ranks": None, "time_limit_s": 0.05, "seed": 0,
         "memory_limit_mb": None,
     },
+    "fit": {
+        "logs": ["here.txt"], "topology": "dgx-h100", "nodes": 1, "collective": None, "in_place": False, "seed": 0,
+    },
     "explain": {"problem": "@problem", "backend": "highs", "time_limit_s": 2.0},
     "check_sketch": {
         "sketch": "@sketch", "topology": "@topology", "collective": "allgather", "chunk_size": "1KB",
@@ -371,7 +374,7 @@ ODD: tuple[object, ...] = (
 
 #: Public names that are no function of their caller's making: what the library returns, and errors.
 RETURNED = (
-    "Certificate", "CompactSchedule", "Execution", "Explanation", "ImplicitResult", "ImplicitSchedule",
+    "Certificate", "CompactSchedule", "Execution", "Explanation", "Fit", "ImplicitResult", "ImplicitSchedule",
     "Interpretation", "Plan", "Prices", "Program", "Replan", "Result", "Schedule", "Simulation", "Sketch",
     "SketchProposal", "SketchReport", "SteadyState", "Verification", "plot.Bandwidths",
 )  # fmt: skip

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_gap, format_size, format_us
 
@@ -232,8 +233,12 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 
 def _constants(topology: Topology) -> tuple[Constant, ...]:
-    """The constants of the profile that a machine's topology was made with."""
-    from taccl.topology.profiles import PROFILES
+    """The constants of the profile that a machine's topology was made with; none of a file that is gone."""
+    from taccl.topology.profiles import PROFILES, find_profile
 
-    profiles = PROFILES.get(topology.machine, ()) if topology.cost_model == "physical" else ()
-    return next((p.constants for p in profiles if p.name == topology.profile), ())
+    if topology.cost_model != "physical" or topology.machine not in PROFILES or not topology.profile:
+        return ()
+    try:
+        return find_profile(topology.machine, topology.profile).constants
+    except InputError:
+        return ()

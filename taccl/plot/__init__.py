@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from taccl.plot.comparison import comparison
 from taccl.plot.gantt import gantt
+from taccl.plot.measured import measured
 from taccl.plot.progress import progress
 from taccl.plot.sizes import Bandwidths, bandwidth, bandwidths
 from taccl.plot.style import render, save
 from taccl.plot.topology import topology
 
 __all__ = [
-    "Bandwidths", "bandwidth", "bandwidths", "comparison", "gantt", "progress", "render", "save", "topology",
+    "Bandwidths", "bandwidth", "bandwidths", "comparison", "gantt", "measured", "progress", "render",
+    "save", "topology",
 ]  # fmt: skip

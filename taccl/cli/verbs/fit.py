@@ -1,0 +1,100 @@
+"""``taccl fit``: a profile of a machine from logs of benchmarks, and how well it agrees with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import taccl
+from taccl.cli.answer import judged
+from taccl.cli.options import add_options
+from taccl.cli.output import add_output, check_output, progress_shown, written_to
+from taccl.names import shown, table
+
+if TYPE_CHECKING:
+    import argparse
+
+    from taccl.cli.answer import Answer
+
+
+def add(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    help = "nccl-tests, rccl-tests, perftest or OSU output, or reports of `taccl run --json`"
+    verb.add_argument("logs", nargs="+", metavar="LOG", help=help)
+    verb.set_defaults(positionals=("logs",))
+    add_options(verb, "--topology", required=True, metavar="NAME", help="the machine, e.g. dgx-h100")
+    add_options(verb, "--nodes", help="nodes of the machine at most")
+    help = "what was measured, where a log does not say"
+    add_options(verb, "--collective", required=False, type=str, help=help)
+    add_output(verb, "the profile, e.g. mine.toml")
+    verb.add_argument("--plot", metavar="FILE", help="a picture of measured and predicted times (.svg, .png)")
+    help = "fit the times in place (default: out of place)"
+    verb.add_argument("--in-place", action="store_true", help=help)
+    verb.add_argument("--accept", action="store_true", help="write the profile though its errors are large")
+    add_options(verb, "--seed")
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Fit the costs of a machine to logs of benchmarks, and write them as a profile."""
+    from taccl.formats.files import check_writable, write_whole
+
+    check_output(options)
+    if options.plot is not None:
+        from taccl.plot.style import format_of
+
+        format_of(options.plot)
+        check_writable(options.plot, overwrite=options.overwrite)
+    with progress_shown(wanted=True) as progress:
+        if progress is not None:
+            progress("reading and fitting", None, None)
+        found = taccl.fit(
+            options.logs, options.topology, nodes=options.nodes, collective=options.collective,
+            in_place=options.in_place, seed=options.seed,
+        )  # fmt: skip
+    complaint = "" if options.accept else found.complaint
+    answer = judged(_text(found), found.to_dict(), complaint)
+    if complaint:
+        return answer
+    if options.plot is not None:
+        from taccl.plot.measured import measured
+        from taccl.plot.style import figure, save
+
+        answer = written_to(
+            answer,
+            options.plot,
+            lambda: save(measured(found, ax=figure()), options.plot, overwrite=options.overwrite),
+        )
+    if options.output is not None and not answer.complaint:
+        toml = found.to_toml(accept=options.accept)
+        answer = written_to(
+            answer, options.output, lambda: write_whole(options.output, toml, overwrite=options.overwrite)
+        )
+    return answer
+
+
+def _text(found: taccl.Fit) -> str:
+    values = found.to_dict()
+    left = found.left_out_median_error
+    errors = [
+        ("median error", f"{found.median_error:.1%}"),
+        ("90th percentile", f"{values['p90_error']:.1%}"),
+        ("largest", f"{values['max_error']:.1%}"),
+        ("median of sizes left out", "too few sizes" if left is None else f"{left:.1%}"),
+    ]
+    titles = ", ".join(f"{each.series.title} ({len(each.series.size_bytes)} sizes)" for each in found.series)
+    parameters = [
+        (p.name, f"{p.value:.4g}", f"{p.low:.4g} to {p.high:.4g}", p.unit, p.source) for p in found.parameters
+    ]
+    head = ("parameter", "value", "90 %", "unit", "source")
+    lines = [f"{found.machine}: {titles}", table(errors, indent="  "), ""]
+    lines.append(table([head, *parameters], indent="  "))
+    for each in found.series:
+        sizes, measured = each.series.size_bytes, each.series.times_us
+        rows = [
+            (str(size), f"{time_us:.1f}", f"{predicted:.1f}", f"{predicted / time_us - 1:+.1%}")
+            for size, time_us, predicted in zip(sizes, measured, each.predicted_us, strict=True)
+        ]
+        lines += ["", each.series.title]
+        lines.append(table([("bytes", "measured us", "predicted us", "off"), *rows], indent="  "))
+    if found.rows_left_out:
+        lines += ["", *(f"  left out: {shown(row)}" for row in found.rows_left_out)]
+    return "\n".join(lines)

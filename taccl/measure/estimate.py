@@ -1,0 +1,206 @@
+"""Parameters that explain several series at once, and which of them the data determine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.measure.model import LATENCIES, PARAMETERS, times_us
+from taccl.measure.ranges import NOISE, lines, protocols_at, reassigned
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.measure.model import Parameter, Work
+
+__all__ = ["Estimate", "Observed", "estimate", "refit"]
+
+#: A parameter is determined where the data shrink its prior's spread to this part of it.
+_DETERMINED = 0.5
+#: Latencies show where times grow so much slower than sizes (as a power of them).
+_FLAT = 0.5
+_MAX_ROUNDS = 4
+_LEAST_SHARE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A series as arrays: sizes ascending, times, and what they ask of a machine."""
+
+    work: Work
+    size_bytes: NDArray[np.float64]
+    times_us: NDArray[np.float64]
+
+    def part(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Observed:
+        """Some of the sizes."""
+        return Observed(self.work, self.size_bytes[keep], self.times_us[keep])
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Logarithms of the parameters, which of them are free, and the protocol of each size of each series."""
+
+    logs: NDArray[np.float64]
+    free: NDArray[np.bool_]
+    protocols: tuple[NDArray[np.int64], ...]
+
+    def predicted_us(self, work: Work, size_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Times under the fastest protocol at each size, where no measurement says which is taken."""
+        found: NDArray[np.float64] = np.min(times_us(work, size_bytes, self.logs), axis=0)
+        return found
+
+    def predicted_like_us(
+        self, index: int, seen: Observed, size_bytes: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Times under the protocol of the sizes of a series next to each; of two, under the faster."""
+        found = times_us(seen.work, size_bytes, self.logs)
+        below, above = protocols_at(seen.size_bytes, self.protocols[index], size_bytes)
+        every = np.arange(len(size_bytes))
+        return np.minimum(found[below, every], found[above, every])
+
+
+def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estimate:
+    """The likeliest parameters of all series; those that the data do not determine are at their priors."""
+    protocols = tuple(_first_protocols(each) for each in observed)
+    free = np.ones(len(priors), bool)
+    if not any(_shows_latency(each) for each in observed):
+        free &= [each.name not in LATENCIES for each in priors]
+    logs = _best_start(observed, protocols, priors, free)
+    for _ in range(_MAX_ROUNDS):
+        again = tuple(_again(each, old, logs) for each, old in zip(observed, protocols, strict=True))
+        if all(np.array_equal(a, b) for a, b in zip(again, protocols, strict=True)):
+            break
+        protocols = again
+        logs = _solve(observed, protocols, priors, free, logs)
+    while free.any():
+        spreads = _remaining(observed, protocols, priors, free, logs)
+        worst = int(np.argmax(spreads))
+        if spreads[worst] <= _DETERMINED:
+            break
+        free[worst] = False
+        logs[worst] = np.log(priors[worst].value)
+        logs = _solve(observed, protocols, priors, free, logs)
+    return Estimate(logs, free, protocols)
+
+
+def refit(observed: Sequence[Observed], priors: Sequence[Parameter], found: Estimate) -> Estimate:
+    """The same parameters free, and the same protocols, on other times."""
+    logs = _solve(observed, found.protocols, priors, found.free, found.logs)
+    return Estimate(logs, found.free, found.protocols)
+
+
+def _first_protocols(each: Observed) -> NDArray[np.int64]:
+    if each.work.streams:
+        return np.full(len(each.size_bytes), 2)
+    found = lines(each.size_bytes, each.times_us)
+    if (found == 2).all() and _shows_latency(each) and each.times_us[-1] < 2 * each.times_us[0]:
+        return np.zeros(len(found), np.int64)  # nothing but small messages
+    return found
+
+
+def _again(each: Observed, old: NDArray[np.int64], logs: NDArray[np.float64]) -> NDArray[np.int64]:
+    if each.work.streams:
+        return old
+    predicted = times_us(each.work, each.size_bytes, logs)
+    unused = [p for p in range(3) if p not in old]
+    predicted = predicted.copy()
+    predicted[unused] = 1e30  # what no line of the data is for is not brought in by its prior
+    return reassigned(predicted, each.times_us)
+
+
+def _shows_latency(each: Observed) -> bool:
+    """Whether the smallest sizes take times that do not grow with them."""
+    if each.work.streams or len(each.size_bytes) < 2:
+        return False
+    last = min(2, len(each.size_bytes) - 1)
+    grown = np.log(each.times_us[last] / each.times_us[0]) / np.log(
+        each.size_bytes[last] / each.size_bytes[0]
+    )
+    return bool(grown < _FLAT)
+
+
+def _best_start(
+    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
+    free: NDArray[np.bool_],
+) -> NDArray[np.float64]:  # fmt: skip
+    """The best from the priors, and from either bandwidth as the largest sizes say: one of them limits."""
+    start = np.log([each.value for each in priors])
+    starts = [start]
+    slowest = max(
+        float(np.log(each.times_us[-1] / times_us(each.work, each.size_bytes[-1:], start)[2, 0]))
+        for each in observed
+    )
+    for name in ("node_gb_per_s", "network_gb_per_s"):
+        other = start.copy()
+        other[PARAMETERS.index(name)] -= slowest
+        starts.append(other)
+    solved = [_solve(observed, protocols, priors, free, each) for each in starts]
+    return min(solved, key=lambda logs: float((_residuals(observed, protocols, priors, logs) ** 2).sum()))
+
+
+def _residuals(
+    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
+    logs: NDArray[np.float64], *, smoothed: bool = True,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Relative errors in units of noise, large ones softened; then distances of parameters from priors."""
+    errors = []
+    for each, chosen in zip(observed, protocols, strict=True):
+        predicted = times_us(each.work, each.size_bytes, logs)[chosen, np.arange(len(chosen))]
+        errors.append(np.log(predicted / each.times_us) / NOISE)
+    relative = np.concatenate(errors)
+    if smoothed:
+        relative = np.sign(relative) * np.sqrt(2 * (np.sqrt(1 + relative**2) - 1))
+    means, spreads = np.log([p.value for p in priors]), np.array([p.spread for p in priors])
+    return np.concatenate([relative, (logs - means) / spreads])
+
+
+def _solve(
+    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
+    free: NDArray[np.bool_], start: NDArray[np.float64],
+) -> NDArray[np.float64]:  # fmt: skip
+    from scipy.optimize import least_squares
+
+    if not free.any():
+        return start
+
+    def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        logs = start.copy()
+        logs[free] = values
+        return _residuals(observed, protocols, priors, logs)
+
+    shares = np.array([p.name.endswith("_share") for p in priors])[free]
+    low = np.where(shares, np.log(_LEAST_SHARE), -np.inf)
+    high = np.where(shares, 0.0, np.inf)
+    begin = np.clip(start[free], low + 1e-9, high - 1e-9)
+    found = least_squares(
+        residuals, begin, bounds=(low, high), x_scale=1.0, max_nfev=60, ftol=1e-6, xtol=1e-6
+    )
+    logs = start.copy()
+    logs[free] = found.x
+    return logs
+
+
+def _remaining(
+    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
+    free: NDArray[np.bool_], logs: NDArray[np.float64],
+) -> NDArray[np.float64]:  # fmt: skip
+    """Of each free parameter, what part of its prior's spread the data leave; 0 of the others."""
+    step, count = 1e-4, sum(len(each.size_bytes) for each in observed)
+    columns = []
+    for index in np.flatnonzero(free):
+        moved = logs.copy()
+        moved[index] += step
+        ahead = _residuals(observed, protocols, priors, moved, smoothed=False)
+        here = _residuals(observed, protocols, priors, logs, smoothed=False)
+        columns.append((ahead - here) / step)
+    jacobian = np.stack(columns, axis=1)
+    spreads = np.array([p.spread for p in priors])[free]
+    covariance = np.linalg.inv(jacobian.T @ jacobian)
+    assert jacobian.shape[0] == count + len(priors)
+    left = np.zeros(len(priors))
+    left[free] = np.sqrt(np.diag(covariance)) / spreads
+    return left

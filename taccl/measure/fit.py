@@ -1,0 +1,322 @@
+"""`fit`: a cost model of a machine from logs of benchmarks, and how well it agrees with them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.arguments import checked
+from taccl.errors import FormatError, InputError
+from taccl.measure.estimate import Observed, estimate, refit
+from taccl.measure.logs import joined, read_log
+from taccl.measure.model import COLLECTIVES, priors, times_us, work_of
+from taccl.measure.series import Series
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.arguments import Bytes, Count, Natural
+    from taccl.measure.estimate import Estimate
+    from taccl.measure.model import Parameter
+    from taccl.measure.series import Log
+
+__all__ = ["Fit", "FittedParameter", "FittedSeries", "fit"]
+
+#: A median error beyond this says that the model is not of this machine.
+WORST_MEDIAN = 0.15
+_FOLDS = 10
+_RESAMPLES = 100
+_INTERVAL = (5, 95)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedParameter:
+    """A parameter with its interval of 90 %, and where the value comes from: the logs, or its prior."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    source: str
+    determined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSeries:
+    """A series, what the model says of each size, and the protocol there (0 ll, 1 ll128, 2 simple)."""
+
+    series: Series
+    predicted_us: tuple[float, ...]
+    protocols: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Parameters of a machine that logs determine, beside those that stay at their priors.
+
+    Parameters
+    ----------
+    machine : str
+        The machine model whose priors were taken.
+    errors, left_out_errors : tuple of float
+        Relative errors of all sizes; and of each tenth of the sizes under a fit to the others.
+    rows_left_out : tuple of str
+        File and line of each row that disagrees with itself, and why.
+    """
+
+    machine: str
+    parameters: tuple[FittedParameter, ...]
+    series: tuple[FittedSeries, ...]
+    errors: tuple[float, ...]
+    left_out_errors: tuple[float, ...]
+    rows_left_out: tuple[str, ...]
+
+    @property
+    def median_error(self) -> float:
+        """The median of the relative errors."""
+        return float(np.median(self.errors))
+
+    @property
+    def left_out_median_error(self) -> float | None:
+        """The same of sizes left out; None where there are too few to leave any out."""
+        return float(np.median(self.left_out_errors)) if self.left_out_errors else None
+
+    @property
+    def complaint(self) -> str:
+        """Why the fit is not to be used unless accepted; empty where it is."""
+        if self.median_error <= WORST_MEDIAN:
+            return ""
+        return (
+            f"found a median error of {self.median_error:.1%}; expected at most {WORST_MEDIAN:.0%}: the "
+            "model does not describe these logs; check machine and nodes, or accept it as it is"
+        )
+
+    @checked
+    def predict_us(self, collective: str, num_ranks: Count, num_nodes: Count, size_bytes: Bytes) -> float:
+        """The time of a collective, under the protocol that is the fastest.
+
+        Parameters
+        ----------
+        collective : str
+            Its name.
+        num_ranks, num_nodes : int
+            Where it runs.
+        size_bytes : int
+            The larger of a rank's input and output.
+        """
+        from taccl.topology.machines import SHAPES
+
+        asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
+        logs = np.log([each.value for each in self.parameters])
+        work = work_of(asked, SHAPES[self.machine].ranks_per_nic)
+        return float(np.min(times_us(work, np.array([float(size_bytes)]), logs)))
+
+    def to_toml(self, *, accept: bool = False) -> str:
+        """A profile of the machine, which works wherever a profile's name does.
+
+        Raises
+        ------
+        InputError
+            If the fit is poor and not accepted.
+        """
+        from taccl.measure.profile import profile_toml
+
+        if self.complaint and not accept:
+            raise InputError(self.complaint, where="fit")
+        left = self.left_out_median_error
+        sources = ", ".join(os.path.basename(each.series.source) for each in self.series)
+        told = f", of sizes left out {left:.1%}" if left is not None else ""
+        return profile_toml(self, f"taccl fit of {sources}: median error {self.median_error:.1%}{told}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Errors as fractions, parameters with intervals and sources, and the series, as plain values."""
+        return {
+            "machine": self.machine,
+            "median_error": self.median_error,
+            "p90_error": float(np.percentile(self.errors, 90)),
+            "max_error": max(self.errors),
+            "left_out_median_error": self.left_out_median_error,
+            "parameters": {
+                p.name: {
+                    "value": p.value, "low": p.low, "high": p.high, "unit": p.unit, "source": p.source,
+                    "determined": p.determined,
+                }
+                for p in self.parameters
+            },
+            "series": [
+                {
+                    "title": each.series.title, "source": each.series.source,
+                    "size_bytes": list(each.series.size_bytes), "measured_us": list(each.series.times_us),
+                    "predicted_us": list(each.predicted_us), "protocols": list(each.protocols),
+                }
+                for each in self.series
+            ],
+            "rows_left_out": list(self.rows_left_out),
+        }  # fmt: skip
+
+
+@checked
+def fit(
+    logs: Sequence[str], topology: str, *, nodes: Count | None = None, collective: str | None = None,
+    in_place: bool = False, seed: Natural = 0,
+) -> Fit:  # fmt: skip
+    """The cost model of a machine that explains logs of benchmarks best.
+
+    Parameters
+    ----------
+    logs : sequence of str
+        Files of nccl-tests, rccl-tests, perftest, OSU micro-benchmarks, or ``taccl run --json``, all of one
+        machine.
+    topology : str
+        A machine model, whose constants are priors: ``"dgx-h100"``.
+    nodes : int, optional
+        The nodes of the machine, where a log does not say how many ranks took part, and at most so many.
+    collective : str, optional
+        What was measured, where a log does not say.
+    in_place : bool
+        Which of the times of nccl-tests and rccl-tests; default: those out of place.
+    seed : int
+        Of the resampling that intervals come from.
+
+    Raises
+    ------
+    FormatError
+        If a file has nothing to read, a time is not above 0, or logs are of different machines.
+    InputError
+        If the topology is no machine model, or a log has more ranks than it.
+    """
+    if not logs:
+        raise InputError("found no log; give at least one file", where="logs")
+    if collective is not None and collective not in COLLECTIVES:
+        raise InputError(
+            f"found {collective!r}; expected one of {', '.join(COLLECTIVES)}", where="collective"
+        )
+    read = [read_log(log, collective=collective, in_place=in_place) for log in logs]
+    _check_one_machine(read)
+    machine, ranks_per_node, ranks_per_nic, before = _machine(topology)
+    series = [_placed(each, ranks_per_node, nodes) for log in read for each in log.series]
+    kept = tuple(joined(series))
+    observed = [
+        Observed(work_of(each, ranks_per_nic), np.array(each.size_bytes, float), np.array(each.times_us))
+        for each in kept
+    ]
+    found = estimate(observed, before)
+    fitted, errors = [], []
+    for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
+        predicted = _under(found, seen, protocols)
+        errors += list(np.abs(predicted / seen.times_us - 1))
+        fitted.append(FittedSeries(each, tuple(predicted.tolist()), tuple(protocols.tolist())))
+    source = ", ".join(os.path.basename(log.path) for log in read)
+    rows = tuple(f"{log.path}: {row}" for log in read for row in log.left_out)
+    return Fit(
+        machine, _parameters(observed, before, found, source, seed), tuple(fitted), tuple(map(float, errors)),
+        tuple(_left_out(observed, before)), rows,
+    )  # fmt: skip
+
+
+def rates_of(machine: str) -> tuple[float, float]:
+    """GB/s that data sheets promise a rank inside its node, over all of its links, and a NIC."""
+    from taccl.topology.machines import SHAPES
+    from taccl.topology.profiles import find_profile
+
+    constants = find_profile(machine, "nominal")
+    network = float(1000 / constants["internode_beta_us_per_mb"])
+    counts = [count for pair, count in SHAPES[machine].nvlinks.items() if 0 in pair]
+    if not counts:
+        return float(1000 / constants["nvswitch_beta_us_per_mb"]), network
+    double, single = (constants[f"nvlink{kind}_beta_us_per_mb"] for kind in ("_double", ""))
+    return float(sum(1000 / (double if count > 1 else single) for count in counts)), network
+
+
+def _machine(name: str) -> tuple[str, int, int, tuple[Parameter, ...]]:
+    """A machine model, ranks of a node and of a NIC, and the priors that its data sheets make."""
+    from taccl.topology.machines import SHAPES
+    from taccl.topology.registry import machine_names, parse
+
+    machine = parse(name).machine
+    if machine not in SHAPES:
+        said = f"found {name!r}; expected a machine model ({', '.join(machine_names())})"
+        raise InputError(said, where="topology")
+    shape = SHAPES[machine]
+    before = priors(*rates_of(machine), f"profile nominal of {machine}")
+    return machine, shape.ranks_per_node, shape.ranks_per_nic, before
+
+
+def _check_one_machine(logs: Sequence[Log]) -> None:
+    first = next((log for log in logs if log.gpus), None)
+    for log in logs:
+        if first is not None and log.gpus and log.gpus != first.gpus:
+            said = (
+                f"found {', '.join(sorted(log.gpus))}, but {first.path} is of "
+                f"{', '.join(sorted(first.gpus))}; expected logs of one machine: fit them apart"
+            )
+            raise FormatError(said, where=log.path)
+
+
+def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
+    """The series with its ranks and nodes, which a log may leave unsaid; many ranks fill whole nodes."""
+    n = each.num_ranks or ranks_per_node * (nodes or 1)
+    if each.collective not in COLLECTIVES or n < 2:
+        known = f"one of {', '.join(COLLECTIVES)}, on two ranks or more"
+        raise FormatError(f"found {each.collective!r} on {n} ranks; expected {known}", where=each.source)
+    if not each.num_nodes and n > 4 * ranks_per_node:
+        n = ranks_per_node * round(n / ranks_per_node)
+    m = each.num_nodes or -(-n // ranks_per_node)
+    if n > m * ranks_per_node or (nodes is not None and m > nodes and not each.streams):
+        most = f"{nodes or m} nodes of {ranks_per_node} ranks"
+        raise InputError(f"found {n} ranks in {m} nodes; expected at most {most}", where=each.source)
+    return replace(each, num_ranks=n, num_nodes=m)
+
+
+def _under(found: Estimate, seen: Observed, protocols: NDArray[np.int64]) -> NDArray[np.float64]:
+    return times_us(seen.work, seen.size_bytes, found.logs)[protocols, np.arange(len(protocols))]
+
+
+def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:
+    """Errors at each tenth of the sizes, under a fit to the other sizes that knows nothing of them."""
+    if min(len(each.size_bytes) for each in observed) < 3:
+        return []
+    errors: list[float] = []
+    for fold in range(_FOLDS):
+        out = [np.arange(len(each.size_bytes)) % _FOLDS == fold for each in observed]
+        if not any(each.any() for each in out):
+            continue
+        kept = [each.part(~away) for each, away in zip(observed, out, strict=True)]
+        found = estimate(kept, before)
+        for index, (each, away) in enumerate(zip(observed, out, strict=True)):
+            sizes, times = each.size_bytes[away], each.times_us[away]
+            predicted = found.predicted_like_us(index, kept[index], sizes)
+            errors += list(map(float, np.abs(predicted / times - 1)))
+    return errors
+
+
+def _parameters(
+    observed: Sequence[Observed], before: Sequence[Parameter], found: Estimate, source: str, seed: int
+) -> tuple[FittedParameter, ...]:
+    """Each parameter with its interval: over resampled rows, or of its prior where it is not determined."""
+    random = np.random.default_rng(seed)
+    samples = []
+    for _ in range(_RESAMPLES):
+        rows = [
+            np.sort(random.integers(len(each.size_bytes), size=len(each.size_bytes))) for each in observed
+        ]
+        drawn = [each.part(chosen) for each, chosen in zip(observed, rows, strict=True)]
+        protocols = tuple(p[chosen] for p, chosen in zip(found.protocols, rows, strict=True))
+        samples.append(refit(drawn, before, replace(found, protocols=protocols)).logs)
+    lows, highs = np.percentile(np.array(samples), _INTERVAL, axis=0)
+    fitted = []
+    for index, prior in enumerate(before):
+        free = bool(found.free[index])
+        value = float(np.exp(found.logs[index])) if free else prior.value
+        off = 1.645 * prior.spread
+        low, high = (lows[index], highs[index]) if free else (np.log(value) - off, np.log(value) + off)
+        said = f"fitted to {source}" if free else f"prior, not determined ({prior.source})"
+        ends = min(float(np.exp(low)), value), max(float(np.exp(high)), value)
+        fitted.append(FittedParameter(prior.name, value, *ends, prior.unit, said, free))
+    return tuple(fitted)

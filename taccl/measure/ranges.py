@@ -1,0 +1,105 @@
+"""Which protocol a library took at which sizes, read off the times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["lines", "protocols_at", "reassigned", "robust"]
+
+#: Relative errors up to this are noise (our choice); beyond, they count by their size and not its square.
+NOISE = 0.03
+#: What a further line must explain, in units of noise.
+_PRICE = 3.0
+_ROUNDS = 5
+
+
+def robust(relative: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What an error costs, in units of noise: half its square if it is small, its size if it is large."""
+    return np.sqrt(1 + (relative / NOISE) ** 2) - 1
+
+
+def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64], most: int = 3) -> NDArray[np.int64]:
+    """Of each size, the index of its protocol (0 ll, 1 ll128, 2 simple), sizes ascending.
+
+    Times are cut into at most `most` ranges, each a line of latency and bandwidth, as few as explain them
+    (dynamic programming over all cuts). One range is simple; two are ll and simple.
+    """
+    n = len(size_bytes)
+    cost = _costs_of_lines(size_bytes, times_us)
+    best, cuts = cost[0], [np.zeros(n + 1, int)]
+    totals = [best[n]]
+    for _ in range(1, min(most, n)):
+        ways = best[:n, None] + cost  # the last range begins at the row
+        cuts.append(np.argmin(ways, axis=0))
+        best = np.min(ways, axis=0)
+        totals.append(best[n])
+    count = int(np.argmin([total + _PRICE * k for k, total in enumerate(totals)])) + 1
+    names = {1: (2,), 2: (0, 2), 3: (0, 1, 2)}[count]
+    found, end = np.zeros(n, np.int64), n
+    for k in range(count - 1, -1, -1):
+        begin = int(cuts[k][end]) if k else 0
+        found[begin:end] = names[k]
+        end = begin
+    return found
+
+
+def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What errors of the best line cost from each size up to before each; inf where there is no size.
+
+    Neither term of a line is below 0. All ranges are solved at once, by reweighted least squares.
+    """
+    n = len(size_bytes)
+    begins, ends = np.triu_indices(n + 1, 1)
+    places = np.arange(n)
+    inside = ((places >= begins[:, None]) & (places < ends[:, None])).astype(float)
+    # Sizes over times that differ by many powers of ten: each scaled by its largest.
+    rows = np.stack([1 / times_us, size_bytes / times_us])
+    rows /= rows.max(axis=1, keepdims=True)
+    weights = inside
+    errors = np.zeros_like(inside)
+    for _ in range(_ROUNDS):
+        aa, ab, bb = (weights @ (rows[i] * rows[j]) for i, j in ((0, 0), (0, 1), (1, 1)))
+        a1, b1 = weights @ rows[0], weights @ rows[1]
+        determinant = aa * bb - ab * ab
+        solvable = determinant > 1e-9 * aa * bb
+        safe = np.where(solvable, determinant, 1.0)
+        latency = np.where(solvable, (a1 * bb - b1 * ab) / safe, 0.0)
+        slope = np.where(solvable, (aa * b1 - ab * a1) / safe, -1.0)
+        latency, slope = (
+            np.where(slope < 0, a1 / aa, np.where(latency < 0, 0.0, latency)),
+            np.where(slope < 0, 0.0, np.where(latency < 0, b1 / bb, slope)),
+        )
+        errors = inside * (np.stack([latency, slope], axis=1) @ rows - 1)
+        weights = inside / np.sqrt(1 + (errors / NOISE) ** 2)
+    costs = np.full((n, n + 1), np.inf)
+    costs[begins, ends] = robust(errors).sum(axis=1)
+    return costs
+
+
+def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The protocol of each size, in their order, under which predictions, (3, sizes), come closest."""
+    costs = robust(np.log(predicted_us / times_us))
+    n = costs.shape[1]
+    sums = np.concatenate([np.zeros((3, 1)), np.cumsum(costs, axis=1)], axis=1)
+    first, second = np.triu_indices(n + 1)
+    totals = sums[0, first] + sums[1, second] - sums[1, first] + sums[2, n] - sums[2, second]
+    at = int(np.argmin(totals))
+    found = np.full(n, 2)
+    found[: second[at]] = 1
+    found[: first[at]] = 0
+    return found
+
+
+def protocols_at(
+    seen_bytes: NDArray[np.float64], protocols: NDArray[np.int64], size_bytes: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each size, the protocols of the sizes seen below and above it; equal where only one is possible."""
+    last = len(seen_bytes) - 1
+    below = np.clip(np.searchsorted(seen_bytes, size_bytes, side="right") - 1, 0, last)
+    above = np.clip(np.searchsorted(seen_bytes, size_bytes, side="left"), 0, last)
+    return protocols[below], protocols[above]

@@ -1,0 +1,53 @@
+"""What a log says: times of a collective over sizes, and what was left out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["POINT_TO_POINT", "Log", "Series"]
+
+#: Messages of one rank to another; as a stream of them where a log states bandwidth alone.
+POINT_TO_POINT = "point-to-point"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Times of one collective on so many ranks, over sizes in increasing order.
+
+    Parameters
+    ----------
+    num_ranks, num_nodes : int
+        0 where the log does not say.
+    size_bytes : tuple of int
+        The larger of a rank's input and output, as nccl-tests counts them.
+    times_us : tuple of float
+        Of several runs of one size, the median.
+    streams : bool
+        Whether messages follow one another without waiting, so that times tell bandwidth alone.
+    source : str
+        The file, with the line of the first row.
+    """
+
+    collective: str
+    num_ranks: int
+    num_nodes: int
+    size_bytes: tuple[int, ...]
+    times_us: tuple[float, ...]
+    source: str
+    streams: bool = False
+
+    @property
+    def title(self) -> str:
+        """The collective, and on what: ``"allreduce on 16 ranks in 2 nodes"``."""
+        where = f"{self.num_ranks} ranks in {self.num_nodes} node{'' if self.num_nodes == 1 else 's'}"
+        return f"{self.collective} on {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A file of measurements: its series, the GPUs that it names, and the rows that were left out."""
+
+    path: str
+    series: tuple[Series, ...]
+    gpus: frozenset[str]
+    left_out: tuple[str, ...]

@@ -1,0 +1,48 @@
+"""Times that were measured, as points, and what a fit says of them, as curves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taccl.arguments import checked
+from taccl.plot.style import MARKS, OKABE_ITO, axes, drawing, headline, plain_log
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from taccl.measure.fit import Fit
+
+__all__ = ["measured"]
+
+
+@drawing
+@checked
+def measured(fit: Fit, *, ax: Axes | None = None) -> Axes:
+    """Measured and predicted times over size, of every series of a fit.
+
+    Parameters
+    ----------
+    fit : Fit
+        As `taccl.fit` returns it.
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+    """
+    ax = axes(ax)
+    for number, each in enumerate(fit.series):
+        colour, mark = OKABE_ITO[number % len(OKABE_ITO)], MARKS[number % len(MARKS)]
+        sizes = each.series.size_bytes
+        ax.plot(sizes, each.series.times_us, mark, color=colour, markersize=4, label=each.series.title)
+        ax.plot(sizes, each.predicted_us, color=colour, linewidth=1.4)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    plain_log(ax.yaxis)
+    ax.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
+    ax.set_xlabel("size")
+    ax.set_ylabel("time in us")
+    ax.grid(linewidth=0.5, alpha=0.4)
+    ax.legend(fontsize=8, frameon=False, loc="upper left")
+    left = fit.left_out_median_error
+    told = "" if left is None else f", of sizes left out {left:.1%}"
+    headline(ax, f"{fit.machine}: measured (points) and fitted\nmedian error {fit.median_error:.1%}{told}")
+    return ax

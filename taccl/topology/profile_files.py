@@ -1,0 +1,116 @@
+"""Profiles in files, as `taccl fit` writes them: constants of a machine, each with its source and interval.
+
+Beside them are what a launch and each protocol cost, and which protocol was taken at which sizes.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from taccl.errors import TopologyError
+from taccl.reading import parse, read_text
+from taccl.topology.profiles import PROFILES, Constant, Profile
+from taccl.units import exact
+from taccl.validation import validated
+
+__all__ = ["ProfileFile", "load_profile"]
+
+_Cost = Annotated[Fraction, BeforeValidator(exact)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Measured(_Table):
+    """A value, the interval that holds it with 90 %, and where it comes from."""
+
+    value: _Cost
+    low: _Cost | None = None
+    high: _Cost | None = None
+    source: str
+
+    def told(self) -> str:
+        """The source, with the interval."""
+        if self.low is None or self.high is None:
+            return self.source
+        return f"{self.source} (90 %: {float(self.low):.4g} to {float(self.high):.4g})"
+
+
+class Launch(_Table):
+    """What every collective takes before its first step."""
+
+    latency_us: Measured
+
+
+class ProtocolTable(_Table):
+    """What a protocol takes: a scale of tabled latencies, what they come to, and its share of bandwidth."""
+
+    latency_scale: Measured
+    base_us: Measured
+    node_hop_us: Measured
+    network_hop_us: Measured
+    bandwidth_share: Measured
+
+
+class Protocols(_Table):
+    """Those that the machine has."""
+
+    simple: ProtocolTable | None = None
+    ll: ProtocolTable | None = None
+    ll128: ProtocolTable | None = None
+
+
+class Range(_Table):
+    """Which protocol was taken at which sizes."""
+
+    collective: str
+    ranks: Annotated[int, Field(strict=True, ge=1)]
+    nodes: Annotated[int, Field(strict=True, ge=1)]
+    protocol: Literal["simple", "ll", "ll128"]
+    from_bytes: Annotated[int, Field(strict=True, ge=1)]
+    up_to_bytes: Annotated[int, Field(strict=True, ge=1)]
+
+
+class ProfileFile(_Table):
+    """The whole file."""
+
+    machine: str
+    source: str = ""
+    constants: dict[str, Measured]
+    launch: Launch | None = None
+    protocol: Protocols = Protocols()
+    range: list[Range] = []
+
+
+def load_profile(path: str, machine: str) -> Profile:
+    """The profile of a machine in a file, under the path as its name.
+
+    Raises
+    ------
+    FormatError
+        If the file cannot be read.
+    TopologyError
+        If it is of another machine, or a constant is unknown, missing or no bandwidth.
+    """
+    file = validated(
+        ProfileFile, parse(read_text(path), source=path, exact=True), source=path, error=TopologyError
+    )
+    if file.machine != machine:
+        said = f"found a profile of {file.machine}; expected one of {machine}: give another file"
+        raise TopologyError(said, where=f"{path}: machine")
+    known = [constant.name for constant in PROFILES[machine][0].constants]
+    for name in (*(each for each in known if each not in file.constants), *file.constants):
+        where = f"{path}: constants.{name}"
+        if name not in file.constants:
+            raise TopologyError("found nothing; this constant is required; add it", where=where)
+        if name not in known:
+            said = f"found an unknown constant; {machine} has {', '.join(known)}: remove it"
+            raise TopologyError(said, where=where)
+        if "_beta_" in name and not file.constants[name].value:
+            raise TopologyError("found 0 us per MB; expected a positive number", where=where)
+    values = ((name, file.constants[name]) for name in known)
+    return Profile(machine, path, tuple(Constant(name, each.value, each.told()) for name, each in values))

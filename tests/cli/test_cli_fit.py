@@ -1,0 +1,64 @@
+"""``taccl fit``: what it prints, what it writes, and when it writes nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from taccl.cli.command import run
+from tests.measure.logs import table
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of eight ranks."""
+    path = tmp_path / "a.log"
+    path.write_text(table())
+    return str(path)
+
+
+def test_json_has_errors_and_parameters(log, capsys):
+    """Errors are fractions; each parameter has value, low, high and source."""
+    assert run(["fit", log, "--topology", "dgx-h100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 <= found["median_error"] <= found["p90_error"] <= found["max_error"] < 0.2
+    assert 0 <= found["left_out_median_error"] < 0.1
+    for each in found["parameters"].values():
+        assert {"value", "low", "high", "source"} <= set(each)
+
+
+def test_profiles_and_pictures_are_written(log, tmp_path, capsys):
+    """The profile is shown with sources and intervals; the picture is a file."""
+    profile, picture = str(tmp_path / "mine.toml"), tmp_path / "mine.svg"
+    assert run(["fit", log, "--topology", "dgx-h100", "-o", profile, "--plot", str(picture)]) == 0
+    assert picture.read_text().startswith("<?xml")
+    assert run(["show", "dgx-h100", "--profile", profile]) == 0
+    assert "fitted to a.log (90 %:" in capsys.readouterr().out
+
+
+def test_bad_logs_write_nothing(tmp_path, capsys):
+    """A log that is none: exit code 2, one sentence, no profile."""
+    (tmp_path / "a.log").write_text("nothing here\n")
+    profile = tmp_path / "mine.toml"
+    assert run(["fit", str(tmp_path / "a.log"), "--topology", "dgx-h100", "-o", str(profile)]) == 2
+    assert "found no measurement to use" in capsys.readouterr().err
+    assert not profile.exists()
+
+
+@pytest.mark.slow
+def test_poor_fits_are_accepted_on_request(tmp_path, capsys):
+    """Without --accept a poor fit is a no, with its reason, and writes nothing; with it the file is there."""
+    rows = [
+        f"{2**power} 1 float sum -1 {time} {2**power / time / 1000:.4f} 0 0"
+        for power in range(10, 30)
+        for time in (100.0 if power % 2 else 1000.0,)
+    ]
+    (tmp_path / "a.log").write_text("# all_reduce_perf\n" + "\n".join(rows) + "\n")
+    profile = tmp_path / "mine.toml"
+    words = ["fit", str(tmp_path / "a.log"), "--topology", "dgx-h100", "-o", str(profile)]
+    assert run(words) == 1
+    assert "expected at most 15%" in capsys.readouterr().err
+    assert not profile.exists()
+    assert run([*words, "--accept"]) == 0
+    assert profile.exists()

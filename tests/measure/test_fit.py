@@ -1,0 +1,110 @@
+"""Fits find the parameters that times were made of, and claim no others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.errors import FormatError, InputError
+from taccl.measure.model import PARAMETERS, priors, times_us, work_of
+from taccl.measure.series import Series
+from tests.measure.logs import table
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A file of a text."""
+
+    def written(text, name="a.log"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return written
+
+
+def found_in(fit):
+    """Parameters by name."""
+    return {each.name: each for each in fit.parameters}
+
+
+def test_a_line_is_found(log):
+    """20 us and 200 GB/s of algbw on 8 ranks are 350 GB/s a rank, with hardly an error."""
+    fit = taccl.fit([log(table())], "dgx-h100")
+    assert fit.median_error < 0.01
+    assert found_in(fit)["node_gb_per_s"].value == pytest.approx(350, rel=0.02)
+    assert fit.predict_us("allreduce", 8, 1, 2**33) == pytest.approx(2**33 / 200e3, rel=0.03)
+
+
+def test_what_one_node_cannot_tell_stays_at_its_prior(log):
+    """A log of one node says nothing of the network, and the fit says so."""
+    network = found_in(taccl.fit([log(table())], "dgx-h100"))["network_gb_per_s"]
+    assert (network.value, network.determined) == (50.0, False)
+    assert network.source.startswith("prior, not determined")
+
+
+def test_large_sizes_claim_no_latency(log):
+    """Where every time grows with its size, no latency is fitted."""
+    fit = taccl.fit([log(table(sizes=tuple(2**power for power in range(28, 34))))], "dgx-h100")
+    determined = {each.name for each in fit.parameters if each.determined}
+    assert determined == {"node_gb_per_s"}
+
+
+def test_intervals_hold_their_values(log):
+    """Every parameter lies in its own interval."""
+    for each in taccl.fit([log(table())], "dgx-h100").parameters:
+        assert each.low <= each.value <= each.high
+
+
+def test_fits_are_the_same_every_time(log):
+    """The same logs and seed give the same figures."""
+    path = log(table())
+    assert taccl.fit([path], "dgx-h100").to_dict() == taccl.fit([path], "dgx-h100").to_dict()
+
+
+@pytest.mark.slow
+def test_poor_fits_are_refused_unless_accepted(log):
+    """Times that jump by ten from size to size are no machine's: nothing is written unless it is accepted."""
+    rows = []
+    for place, power in enumerate(range(10, 30)):
+        time = 100.0 if place % 2 else 1000.0
+        algbw = 2**power / time / 1000
+        rows.append(f"{2**power} 1 float sum -1 {time} {algbw:.4f} {algbw * 1.75:.4f} 0")
+    fit = taccl.fit([log("# all_reduce_perf\n" + "\n".join(rows))], "dgx-h100", nodes=1)
+    assert fit.median_error > 0.15
+    with pytest.raises(InputError, match="found a median error of .*; expected at most 15%"):
+        fit.to_toml()
+    assert "machine" in fit.to_toml(accept=True)
+
+
+def test_logs_of_different_machines_are_refused(log):
+    """Two kinds of GPU are two machines."""
+    paths = []
+    for gpu in ("NVIDIA A", "AMD B"):
+        device = f"#  Rank  0 Group 0 Pid 1 on host0 device  0 [0000:05:00] {gpu}\n"
+        paths.append(log(device + table(), f"{gpu}.log"))
+    with pytest.raises(FormatError, match="found AMD B, but .* is of NVIDIA A; expected logs of one machine"):
+        taccl.fit(paths, "dgx-h100")
+
+
+def test_more_ranks_than_the_machine_has_are_refused(log):
+    """16 ranks are not one node of 8."""
+    with pytest.raises(InputError, match="found 16 ranks in 2 nodes; expected at most 1 nodes of 8 ranks"):
+        taccl.fit([log(table(ranks=16))], "dgx-h100", nodes=1)
+
+
+def test_fabrics_are_no_machines(log):
+    """A ring has no constants that a profile could be of."""
+    with pytest.raises(InputError, match="topology: found 'ring:8'; expected a machine model"):
+        taccl.fit([log(table())], "ring:8")
+
+
+def test_the_model_by_hand():
+    """ll on a ring of 8: launch 5 us, begin 6.6, 14 hops of 0.6; 1.75 bytes a byte at half of 450 GB/s."""
+    logs = np.log([each.value for each in priors(450.0, 50.0, "")])
+    assert len(logs) == len(PARAMETERS)
+    work = work_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
+    ll, _, simple = times_us(work, np.array([0.0, 1e9]), logs).T[0]
+    assert ll == pytest.approx(5 + 6.6 + 14 * 0.6)
+    assert simple == pytest.approx(5 + 8.4 + 14 * 3.4)
+    assert times_us(work, np.array([1e9]), logs)[0, 0] - ll == pytest.approx(1.75e9 / 225e3)

@@ -1,0 +1,40 @@
+"""Profiles in files stand wherever a profile's name does."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from taccl.errors import TopologyError
+from tests.measure.logs import table
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """The profile that a fit writes, and its file."""
+    (tmp_path / "a.log").write_text(table())
+    path = tmp_path / "mine.toml"
+    path.write_text(taccl.fit([str(tmp_path / "a.log")], "dgx-h100").to_toml())
+    return path
+
+
+def test_fitted_bandwidths_are_those_of_the_links(profile):
+    """200 GB/s of algbw on 8 ranks are 350 GB/s a rank, behind NVSwitch."""
+    topology = taccl.topologies.parse("dgx-h100", nodes=2, profile=str(profile))
+    assert float(1000 / topology.links[0].beta_us_per_mb) == pytest.approx(350, rel=0.02)
+    assert float(topology.links[0].alpha_us) > 0
+    assert topology.profile == str(profile)
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ('machine = "dgx-h100"', 'machine = "dgx2"', "machine: found a profile of dgx2; expected one of dgx-h100"),
+    ("constants.nic_alpha_us", "constants.nic_beta", r"nic_alpha_us: found nothing; this constant is required"),
+    ("[launch.latency_us]", "[constants.more_us]\nvalue = 1\nsource = 'x'\n[launch.latency_us]", "unknown constant"),
+    ("[protocol.ll.base_us]", "[protocol.ll3.base_us]", "found an unknown field"),
+])  # fmt: skip
+def test_wrong_files_are_named(profile, old, new, said):
+    """A profile of another machine, without a constant, with one too many, with an unknown protocol."""
+    profile.write_text(profile.read_text().replace(old, new, 1))
+    with pytest.raises(TopologyError, match=said) as caught:
+        taccl.topologies.parse("dgx-h100", profile=str(profile))
+    assert "mine.toml" in str(caught.value)
