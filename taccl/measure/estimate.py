@@ -21,6 +21,8 @@ __all__ = ["Estimate", "Observed", "estimate", "refit"]
 
 #: A parameter is determined where the data shrink its prior's spread to this part of it.
 _DETERMINED = 0.5
+#: What giving a parameter up may cost, as half a sum of squares: one more parameter, by Akaike.
+_CONTRADICTED = 1.0
 #: Latencies show where times grow so much slower than sizes (as a power of them).
 _FLAT = 0.5
 _MAX_ROUNDS = 4
@@ -76,14 +78,23 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
             break
         protocols = again
         logs = _solve(observed, protocols, priors, free, logs)
-    while free.any():
-        spreads = _remaining(observed, protocols, priors, free, logs)
+    needed = np.zeros(len(priors), bool)
+    while True:
+        spreads = np.where(needed, 0.0, _remaining(observed, protocols, priors, free, logs))
         worst = int(np.argmax(spreads))
         if spreads[worst] <= _DETERMINED:
             break
-        free[worst] = False
-        logs[worst] = np.log(priors[worst].value)
-        logs = _solve(observed, protocols, priors, free, logs)
+        fewer, without = free.copy(), logs.copy()
+        fewer[worst] = False
+        without[worst] = np.log(priors[worst].value)
+        without = _solve(observed, protocols, priors, fewer, without)
+        if (
+            _cost(observed, protocols, priors, without)
+            > _cost(observed, protocols, priors, logs) + _CONTRADICTED
+        ):
+            needed[worst] = True  # others cannot make up for it: the data contradict its prior
+        else:
+            free, logs = fewer, without
     return Estimate(logs, free, protocols)
 
 
@@ -139,7 +150,14 @@ def _best_start(
         other[PARAMETERS.index(name)] -= slowest
         starts.append(other)
     solved = [_solve(observed, protocols, priors, free, each) for each in starts]
-    return min(solved, key=lambda logs: float((_residuals(observed, protocols, priors, logs) ** 2).sum()))
+    return min(solved, key=lambda logs: _cost(observed, protocols, priors, logs))
+
+
+def _cost(
+    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
+    logs: NDArray[np.float64],
+) -> float:  # fmt: skip
+    return float((_residuals(observed, protocols, priors, logs) ** 2).sum()) / 2
 
 
 def _residuals(
@@ -189,7 +207,10 @@ def _remaining(
     free: NDArray[np.bool_], logs: NDArray[np.float64],
 ) -> NDArray[np.float64]:  # fmt: skip
     """Of each free parameter, what part of its prior's spread the data leave; 0 of the others."""
-    step, count = 1e-4, sum(len(each.size_bytes) for each in observed)
+    left = np.zeros(len(priors))
+    if not free.any():
+        return left
+    step = 1e-4
     columns = []
     for index in np.flatnonzero(free):
         moved = logs.copy()
@@ -200,7 +221,5 @@ def _remaining(
     jacobian = np.stack(columns, axis=1)
     spreads = np.array([p.spread for p in priors])[free]
     covariance = np.linalg.inv(jacobian.T @ jacobian)
-    assert jacobian.shape[0] == count + len(priors)
-    left = np.zeros(len(priors))
     left[free] = np.sqrt(np.diag(covariance)) / spreads
     return left

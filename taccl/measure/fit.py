@@ -12,6 +12,7 @@ from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.measure.estimate import Observed, estimate, refit
 from taccl.measure.logs import joined, read_log
+from taccl.measure.machine import find_machine
 from taccl.measure.model import COLLECTIVES, priors, times_us, work_of
 from taccl.measure.series import Series
 
@@ -30,6 +31,8 @@ __all__ = ["Fit", "FittedParameter", "FittedSeries", "fit"]
 #: A median error beyond this says that the model is not of this machine.
 WORST_MEDIAN = 0.15
 _FOLDS = 10
+#: Up to so many ranks, bandwidths of two decimals tell their number; beyond, nodes are taken to be alike.
+_COUNTABLE = 64
 _RESAMPLES = 100
 _INTERVAL = (5, 95)
 
@@ -110,11 +113,9 @@ class Fit:
         size_bytes : int
             The larger of a rank's input and output.
         """
-        from taccl.topology.machines import SHAPES
-
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
-        work = work_of(asked, SHAPES[self.machine].ranks_per_nic)
+        work = work_of(asked, find_machine(self.machine).ranks_per_nic)
         return float(np.min(times_us(work, np.array([float(size_bytes)]), logs)))
 
     def to_toml(self, *, accept: bool = False) -> str:
@@ -199,11 +200,14 @@ def fit(
         )
     read = [read_log(log, collective=collective, in_place=in_place) for log in logs]
     _check_one_machine(read)
-    machine, ranks_per_node, ranks_per_nic, before = _machine(topology)
-    series = [_placed(each, ranks_per_node, nodes) for log in read for each in log.series]
+    machine = find_machine(topology)
+    before = priors(machine.node_gb_per_s, machine.network_gb_per_s, f"profile nominal of {machine.name}")
+    series = [_placed(each, machine.ranks_per_node, nodes) for log in read for each in log.series]
     kept = tuple(joined(series))
     observed = [
-        Observed(work_of(each, ranks_per_nic), np.array(each.size_bytes, float), np.array(each.times_us))
+        Observed(
+            work_of(each, machine.ranks_per_nic), np.array(each.size_bytes, float), np.array(each.times_us)
+        )
         for each in kept
     ]
     found = estimate(observed, before)
@@ -215,37 +219,10 @@ def fit(
     source = ", ".join(os.path.basename(log.path) for log in read)
     rows = tuple(f"{log.path}: {row}" for log in read for row in log.left_out)
     return Fit(
-        machine, _parameters(observed, before, found, source, seed), tuple(fitted), tuple(map(float, errors)),
+        machine.name, _parameters(observed, before, found, source, seed), tuple(fitted),
+        tuple(map(float, errors)),
         tuple(_left_out(observed, before)), rows,
     )  # fmt: skip
-
-
-def rates_of(machine: str) -> tuple[float, float]:
-    """GB/s that data sheets promise a rank inside its node, over all of its links, and a NIC."""
-    from taccl.topology.machines import SHAPES
-    from taccl.topology.profiles import find_profile
-
-    constants = find_profile(machine, "nominal")
-    network = float(1000 / constants["internode_beta_us_per_mb"])
-    counts = [count for pair, count in SHAPES[machine].nvlinks.items() if 0 in pair]
-    if not counts:
-        return float(1000 / constants["nvswitch_beta_us_per_mb"]), network
-    double, single = (constants[f"nvlink{kind}_beta_us_per_mb"] for kind in ("_double", ""))
-    return float(sum(1000 / (double if count > 1 else single) for count in counts)), network
-
-
-def _machine(name: str) -> tuple[str, int, int, tuple[Parameter, ...]]:
-    """A machine model, ranks of a node and of a NIC, and the priors that its data sheets make."""
-    from taccl.topology.machines import SHAPES
-    from taccl.topology.registry import machine_names, parse
-
-    machine = parse(name).machine
-    if machine not in SHAPES:
-        said = f"found {name!r}; expected a machine model ({', '.join(machine_names())})"
-        raise InputError(said, where="topology")
-    shape = SHAPES[machine]
-    before = priors(*rates_of(machine), f"profile nominal of {machine}")
-    return machine, shape.ranks_per_node, shape.ranks_per_nic, before
 
 
 def _check_one_machine(logs: Sequence[Log]) -> None:
@@ -265,9 +242,9 @@ def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
     if each.collective not in COLLECTIVES or n < 2:
         known = f"one of {', '.join(COLLECTIVES)}, on two ranks or more"
         raise FormatError(f"found {each.collective!r} on {n} ranks; expected {known}", where=each.source)
-    if not each.num_nodes and n > 4 * ranks_per_node:
-        n = ranks_per_node * round(n / ranks_per_node)
     m = each.num_nodes or -(-n // ranks_per_node)
+    if n > _COUNTABLE:
+        n = m * round(n / m)
     if n > m * ranks_per_node or (nodes is not None and m > nodes and not each.streams):
         most = f"{nodes or m} nodes of {ranks_per_node} ranks"
         raise InputError(f"found {n} ranks in {m} nodes; expected at most {most}", where=each.source)
@@ -317,6 +294,7 @@ def _parameters(
         off = 1.645 * prior.spread
         low, high = (lows[index], highs[index]) if free else (np.log(value) - off, np.log(value) + off)
         said = f"fitted to {source}" if free else f"prior, not determined ({prior.source})"
-        ends = min(float(np.exp(low)), value), max(float(np.exp(high)), value)
+        most = 1.0 if prior.name.endswith("_share") else np.inf
+        ends = min(float(np.exp(low)), value), max(min(float(np.exp(high)), most), value)
         fitted.append(FittedParameter(prior.name, value, *ends, prior.unit, said, free))
     return tuple(fitted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp, log
 from typing import TYPE_CHECKING
 
+from taccl.measure.machine import find_machine
 from taccl.measure.tuning import PROTOCOLS, SOURCE
 from taccl.reading import toml_text
 from taccl.topology.profiles import find_profile
@@ -20,22 +21,24 @@ __all__ = ["profile_toml"]
 
 def profile_toml(fit: Fit, name: str) -> str:
     """The profile that a fit makes of the machine's data sheets; `name` says which fit it is."""
+    machine = find_machine(fit.machine)
     found = {each.name: each for each in fit.parameters}
     lines = [f"machine = {toml_text(fit.machine)}", f"source = {toml_text(name)}", ""]
     for constant in find_profile(fit.machine, "nominal").constants:
         lines += [f"[constants.{constant.name}]"]
         between, ll = constant.name.startswith("internode"), PROTOCOLS[0]
-        if constant.name.endswith("_beta_us_per_mb"):
+        kind, _, cost = constant.name.partition("_")
+        value = float(constant.value)
+        if kind != "nic" and cost.endswith("beta_us_per_mb"):
             rate = found["network_gb_per_s" if between else "node_gb_per_s"]
-            nominal = float(constant.value)
-            factor = 1000.0 if between else nominal * _prior_rate(fit.machine)
-            lines += _measured([rate], factor, inverse=True)
-        elif constant.name == "nic_alpha_us":
-            lines += [f"value = {_number(float(constant.value))}", f"source = {toml_text(constant.source)}"]
-        else:
+            promised = machine.network_gb_per_s if between else machine.node_gb_per_s
+            lines += _measured([rate], value * promised, inverse=True)
+        elif kind != "nic" and cost == "alpha_us":
             scale = found["network_latency" if between else "node_latency"]
             hop = ll.ring_network_us if between else ll.ring_hop_us
             lines += _measured([scale, found["ll_latency"]], hop)
+        else:
+            lines += [f"value = {_number(value)}", f"source = {toml_text(constant.source)}"]
         lines.append("")
     lines += ["[launch.latency_us]", *_measured([found["launch_us"]]), ""]
     for protocol in PROTOCOLS:
@@ -43,13 +46,6 @@ def profile_toml(fit: Fit, name: str) -> str:
     for series in fit.series:
         lines += _ranges(series)
     return "\n".join(lines)
-
-
-def _prior_rate(machine: str) -> float:
-    """GB/s of a rank inside its node, as data sheets have it, which links share in proportion."""
-    from taccl.measure.fit import rates_of
-
-    return rates_of(machine)[0]
 
 
 def _protocol(protocol: Protocol, found: dict[str, FittedParameter]) -> Iterable[str]:

@@ -53,7 +53,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     size, reduces = int(found[1]), found[4] not in (None, "none")
     words = found[5].split()
     # A root before the times is a whole number; so may be a time. The reading that agrees is right.
-    starts = (1, 0) if re.fullmatch(r"-?\d+", words[0]) else (0,)
+    starts = (1,) if words[0] == "-1" else (1, 0) if words[0].isdigit() else (0,)
     readings = [_reading(size, words[start:], reduces, in_place) for start in starts]
     rows = [row for row in readings if row is not None]
     if not rows:

@@ -108,3 +108,13 @@ def test_the_model_by_hand():
     assert ll == pytest.approx(5 + 6.6 + 14 * 0.6)
     assert simple == pytest.approx(5 + 8.4 + 14 * 3.4)
     assert times_us(work, np.array([1e9]), logs)[0, 0] - ll == pytest.approx(1.75e9 / 225e3)
+
+
+def test_priors_that_times_contradict_are_given_up(tmp_path):
+    """1.2 us in all are less than the 5 us that a launch takes before anything is measured: it is fitted, too."""
+    path = tmp_path / "osu.txt"
+    sizes = "".join(f"{2**power} {1.2 + 2**power / 25e3:.3f}\n" for power in range(1, 24))
+    path.write_text(f"# OSU MPI Latency Test v7.1\n# Size Latency (us)\n{sizes}")
+    fit = taccl.fit([str(path)], "dgx-h100")
+    assert fit.median_error < 0.03
+    assert found_in(fit)["launch_us"].value < 1.2

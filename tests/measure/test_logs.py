@@ -149,3 +149,9 @@ def test_reports_of_runs_are_read(read):
     ]  # fmt: skip
     (found,) = read("\n".join(reports)).series
     assert (found.size_bytes, found.times_us, found.num_ranks) == ((1000, 2000), (5.0, 6.0), 4)
+
+
+def test_rows_that_were_cut_off_are_passed_over(read):
+    """A paste that ends after the root of a row has no time in it."""
+    cut = "8589934592 2147483648 float sum -1"
+    assert read(table() + cut).series[0].size_bytes == SIZES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import taccl
-from benchmarks.fit import SWEEPS, WORST_LEFT_OUT, WORST_MEDIAN, WORST_P90, predicted_row
+from benchmarks.fit import SWEEPS, WORST_LEFT_OUT, WORST_MEDIAN, WORST_P90, model_of, predicted_row
 from taccl.measure.logs import read_log
 
 MISSED = {"b200_lambda_x2_allreduce": "8.2 % at sizes left out: the log jumps from 65 to 240 us at 512 KiB"}
@@ -15,8 +15,7 @@ MISSED = {"b200_lambda_x2_allreduce": "8.2 % at sizes left out: the log jumps fr
 def fits(shared_data):
     """Every full sweep, fitted by itself."""
     return {
-        name: taccl.fit([str(shared_data / "nccl-tests" / f"{name}.txt")], machine)
-        for name, machine in SWEEPS.items()
+        name: taccl.fit([str(shared_data / "nccl-tests" / f"{name}.txt")], model_of(name)) for name in SWEEPS
     }
 
 
