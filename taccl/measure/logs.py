@@ -234,7 +234,7 @@ def _reports(text: str) -> Iterable[dict[str, Any]]:
         if part.lstrip().startswith("{"):
             try:
                 found = json.loads(part)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(found, dict) and {"collective", "size_bytes", "times", "num_ranks"} <= set(found):
                 yield found
@@ -245,14 +245,21 @@ def _reports(text: str) -> Iterable[dict[str, Any]]:
 def _of_reports(reports: list[dict[str, Any]], where: str) -> list[Series]:
     found = []
     for report in reports:
-        times, size = report["times"], report["size_bytes"]
+        times = report["times"]
         time_us = times.get("median_us") if isinstance(times, dict) else None
-        if not isinstance(time_us, int | float) or not time_us > 0 or not isinstance(size, int) or size <= 0:
-            said = f"found a report with a time of {time_us!r} us for {size!r} bytes; expected both above 0"
-            raise FormatError(said, where=where)
-        ranks, hosts = report["num_ranks"], report.get("num_hosts", 0)
-        found.append(Series(str(report["collective"]), ranks, hosts, (size,), (float(time_us),), where))
+        counts = [report["size_bytes"], report["num_ranks"], report.get("num_hosts", 0)]
+        if not _is_time(time_us) or not all(type(each) is int and 0 <= each < 10**18 for each in counts):
+            said = "found a report without a time above 0, or whole numbers of bytes, ranks and hosts"
+            raise FormatError(f"{said}; expected what `taccl run --json` prints", where=where)
+        size, ranks, hosts = counts
+        if size:
+            name = str(report["collective"])
+            found.append(Series(name, ranks, min(hosts, ranks), (size,), (float(time_us),), where))  # type: ignore[arg-type]
     return found
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
 
 
 def _gpus(lines: list[str]) -> frozenset[str]:

@@ -9,13 +9,13 @@ from taccl.errors import FormatError
 
 __all__ = ["Row", "bandwidth_row", "nccl_row", "pair_row", "plain"]
 
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,2})?"
 #: Colours and cursor movements of terminals.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Size, count, type, perhaps the reduction; then perhaps the root, times and bandwidths. What launchers put
 #: before it (``0:``, ``[1,0]<stdout>:``, a time, a name) is passed over.
 _NCCL = re.compile(
-    rf"(?:^|[\s:>|])(\d+)[ \t]+(\d+)[ \t]+([a-z][a-z0-9_]*)[ \t]+(?:([a-z]+)[ \t]+)?"
+    rf"(?:^|[\s:>|])(\d{{1,18}})[ \t]+(\d{{1,18}})[ \t]+([a-z][a-z0-9_]*)[ \t]+(?:([a-z]+)[ \t]+)?"
     rf"({_NUMBER}(?:[ \t]+(?:{_NUMBER}|N/A|nan|inf))*)[ \t|]*$"
 )
 _NUMBERS = re.compile(rf"(?:^|[>:|\]])[ \t]*({_NUMBER}(?:[ \t]+{_NUMBER})*)[ \t|]*$")

@@ -155,3 +155,17 @@ def test_rows_that_were_cut_off_are_passed_over(read):
     """A paste that ends after the root of a row has no time in it."""
     cut = "8589934592 2147483648 float sum -1"
     assert read(table() + cut).series[0].size_bytes == SIZES
+
+
+@pytest.mark.parametrize("text", [
+    "# all_reduce_perf\n" + "9" * 5000 + " 1 float sum -1 1.0 1.0 1.0 0\n",
+    "# all_reduce_perf\n8 2 float sum -1 " + "9" * 400 + " 0.00 0.00 0\n",
+    '{"a":' * 5000,
+    '{"collective": "allreduce", "num_ranks": "x", "size_bytes": 8, "times": {"median_us": 1}}',
+    '{"collective": "allreduce", "num_ranks": 2, "size_bytes": 8, "times": {"median_us": 1e999}}',
+    '{"collective": "allreduce", "num_ranks": 2, "size_bytes": 8, "times": {"median_us": -1}}',
+], ids=["long size", "long time", "deep", "ranks", "infinite", "negative"])  # fmt: skip
+def test_hostile_texts_are_refused(read, text):
+    """Numbers without end, objects without bottom, reports of something else: one sentence."""
+    with pytest.raises(FormatError, match=r"a\.log"):
+        read(text)
