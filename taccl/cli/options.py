@@ -116,10 +116,10 @@ def add_size(parser: argparse._ActionsContainer) -> None:
     add_options(parser.add_mutually_exclusive_group(), "--size", "--chunk-size")
 
 
-def add_sketch(verb: argparse.ArgumentParser) -> None:
-    """Declare the sketch, which may be left out where a topology is given."""
+def add_sketch(verb: argparse.ArgumentParser, *, also: str = "") -> None:
+    """Declare the sketch, which may be left out where a topology is given, or what `also` may stand there."""
     help = "a shipped name (ndv2/sk1), a TOML or JSON file, an upstream sketch file; or a topology"
-    verb.add_argument("sketch", nargs="?", metavar="SKETCH", help=help)
+    verb.add_argument("sketch", nargs="?", metavar="SKETCH", help=help + also)
 
 
 def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
@@ -133,27 +133,32 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
 
 def schedule_from_options(options: argparse.Namespace) -> Schedule:
     """The schedule in the file that `add_schedule` declares."""
+    return schedule_in(options.file, options)
+
+
+def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
+    """The schedule in a file, of whichever tool."""
     from taccl.cli.programs import holds_program
     from taccl.formats.registry import format_of_content
 
     given = {name: getattr(options, name) for name in ("topology", "chunk_size", "time_unit_us")}
-    if format_of_content(options.file).name == "upstream-algorithm":
+    if format_of_content(file).name == "upstream-algorithm":
         from taccl.formats.published.algorithm import load_upstream_algorithm
 
         if options.topology is not None:
             given["topology"] = topology_from_word(options.topology)
-        return load_upstream_algorithm(options.file, **given)
-    if holds_program(options.file):
+        return load_upstream_algorithm(file, **given)
+    if holds_program(file):
         raise InputError(
             "found a program; make a schedule of it first: "
-            f"taccl convert {options.file} OUT.json --topology T --size S",
-            where=options.file,
+            f"taccl convert {file} OUT.json --topology T --size S",
+            where=file,
         )
     for name, value in given.items():
         if value is not None:
             said = "found a schedule of taccl's own, whose file says it; leave the option out"
             raise InputError(said, where=flag_of(name))
-    return taccl.load(options.file)
+    return taccl.load(file)
 
 
 def flag_of(name: str) -> str:

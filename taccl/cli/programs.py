@@ -21,14 +21,19 @@ if TYPE_CHECKING:
 
 def holds_program(word: str | None) -> bool:
     """Whether a word is a file whose content is a program's."""
+    return held_by(word) == "program"
+
+
+def held_by(word: str | None) -> str:
+    """What the table of formats says that a file holds; empty of any other word."""
     from taccl.formats.registry import format_of_content
 
     if word is None or not is_file(word):
-        return False
+        return ""
     try:
-        return format_of_content(word).holds == "program"
+        return format_of_content(word).holds
     except FormatError:
-        return False
+        return ""
 
 
 def load_program(word: str) -> Program:
@@ -54,17 +59,17 @@ def followed(
     return taccl.lift(program, topology=topology, size=size, chunk_size=chunk_size)
 
 
-def following_text(schedule: Schedule) -> str:
-    """How long the schedule of a program takes, how near that is to the bound, and what is busiest."""
+def following_text(schedule: Schedule, noun: str = "program") -> str:
+    """How long a schedule, or a program's, takes, how near that is to the bound, and what is busiest."""
     values = following_values(schedule)
     return (
-        f"the program takes {format_us(schedule.finish)}, a gap of {format_gap(values['gap'])} to the bound; "
+        f"the {noun} takes {format_us(schedule.finish)}, a gap of {format_gap(values['gap'])} to the bound; "
         f"busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
     )
 
 
 def following_values(schedule: Schedule) -> dict[str, Any]:
-    """The figures of a program's schedule as plain values."""
+    """The figures of a schedule, or of a program's, as plain values."""
     bound = taccl.lower_bound(schedule.problem)
     gap = bound.gap(schedule.finish)
     uses = taccl.simulate(schedule).resources

@@ -233,12 +233,6 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 
 def _constants(topology: Topology) -> tuple[Constant, ...]:
-    """The constants of the profile that a machine's topology was made with; none of a file that is gone."""
-    from taccl.topology.profiles import PROFILES, find_profile
-
-    if topology.cost_model != "physical" or topology.machine not in PROFILES or not topology.profile:
-        return ()
-    try:
-        return find_profile(topology.machine, topology.profile).constants
-    except InputError:
-        return ()
+    """The constants that a machine's topology was made with, those that a user gave included."""
+    constants: tuple[Constant, ...] = topology.memo.get("constants", ())
+    return constants

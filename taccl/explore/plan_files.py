@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
             continue
         program = lower(schedule, **(remedy | lowering))
         try:
-            dump_msccl_xml(program)
+            dump_msccl_xml(program, split=False)
         except ExportError as error:
             last = error
         else:
@@ -185,11 +186,8 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
 
 def _mscclpp_plan(plan: Plan, each: PlanRange, program: Program, name: str) -> dict[str, Any]:
     """The MSCCL++ plan of a range, as far as that runtime's offsets reach."""
-    built = build_mscclpp_plan(program, ranks_per_node=_ranks_per_node(plan), split=True, name=name)
-    most = int(built["max_message_size"])
-    if each.min_bytes > most:
-        raise ExportError(f"its executor reaches {format_size(most)}")
-    return built | {"min_message_size": each.min_bytes, "max_message_size": min(each.max_bytes, most)}
+    ranged = replace(program, sizes_bytes=(each.min_bytes, each.max_bytes))
+    return build_mscclpp_plan(ranged, ranks_per_node=_ranks_per_node(plan), split=True, name=name)
 
 
 def _ranks_per_node(plan: Plan) -> int | None:

@@ -1,16 +1,17 @@
-"""What a program's collective is called by runtimes, and how many chunks its buffers then have."""
+"""What a runtime is told of a program: its collective, the chunks of its buffers, and its sizes."""
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
-from taccl.errors import ExportError
+from taccl.errors import ExportError, FallbackWarning, InputError
 from taccl.program.layout import layout
 
 if TYPE_CHECKING:
     from taccl.program.program import Program
 
-__all__ = ["ProgramKind", "kind_of"]
+__all__ = ["ProgramKind", "kind_of", "sizes_of", "warn_of_split"]
 
 
 class ProgramKind(NamedTuple):
@@ -58,3 +59,21 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
             "output begin together in place; lower the schedule out of place"
         )
     return ProgramKind("custom", max(max(len(where.inputs), len(where.outputs)) for where in layouts))
+
+
+def sizes_of(program: Program, least: int | None, most: int | None, *, otherwise: int) -> tuple[int, int]:
+    """From which size to which a runtime is to use a program: unless told, its own, or 0 to `otherwise`."""
+    usual = program.sizes_bytes or (0, otherwise)
+    if least is None:
+        least = usual[0] if most is None else min(usual[0], most)
+    if most is None:
+        most = max(usual[1], least)
+    if not 0 <= least <= most:
+        raise InputError(f"found {least} to {most} bytes; expected a range", where="min_bytes")
+    return least, most
+
+
+def warn_of_split(limit: str) -> None:
+    """Warn that threadblocks were split though nobody asked for it, because of a runtime's limit."""
+    text = f"{limit}: longer ones were split into several that take turns, which takes more threadblocks"
+    warnings.warn(text, FallbackWarning, stacklevel=4)

@@ -140,6 +140,7 @@ def lower(
         in_place,
         protocol,
         problem.topology.node_of_rank,
+        None if problem.size_bytes is None else (problem.size_bytes // 2, 2 * problem.size_bytes),
     )
     return replicate(program, instances)
 

@@ -160,6 +160,9 @@ class Program:
     node_of_rank : tuple of int, optional
         The node of every rank, where it is known: some runtimes reach ranks of other nodes by other means. It
         changes nothing of what the program does, and makes no two programs differ.
+    sizes_bytes : tuple of int, optional
+        The least and the largest size that it is meant for, of the larger of a rank's two buffers, where they
+        are known; they make no two programs differ either.
     """
 
     name: str
@@ -168,6 +171,7 @@ class Program:
     in_place: bool = False
     protocol: str = "Simple"
     node_of_rank: tuple[int, ...] | None = field(default=None, compare=False)
+    sizes_bytes: tuple[int, int] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         known_word(self.protocol, PROTOCOLS, "protocol")
@@ -231,6 +235,7 @@ class Program:
             "in_place": self.in_place,
             "protocol": self.protocol,
             "node_of_rank": None if self.node_of_rank is None else list(self.node_of_rank),
+            "sizes_bytes": None if self.sizes_bytes is None else list(self.sizes_bytes),
             "ranks": [
                 {
                     **{each.name: getattr(rank, each.name) for each in fields(rank)},
@@ -244,7 +249,7 @@ class Program:
     @checked
     def from_dict(cls, data: dict[str, Any]) -> Program:
         """The program that `to_dict` wrote."""
-        nodes, collective = data.get("node_of_rank"), data["collective"]
+        nodes, sizes, collective = data.get("node_of_rank"), data.get("sizes_bytes"), data["collective"]
         ranks = tuple(
             RankProgram(**{**each, "threadblocks": tuple(map(_threadblock_from_dict, each["threadblocks"]))})
             for each in data["ranks"]
@@ -255,6 +260,7 @@ class Program:
                 "ranks": ranks,
                 "collective": None if collective is None else Collective.from_dict(collective),
                 "node_of_rank": None if nodes is None else tuple(nodes),
+                "sizes_bytes": None if sizes is None else tuple(sizes),
             }
         )
 

@@ -72,7 +72,9 @@ def _from_name(file: TopologyFile) -> Topology:
         raise TopologyError(error.message, where=where) from None
     if (topology.machine in registry.machine_names()) != (kind == "machine"):
         raise TopologyError(f"found {name!r}, which is not a {kind}", where=kind)
-    return replace(topology, name=topology.name if file.name is None else file.name)
+    renamed = replace(topology, name=topology.name if file.name is None else file.name)
+    renamed.memo.update(topology.memo)
+    return renamed
 
 
 def _from_links(file: TopologyFile, default_name: str) -> Topology:

@@ -227,4 +227,6 @@ def _build(
             nic_alpha_us=values["nic_alpha_us"],
             link_name="InfiniBand",
         )
-    return builder.build()
+    topology = builder.build()
+    topology.memo["constants"] = values.constants
+    return topology

@@ -259,6 +259,15 @@ class TestShow:
         assert "leave it out" in run("show", saved, "--nodes", 2)[2]
         assert "leave it out" in run("show", sketch_file, "--profile", "nominal")[2]
 
+    def test_constants_that_a_file_replaces(self, run_json, tmp_path):
+        """A constant that a topology file gives is shown with its value, as the user's own."""
+        path = tmp_path / "slow.toml"
+        path.write_text('schema = 1\nname = "slow"\nmachine = "ndv2"\n[constants]\nnvlink_alpha_us = 2.5\n')
+        code, values = run_json("show", path)
+        assert code == 0
+        assert values["constants"]["nvlink_alpha_us"] == {"value": 2.5, "source": "given by the user"}
+        assert "user" not in values["constants"]["nvlink_beta_us_per_mb"]["source"]
+
     def test_machine_constants_have_sources(self, run_json):
         """Every constant of a machine comes with where it is from."""
         code, values = run_json("show", "ndv2", "--profile", "nominal")
@@ -446,7 +455,7 @@ class TestProblem:
         """A sketch is no topology, a schedule no sketch; both are named as what they are."""
         err = run("bound", "--topology", sketch_file, "--collective", "allgather", "--size", 4)[2]
         assert "found a sketch; expected a topology file" in err
-        err = run("bound", saved, "--collective", "allgather")[2]
+        err = run("explain", saved, "--collective", "allgather")[2]
         assert "found a schedule; expected a sketch" in err
 
     def test_rooted_and_multi_root(self, run_json):

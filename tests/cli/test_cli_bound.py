@@ -35,6 +35,26 @@ class TestBound:
             assert words in out
         assert "in switches" not in out
 
+    def test_saved_schedule(self, run, run_json, saved):
+        """The problem in a schedule's file is bounded, and the schedule set beside it."""
+        code, values = run_json("bound", saved)
+        assert (code, values["bound_us"]) == (0, 1.04)
+        assert (values["schedule"]["finish_us"], values["schedule"]["gap"]) == (1.04, 0.0)
+        assert "the schedule takes 1.04 us, a gap of 0.00% to the bound" in run("bound", saved)[1]
+        code, _, err = run("bound", saved, "--size", "1MB")
+        assert (code, err) == (
+            2,
+            "taccl: error: --size: found a schedule, which says it itself; leave it out\n",
+        )
+
+    def test_algorithm_of_the_published_tool(self, run, run_json, saved, tmp_path):
+        """So is that of an algorithm, whose chunks the command line may size."""
+        path = tmp_path / "algorithm"
+        assert run("convert", saved, path, "--to", "upstream-algorithm")[0] == 0
+        code, values = run_json("bound", path, "--chunk-size", "1KB", "--time-unit-us", "1/10")
+        assert (code, values["size_bytes"]) == (0, 4000)
+        assert values["schedule"]["finish_us"] == pytest.approx(1.04)
+
     def test_price_of_a_sketch(self, run_json, sketch_file):
         """A sketch that leaves a link between nodes costs something."""
         _, values = run_json("bound", sketch_file, "--collective", "allgather")

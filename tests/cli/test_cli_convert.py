@@ -100,6 +100,31 @@ def test_schedule_that_does_not_fit_is_the_answer_no(run, tmp_path):
     assert "scan" in err
 
 
+def test_program_is_for_sizes_about_that_of_its_schedule(run, saved, tmp_path):
+    """A schedule of 4 KB is for 2 KB to 8 KB, as long as ``--set`` says nothing else, with units too."""
+    path = tmp_path / "x.xml"
+    assert run("convert", saved, path)[0] == 0
+    assert 'minBytes="2000" maxBytes="8000"' in path.read_text()
+    assert run("convert", saved, path, "--overwrite", "--set", "max_bytes=1GB")[0] == 0
+    assert 'minBytes="2000" maxBytes="1000000000"' in path.read_text()
+    code, _, err = run("convert", saved, path, "--overwrite", "--set", "max_bytes=1XB")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "max_bytes: found '1XB'; expected a size" in err
+
+
+def test_long_threadblocks_are_split_with_a_word(run, tmp_path):
+    """A plan for MSCCL++ of more than 64 operations a threadblock is written, and stderr says how."""
+    words = ("--topology", "ring:5", "--collective", "alltoall", "--chunks-per-rank", 8, "--size", "40KB")
+    path, plan = tmp_path / "alltoall.json", tmp_path / "x.plan.json"
+    assert run("baseline", "pairwise", *words, "-o", path)[0] == 0
+    code, _, err = run("convert", path, plan)
+    assert (code, plan.exists()) == (0, True)
+    assert "longer ones were split into several that take turns" in err
+    code, _, err = run("convert", path, tmp_path / "y.plan.json", "--set", "split=false")
+    assert code == 1
+    assert "such options are given as --set NAME=VALUE" in err
+
+
 def test_overwrite_replaces(run, saved, tmp_path):
     """With ``--overwrite`` an existing file is replaced."""
     target = tmp_path / "x.trace.json"

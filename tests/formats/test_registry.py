@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import warnings
@@ -10,7 +11,7 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
+from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning, TacclError
 from taccl.formats import registry as module
 from taccl.formats.registry import (
     convert,
@@ -69,6 +70,31 @@ def test_kinds_and_ways_of_the_table_are_there():
     assert {each.holds for each in FORMATS if each.dump} <= set(KINDS)
     assert {kind for way in WAYS for kind in way} <= set(KINDS)
     assert all(callable(module._found(name)) for name in (*KINDS.values(), *WAYS.values()))
+
+
+ODD_OPTIONS = [
+    (each.name, name)
+    for each in FORMATS
+    for end in filter(None, (each.load, each.dump))
+    for name in module._options(module._found(end))
+]
+
+
+@pytest.mark.parametrize(("name", "option"), ODD_OPTIONS)
+def test_odd_options_are_bad_input(name, option, tmp_path, schedule, quiet):
+    """An option that makes no sense, as `--set` may hand it on, is a sentence and never a fault of Python's."""
+    each = format_named(name)
+    folder = next((folder for folder, known in FOLDERS if known == name), None)
+    odd = ("0x", -3, object())
+    if each.load and option in module._options(module._found(each.load)):
+        path = next(iter(foreign_files(f"{folder}/*"))).values[0]
+        for value in odd:
+            with contextlib.suppress(TacclError):
+                read(path, format=name, **{option: value})
+        return
+    for number, value in enumerate(odd):
+        with contextlib.suppress(TacclError):
+            write(schedule, tmp_path / str(number), format=name, **{option: value})
 
 
 def test_names_are_unique():

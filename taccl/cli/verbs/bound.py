@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.answer import judged
-from taccl.cli.options import add_problem_options, add_sketch, flag_of, need_collective, problem_from_options
-from taccl.cli.programs import followed, following_text, following_values, holds_program, load_program
+from taccl.cli.options import (
+    add_problem_options,
+    add_sketch,
+    flag_of,
+    need_collective,
+    problem_from_options,
+    schedule_in,
+)
+from taccl.cli.programs import followed, following_text, following_values, held_by, load_program
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,28 +24,35 @@ if TYPE_CHECKING:
     from taccl.cli.answer import Answer
     from taccl.problem import Problem
 
+#: Whose problem is bounded where a file holds it, and which further options leave nothing to be said.
+_OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
+
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
-    add_sketch(verb)
+    add_sketch(verb, also="; or a file with a schedule or a program")
     add_problem_options(verb, collective_required=False)
     verb.add_argument("--check", action="store_true", help="work the proof out again from its witness alone")
 
 
 def run(options: Namespace) -> Answer:
     """Show a proven lower bound on any schedule's finish, and what limits."""
-    if not holds_program(options.sketch):
+    noun = held_by(options.sketch)
+    if noun not in _OF_NOUN:
         need_collective(options)
         return _bounded(problem_from_options(options), options)
-    for name in ("collective", "chunks_per_rank", "root", "roots", "cost_model", "time_unit_us"):
+    for name in ("collective", "chunks_per_rank", "root", "roots", "cost_model", *_OF_NOUN[noun]):
         if getattr(options, name) is not None:
-            said = "found a program, which says it itself; leave it out"
+            said = f"found a {noun}, which says it itself; leave it out"
             raise InputError(said, where=flag_of(name))
-    program = load_program(options.sketch)
-    schedule = followed(program, options, size=options.size, chunk_size=options.chunk_size)
+    if noun == "program":
+        program = load_program(options.sketch)
+        schedule = followed(program, options, size=options.size, chunk_size=options.chunk_size)
+    else:
+        schedule = schedule_in(options.sketch, options)
     answer = _bounded(schedule.problem, options)
-    values = answer.values | {"program": following_values(schedule)}
-    return replace(answer, text=f"{answer.text}\n  {following_text(schedule)}", values=values)
+    values = answer.values | {noun: following_values(schedule)}
+    return replace(answer, text=f"{answer.text}\n  {following_text(schedule, noun)}", values=values)
 
 
 def _bounded(problem: Problem, options: Namespace) -> Answer:

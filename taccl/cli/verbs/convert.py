@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_options
 from taccl.cli.things import topology_from_word
-from taccl.errors import InputError, LossyConversionWarning, TacclWarning
+from taccl.errors import ExportError, InputError, LossyConversionWarning, TacclWarning
 from taccl.names import shown, table
 
 if TYPE_CHECKING:
@@ -68,10 +68,14 @@ def run(options: argparse.Namespace) -> Answer:
     load_options, on_the_way = ({}, given) if of_program else (given, {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)
-        done = convert(
-            options.file, target, from_=getattr(options, "from"), to=options.to,
-            overwrite=options.overwrite, load_options=load_options, **{**on_the_way, **dict(options.set)},
-        )  # fmt: skip
+        try:
+            done = convert(
+                options.file, target, from_=getattr(options, "from"), to=options.to,
+                overwrite=options.overwrite, load_options=load_options, **{**on_the_way, **dict(options.set)},
+            )  # fmt: skip
+        except ExportError as error:
+            remedy = "; here such options are given as --set NAME=VALUE" if "=" in str(error) else ""
+            raise ExportError(f"{error}{remedy}") from None
     for each in caught:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     lost = [str(each.message) for each in caught if issubclass(each.category, LossyConversionWarning)]

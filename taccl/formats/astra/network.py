@@ -14,17 +14,16 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taccl.arguments import quoted
+from taccl.arguments import checked_as, quoted
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.reading import read_text
 from taccl.topology.parts import add_crossbar, check_count, check_num_links
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, TopologyBuilder
 from taccl.units import exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taccl.formats.nccl.server import AlphaMeaning
     from taccl.topology.topology import Topology
 
 __all__ = ["MAX_FILE_BYTES", "load_astra_network"]
@@ -41,6 +40,7 @@ _ITEM = re.compile(r"""^(?:'([^'\\]*)'|"([^"\\]*)"|([^\s'"&*!|>%@`{}\[\],#:][^'"
 Item = tuple[str, int]
 
 
+@checked_as(TopologyError)
 def load_astra_network(
     path: str | os.PathLike[str],
     *,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from taccl.arguments import checked
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.errors import FormatError
@@ -40,6 +41,7 @@ _LIMIT_BYTES = 64 * 10**6
 _NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
+@checked
 def load_msccl_xml(
     path: str | os.PathLike[str], *, collective: Collective | None = None, root: int | None = None
 ) -> Program:
@@ -117,6 +119,7 @@ class _File:
             purpose,
             self.in_place,
             self._choice(algo, "proto", tuple(PROTOCOLS)),
+            sizes_bytes=(least, most),
         )
 
     def _collective(self, given: Collective | None, root: int | None) -> Collective | None:

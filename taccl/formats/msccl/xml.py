@@ -13,16 +13,18 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from taccl.errors import ExportError, InputError
+from taccl.arguments import checked
+from taccl.errors import ExportError
 from taccl.formats.msccl import reading
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
-from taccl.formats.program_kind import kind_of
+from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
 from taccl.program.checks import traffic
 from taccl.program.split import split_threadblocks, weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from taccl.arguments import Bytes, Natural
     from taccl.program.program import Program, RankProgram, Slot, Threadblock
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
@@ -30,23 +32,32 @@ __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 _TYPE_OF = {operation: kind for kind, operation in TYPES.items()}
 
 
+@checked
 def dump_msccl_xml(
-    program: Program, *, min_bytes: int = 0, max_bytes: int = 2**27, split: bool = False, name: str = ""
+    program: Program,
+    *,
+    min_bytes: Bytes | Natural | None = None,
+    max_bytes: Bytes | Natural | None = None,
+    split: bool | None = None,
+    name: str = "",
 ) -> str:
     """The text of the file.
 
-    - `min_bytes`, `max_bytes`: The sizes that the runtime uses the program for. It allocates ``max_bytes``
-      times the part that scratch has of the buffer.
+    - `min_bytes`, `max_bytes`: The sizes that the runtime uses the program for, from the one up to, but not,
+      the other; default: those that it is meant for, which is from half to twice the size of a schedule that
+      was lowered, or up to 128 MiB where it does not know them. It allocates ``max_bytes`` times the part
+      that scratch has of the buffer.
     - `split`: Whether a threadblock of too many steps becomes several, which take turns: see
-      `taccl.program.split`. Each has a channel of its own.
+      `taccl.program.split`. Each has a channel of its own. Default: where needed, with a warning.
     - `name`: Default: the program's; other characters than letters, digits, ``_``, ``.`` and ``-`` become
       ``-``.
     """
-    if not 0 <= min_bytes <= max_bytes:
-        raise InputError(f"found {min_bytes} to {max_bytes} bytes; expected a range", where="min_bytes")
+    min_bytes, max_bytes = sizes_of(program, min_bytes, max_bytes, otherwise=2**27)
     kind = kind_of(program, "MSCCL XML")
-    if split:
-        program = split_threadblocks(program, max_steps=reading.MAX_STEPS)
+    if split is not False:
+        whole, program = program, split_threadblocks(program, max_steps=reading.MAX_STEPS)
+        if split is None and program is not whole:
+            warn_of_split(f"MSCCL XML holds at most {reading.MAX_STEPS} steps a threadblock")
     for excess in _excesses(program):
         raise ExportError(f"MSCCL XML {excess}")
     mirrored = _mirrored(program)
@@ -139,7 +150,7 @@ def _long_steps(r: int, t: int, threadblock: Threadblock) -> Iterator[str]:
     if total > reading.MAX_STEPS:
         yield (
             f"holds at most {reading.MAX_STEPS} steps a threadblock, and threadblock {t} of rank {r} makes "
-            f"{total}, with those that only wait; give split=True, or lower the schedule with "
+            f"{total}, with those that only wait; leave split=False out, or lower the schedule with "
             f"channels='round-robin', num_channels={math.ceil(total / reading.MAX_STEPS)} or more, or cut "
             "the data into fewer chunks"
         )

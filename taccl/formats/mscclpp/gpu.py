@@ -48,6 +48,7 @@ class PlanGpu:
                 kind = self._kind(peer)
                 self.channel_of[queue] = (kind, len(self.peers[kind]))
                 self.peers[kind].append(peer)
+        self.was_split = False
         self.waits, self.releases, self.num_semaphores = self._semaphores()
 
     def plan(self, buffers: tuple[int, int], split: bool, max_threadblocks: int) -> dict[str, Any]:
@@ -108,9 +109,10 @@ class PlanGpu:
         if not split:
             raise ExportError(
                 f"MSCCL++ holds at most {MAX_OPERATIONS} operations a threadblock, and threadblock {t} of "
-                f"rank {self.rank} makes {total}; give split=True, or lower the schedule with "
+                f"rank {self.rank} makes {total}; leave split=False out, or lower the schedule with "
                 f"channels='round-robin', num_channels={-(-total // MAX_OPERATIONS)}"
             )
+        self.was_split = True
         room = MAX_OPERATIONS - 4  # two operations to take over, and two to hand on
         ops: list[Op] = []
         for each in steps:

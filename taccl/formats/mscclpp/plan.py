@@ -21,19 +21,22 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.errors import ExportError, InputError
 from taccl.formats.files import check_writable, write_whole
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.gpu import PlanGpu
 from taccl.formats.mscclpp.messages import place_messages
 from taccl.formats.mscclpp.registration import registration_snippet
-from taccl.formats.program_kind import ProgramKind, kind_of
+from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS
+from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split
 from taccl.program.checks import queue_ends
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
+    from taccl.arguments import Bytes, Count, Natural
     from taccl.program.program import Program
 
 __all__ = ["COLLECTIVES", "build_mscclpp_plan", "plan_text", "save_mscclpp_plan"]
@@ -50,18 +53,19 @@ _MAX_THREADS = 1024
 _SEARCHED_FOR_RACES = 100_000
 
 
+@checked
 def save_mscclpp_plan(
     program: Program,
     path: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     register: bool = False,
-    min_bytes: int = 0,
-    max_bytes: int | None = None,
-    ranks_per_node: int | None = None,
-    num_threads_per_block: int = 1024,
-    max_threadblocks: int = 80,
-    split: bool = False,
+    min_bytes: Bytes | Natural | None = None,
+    max_bytes: Bytes | Natural | None = None,
+    ranks_per_node: Count | None = None,
+    num_threads_per_block: Count = 1024,
+    max_threadblocks: Count = 80,
+    split: bool | None = None,
     name: str = "",
 ) -> tuple[Path, ...]:
     """Write the plan, and with `register` the Python that registers it; returns the files written.
@@ -92,27 +96,29 @@ def save_mscclpp_plan(
     return target, module
 
 
+@checked
 def build_mscclpp_plan(
     program: Program,
     *,
-    min_bytes: int = 0,
-    max_bytes: int | None = None,
-    ranks_per_node: int | None = None,
-    num_threads_per_block: int = 1024,
-    max_threadblocks: int = 80,
-    split: bool = False,
+    min_bytes: Bytes | Natural | None = None,
+    max_bytes: Bytes | Natural | None = None,
+    ranks_per_node: Count | None = None,
+    num_threads_per_block: Count = 1024,
+    max_threadblocks: Count = 80,
+    split: bool | None = None,
     name: str = "",
 ) -> dict[str, Any]:
     """The plan as plain values, run once to see that it works.
 
     - `min_bytes`, `max_bytes`: The sizes that the plan is for, of the larger of a rank's two buffers;
-      default: as large as the executor's 32-bit offsets reach.
+      default: those that it is meant for, which is from half to twice the size of a schedule that was
+      lowered, as far as the executor's 32-bit offsets reach.
     - `ranks_per_node`: Default: as the topology says that the program was lowered for.
     - `num_threads_per_block`: Threads of each threadblock, a multiple of 32.
     - `max_threadblocks`: As many as surely run at once: a threadblock that never begins makes others wait
       forever. With 1024 threads that is one for each of the GPU's multiprocessors; default: those of a V100.
     - `split`: Whether a threadblock of more operations than the executor holds becomes several, which take
-      turns.
+      turns; default: where needed, with a warning.
     - `name`: Default: the program's. MSCCL++ keeps plans by name: give every plan its own.
     """
     nodes = _nodes(program, ranks_per_node)
@@ -127,19 +133,21 @@ def build_mscclpp_plan(
     messages = place_messages(program, packets=packets)
     longest = max(*(max(each) for each in buffers), messages.scratch_chunks * (2 if packets else 1))
     reach = _OFFSETS // longest // _ALIGNMENT * _ALIGNMENT * max(max(each) for each in buffers)
-    least, most = min_bytes, reach if max_bytes is None else max_bytes
-    if not 0 <= least <= most:
-        raise InputError(f"found {least} to {most} bytes; expected a range", where="min_bytes")
+    least, most = sizes_of(program, min_bytes, max_bytes, otherwise=reach)
+    if max_bytes is None and least <= reach:
+        most = min(most, reach)
     if most > reach:
         raise ExportError(
-            f"MSCCL++ keeps offsets in 32 bits, which this plan exceeds beyond {reach} bytes, and max_bytes "
-            f"is {most}; give max_bytes={reach}"
+            f"MSCCL++ keeps offsets in 32 bits, which this plan exceeds beyond {reach} bytes, and it is for "
+            f"{least} to {most} bytes; give max_bytes={reach}"
         )
     queues = sorted(queue_ends(program)[0])
+    parts = [PlanGpu(program, r, nodes, messages, packets, queues) for r in range(program.num_ranks)]
     gpus = [
-        PlanGpu(program, r, nodes, messages, packets, queues).plan(buffers[r], split, max_threadblocks)
-        for r in range(program.num_ranks)
+        part.plan(own, split is not False, max_threadblocks) for part, own in zip(parts, buffers, strict=True)
     ]
+    if split is None and any(part.was_split for part in parts):
+        warn_of_split(f"MSCCL++ holds at most {MAX_OPERATIONS} operations a threadblock")
     plan = {
         "name": name or program.name,
         "collective": COLLECTIVES.get(kind.name) or ("custom" if collective is None else collective.name),
@@ -183,8 +191,6 @@ def plan_text(plan: Mapping[str, Any]) -> str:
 
 def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
     if ranks_per_node is not None:
-        if ranks_per_node < 1:
-            raise InputError(f"found {ranks_per_node}; expected at least 1", where="ranks_per_node")
         return tuple(r // ranks_per_node for r in range(program.num_ranks))
     if program.node_of_rank is None:
         raise InputError(

@@ -13,13 +13,15 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from taccl.arguments import quoted
+from taccl.arguments import checked_as, quoted
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
+    AlphaMeaning,
     Nic,
     Part,
+    PcieUse,
     Server,
     Wiring,
     build_servers,
@@ -31,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
-    from taccl.formats.nccl.server import AlphaMeaning, Number, PcieUse
+    from taccl.formats.nccl.server import Number
     from taccl.topology.topology import Topology
 
-    NvlinkUse = Literal["auto", "pairs", "switch"]
+NvlinkUse = Literal["auto", "pairs", "switch"]
 
 __all__ = ["MAX_FILE_BYTES", "load_nvidia_smi"]
 
@@ -48,6 +50,7 @@ _ONE_SWITCH, _SWITCHES, _ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB"
 _CELLS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE or SYS"
 
 
+@checked_as(TopologyError)
 def load_nvidia_smi(
     path: str | os.PathLike[str],
     *,

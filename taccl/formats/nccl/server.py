@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import add_crossbar, check_count, check_num_links
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Side, Topology
 
     Number = int | float | str | Fraction
-    AlphaMeaning = Literal["occupies", "pipelined"]
-    PcieUse = Literal["where-needed", "always"]
     #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
     Step = tuple[str, Fraction, Side]
 
-__all__ = ["INTERNODE_ALPHA_US", "INTRANODE_ALPHA_US", "Nic", "Part", "Server", "Wiring", "build_servers"]
+PcieUse = Literal["where-needed", "always"]
+
+__all__ = [
+    "INTERNODE_ALPHA_US", "INTRANODE_ALPHA_US", "AlphaMeaning", "Nic", "Part", "PcieUse", "Server", "Wiring",
+    "build_servers",
+]  # fmt: skip
 
 #: TACCL's published constants of NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe is given NVLink's.
 INTRANODE_ALPHA_US = Fraction("0.3")

@@ -13,17 +13,25 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taccl.arguments import quoted
+from taccl.arguments import checked_as, quoted
 from taccl.errors import TopologyError
 from taccl.formats.nccl.elements import Given, read_system, whole
-from taccl.formats.nccl.server import INTERNODE_ALPHA_US, INTRANODE_ALPHA_US, Server, Wiring, build_servers
+from taccl.formats.nccl.server import (
+    INTERNODE_ALPHA_US,
+    INTRANODE_ALPHA_US,
+    AlphaMeaning,
+    PcieUse,
+    Server,
+    Wiring,
+    build_servers,
+)
 from taccl.formats.xml_elements import parse_xml
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 
 if TYPE_CHECKING:
     from taccl.formats.nccl.elements import Gpu
-    from taccl.formats.nccl.server import AlphaMeaning, Number, PcieUse
+    from taccl.formats.nccl.server import Number
     from taccl.topology.topology import Topology
 
     Pairs = dict[tuple[int, int], int]
@@ -37,6 +45,7 @@ _NVLINK_GB_PER_S = ((100, "40.1"), (90, "20.6"), (87, "20"), (86, "12"), (80, "2
 _NVLINK_GB_PER_S_UNKNOWN = "20"
 
 
+@checked_as(TopologyError)
 def load_nccl_topology(
     path: str | os.PathLike[str],
     *,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.verification.verify import verify
+from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.formats.published.collective import collective_of
 from taccl.formats.published.fields import algorithm_file
@@ -53,6 +54,7 @@ _LAST_TICK = 2**61
 _LONGEST_NAME = 200
 
 
+@checked
 def load_upstream_algorithm(
     path: str | os.PathLike[str],
     *,

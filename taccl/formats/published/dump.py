@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats.published.collective import KINDS
 from taccl.formats.published.layout import Layout, lay_out
@@ -40,6 +41,7 @@ _LARGEST = 10**15
 _MOST_DIGITS = 6
 
 
+@checked
 def algorithm_text(schedule: Schedule, *, time_unit_us: int | float | str | None = None) -> str:
     """The content of the file; parameters and errors are those of `dump_upstream_algorithm`."""
     return json.dumps(dump_upstream_algorithm(schedule, time_unit_us=time_unit_us)) + "\n"

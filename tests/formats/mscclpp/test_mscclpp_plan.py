@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
 
 import taccl
-from taccl.errors import ExportError, InputError, LossyConversionWarning
+from taccl.errors import ExportError, FallbackWarning, InputError, LossyConversionWarning
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.plan import build_mscclpp_plan, plan_text, save_mscclpp_plan
 from taccl.formats.registry import convert, format_of_content, write
@@ -158,13 +159,24 @@ def test_unknown_nodes_must_be_told():
 def test_long_threadblocks_are_refused_or_split():
     """More than 64 operations: an error with a remedy, or threadblocks that take turns and still run right."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
-    with pytest.raises(ExportError, match=r"at most 64 operations .* give split=True"):
-        build_mscclpp_plan(program)
+    with pytest.raises(ExportError, match=r"at most 64 operations .* leave split=False out"):
+        build_mscclpp_plan(program, split=False)
     plan = build_mscclpp_plan(program, split=True)
     lengths = [len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"]]
     assert max(lengths) <= 64
     assert len(lengths) > sum(len(rank.threadblocks) for rank in program.ranks)
     assert run_plan(plan).ok
+
+
+def test_what_is_split_unasked_is_warned_of():
+    """Without a word on it a long threadblock is split all the same, and nothing is said where none is long."""
+    program = program_of("alltoall", "ring:5", chunks_per_rank=8)
+    with pytest.warns(FallbackWarning, match="at most 64 operations a threadblock: longer ones were split"):
+        plan = build_mscclpp_plan(program)
+    assert plan == build_mscclpp_plan(program, split=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_mscclpp_plan(program_of("allgather", "ring:4"))
 
 
 @pytest.mark.parametrize(
@@ -200,8 +212,23 @@ def test_what_plans_do_not_hold_is_named(name, options, plan_options, words):
 
 def test_sizes_stay_within_the_offsets():
     """2^32 bytes are too many for one chunk's offset: of 4 chunks each is below 2^30, a multiple of 16."""
-    plan = build_mscclpp_plan(program_of("allgather", "ring:4"))
-    assert plan["max_message_size"] == 4 * ((2**32 - 1) // 4 // 16 * 16)
+    reach = 4 * ((2**32 - 1) // 4 // 16 * 16)
+    program = replace(program_of("allgather", "ring:4"), sizes_bytes=None)
+    assert build_mscclpp_plan(program)["max_message_size"] == reach
+    large = replace(program, sizes_bytes=(0, reach + 1))
+    assert build_mscclpp_plan(large)["max_message_size"] == reach
+    with pytest.raises(ExportError, match="exceeds beyond"):
+        build_mscclpp_plan(replace(program, sizes_bytes=(reach + 1, 2 * reach)))
+
+
+def test_plan_is_for_sizes_about_that_of_its_schedule():
+    """From half to twice the size that the schedule was made for, unless told."""
+    problem = taccl.make_problem(taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=10**9)
+    program = lower(taccl.baselines.ring(problem))
+    plan = build_mscclpp_plan(program)
+    assert (plan["min_message_size"], plan["max_message_size"]) == (5 * 10**8, 2 * 10**9)
+    told = build_mscclpp_plan(program, min_bytes=0, max_bytes="4GB")
+    assert (told["min_message_size"], told["max_message_size"]) == (0, 4 * 10**9)
 
 
 def test_programs_that_need_room_under_way_are_refused():

@@ -441,7 +441,7 @@ def test_other_and_hostile_files_are_refused(tmp_path, text):
         ({"nvlinks": 0}, "nvlinks"),
         ({"nvlinks": {(0, 2): 1}}, "nvlinks"),
         ({"nvlinks": {(0, 1): 1, (1, 0): 2}}, "nvlinks"),
-        ({"gpus": "0:0:0.0"}, "gpus"),
+        ({"gpus": 5}, "gpus"),
         ({"pcie": "never"}, "pcie"),
         ({"pcie_gb_per_s": 0}, "pcie_gb_per_s"),
         ({"intranode_alpha_us": -1}, "intranode_alpha_us"),
