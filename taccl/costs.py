@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Costs", "HoldColumns", "exact_costs", "hold_columns", "link_ends"]
 
-#: How finely time may be cut: beyond a picosecond, costs are rounded to it, with a word.
-_MAX_TICKS_PER_US = 10**6
+#: How finely time may be cut for costs to be exact, and to what they are rounded otherwise, with a word.
+_MAX_TICKS_PER_US, _ROUNDED_TICKS_PER_US = 10**9, 10**6
 _MAX_FINISH_TICKS = 2**62
 
 
@@ -107,8 +107,8 @@ def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     """Every cost of a topology, and the size of every chunk, on one integer grid.
 
-    Costs that need more than a tick per picosecond are rounded up to one, with a `NumericsWarning`; times
-    that would need more than 64 bits raise `TopologyError`.
+    Costs that need more than a tick per femtosecond, or times of more than 64 bits, are rounded up to
+    picoseconds, with a `NumericsWarning`; times that need more than 64 bits even so raise `TopologyError`.
     """
     unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
     scale = Fraction(unit_bytes, BYTES_PER_MB)
@@ -121,24 +121,26 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     # numbers, since a fraction takes longer to hash than to multiply.
     us = [{ratio: Fraction(*ratio) * by for ratio in set(column)} for column, by in columns]
     ticks_per_us = math.lcm(*{value.denominator for known in us for value in known.values()})
-    if ticks_per_us > _MAX_TICKS_PER_US:
-        ticks_per_us = _MAX_TICKS_PER_US
-        warnings.warn(
-            f"{topology.name}: costs need more than {_MAX_TICKS_PER_US} ticks a microsecond and were "
-            "rounded up to one; give costs with fewer decimals for exact times",
-            NumericsWarning,
-            stacklevel=3,
-        )
-    ticks = [{ratio: math.ceil(exact * ticks_per_us) for ratio, exact in known.items()} for known in us]
     units_of = {size: size // unit_bytes for size in set(chunk_bytes)}
     units = [units_of[size] for size in chunk_bytes]
-    # No schedule worth having lasts longer than every chunk over a way of dear links, one after another.
-    dearest = max(ticks[0].values(), default=0) * len(units) + max(ticks[1].values(), default=0) * sum(units)
-    longest = dearest * topology.num_ranks
+
+    def on_grid(per_us: int) -> tuple[list[dict[tuple[int, int], int]], int]:
+        """Every cost in ticks, rounded up; and what no schedule worth having lasts longer than."""
+        ticks = [{ratio: math.ceil(exact * per_us) for ratio, exact in known.items()} for known in us]
+        dearest_alpha, dearest_beta = (max(known.values(), default=0) for known in ticks[:2])
+        # Every chunk over a way of dear links, one after another.
+        return ticks, (dearest_alpha * len(units) + dearest_beta * sum(units)) * topology.num_ranks
+
+    ticks, longest = on_grid(ticks_per_us)
+    too_fine = ticks_per_us > _MAX_TICKS_PER_US or longest > _MAX_FINISH_TICKS
+    if too_fine and ticks_per_us > _ROUNDED_TICKS_PER_US:
+        ticks_per_us = _ROUNDED_TICKS_PER_US
+        ticks, longest = on_grid(ticks_per_us)
+        _warn_of_rounding(topology)
     if longest > _MAX_FINISH_TICKS:
         raise TopologyError(
             f"found costs and chunks of {format_size(max(chunk_bytes))} that need more than 64 bits "
-            f"at {ticks_per_us} ticks a microsecond; give smaller costs, or costs with fewer decimals",
+            f"at {ticks_per_us} ticks a microsecond; give smaller costs or chunks",
             where=topology.name,
         )
     link_alpha, link_beta, hold_alpha, hold_beta = (
@@ -146,6 +148,19 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
         for (column, _), known in zip(columns, ticks, strict=True)
     )
     return Costs(ticks_per_us, link_alpha, link_beta, hold_alpha, hold_beta, _read_only(units))
+
+
+def _warn_of_rounding(topology: Topology) -> None:
+    """Warn that costs are not exact, once for each topology, whatever problems are made of it."""
+    if "rounding is told" in topology.memo:
+        return
+    topology.memo["rounding is told"] = True
+    text = (
+        f"{topology.name}: no grid in 64 bits, of at most {_MAX_TICKS_PER_US} ticks a microsecond, holds all "
+        "costs of these chunks exactly; each was rounded up to a picosecond, which schedules, bounds and the "
+        "verifier share; costs or chunk sizes that are rounder have exact times"
+    )
+    warnings.warn(text, NumericsWarning, stacklevel=4)
 
 
 def _read_only(values: Sequence[int]) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -37,11 +38,42 @@ def test_a_unit_is_what_all_chunks_divide_into() -> None:
     assert costs.duration(0, 3) == 7 * costs.ticks_per_us
 
 
-def test_costs_beyond_a_picosecond_are_rounded_up_with_a_word() -> None:
-    """A seventh of a millionth of a microsecond becomes a tick."""
-    with pytest.warns(NumericsWarning, match="ticks"):
-        costs = costs_of(Fraction(1, 7 * 10**6), 1, MB).costs
-    assert costs.link_alpha.tolist() == [1]
+def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_word() -> None:
+    """A seventh of a thousandth of a millionth of a microsecond becomes a tick of a picosecond."""
+    with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
+        costs = costs_of(Fraction(1, 7 * 10**9), 1, MB).costs
+    assert (costs.link_alpha.tolist(), costs.ticks_per_us) == ([1], 10**6)
+
+
+def test_times_that_are_too_long_for_a_fine_grid_are_rounded() -> None:
+    """At 7 * 10^6 ticks 10^13 us need more than 64 bits for two ranks, and at 10^6 they do not."""
+    with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
+        costs = costs_of(10**12, Fraction(1, 7 * 10**6), MB).costs
+    assert (costs.link_beta.tolist(), costs.ticks_per_us) == ([1], 10**6)
+
+
+def test_costs_of_several_rates_are_exact() -> None:
+    """64 GB/s and 450 GB/s carry an odd byte in 1/64000 and 1/450000 us: 14.4 million ticks, and no word."""
+    builder = TopologyBuilder("two", [0, 0])
+    for gb_per_s in (64, 450):
+        builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=Fraction(1000, gb_per_s))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        costs = exact_costs(builder.build(), (1001, 1003))
+    assert costs.ticks_per_us == 14_400_000
+    assert costs.link_beta.tolist() == [225, 32]
+
+
+def test_rounding_is_told_once() -> None:
+    """However many problems are made of a topology, one warning says that its costs are rounded."""
+    builder = TopologyBuilder("odd", [0, 0])
+    builder.add_link(0, 1, alpha_us=Fraction(1, 7 * 10**9), beta_us_per_mb=1)
+    topology = builder.build()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in (1, 2, 3):
+            exact_costs(topology, (size * MB,))
+    assert len(caught) == 1
 
 
 def test_links_of_several_costs_keep_their_own() -> None:

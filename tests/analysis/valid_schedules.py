@@ -256,9 +256,9 @@ def unequal_chunks() -> Schedule:
 
 
 def coarse_grid() -> Schedule:
-    """Alpha is 1/3 us and beta just under 10**-6, but a tick is no less than that: both round up."""
+    """Alpha is 1/3 us and beta just under 10**-9, for which ticks of 10**-6 are taken: both round up."""
     topology = TopologyBuilder("thirds", [0, 0])
-    topology.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=Fraction(1, 1000003))
+    topology.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=Fraction(1, 1000000007))
     problem = make_problem(topology.build(), collectives.broadcast(2), chunk_bytes=MB)
     return build(problem, [Row(0, 0, 0, 333334 + 1)])
 
