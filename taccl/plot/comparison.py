@@ -1,4 +1,4 @@
-"""The picture of a comparison: gap over seconds, a mark for every run."""
+"""Pictures of a comparison: gap over seconds, a mark for every run; and finishes over bounds, by backend."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.names import shown
 from taccl.plot import style
-from taccl.plot.style import GREY, MARKS, OKABE_ITO, axes, drawing, headline, in_key, plain_log, remark
-from taccl.units import format_count, format_size
+from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, plain_log, remark
+from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-__all__ = ["comparison"]
+__all__ = ["backends", "comparison"]
 
 _NEEDED = ("backend", "sketch", "seconds", "finish_us", "bound_us", "gap", "status")
+#: Bars that a picture has room for.
+_MOST_BARS = 100
 #: Where a run without a schedule is marked, as a part of the height.
 _TOP = 0.95
 
@@ -45,13 +48,7 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     """
     from matplotlib.patches import Rectangle
 
-    missing = [name for name in _NEEDED if name not in getattr(table, "columns", ())]
-    if missing:
-        said = f"found a table without {', '.join(missing)}; give what taccl.compare or taccl.sweep returned"
-        raise InputError(said, where="table")
-    rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
-    if not rows:
-        raise InputError("found a table without rows; expected a run at least", where="table")
+    rows = _rows(table)
     ax = axes(ax, height=5.0)
     shape_name, shapes = _shapes(rows)
     backends = list(dict.fromkeys(row["backend"] for row in rows))
@@ -63,7 +60,7 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     if highest > 2:
         ax.set_yscale("symlog", linthresh=0.1)
     for row in rows:
-        colour = OKABE_ITO[backends.index(row["backend"]) % len(OKABE_ITO)]
+        colour, mark = _look(backends.index(row["backend"]), shapes.index(row[shape_name]), len(shapes))
         seconds = max(row["seconds"] or row.get("time_limit_s") or 1e-3, 1e-3)
         if row["gap"] is None or row["finish_us"] is None:
             ax.plot(
@@ -72,7 +69,6 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
             )  # fmt: skip
             continue
         area = 55.0 if one_bound else 25 + 90 * (row["bound_us"] / largest) ** 0.5
-        mark = MARKS[shapes.index(row[shape_name]) % len(MARKS)]
         ax.scatter(
             seconds, row["gap"], s=area, marker=mark, color=colour, alpha=0.8, edgecolors="white",
             linewidths=0.6, zorder=3,
@@ -97,6 +93,86 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+@checked
+@drawing
+def backends(table: Any, *, ax: Axes | None = None) -> Axes:
+    """A bar for every run: its finish over its bound, in rows by backend; also where all gaps are one.
+
+    Colours are sketches or sizes. Runs without a schedule, or without a bound, have no bar, and say why.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Of `taccl.compare` or `taccl.sweep`.
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+
+    Raises
+    ------
+    InputError
+        If the table has no rows, lacks one of their columns, or has more rows than a picture shows.
+    """
+    rows = _rows(table)
+    if len(rows) > _MOST_BARS:
+        said = f"found {len(rows)} runs; expected at most {_MOST_BARS}: choose some of them"
+        raise InputError(said, where="table")
+    rows.sort(key=lambda row: row["backend"])  # those of one backend stay in their order
+    shape_name, shapes = _shapes(rows)
+    ax = axes(ax, height=min(12.0, 1.6 + 0.24 * len(rows)))
+    for place, row in enumerate(rows):
+        if row["gap"] is None:
+            ax.annotate(
+                f" {row['status']}", (1.0, place), fontsize=8, va="center", color=INK, annotation_clip=False
+            )
+            continue
+        colour = OKABE_ITO[shapes.index(row[shape_name]) % len(OKABE_ITO)]
+        ax.barh(place, row["gap"], left=1.0, height=0.7, color=colour)
+        said = f" {1 + row['gap']:.4g} ({format_us(row['finish_us'])})"
+        ax.annotate(said, (1 + row["gap"], place), fontsize=8, va="center", annotation_clip=False)
+    highest = max((row["gap"] for row in rows if row["gap"] is not None), default=0.0)
+    ax.set_xlim(1.0, 1.0 + 1.25 * (highest or 0.1))
+    ax.axvline(1.0, color=INK, linewidth=0.8)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(range(len(rows)), _bar_names(rows, shape_name, shapes))
+    ax.grid(axis="x", linewidth=0.5, alpha=0.4)
+    ax.set_axisbelow(True)
+    ax.set_xlabel("finish over bound; 1 is proven, and no schedule is below")
+    headline(ax, f"{format_count(len(rows), 'run')} by backend")
+    return ax
+
+
+def _bar_names(rows: Sequence[dict[str, Any]], shape_name: str, shapes: list[Any]) -> list[str]:
+    """What each bar is of: the backend, and where there are several the shape and the seed."""
+    seeds = {row.get("seed") for row in rows}
+    names = []
+    for row in rows:
+        parts = [shown(str(row["backend"]))]
+        if len(shapes) > 1:
+            parts.append(_shape_text(shape_name, row[shape_name]))
+        if len(seeds) > 1:
+            parts.append(f"seed {row['seed']}")
+        names.append(", ".join(parts))
+    return names
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+    """The rows of a comparison, as plain values."""
+    missing = [name for name in _NEEDED if name not in getattr(table, "columns", ())]
+    if missing:
+        said = f"found a table without {', '.join(missing)}; give what taccl.compare or taccl.sweep returned"
+        raise InputError(said, where="table")
+    rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
+    if not rows:
+        raise InputError("found a table without rows; expected a run at least", where="table")
+    return rows
+
+
+def _look(backend: int, shape: int, num_shapes: int) -> tuple[str, Any]:
+    """The colour and the mark of a backend and a shape by number; those of no others."""
+    again, colour = divmod(backend, len(OKABE_ITO))
+    return OKABE_ITO[colour], style.mark(again * num_shapes + shape)
+
+
 def _shapes(rows: Sequence[dict[str, Any]]) -> tuple[str, list[Any]]:
     """The column that shapes tell apart: sketches, or sizes where there is one sketch; and its values."""
     for name in ("sketch", "size_bytes", "collective"):
@@ -106,20 +182,24 @@ def _shapes(rows: Sequence[dict[str, Any]]) -> tuple[str, list[Any]]:
     return "sketch", [rows[0]["sketch"]]
 
 
+def _shape_text(shape_name: str, value: Any) -> str:
+    return format_size(int(value)) if shape_name == "size_bytes" and value else in_key(str(value))
+
+
 def _key(
     ax: Axes, rows: Sequence[dict[str, Any]], backends: list[str], shape_name: str, shapes: list[Any]
 ) -> None:
     """What colours and shapes mean, beside the picture."""
     from matplotlib.lines import Line2D
 
-    key: list[tuple[str, str, str]] = []
+    key: list[tuple[Any, str, str]] = []
     for number, backend in enumerate(backends):
         why = Counter(row["status"] for row in rows if row["backend"] == backend and row["gap"] is None)
         reasons = ", ".join(status if count == 1 else f"{count} {status}" for status, count in why.items())
         label = f"{backend} (x: {reasons})" if reasons else str(backend)
-        key.append(("o", OKABE_ITO[number % len(OKABE_ITO)], label))
+        colour, mark = _look(number, 0, len(shapes))
+        key.append((mark, colour, label))
     for number, value in enumerate(shapes if len(shapes) > 1 else ()):
-        shown = format_size(int(value)) if shape_name == "size_bytes" and value else in_key(str(value))
-        key.append((MARKS[number % len(MARKS)], GREY, shown))
+        key.append((style.mark(number), GREY, _shape_text(shape_name, value)))
     handles = [Line2D([], [], marker=m, linestyle="", color=colour, label=text) for m, colour, text in key]
     style.legend(ax, handles)

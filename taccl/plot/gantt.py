@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taccl.plot.bars import Bars
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
 
 __all__ = ["COPIES", "MOST_SHAPES", "REDUCTIONS", "draw_bars", "gantt", "rows_height"]
 
@@ -31,6 +32,9 @@ COPIES, REDUCTIONS = "copies", "reductions"
 #: With more bars than this a picture in SVG or PDF holds them as one image.
 MOST_SHAPES = 8000
 _ROW_INCHES = 0.17
+#: Hues that stay apart when they get lighter, unlike black; and how much white those of two nodes have.
+_HUES = (*OKABE_ITO[:-1], "#6B4226")
+_WHITE = (0.0, 0.45)
 
 
 @checked
@@ -87,7 +91,11 @@ def draw_bars(
         raise InputError(f"found {colour!r}; expected 'origin' or 'chunk'", where="colour")
     num_rows = max(1, len(bars.rows))
     ax = axes(ax, height=rows_height(num_rows))
-    _bars(ax, bars, bars.origin if colour == "origin" else bars.chunk, title)
+    topology = schedule.problem.topology
+    if colour == "origin":
+        _bars(ax, bars, bars.origin, title, _shades(topology, bars.origin))
+    else:
+        _bars(ax, bars, bars.chunk, title, {})
     finish_us = schedule.finish_us
     ax.set_ylim(num_rows - 0.4, -0.6)
     ax.set_xlim(0, finish_us * 1.01 or 1)
@@ -116,7 +124,7 @@ def rows_height(num_rows: int) -> float:
     return min(12.0, max(2.6, 1.4 + _ROW_INCHES * num_rows))
 
 
-def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str) -> None:
+def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str, shades: dict[int, str]) -> None:
     """One collection of rectangles for copies and one for reductions, with a key to their colours."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
@@ -126,7 +134,7 @@ def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str) -> None:
     left, right, bottom = bars.start_us, bars.end_us, top + height
     pairs = ((left, top), (right, top), (right, bottom), (left, bottom))
     corners: Any = np.stack([np.stack(pair, axis=1) for pair in pairs], axis=1)
-    colours, key = _colours(ax, value, title)
+    colours, key = _colours(ax, value, title, shades)
     line = 0.4 if len(value) <= MOST_SHAPES // 4 else 0.0
     for name, some in ((COPIES, ~bars.reduce), (REDUCTIONS, bars.reduce)):
         if not some.any():
@@ -139,7 +147,8 @@ def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str) -> None:
         drawn.set_gid(name)
         ax.add_collection(drawn, autolim=False)
     if key:
-        beside = style.legend(ax, key, title=title, title_fontsize=8, handlelength=1.2)
+        columns = -(-len(key) // len(OKABE_ITO))
+        beside = style.legend(ax, key, title=title, title_fontsize=8, handlelength=1.2, ncols=columns)
         ax.add_artist(beside)
     above = [Patch(facecolor=GREY, label="several")] if (value == SEVERAL).any() else []
     if bars.reduce.any():
@@ -148,7 +157,30 @@ def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str) -> None:
         style.legend(ax, above, loc="lower right", ncols=2, borderaxespad=0.1, handlelength=1.6)
 
 
-def _colours(ax: Axes, value: NDArray[np.int64], title: str) -> tuple[NDArray[np.float64], list[Patch]]:
+def _shades(topology: Topology, ranks: NDArray[np.int64]) -> dict[int, str]:
+    """A colour for each of several ranks: hues by place in the node, and lighter from node to node.
+
+    Of more nodes, or larger ones, than shades can be told apart there are none.
+    """
+    from matplotlib.colors import to_hex, to_rgb
+
+    known = np.unique(ranks[ranks != SEVERAL]).tolist()
+    places = {rank: divmod(topology.local_rank[rank], len(_HUES)) for rank in known}
+    groups = sorted({(topology.node_of_rank[rank], turn) for rank, (turn, _) in places.items()})
+    if len(groups) > len(_WHITE):
+        return {}
+    white = {group: _WHITE[number] for number, group in enumerate(groups)}
+    shades = {}
+    for rank, (turn, hue) in places.items():
+        part = white[topology.node_of_rank[rank], turn]
+        red, green, blue = (part + (1 - part) * each for each in to_rgb(_HUES[hue]))
+        shades[rank] = to_hex((red, green, blue))
+    return shades
+
+
+def _colours(
+    ax: Axes, value: NDArray[np.int64], title: str, shades: dict[int, str]
+) -> tuple[NDArray[np.float64], list[Patch]]:
     """A colour for every bar, and the entries of the key: a few values have one each, many share a scale."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize, to_rgba
@@ -158,11 +190,13 @@ def _colours(ax: Axes, value: NDArray[np.int64], title: str) -> tuple[NDArray[np
     known = np.unique(value[value != SEVERAL])
     several = np.array(to_rgba(GREY))
     key = []
-    if len(known) <= len(OKABE_ITO):
-        palette = np.array([to_rgba(OKABE_ITO[i]) for i in range(len(known))]).reshape(-1, 4)
+    few = len(known) <= len(OKABE_ITO)
+    if few or shades:
+        chosen = OKABE_ITO if few else [shades[each] for each in known.tolist()]
+        palette = np.array([to_rgba(chosen[i]) for i in range(len(known))]).reshape(-1, 4)
         place = np.searchsorted(known, np.where(value == SEVERAL, known[0] if len(known) else 0, value))
         colours = palette[place] if len(known) else np.tile(several, (len(value), 1))
-        key = [Patch(facecolor=OKABE_ITO[i], label=str(each)) for i, each in enumerate(known.tolist())]
+        key = [Patch(facecolor=chosen[i], label=str(each)) for i, each in enumerate(known.tolist())]
     else:
         scale = Normalize(int(known[0]), int(known[-1]))
         colours = colormaps["cividis"](scale(value.astype(float)))

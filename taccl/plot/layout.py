@@ -92,13 +92,14 @@ def lay_out(topology: Topology) -> Layout:
         return Layout(place, centre, np.zeros((0, 2)), 0.0, grid=shape is not None)
     radius = 0.0 if alone else 1.0
     if num_nodes <= 3:
-        # Not quite in a row, so that a line between ranks of two nodes passes over no other rank.
-        centre = np.array([(2.9 * node, -0.33 * (node % 2)) for node in range(num_nodes)])
+        centre = np.array([(2.9 * node, 0.0) for node in range(num_nodes)])
     else:
         centre = _circle(num_nodes) * 1.35 / math.sin(math.pi / num_nodes)
     place = np.zeros((topology.num_ranks, 2))
     for node, ranks in enumerate(topology.ranks_of_node):
-        ring = _circle(len(ranks)) * (0.0 if by_node or len(ranks) == 1 else radius)
+        # Turned a little where nodes are in a row, so that level lines between them pass over no other rank.
+        turn = math.pi / 2 / len(ranks) if 1 < num_nodes <= 3 else 0.0
+        ring = _circle(len(ranks), turn=turn) * (0.0 if by_node or len(ranks) == 1 else radius)
         place[list(ranks)] = centre[node] + ring
     return Layout(place, centre, _hubs(topology, place), radius, by_node)
 
@@ -187,9 +188,9 @@ def _beside(
     return start + aside, end + aside
 
 
-def _circle(count: int) -> NDArray[np.float64]:
-    """Places round a circle of radius 1, from the top, clockwise."""
-    angles = math.pi / 2 - 2 * math.pi * np.arange(count) / max(1, count)
+def _circle(count: int, *, turn: float = 0.0) -> NDArray[np.float64]:
+    """Places round a circle of radius 1, from the top or so much beside it, clockwise."""
+    angles = math.pi / 2 - turn - 2 * math.pi * np.arange(count) / max(1, count)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
 from taccl.errors import InputError
+from taccl.plot import style
 from taccl.plot.style import INK, OKABE_ITO, axes, drawing, headline, title_of
 from taccl.synthesis.result import Moment, Result
 
@@ -65,7 +66,7 @@ def draw_moments(moments: Sequence[Moment], title: str, *, ax: Axes | None = Non
     ax.set_ylabel("finish in us")
     ax.margins(y=0.12)
     ax.grid(linewidth=0.5, alpha=0.4)
-    ax.legend(fontsize=8, frameon=False, loc="best")
+    style.legend(ax, ax.get_legend_handles_labels()[0])
     headline(ax, f"{title}\nbest finish and bound over time")
     return ax
 

@@ -152,7 +152,7 @@ def bandwidth(
         f"made for {format_size(problem.size_bytes)} (dotted), its order kept at other sizes",
     )
     if ax.get_lines()[1:]:
-        ax.legend(fontsize=8, frameon=False, loc="lower right", reverse=True)
+        style.legend(ax, ax.get_legend_handles_labels()[0][::-1])
     else:
         remark(ax, "nothing is sent, which takes no time and has no bandwidth")
     if found.undefined:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS", "GREY", "INK", "MARKS", "OKABE_ITO", "axes", "drawing", "figure", "format_of", "headline",
-    "in_key", "legend", "plain_log", "remark", "render", "save", "scale_beside", "schedule_of", "title_of",
+    "in_key", "legend", "mark", "plain_log", "remark", "render", "save", "scale_beside", "schedule_of",
+    "title_of",
 ]  # fmt: skip
 
 #: M. Okabe and K. Ito, "Color Universal Design" (2008), in an order in which neighbours differ most.
@@ -89,6 +90,11 @@ def figure(*, width: float = 9.0, height: float = 5.0) -> Axes:
 
     made: Axes = Figure(figsize=(width, height), layout="constrained").subplots()
     return made
+
+
+def mark(number: int) -> Any:
+    """The marker of that number: those of `MARKS` first, then stars of ever more points."""
+    return MARKS[number] if number < len(MARKS) else (number - len(MARKS) + 4, 1, 0)
 
 
 def plain_log(axis: Axis) -> None:

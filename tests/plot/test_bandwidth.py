@@ -16,6 +16,13 @@ def rates(found):
     return taccl.plot.bandwidths(found, sizes=["4KB", "4MB", "64MB"])
 
 
+def test_key_is_beside_the_lines(exchange):
+    """It begins where the axes end, so that it covers no curve."""
+    ax = taccl.plot.bandwidth(exchange)
+    ax.figure.canvas.draw()
+    assert ax.get_legend().get_window_extent().x0 >= ax.bbox.x1
+
+
 def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
     """4 MB is what it was made for."""
     assert rates.schedule[1] == pytest.approx(found.schedule.busbw_gb_per_s)

@@ -47,6 +47,36 @@ def test_shapes_tell_sizes_apart():
     assert words == ["greedy", "1MB", "1GB"]
 
 
+def test_no_two_kinds_of_runs_look_alike():
+    """Twelve backends at ten sizes are 120 pairs of a colour and a mark."""
+    runs = [row(f"pulp:{b}", 0.1, size_bytes=10**s) for b in range(12) for s in range(10)]
+    ax = taccl.plot.comparison(frame(runs))
+    looks = {
+        (each.get_facecolor().tobytes(), each.get_paths()[0].vertices.tobytes()) for each in ax.collections
+    }
+    assert len(looks) == 120
+
+
+def test_equal_gaps_are_bars():
+    """Runs of one gap lie on each other over time, and have a bar of the same length each; a failure says why."""
+    ax = taccl.plot.backends(frame([row("highs", 0.25), row("greedy", 0.25), row("scip", None)]))
+    assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1.0, 0.25)] * 2
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["greedy", "highs", "scip"]
+    assert [text.get_text() for text in ax.texts] == [" 1.25 (12.5 us)"] * 2 + [" unavailable"]
+
+
+def test_bars_of_sizes_and_seeds_are_told_apart():
+    """The name of a bar has what differs besides the backend."""
+    runs = [row("greedy", 0.0, size_bytes=10**6, seed=0), row("greedy", 0.5, size_bytes=10**9, seed=1)]
+    ax = taccl.plot.backends(frame(runs))
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "greedy, 1MB, seed 0",
+        "greedy, 1GB, seed 1",
+    ]
+    with pytest.raises(InputError, match="at most 100"):
+        taccl.plot.backends(frame(runs * 51))
+
+
 def test_other_tables_are_refused():
     """A table without the columns, or without rows, is no comparison."""
     import pandas as pd

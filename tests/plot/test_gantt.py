@@ -62,6 +62,28 @@ def test_colours_can_tell_chunks(exchange):
         taccl.plot.gantt(exchange, colour="size")
 
 
+@pytest.mark.parametrize("name", ["fully-connected:16", "dgx2", "ndv2"])
+def test_sixteen_ranks_have_colours_of_their_own(name):
+    """Hues tell ranks of a node and shades nodes: no two of 16 are near each other, and all are in the key."""
+    from matplotlib.colors import to_rgb
+
+    topology = taccl.topologies.parse(name, nodes=2) if name == "ndv2" else taccl.topologies.parse(name)
+    problem = taccl.make_problem(topology, collectives.allgather(16), size_bytes=16_000)
+    ax = taccl.plot.gantt(taccl.baselines.ring(problem), "rank")
+    legend = next(child for child in ax.get_children() if child.__class__.__name__ == "Legend")
+    assert [text.get_text() for text in legend.get_texts()] == [str(rank) for rank in range(16)]
+    colours = [np.array(to_rgb(patch.get_facecolor())) for patch in legend.get_patches()]
+    apart = [np.linalg.norm(a - b) for i, a in enumerate(colours) for b in colours[:i]]
+    assert min(apart) > 0.12  # of 16 steps of cividis neighbours are 0.08 apart
+    drawn = {
+        tuple(colour[:3])
+        for each in ax.collections
+        if each.get_gid() == "copies"
+        for colour in each.get_facecolors()
+    }
+    assert drawn == {tuple(colour) for colour in colours}
+
+
 def test_names_are_no_formulas(exchange):
     """A dollar in a name is a dollar."""
     import dataclasses

@@ -53,6 +53,17 @@ def test_ranks_are_apart(name):
     assert distance.min() > 0.1
 
 
+@pytest.mark.parametrize("name", ["ndv2", "dgx2", "dgx-a100"])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_few_nodes_are_on_one_line(name, nodes):
+    """Their centres are level, and no two ranks of a node are, so that level lines pass over no other rank."""
+    topology = taccl.topologies.parse(name, nodes=nodes)
+    layout = lay_out(topology)
+    assert len({y for _, y in layout.centre.tolist()}) == 1
+    heights = np.sort(layout.place[list(topology.ranks_of_node[0]), 1])
+    assert np.diff(heights).min() > 0.03
+
+
 def test_loads_are_those_of_the_schedule(exchange):
     """Link 0 is busy all the time, link 1 half of it; the colour bar is in per cent."""
     ax = taccl.plot.topology(exchange.problem.topology, exchange)

@@ -14,6 +14,13 @@ from taccl.synthesis.result import Moment
 from tests.synthesis.small_problems import problem_of, relayed, ring
 
 
+def test_key_is_beside_the_lines(found):
+    """It begins where the axes end, so that it covers no curve."""
+    ax = taccl.plot.progress(found)
+    ax.figure.canvas.draw()
+    assert ax.get_legend().get_window_extent().x0 >= ax.bbox.x1
+
+
 def test_a_result_keeps_its_progress():
     """In order of time, each finish better than the last, none under the bound; the last is what is returned."""
     result = taccl.synthesize(relayed(), backend="greedy", time_limit_s=1)
