@@ -91,6 +91,7 @@ def one_sweep(runs: int, workers: int, cache: str) -> dict[str, Any]:
         time_limit_s=120,
         num_workers=workers,
         cache=cache,
+        full=True,
     )
     return {
         "verified": int(table.verified.sum()),

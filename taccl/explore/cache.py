@@ -195,7 +195,12 @@ class Cache:
 
     @checked
     def schedules(self, table: pd.DataFrame) -> list[Schedule | None]:
-        """The verified schedule of every row of a comparison; None for rows that have none."""
+        """The verified schedule of every row of a comparison; None for rows that have none.
+
+        Raises `InputError` if the table was not asked for with ``full=True``, which has the keys.
+        """
+        if not {"key", "verified"} <= set(table.columns):
+            raise InputError("found no column key; compare with full=True", where="table")
         return [self.schedule(row.key) if row.verified else None for row in table.itertuples()]
 
     def info(self) -> CacheInfo:

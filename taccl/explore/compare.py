@@ -13,7 +13,7 @@ from taccl.arguments import checked
 from taccl.collective import Collective
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.many import table_of
-from taccl.explore.rows import NO_SKETCH, new_row
+from taccl.explore.rows import NO_SKETCH, new_row, shortened
 from taccl.explore.run import Case
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
@@ -55,6 +55,7 @@ def compare(
     cache: bool | Cache | str | PathLike[str] = True,
     progress: bool | Callable[[int, int], None] | None = None,
     parameters: Iterable[SearchParameters] | None = None,
+    full: bool = False,
 ) -> pd.DataFrame:
     """A table of what backends find for a problem, one row for each backend and seed.
 
@@ -82,11 +83,14 @@ def compare(
     parameters : iterable of SearchParameters, optional
         Constants of the search, one row for each; the column ``parameters`` says how they differ from the
         defaults.
+    full : bool
+        Whether to show all columns, such as the seconds of each stage, versions, and the key in the cache.
 
     Returns
     -------
     DataFrame
-        Its columns are those of `taccl.explore.rows.COLUMNS`.
+        Its columns are `taccl.explore.rows.SHORT` and the labels in which rows differ; with `full` all of
+        `taccl.explore.rows.COLUMNS`.
 
     Raises
     ------
@@ -99,7 +103,8 @@ def compare(
     rows = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     sketch = problem.clauses.name or NO_SKETCH
     asked = [(case, row | {"sketch": sketch}) for row in rows]
-    return table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
+    table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
+    return table if full else shortened(table)
 
 
 @checked
@@ -119,6 +124,7 @@ def sweep(
     cache: bool | Cache | str | PathLike[str] = True,
     progress: bool | Callable[[int, int], None] | None = None,
     parameters: Iterable[SearchParameters] | None = None,
+    full: bool = False,
 ) -> pd.DataFrame:
     """A table of what is found for every combination, one row for each.
 
@@ -140,11 +146,14 @@ def sweep(
         Of a named broadcast, scatter, gather or reduce.
     backends, seeds, time_limit_s, num_workers, threads, cache, progress, parameters
         As for `compare`.
+    full : bool
+        Whether to show all columns, such as the seconds of each stage, versions, and the key in the cache.
 
     Returns
     -------
     DataFrame
-        Its columns are those of `taccl.explore.rows.COLUMNS`.
+        Its columns are `taccl.explore.rows.SHORT` and the labels in which rows differ; with `full` all of
+        `taccl.explore.rows.COLUMNS`.
 
     Raises
     ------
@@ -172,7 +181,8 @@ def sweep(
         }  # fmt: skip
         _check_num_runs(len(asked) + len(options), time_limit_s)
         asked += [(case, row | known) for row in options]
-    return table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
+    table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
+    return table if full else shortened(table)
 
 
 def _problem(

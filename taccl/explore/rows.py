@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.result import Result
 
 __all__ = [
-    "COLUMNS", "LABELS", "NO_SKETCH", "OF_SCHEDULES", "Column", "check_row", "figures", "frame", "new_row",
-    "plain_rows",
+    "COLUMNS", "LABELS", "NO_SKETCH", "OF_SCHEDULES", "SHORT", "Column", "check_row", "figures", "frame",
+    "new_row", "plain_rows", "shortened",
 ]  # fmt: skip
 
 #: What stands in the column ``sketch`` for a run without one, so that grouping keeps it.
@@ -106,6 +106,12 @@ LABELS = (
     "time_limit_s", "threads", "parameters",
 )  # fmt: skip
 
+#: The columns that a table shows unless it is asked for all, beside those labels in which its rows differ.
+SHORT = (
+    "sketch", "size_bytes", "backend", "status", "error", "finish_us", "bound_us", "gap", "algbw_gb_per_s",
+    "seconds",
+)  # fmt: skip
+
 #: The columns that only a schedule fills.
 OF_SCHEDULES = (
     "finish_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers", "num_sends", "producer",
@@ -173,6 +179,12 @@ def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame({c.name: pd.Series([row[c.name] for row in rows], dtype=c.dtype) for c in COLUMNS})
+
+
+def shortened(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `SHORT`, and those of `LABELS` in which rows differ, in the order of `COLUMNS`."""
+    differ = {name for name in LABELS if table[name].nunique(dropna=False) > 1}
+    return table[[column.name for column in COLUMNS if column.name in differ.union(SHORT)]]
 
 
 def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

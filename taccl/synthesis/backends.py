@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from taccl.html import table as html_table
+from taccl.names import table
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Backends", "backends", "package_versions"]
 
+_HEAD = ("backend", "available", "version", "note")
 _PACKAGES = ("taccl", "highspy", "ortools", "gurobipy", "pulp", "numpy")
 
 
@@ -27,14 +31,20 @@ class Backends:
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        width = max(10, *(len(row.version or "") for row in self.rows))
-        lines = [f"{'backend':<16} {'available':<10} {'version':<{width}} note"]
+        return table([_HEAD, *self._cells])
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEAD, self._cells)
+
+    @property
+    def _cells(self) -> list[tuple[str, ...]]:
+        """A row for each backend, under `_HEAD`."""
+        cells: list[tuple[str, ...]] = []
         for row in self.rows:
             until = f"until {row.licence_ends}" if row.licence_ends else None
             note = row.why_not or ", ".join(filter(None, (row.licence, until)))
-            available = "yes" if row.available else "no"
-            lines.append(f"{row.name:<16} {available:<10} {row.version or '-':<{width}} {note}")
-        return "\n".join(lines)
+            cells.append((row.name, "yes" if row.available else "no", row.version or "-", note))
+        return cells
 
 
 def backends() -> Backends:

@@ -113,15 +113,20 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
         own, is_first = search.best, search.settle()
     if is_first and own is not None:
         search.notes.append(
-            f"{solver} alone came to {format_us(own.finish_us)}; "
-            "the list scheduler's schedule, from which it started, is better and is returned"
+            f"{solver} alone came to {format_us(own.finish_us)}{_of_half(search)}; the list scheduler's "
+            f"schedule, from which it started, takes {format_us(search.best.finish_us)} and is returned"
         )
     elif is_first and not unlicensed:
         last = search.stages[-1]
         why = f"{last.status}, {last.message}" if last.message else last.status
         search.fallbacks.append(
-            f"{solver} found no schedule ({last.name}: {why}); the list scheduler's is returned"
+            f"{solver} found no schedule{_of_half(search)} ({last.name}: {why}); the list scheduler's is "
+            f"returned, which takes {format_us(search.best.finish_us)}"
         )
+
+
+def _of_half(search: Search) -> str:
+    return f" in the {search.half} half" if search.half else ""
 
 
 #: Part of a tick by which a solver's bound may lie above a whole one and be that one.

@@ -16,7 +16,7 @@ import pytest
 import taccl
 from taccl.errors import FallbackWarning, InfeasibleError, NoSolutionError, SolverUnavailableError
 from taccl.explore import run as run_module
-from taccl.explore.rows import COLUMNS
+from taccl.explore.rows import COLUMNS, SHORT
 from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
 
@@ -28,7 +28,9 @@ TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_li
 
 def compare(problem, **options):
     """A quick comparison in this process, without a cache."""
-    return taccl.compare(problem, **{"num_workers": 1, "cache": False, "time_limit_s": 5, **options})
+    return taccl.compare(
+        problem, **{"num_workers": 1, "cache": False, "time_limit_s": 5, "full": True, **options}
+    )
 
 
 @pytest.fixture
@@ -43,6 +45,16 @@ def failing(monkeypatch):
         monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", synthesize)
 
     return fail
+
+
+def test_ten_columns_unless_all_are_asked_for(problem):
+    """A table shows ten columns, and seeds besides where there are several; `full` shows all."""
+    assert tuple(compare(problem, backends=["greedy"], full=False).columns) == SHORT
+    seeds = compare(problem, backends=["greedy"], seeds=[0, 1], full=False)
+    assert set(seeds.columns) == {*SHORT, "seed"}
+    assert len(SHORT) == 10
+    every = compare(problem, backends=["greedy"], full=True)
+    assert list(every.columns) == [column.name for column in COLUMNS]
 
 
 @pytest.mark.slow
@@ -248,7 +260,7 @@ SCRIPT = """
         problem = taccl.make_problem(topology, taccl.collectives.alltoall(32), size_bytes=10**7)
         ring = taccl.topologies.parse("ring:4")
         quick = taccl.make_problem(ring, taccl.collectives.allgather(4), size_bytes=4)
-        taccl.compare(quick, backends=["greedy", "highs"], num_workers=2, cache=False)
+        taccl.compare(quick, backends=["greedy", "highs"], num_workers=2, cache=False, full=True)
         def say(done, total):
             print("done", done, flush=True)
         table = taccl.compare(
@@ -296,7 +308,7 @@ def dying(index, run, parent):
 def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
     """The others go on; which it was is found by running it alone."""
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
-    table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False)
+    table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False, full=True)
     assert [*table.status] == ["proven", "crashed", "proven"]
     assert (
         table.error[1] == "the process that ran it died, and again when it ran alone (TerminatedWorkerError)"

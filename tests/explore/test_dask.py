@@ -14,7 +14,13 @@ from taccl.explore.run import perform
 
 distributed = pytest.importorskip("distributed", reason="needs taccl[cluster]")
 
-OPTIONS = {"backends": ["greedy", "highs"], "seeds": range(2), "time_limit_s": 20, "cache": False}
+OPTIONS = {
+    "backends": ["greedy", "highs"],
+    "seeds": range(2),
+    "time_limit_s": 20,
+    "cache": False,
+    "full": True,
+}
 TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_limit_s"] + ["seconds"]
 
 
@@ -58,7 +64,7 @@ def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     with joblib.parallel_config(backend="dask"):
-        table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False)
+        table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False, full=True)
     assert [*table.status] == ["proven", "crashed", "proven"]
     assert table.error[1] == "the process that ran it died, and again when it ran alone (KilledWorker)"
 
@@ -74,5 +80,5 @@ def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
     monkeypatch.setattr("taccl.explore.many._numbered", where)
     monkeypatch.setattr("joblib._dask.DaskDistributedBackend.effective_n_jobs", lambda self, n_jobs: 1)
     with joblib.parallel_config(backend="dask"):
-        table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False)
+        table = taccl.compare(problem, backends=["greedy"], seeds=range(3), cache=False, full=True)
     assert set(table.error) <= {str(pid) for pid in client.run(os.getpid).values()}

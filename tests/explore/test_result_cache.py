@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import taccl
-from taccl.errors import CacheWarning
+from taccl.errors import CacheWarning, InputError
 from taccl.explore import cache as cache_module
 from taccl.explore.cache import Cache, cache_folder, entry_document, key_of
 from taccl.explore.rows import new_row
@@ -28,7 +28,7 @@ SYNTHESIZE = taccl.synthesize
 @pytest.fixture
 def stored(problem, cache):
     """The row of a run that the cache holds."""
-    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     return next(table.itertuples())
 
 
@@ -47,7 +47,7 @@ def edit(path, change):
 
 def test_a_second_comparison_is_read(problem, cache, stored):
     """The same call gives the same table, its seconds included, without running anything."""
-    again = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    again = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     assert again.from_cache.all()
     expected = stored._replace(from_cache=True)
     assert [str(value) for value in next(again.itertuples())] == [str(value) for value in expected]
@@ -62,8 +62,8 @@ def test_an_entry_is_a_schedule_file(problem, cache, stored):
 
 def test_schedules_of_a_table(problem, impossible, cache):
     """Each row gives its schedule, and None if it has none."""
-    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
-    without = taccl.compare(impossible, backends=["greedy"], num_workers=1, cache=cache)
+    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
+    without = taccl.compare(impossible, backends=["greedy"], num_workers=1, cache=cache, full=True)
     assert [s.finish_us for s in cache.schedules(table)] == [41.0]
     assert cache.schedules(without) == [None]
 
@@ -79,7 +79,9 @@ def test_a_schedule_that_is_not_there(cache):
 def test_proofs_of_infeasibility_are_stored(impossible, cache):
     """That there is no schedule is read like a schedule."""
     for known in (False, True):
-        (row,) = taccl.compare(impossible, backends=["greedy"], num_workers=1, cache=cache).itertuples()
+        (row,) = taccl.compare(
+            impossible, backends=["greedy"], num_workers=1, cache=cache, full=True
+        ).itertuples()
         assert (row.status, row.from_cache) == ("infeasible", known)
 
 
@@ -92,7 +94,7 @@ def test_failures_of_the_moment_are_not_stored(problem, cache, monkeypatch, kind
 
     monkeypatch.setattr("taccl.explore.run._load_libraries", lambda: None)
     monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", synthesize)
-    taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     assert cache.info().num_entries == 0
 
 
@@ -105,7 +107,7 @@ def test_interrupted_results_are_not_stored(problem, cache, monkeypatch):
     monkeypatch.setattr("taccl.explore.run._load_libraries", lambda: None)
     monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", synthesize)
     with pytest.warns(taccl.TacclWarning, match="stopped by Ctrl-C"):
-        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     assert (table.finish_us[0], cache.info().num_entries) == (41.0, 0)
 
 
@@ -141,7 +143,9 @@ def test_damage_is_a_miss(problem, cache, stored, damage, match):
     damage(cache.path(stored.key))
     assert refused(cache, stored.key, match)
     with pytest.warns(CacheWarning):
-        (row,) = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache).itertuples()
+        (row,) = taccl.compare(
+            problem, backends=["greedy"], num_workers=1, cache=cache, full=True
+        ).itertuples()
     assert (row.status, row.from_cache) == ("proven", False)
     assert cache.get(stored.key).schedule.finish_us == 41.0
 
@@ -186,10 +190,17 @@ def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
     assert (len(caught), list(table.status)) == (1, ["proven"] * 3)
 
 
+def test_schedules_need_keys(problem, cache):
+    """A table of ten columns has no keys, and the error says how to get them."""
+    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+    with pytest.raises(InputError, match="compare with full=True"):
+        cache.schedules(table)
+
+
 def test_info_and_clear(problem, cache):
     """What is counted is what is removed; what others put into the folder stays."""
     assert cache.info().num_entries == 0
-    taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=1, cache=cache)
+    taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=1, cache=cache, full=True)
     key = "ab" * 32
     draft = cache.path(key).parent / f".{key}.json.0123456789abcdef.tmp"
     draft.parent.mkdir()
@@ -268,7 +279,7 @@ def test_a_folder_that_cannot_be_is_told(problem, tmp_path):
     """A name that is too long: what is found is returned, with a warning; to look into it is bad input."""
     cache = Cache(tmp_path / ("a" * 300))
     with pytest.warns(CacheWarning, match="cannot be stored .*too long"):
-        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     assert table.verified.all()
     with pytest.raises(taccl.InputError, match="too long"):
         cache.info()
@@ -343,7 +354,7 @@ def test_what_is_in_the_way_is_told(problem, cache, stored, what):
         path.unlink()
         path.mkdir()
     with pytest.warns(CacheWarning, match="cannot be stored") as said:
-        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
+        table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     assert (table.verified.all(), len(said)) == (True, 1)
 
 
@@ -358,10 +369,10 @@ def test_a_cache_without_rights_is_told(read_only):
         for mode in (0o555, 0o755):
             with warnings.catch_warnings(record=True) as said:
                 os.chmod(sys.argv[1], mode)
-                row, = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache).itertuples()
+                row, = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True).itertuples()
                 if mode == 0o755:
                     os.chmod(cache.path(row.key), 0)
-                    row, = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache).itertuples()
+                    row, = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True).itertuples()
             print(row.status, *[str(each.message)[len(sys.argv[1]):].partition(":")[2] for each in said])
     """)
     done = subprocess.run(

@@ -28,7 +28,7 @@ def test_names_are_distinct():
 def test_rows_are_plain(problem):
     """Rows of a table are JSON, with null for what is missing, and make the same table again."""
     table = taccl.compare(
-        problem, backends=["greedy", "pulp:MOSEK"], num_workers=1, cache=False, time_limit_s=5
+        problem, backends=["greedy", "pulp:MOSEK"], num_workers=1, cache=False, time_limit_s=5, full=True
     )
     rows = plain_rows(table)
     assert rows[1]["finish_us"] is None

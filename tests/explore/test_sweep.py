@@ -17,7 +17,7 @@ per_rank = 2
 
 def sweep(topology, collective, **options):
     """A quick sweep in this process, without a cache."""
-    quick = {"num_workers": 1, "cache": False, "time_limit_s": 5, "backends": ["greedy"]}
+    quick = {"num_workers": 1, "cache": False, "time_limit_s": 5, "backends": ["greedy"], "full": True}
     return taccl.sweep(topology, collective, **{**quick, **options})
 
 

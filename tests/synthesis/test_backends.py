@@ -97,6 +97,20 @@ def test_absent_backend_says_why():
     assert b.split(maxsplit=3) == ["b", "yes", "1.0", "trial, until 2030-01-31"]
 
 
+def test_columns_are_aligned_and_html():
+    """A long name moves the columns of all rows; notebooks get a table whose texts are escaped."""
+    table = Backends(
+        (
+            SolverInfo("pulp:A_VERY_LONG_NAME", True, "1.0", "free", None, None),
+            SolverInfo("b", False, None, None, None, "<gone>"),
+        )
+    )
+    lines = repr(table).splitlines()
+    assert {line.index(word) for line, word in zip(lines, ("available", "yes", "no"), strict=True)} == {23}
+    assert "&lt;gone&gt;" in table._repr_html_()
+    assert table._repr_html_().count("<tr") == 3
+
+
 def test_library_that_kills_its_worker(monkeypatch):
     """A library that dies when it is asked is unavailable for that reason; the others are there."""
     start = registry.start_task

@@ -92,6 +92,7 @@ def test_a_sweep_has_a_row_for_each(tmp_path):
         parameters=[DEFAULTS, few],
         num_workers=1,
         cache=tmp_path,
+        full=True,
     )
     assert table["parameters"].isna().tolist() == [True, False]
     assert table["parameters"][1] == '{"portfolio": {"joint_moves": 1}}'

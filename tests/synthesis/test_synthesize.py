@@ -155,7 +155,8 @@ class TestBackends:
         result = taccl.synthesize(problem, backend=backend, time_limit_s=5)
         assert result.finish_us == 1
         assert result.schedule.producer == "greedy"
-        assert "2 us; the list scheduler's schedule" in result.notes[0]
+        assert "alone came to 2 us; the list scheduler's schedule, from which it started" in result.notes[0]
+        assert "takes 1 us and is returned" in result.notes[0]
 
     def test_stages_of_cpsat(self):
         """CP-SAT routes, then does ordering and contiguity as one job shop."""

@@ -25,4 +25,4 @@ def run(options: Namespace) -> Answer:
     """Show what several backends find for one problem, side by side."""
     check_table(options)
     problem = problem_from_options(options, reachable=False)  # what cannot be reached is a row
-    return table_answer(taccl.compare(problem, **run_options(options)), options)
+    return table_answer(taccl.compare(problem, full=True, **run_options(options)), options)

@@ -42,6 +42,7 @@ def run(options: argparse.Namespace) -> Answer:
         sizes=options.sizes,
         chunks_per_rank=options.chunks_per_rank,
         root=options.root,
+        full=True,
         **run_options(options),
     )
     return table_answer(found, options)
