@@ -128,7 +128,14 @@ def build_parser() -> argparse.ArgumentParser:
     for name in VERBS:
         module = import_module(f"taccl.cli.verbs.{name}")
         help = module.run.__doc__ or ""  # which python -OO leaves out
-        verb = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
+        verb = verbs.add_parser(
+            name,
+            help=help,
+            description=help,
+            epilog="\n".join(("examples:", *(f"  {example}" for example in module.EXAMPLES))),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         verb.add_argument("--json", action="store_true", help="print one JSON object")
         verb.set_defaults(run=module.run)
         module.add(verb)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl.cli.answer import Answer
+from taccl.cli.options import settle_size
 from taccl.cli.output import say
 from taccl.cli.things import is_file
 from taccl.errors import InputError
@@ -86,8 +87,7 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
 def _chunk_bytes(options: argparse.Namespace, num_ranks: int) -> int:
     if options.chunk_size is not None:
         return parse_size(options.chunk_size, where="--chunk-size")
-    if options.size is None:
-        raise InputError("found neither --size nor --chunk-size; give one", where="--size")
+    settle_size(options)
     chunks = num_ranks * (options.chunks_per_rank or 1)
     return -(-parse_size(options.size, where="--size") // chunks)
 

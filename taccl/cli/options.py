@@ -75,6 +75,8 @@ def _ranks(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"found {text!r}; expected ranks such as 0,4") from None
 
 
+#: What is synthesized where neither a sketch nor an option says how much.
+_USUAL_SIZE = "64MB"
 _A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 #: Options of several verbs, as argparse takes them.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -86,7 +88,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "required": True, "type": _collective, "metavar": "NAME",
         "help": ", ".join(taccl.collectives.COLLECTIVES),
     },
-    "--size": {"metavar": "S", "help": "larger of one rank's input and output buffer, e.g. 16MB"},
+    "--size": {
+        "metavar": "S",
+        "help": "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)",
+    },
     "--chunk-size": {"metavar": "S", "help": "bytes of one chunk, e.g. 1MB"},
     "--chunks-per-rank": {
         "type": positive, "metavar": "K", "help": "pieces a rank's part of the data is cut into",
@@ -216,13 +221,13 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         options.collective, topology.num_ranks,
         root=options.root, roots=options.roots, chunks_per_rank=per_rank,
     )  # fmt: skip
+    if sketch is None:
+        settle_size(options)
     size, chunk_size = options.size, options.chunk_size
     if sketch is not None:
         return resized(sketch, options, topology).apply(
             topology, collective, chunk_size=chunk_size, size=size, reachable=reachable
         )
-    if size is None and chunk_size is None:
-        raise InputError("found neither --size nor --chunk-size; give one, e.g. --size 16MB", where="--size")
     return taccl.make_problem(
         topology,
         collective,
@@ -235,6 +240,15 @@ def settle_topology(options: argparse.Namespace) -> None:
     """Take a topology that stands where a sketch may stand for what it is."""
     if options.topology is None and options.sketch is not None and names_topology(options.sketch):
         options.topology, options.sketch = options.sketch, None
+
+
+def settle_size(options: argparse.Namespace) -> None:
+    """Take the usual size where there is no sketch and no option that says one, and say so."""
+    from taccl.cli.output import say
+
+    if options.size is None and options.chunk_size is None:
+        options.size = _USUAL_SIZE
+        say(f"note: found neither --size nor --chunk-size; {_USUAL_SIZE} is taken")
 
 
 def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:

@@ -35,10 +35,10 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def known(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """``{"names": [...]}``: every solver that PuLP knows, here or not."""
+    """``{"solvers": [...]}``: every solver that PuLP knows, here or not."""
     import pulp
 
-    return {"names": sorted(pulp.listSolvers())}
+    return {"solvers": [{"name": f"{_PREFIX}{name}"} for name in sorted(pulp.listSolvers())]}
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from taccl.errors import InputError
 from taccl.names import did_you_mean
@@ -73,8 +73,12 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
     where : str
         The argument that the name came from.
     """
+    if name.lower() in (PULP_PREFIX, PULP_PREFIX[:-1]) and (here := _names_of_pulp("availability")):
+        raise InputError(
+            f"found {name!r}; of PuLP's solvers there are {', '.join(here)}: give one", where=where
+        )
     if name.startswith(PULP_PREFIX) and name != PULP_PREFIX:
-        known = _names_of_pulp()
+        known = _names_of_pulp("known")
         if known and name.lower() not in {each.lower() for each in known}:
             said = f"PuLP knows {', '.join(known)}{did_you_mean(name, known)}"
             raise InputError(f"found {name!r}; {said}", where=where)
@@ -85,12 +89,12 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
 
 
 @functools.cache
-def _names_of_pulp() -> tuple[str, ...]:
-    """Every ``pulp:NAME``; none if PuLP is not installed."""
-    outcome = run_task("pulp", "taccl.solvers.pulp_solver:known", {}, time_limit_s=_INFO_TIME_S)
+def _names_of_pulp(which: Literal["known", "availability"]) -> tuple[str, ...]:
+    """Every ``pulp:NAME`` that PuLP knows, or that is there; none if PuLP is not installed."""
+    outcome = run_task("pulp", f"taccl.solvers.pulp_solver:{which}", {}, time_limit_s=_INFO_TIME_S)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
-    return tuple(f"{PULP_PREFIX}{name}" for name in (outcome.result or {}).get("names", ()))
+    return tuple(each["name"] for each in (outcome.result or {}).get("solvers", ()))
 
 
 def solver_family(name: str) -> str:

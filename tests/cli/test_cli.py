@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import taccl
 from taccl import errors
+from taccl.cli.command import build_parser
 from taccl.cli.verbs import VERBS
 from tests.cli.words import SKETCH, SMALL, in_process
 from tests.foreign import OURS
@@ -339,6 +341,20 @@ class TestShow:
         assert "... and" not in run("show", saved, "--transfers", "-1")[1]
 
 
+class TestHelp:
+    """``--help`` of each verb."""
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_ends_with_two_examples(self, run, verb):
+        """The last two lines are commands of the verb, whose words it takes."""
+        code, out, _ = run(verb, "--help")
+        head, *examples = out.rstrip().splitlines()[-3:]
+        assert (code, head) == (0, "examples:")
+        for example in examples:
+            assert example.startswith(f"  taccl {verb}")
+            build_parser().parse_args(shlex.split(example)[1:])
+
+
 class TestBaseline:
     """``taccl baseline``."""
 
@@ -410,7 +426,6 @@ class TestProblem:
         ("words", "message"),
         [
             (("--collective", "allgather"), "neither a sketch nor --topology"),
-            (("--collective", "allgather", "--topology", "ring:4"), "neither --size nor --chunk-size"),
             ((*SMALL, "--chunk-size", "1KB"), "not allowed with argument"),
             ((*SMALL, "--cost-model", "upstream"), "needs an upstream topology file"),
             ((*SMALL, "--time-unit-us", "2"), "needs an upstream topology file"),
@@ -450,6 +465,15 @@ class TestProblem:
             taccl.collectives.make(name, 3, roots=roots, chunks_per_rank=k).num_chunks for k in (1, 5)
         )
         assert five == 5 * one
+
+    @pytest.mark.parametrize("verb", ["bound", "synthesize", "compare"])
+    def test_usual_size(self, run, verb):
+        """Without a sketch and a size 64 MB are taken, and stderr says so."""
+        words = ("--backends", "greedy", "--no-cache", "--time-limit", 1) if verb == "compare" else ()
+        code, out, err = run(verb, "--topology", "ring:4", "--collective", "allgather", *words)
+        assert code == 0
+        assert "64MB" in out
+        assert err.count("note: found neither --size nor --chunk-size; 64MB is taken") == 1
 
     def test_files_in_each_others_place(self, run, saved, sketch_file):
         """A sketch is no topology, a schedule no sketch; both are named as what they are."""
@@ -536,10 +560,10 @@ class TestErrors:
     def test_warnings(self, run, tmp_path):
         """A warning of ours is one line on stderr, and no error."""
         path = tmp_path / "fine.toml"
-        path.write_text('schema = 1\nfabric = "ring:4"\nalpha_us = 0.00000001\n')
+        path.write_text('schema = 1\nfabric = "ring:4"\nalpha_us = 0.00000000001\n')
         code, out, err = run("bound", "--topology", path, "--collective", "allgather", "--size", "4MB")
         assert (code, err.count("\n")) == (0, 1)
-        assert err.startswith("taccl: warning: ring:4: costs need more than")
+        assert err.startswith("taccl: warning: ring:4: no grid in 64 bits")
         assert out.startswith("allgather on ring:4")
 
     def test_argument_errors_under_json(self, run_json):

@@ -13,6 +13,14 @@ SMALL = ("suggest", "ndv2", "--nodes", "2", "--collective", "allgather")
 QUICK = (*SMALL, "--size", "1MB", "--chunks-per-rank", "1", "--time-limit", "0.1")
 
 
+def test_usual_size(run):
+    """Without a size 64 MB are taken, and stderr says so."""
+    code, out, err = run("suggest", "ndv2", "--collective", "allgather", "--time-limit", 2)
+    assert code == 0
+    assert "64MB" in out
+    assert "64MB is taken" in err
+
+
 def test_a_table_of_sketches(run):
     """Every sketch with its finish, its bound and why."""
     code, out, _ = run(*QUICK)
@@ -85,7 +93,6 @@ def test_a_wrong_sketch_fails_its_check(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (SMALL, "--size"),
         ((*SMALL, "--size", "lots"), "found 'lots'"),
         (("suggest", "nowhere", "--collective", "allgather", "--size", "1MB"), "error: topology: found"),
         (("suggest", "ring:4", "--collective", "everyone", "--size", "1MB"), "everyone"),

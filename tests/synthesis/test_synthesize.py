@@ -191,13 +191,22 @@ class TestBackends:
             assert result.finish_us == 7, backend
             assert {each.status for each in result.stages} <= {"done", "optimal"}
 
-    @pytest.mark.parametrize("backend", ["higs", "", "GREEDY", "pulp:", "cplex"])
+    @pytest.mark.parametrize("backend", ["higs", "", "GREEDY", "cplex"])
     def test_unknown(self, backend):
         """An unknown name is refused with all that are known."""
         with pytest.raises(InputError) as caught:
             taccl.synthesize(small(), backend=backend)
         for name in ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:NAME"):
             assert name in str(caught.value)
+
+    @pytest.mark.parametrize("backend", ["pulp", "pulp:", "PuLP"])
+    def test_pulp_alone(self, backend):
+        """PuLP is no solver but has some: those that are there are named, as `taccl.backends` lists them."""
+        here = [each.name for each in taccl.backends() if each.name.startswith("pulp:")]
+        with pytest.raises(InputError, match=r"of PuLP's solvers there are .*: give one") as caught:
+            taccl.synthesize(small(), backend=backend)
+        assert here
+        assert all(name in str(caught.value) for name in here)
 
     def test_nearest_name(self):
         """A slip of the keyboard is told from what was meant."""

@@ -1,6 +1,7 @@
 """The verbs, one module each: ``add(verb)`` declares its options, ``run(options)`` answers.
 
-What `run` says of itself is the help of the verb. Everything heavy is imported inside it.
+What `run` says of itself is the help of the verb, which ends with ``EXAMPLES``. Everything heavy is imported
+inside it.
 """
 
 from __future__ import annotations

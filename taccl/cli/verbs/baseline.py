@@ -15,6 +15,12 @@ from taccl.names import table
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl baseline best dgx2 --collective allreduce --size 64MB",
+    "taccl baseline ring ring:8 --collective allgather --size 1MB -o ring.json",
+)
+
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""

@@ -11,6 +11,12 @@ from taccl.cli.answer import Answer
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl cache info",
+    "taccl cache clear --folder results",
+)
+
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""

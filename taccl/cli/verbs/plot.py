@@ -25,6 +25,12 @@ _WHATS = {
     "progress": (),
 }
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl plot schedule.json --by rank -o gantt.svg",
+    "taccl plot dgx2 --what topology --nodes 2 -o dgx2.png",
+)
+
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

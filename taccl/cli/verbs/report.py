@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
     from taccl.cli.answer import Answer
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl report schedule.json -o report.html",
+    "taccl report schedule.json --budget 60 -o report.html --overwrite",
+)
+
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from taccl.runtime.job import Job
     from taccl.runtime.report import Execution, Times
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl run schedule.json --size 1MB",
+    "taccl run program.xml --ranks 4 --repetitions 20",
+)
+
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

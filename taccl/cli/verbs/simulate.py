@@ -14,6 +14,12 @@ from taccl.units import format_gap, format_size, format_us
 if TYPE_CHECKING:
     import argparse
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl simulate schedule.json --sizes 1MB,16MB,256MB",
+    "taccl simulate program.xml --topology dgx2 --nodes 2 --size 16MB",
+)
+
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

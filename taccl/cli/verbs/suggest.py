@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl.cli.answer import Answer, judged
-from taccl.cli.options import add_options, add_size, positive, resized
+from taccl.cli.options import add_options, add_size, positive, resized, settle_size
 from taccl.cli.output import progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.topology.topology import Topology
+
+#: What its help ends with.
+EXAMPLES = (
+    "taccl suggest ndv2 --nodes 2 --collective allgather --size 16MB -o sketches",
+    "taccl suggest ndv2 --nodes 2 --collective allgather --check sketch.toml",
+)
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -47,8 +53,7 @@ def run(options: argparse.Namespace) -> Answer:
     topology = topology_from_word(options.topology, nodes=options.nodes, profile=options.profile)
     if options.check is not None:
         return _checked(options, topology)
-    if options.size is None and options.chunk_size is None:
-        raise InputError("found neither --size nor --chunk-size; give one, e.g. --size 16MB", where="--size")
+    settle_size(options)
     if options.output is not None and os.path.lexists(options.output) and not os.path.isdir(options.output):
         raise InputError("found a file; expected a folder, which is made if it is missing", where="--output")
     with progress_shown(wanted=True) as progress:

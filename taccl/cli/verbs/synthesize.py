@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 #: The part of the time limit that is spent on suggestions, and how much at most.
 _SHARE, _MOST_S = 0.3, 20.0
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl synthesize ndv2/sk1 --collective allgather --size 16MB -o schedule.json",
+    "taccl synthesize dgx-a100 --nodes 2 --collective allreduce --size 64MB --time-limit 60",
+)
+
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

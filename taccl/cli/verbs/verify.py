@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
     from taccl.cli.answer import Answer
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl verify schedule.json",
+    "taccl verify program.xml",
+)
+
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
