@@ -150,6 +150,7 @@ def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str, shades: di
         columns = -(-len(key) // len(OKABE_ITO))
         beside = style.legend(ax, key, title=title, title_fontsize=8, handlelength=1.2, ncols=columns)
         ax.add_artist(beside)
+        beside.set_clip_on(False)  # else the layout leaves no room for it
     above = [Patch(facecolor=GREY, label="several")] if (value == SEVERAL).any() else []
     if bars.reduce.any():
         above.append(Patch(facecolor=GREY, edgecolor="white", hatch="/////", label="reduced on arrival"))

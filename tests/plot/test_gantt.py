@@ -84,6 +84,16 @@ def test_sixteen_ranks_have_colours_of_their_own(name):
     assert drawn == {tuple(colour) for colour in colours}
 
 
+def test_both_keys_are_in_the_picture():
+    """Beside a key to merged sends and reductions the key to ranks has room, to the right of the axes."""
+    problem = problem_of(full(4), collectives.allreduce(4))
+    ax = taccl.plot.gantt(taccl.baselines.ring(problem))
+    ax.figure.canvas.draw()
+    keys = {child for child in ax.get_children() if child.__class__.__name__ == "Legend"}
+    assert len(keys) == 2
+    assert all(key.get_window_extent().x1 <= ax.figure.bbox.x1 for key in keys)
+
+
 def test_names_are_no_formulas(exchange):
     """A dollar in a name is a dollar."""
     import dataclasses
