@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_gap, format_size, format_us
 
