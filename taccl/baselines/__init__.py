@@ -1,6 +1,7 @@
 """What a library does today: well-known algorithms as schedules, to set results beside.
 
-Each takes a `Problem` and returns a `Schedule`; all leave the sketch aside, but for merging.
+Each takes a `Problem` and returns a `Schedule`; all leave the sketch aside, but for merging. As libraries do,
+they cut chunks into smaller ones for as long as that pays; with ``cut=False`` the chunks are the problem's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 #: Every baseline, by name.
-BASELINES: dict[str, Callable[[Problem], Schedule]] = {
+BASELINES: dict[str, Callable[..., Schedule]] = {
     "ring": ring,
     "tree": tree,
     "recursive": recursive,
@@ -39,8 +40,18 @@ BASELINES: dict[str, Callable[[Problem], Schedule]] = {
 
 
 @checked
-def baseline(name: str, problem: Problem) -> Schedule:
-    """The schedule of the baseline of that name, however it is spelt; `InputError` if it cannot be had."""
+def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
+    """The schedule of the baseline of that name, however it is spelt; `InputError` if it cannot be had.
+
+    Parameters
+    ----------
+    name : str
+        One of `BASELINES`, or ``"best"``.
+    problem : Problem
+        What is to be done.
+    cut : bool
+        Whether chunks may be cut, for as long as that pays.
+    """
     known = {**BASELINES, "best": best}
     found = matching(name, known)
     if found is None:
@@ -48,18 +59,18 @@ def baseline(name: str, problem: Problem) -> Schedule:
             f"found {name!r}; expected one of {', '.join(BASELINES)}, or best{did_you_mean(name, known)}",
             where="baseline",
         )
-    return known[found](problem)
+    return known[found](problem, cut=cut)
 
 
 @checked
-def best(problem: Problem) -> Schedule:
+def best(problem: Problem, *, cut: bool = True) -> Schedule:
     """The schedule that finishes first, of all baselines that can do the collective on the topology."""
     schedules = []
     for function in BASELINES.values():
         try:
-            schedules.append(function(problem))
+            schedules.append(function(problem, cut=cut))
         except CollectiveError:
             continue
     if not schedules:
         raise CollectiveError(f"no baseline can do {problem.title}; synthesize it", where="baseline")
-    return min(schedules, key=lambda schedule: schedule.finish_ticks)
+    return min(schedules, key=lambda schedule: schedule.finish)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
+from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.cycles import find_rings
 from taccl.baselines.ring import pass_round
 from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_no_derivations
@@ -19,13 +20,18 @@ __all__ = ["hierarchical"]
 
 
 @checked
-def hierarchical(problem: Problem) -> Schedule:
+def hierarchical(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in two levels: chunks cross to the same local rank of other nodes, then spread in each node.
 
     A reduction does the reverse: inside nodes first, then between them. So allreduce is a reduce-scatter
     inside nodes, an allreduce between nodes, and an allgather inside nodes. Between nodes chunks go round a
     ring of nodes; inside, round a ring of ranks or straight to each: the faster is returned, and its
     `producer` names it. The sketch is left aside, but for merging.
+
+    Parameters
+    ----------
+    problem, cut
+        As in `ring`.
 
     Raises
     ------
@@ -47,7 +53,8 @@ def hierarchical(problem: Problem) -> Schedule:
             f"{' or '.join(map(str, sizes))} ranks; use ring",
             where="baseline",
         )
-    return fastest_form(problem, (partial(_two_levels, inside=each) for each in ("ring", "direct")))
+    forms = [partial(_two_levels, inside=each) for each in ("ring", "direct")]
+    return cut_while_it_pays(problem, partial(fastest_form, forms=forms), cut=cut)
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Schedule:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
+from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import fastest, without_sketch
+from taccl.baselines.spread import fastest
 from taccl.errors import CollectiveError
 from taccl.schedule.timing import exact_times
 
@@ -85,7 +86,7 @@ class NamedSteps:
 
 
 @checked
-def one_shot(problem: Problem) -> Schedule:
+def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which ranks send their contributions to all that want the sum, which add them up.
 
     On nodes of one size a second form is tried, and the faster is returned, its `producer` naming it: sums
@@ -96,6 +97,8 @@ def one_shot(problem: Problem) -> Schedule:
     ----------
     problem : Problem
         Allreduce, reduce-scatter, reduce, or sums of the user's own.
+    cut : bool
+        Whether chunks may be cut, so that more of them follow one another.
 
     Raises
     ------
@@ -113,7 +116,10 @@ def one_shot(problem: Problem) -> Schedule:
             f"one-shot is for sums, and {problem.collective.name} adds nothing up; use pairwise",
             where="baseline",
         )
-    problem = without_sketch(problem)
+    return cut_while_it_pays(problem, _fastest_levels, cut=cut)
+
+
+def _fastest_levels(problem: Problem) -> Schedule:
     schedules = [_one_level(problem)]
     sizes = {len(ranks) for ranks in problem.topology.ranks_of_node}
     if problem.topology.num_nodes > 1 and len(sizes) == 1 and sizes != {1} and sums_everywhere(problem):

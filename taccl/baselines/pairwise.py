@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import Spread, fastest_form, require_no_derivations
+from taccl.baselines.cut import cut_while_it_pays
+from taccl.baselines.spread import Spread, require_no_derivations, run
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -17,11 +18,16 @@ __all__ = ["pairwise"]
 
 
 @checked
-def pairwise(problem: Problem) -> Schedule:
+def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which, in step s, rank r sends to rank r + s what starts at r and ends at r + s.
 
     Where no link joins the two, the chunks are relayed over a shortest route. The sketch is left aside, but
     for merging.
+
+    Parameters
+    ----------
+    problem, cut
+        As in `ring`.
 
     Raises
     ------
@@ -37,7 +43,7 @@ def pairwise(problem: Problem) -> Schedule:
     NVIDIA Collective Communications Library sends alltoall in the same order.
     """
     require_no_derivations(problem, baseline="pairwise")
-    return fastest_form(problem, [_exchange])
+    return cut_while_it_pays(problem, lambda each: run(each, _exchange), cut=cut)
 
 
 def _exchange(problem: Problem) -> Schedule:

@@ -6,15 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
+from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.one_shot import NamedSteps, sums_everywhere
-from taccl.baselines.spread import (
-    Spread,
-    chunks_of_starts,
-    fastest,
-    fastest_form,
-    require_no_derivations,
-    without_sketch,
-)
+from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_no_derivations, run
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -25,7 +19,7 @@ __all__ = ["recursive"]
 
 
 @checked
-def recursive(problem: Problem) -> Schedule:
+def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which ranks exchange all they hold with one partner a step, log2(num_ranks) steps.
 
     Partners differ in one bit of their rank. Of the two orders of bits, near or far partners first, the
@@ -34,6 +28,11 @@ def recursive(problem: Problem) -> Schedule:
     aside, but for merging.
 
     A broadcast becomes a binomial tree, an alltoall a hypercube exchange.
+
+    Parameters
+    ----------
+    problem, cut
+        As in `ring`.
 
     Raises
     ------
@@ -54,14 +53,16 @@ def recursive(problem: Problem) -> Schedule:
             f"recursive needs a power of two, and found {num_ranks} ranks; use ring or hierarchical",
             where="baseline",
         )
-    bits = range(num_ranks.bit_length() - 1)
+    return cut_while_it_pays(problem, _fastest_order, cut=cut)
+
+
+def _fastest_order(problem: Problem) -> Schedule:
+    bits = range(problem.topology.num_ranks.bit_length() - 1)
     orders = {"near partners first": tuple(bits), "far partners first": tuple(reversed(bits))}
-    forms = (partial(_exchange, order=name, bits=each) for name, each in orders.items())
-    halving = fastest_form(problem, forms)
-    if not sums_everywhere(problem):
-        return halving
-    problem = without_sketch(problem)
-    return fastest([halving, *(_doubling(problem, order=name, bits=each) for name, each in orders.items())])
+    schedules = [run(problem, partial(_exchange, order=name, bits=each)) for name, each in orders.items()]
+    if sums_everywhere(problem):
+        schedules += [_doubling(problem, order=name, bits=each) for name, each in orders.items()]
+    return fastest(schedules)
 
 
 def _doubling(problem: Problem, *, order: str, bits: tuple[int, ...]) -> Schedule:

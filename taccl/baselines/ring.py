@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
+from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.cycles import find_rings
+from taccl.baselines.routes import Routes
 from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_everywhere
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ __all__ = ["pass_round", "ring"]
 
 
 @checked
-def ring(problem: Problem) -> Schedule:
+def ring(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which every chunk goes round a ring of ranks, and reductions come round it.
 
     Of four forms the fastest is returned, and its `producer` names it: one ring or several (the chunks are
@@ -30,6 +33,13 @@ def ring(problem: Problem) -> Schedule:
     left aside, but for merging.
 
     NDv2's ring runs over its double links; steps that no link joins are relayed.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is to be done.
+    cut : bool
+        Whether chunks may be cut, so that every ring has one for each rank, or more.
 
     Raises
     ------
@@ -45,8 +55,21 @@ def ring(problem: Problem) -> Schedule:
     NVIDIA Collective Communications Library.
     """
     require_everywhere(problem, baseline="ring")
+    num_rings = len(find_rings(problem.topology, Routes(problem)))
+    parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
+    make = partial(_fastest_rings, num_rings=num_rings)
+    return cut_while_it_pays(problem, make, cut=cut, parts=max(2, parts))
+
+
+def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
+    """The fastest form; where every rank has a chunk for each ring, one ring alone is not tried."""
+    own = Counter(
+        chunk.root if chunk.root is not None else chunk.origins[0] for chunk in problem.collective.chunks
+    )
+    are_full = min(own[rank] for rank in range(problem.topology.num_ranks)) >= num_rings
+    numbers = (None,) if are_full else (1, None)
     return fastest_form(
-        problem, (partial(_go_round, max_rings=n, ways=ways) for n in (1, None) for ways in (1, 2))
+        problem, (partial(_go_round, max_rings=n, ways=ways) for n in numbers for ways in (1, 2))
     )
 
 

@@ -174,8 +174,7 @@ def fastest(schedules: Iterable[Schedule]) -> Schedule:
 
 
 def fastest_form(problem: Problem, forms: Iterable[Callable[[Problem], Schedule]]) -> Schedule:
-    """The schedule that finishes first, of several ways to spread; the sketch is left aside."""
-    problem = without_sketch(problem)
+    """The schedule that finishes first, of several ways to spread."""
     return fastest(run(problem, form) for form in forms)
 
 

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.spread import Spread, fastest, require_everywhere, run, without_sketch
+from taccl.baselines.cut import cut_while_it_pays
+from taccl.baselines.spread import Spread, fastest, require_everywhere, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ Edges = list[tuple[int, int, int]]
 
 
 @checked
-def tree(problem: Problem) -> Schedule:
+def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which half of the chunks goes down one binary tree, half down another.
 
     Ranks inside one tree are leaves in the other, so that both trees together use every rank's links in both
@@ -30,7 +31,15 @@ def tree(problem: Problem) -> Schedule:
     names it: trees of ranks, or trees of nodes with a chain of ranks inside each. The sketch is left aside,
     but for merging.
 
-    Allreduce gathers the sums of each tree at one rank of node 0; others have roots of their own.
+    Allreduce gathers the sums at rank 0, or of trees of nodes at two or at all ranks of node 0, so that these
+    trees leave by network cards of their own; others have roots of their own.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is to be done.
+    cut : bool
+        Whether chunks may be cut, so that more of them follow one another down the trees.
 
     Raises
     ------
@@ -46,24 +55,27 @@ def tree(problem: Problem) -> Schedule:
     version 2.4.
     """
     require_everywhere(problem, baseline="tree")
-    problem = without_sketch(problem)
+    return cut_while_it_pays(problem, _both_trees, cut=cut)
+
+
+def _both_trees(problem: Problem) -> Schedule:
     topology, chunks = problem.topology, problem.collective.chunks
     is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
-    schedules = []
-    for members in ["ranks"] if topology.num_nodes == 1 else ["nodes", "ranks"]:
-        # Two ranks half a node apart use different network cards where there are several.
+    forms: list[tuple[str, tuple[int, ...]]] = [("ranks", (0,))]
+    if topology.num_nodes > 1:
         first = topology.ranks_of_node[0]
-        heads = (0, 0) if members == "ranks" else (first[0], first[len(first) // 2])
-        schedules.append(
-            run(
-                problem,
-                partial(_descend, members=members),
-                # Turned round, the last chunk goes up first; so that it can go down first, send it last.
-                backwards=partial(_descend, members=members, last_first=True),
-                roots=[heads[c % 2] for c in range(len(chunks))] if is_allreduce else None,
-            )
+        # Ranks half a node apart use different network cards where there are several; all ranks, all.
+        forms = [("nodes", (first[0], first[len(first) // 2])), ("nodes", first), *forms]
+    return fastest(
+        run(
+            problem,
+            partial(_descend, members=members),
+            # Turned round, the last chunk goes up first; so that it can go down first, send it last.
+            backwards=partial(_descend, members=members, last_first=True),
+            roots=[heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None,
         )
-    return fastest(schedules)
+        for members, heads in forms
+    )
 
 
 def binary_tree(num_places: int) -> Edges:

@@ -335,7 +335,7 @@ def _try_baselines(search: Search) -> None:
         if search.is_met or arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s:
             return
         with suppress(InputError):  # it is not defined here
-            other = replace(baseline(name, problem), problem=problem)
+            other = replace(baseline(name, problem, cut=False), problem=problem)
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)

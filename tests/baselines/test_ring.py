@@ -87,6 +87,28 @@ def test_two_ranks(make, unit_costs):
     assert ring(make("allgather", fabrics.ring(2, **unit_costs))).finish_us == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["allgather", "allreduce"])
+def test_rings_of_a_cluster_come_to_the_rate_of_its_network_cards(collective):
+    """On four DGX-H100 eight rings, each with a chunk for every rank, fill eight cards of 50 GB/s a node."""
+    made = collectives.make(collective, 32)
+    schedule = ring(make_problem(machines.dgx_h100(4), made, size_bytes=10**9))
+    # A ring has 32 chunks of 1/256 of the data, and 31 of them cross each of its links between nodes, one by
+    # one and without a pause; an allreduce does so twice: 31/32 of 1 GB at 8 * 50 GB/s.
+    assert schedule.problem.collective.num_chunks == 256
+    assert schedule.busbw_gb_per_s == pytest.approx(8 * 50)
+
+
+def test_as_many_chunks_as_ranks_on_each_ring():
+    """Chunks are cut so that each of two rings has one for each of 5 ranks."""
+    topology = fabrics.fully_connected(5, alpha_us=0, bandwidth_gb_per_s=1)
+    problem = make_problem(topology, collectives.allgather(5), chunk_bytes=1000)
+    schedule = ring(problem)
+    # On each ring a half chunk of 0.5 us goes two hops each way; whole chunks would take 2 us.
+    assert (schedule.finish_us, schedule.producer) == (1, "ring (2 rings, both ways)")
+    assert ring(problem, cut=False).finish_us == 2
+
+
 def test_alltoall_is_refused(make, unit_costs):
     """A collective whose chunks do not concern every rank is refused, with what to use instead."""
     with pytest.raises(CollectiveError, match="alltoall.*pairwise"):

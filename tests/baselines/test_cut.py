@@ -1,0 +1,74 @@
+"""Chunks cut smaller by baselines."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl import collectives
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import BASELINES
+from taccl.baselines.cut import cut_chunks, cut_while_it_pays
+from taccl.collectives import together
+from taccl.errors import CollectiveError
+from taccl.problem import make_problem
+from taccl.topology import fabrics
+
+
+def test_parts_follow_one_another():
+    """A chunk's parts stand where it stood, and go where it went."""
+    problem = make_problem(fabrics.ring(3), collectives.allgather(3), chunk_bytes=1000)
+    halves = cut_chunks(problem, 2)
+    assert halves.collective == collectives.allgather(3, chunks_per_rank=2)
+    assert halves.chunk_bytes == (500,) * 6
+    assert halves.size_bytes == problem.size_bytes
+
+
+def test_parts_are_whole_bytes():
+    """What does not divide is rounded up, and a note says so."""
+    problem = make_problem(fabrics.ring(3), collectives.allgather(3), chunk_bytes=1000)
+    thirds = cut_chunks(problem, 3)
+    assert set(thirds.chunk_bytes) == {334}
+    assert thirds.notes[-1] == "each chunk is cut into 3, rounded up to whole bytes"
+
+
+def test_process_groups_keep_their_chunks():
+    """Groups that join in one collective have their chunks cut, each its own."""
+    pair = [collectives.allgather(2).among(ranks, num_ranks=4) for ranks in ((0, 1), (2, 3))]
+    both = cut_chunks(make_problem(fabrics.ring(4), together(pair), chunk_bytes=1000), 2).collective
+    assert [group.num_chunks for group in both.groups] == [4, 4]
+    assert both.chunks_of_group == (range(4), range(4, 8))
+
+
+def test_latency_keeps_chunks_whole(make, unit_costs):
+    """Where a hop's latency exceeds its data, a ring that has a chunk for every rank is cut no further."""
+    problem = make("allgather", fabrics.ring(4, **unit_costs))
+    assert BASELINES["ring"](problem).problem.chunk_bytes == problem.chunk_bytes
+
+
+def test_one_byte_is_not_cut():
+    """A chunk has at least one byte."""
+    problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1)
+    assert BASELINES["tree"](problem).problem.chunk_bytes == (1,)
+
+
+def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
+    """No more transfers are made than the most, however much finer chunks would pay."""
+    monkeypatch.setattr("taccl.baselines.cut._MOST_TRANSFERS", 40)
+    problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1 << 20)
+    found = cut_while_it_pays(problem, lambda each: BASELINES["tree"](each, cut=False), cut=True)
+    assert 20 < found.num_transfers <= 40
+
+
+@pytest.mark.parametrize("collective", ["allgather", "allreduce", "broadcast", "reduce"])
+@pytest.mark.parametrize("name", BASELINES)
+def test_cut_schedules_verify_and_are_no_slower(name, collective):
+    """Whatever is cut obeys every rule, and finishes no later than with whole chunks."""
+    topology = fabrics.torus(2, 4, ranks_per_node=4, alpha_us=0)
+    problem = make_problem(topology, collectives.make(collective, 8), chunk_bytes=10**6)
+    try:
+        whole, found = BASELINES[name](problem, cut=False), BASELINES[name](problem)
+    except CollectiveError:
+        return
+    verify(found).raise_if_failed()
+    assert whole.problem.collective == problem.collective
+    assert found.finish <= whole.finish
