@@ -8,7 +8,18 @@ from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
 from taccl.topology.graphs import from_networkx
-from taccl.topology.machines import dgx1, dgx2, dgx_a100, dgx_h100, ndv2
+from taccl.topology.machines import (
+    b200,
+    dgx1,
+    dgx2,
+    dgx_a100,
+    dgx_h100,
+    gb200_nvl72,
+    h200,
+    mi300x,
+    mi355x,
+    ndv2,
+)
 from taccl.topology.registry import fabric_names, machine_names, parse
 from taccl.topology.topology import Topology, TopologyBuilder
 
@@ -16,8 +27,9 @@ if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
-    "Topology", "TopologyBuilder", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "fabric_names", "from_networkx",
-    "fully_connected", "hypercube", "load", "machine_names", "mesh", "ndv2", "parse", "ring", "star", "torus",
+    "Topology", "TopologyBuilder", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "fabric_names",
+    "from_networkx", "fully_connected", "gb200_nvl72", "h200", "hypercube", "load", "machine_names", "mesh",
+    "mi300x", "mi355x", "ndv2", "parse", "ring", "star", "torus",
 ]  # fmt: skip
 
 

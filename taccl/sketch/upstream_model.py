@@ -102,7 +102,7 @@ class UpstreamModel:
             ]  # fmt: skip
         betas, totals = file.node_betas_list or (), file.node_invbws_list or ()
         shape = SHAPES.get(machine_of(file))
-        nvlinks = shape.nvlinks if shape else {}
+        nvlinks = shape.pairs if shape else {}
         expected, rule = 1, " (two for a name that starts with NDv2)"
         if nvlinks:
             expected, rule = 2, ": a double NVLink, then a single one"

@@ -1,11 +1,11 @@
-"""Machine models: NDv2, DGX-1, DGX-2, DGX-A100 and DGX-H100, any number of nodes.
+"""Machine models of servers and racks, any number of nodes.
 
 What all of them share:
 
-- Within a node, ranks are joined by NVLink pair by pair (NDv2, DGX-1), or by NVSwitch, where every rank has
-  one port out and one port in, each held by one send at a time.
-- Between nodes there is one link for every pair of ranks that may talk, with the alpha and the beta of
-  InfiniBand. A send over it holds the egress of the source's NIC and the ingress of the destination's NIC,
+- Within a node, ranks are joined pair by pair, by NVLink (NDv2, DGX-1) or xGMI (MI300X, MI355X), or by
+  NVSwitch, where every rank has one port out and one port in, each held by one send at a time.
+- Between nodes there is one link for every pair of ranks that may talk, with the alpha and the beta of the
+  network. A send over it holds the egress of the source's NIC and the ingress of the destination's NIC,
   which ranks of that NIC share. Egress and ingress are separate. The network between NICs never blocks.
 - A NIC is held for ``bytes * beta`` only (``nic_alpha_us`` is 0): alpha is time on the way, during which the
   NIC serves another rank's message. The link itself is held for alpha too, unless alpha pipelines.
@@ -15,7 +15,7 @@ Constants come from `taccl.topology.profiles`, and ``constants=`` replaces any o
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked_as
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Number
 
-__all__ = ["SHAPES", "Shape", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "ndv2"]
+__all__ = [
+    "SHAPES", "Shape", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "gb200_nvl72", "h200", "mi300x",
+    "mi355x", "ndv2",
+]  # fmt: skip
 
 _NDV2 = {
     2: ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7)),
@@ -41,12 +44,17 @@ _DGX1 = {
 }
 
 
+_FULL_MESH = dict.fromkeys(combinations(range(8), 2), 1)
+
+
 class Shape(NamedTuple):
-    """What a node is made of; `nvlinks` says how many join a pair of ranks, or nothing behind NVSwitch."""
+    """What a node is made of; `pairs` has the links that join two ranks, or nothing behind NVSwitch."""
 
     ranks_per_node: int
     ranks_per_nic: int
-    nvlinks: Mapping[tuple[int, int], int] = {}
+    pairs: Mapping[tuple[int, int], int] = {}
+    joint: str = "NVLink"
+    network: str = "InfiniBand"
 
 
 #: The hybrid cube mesh of NDv2 is in the numbering of TACCL's published topology; that of DGX-1 in the
@@ -57,6 +65,11 @@ SHAPES = {
     "dgx2": Shape(16, 2),
     "dgx-a100": Shape(8, 1),
     "dgx-h100": Shape(8, 1),
+    "h200": Shape(8, 1),
+    "b200": Shape(8, 1),
+    "gb200-nvl72": Shape(72, 1),
+    "mi300x": Shape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
+    "mi355x": Shape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
 }
 
 
@@ -172,6 +185,103 @@ def dgx_h100(
     return _build("dgx-h100", nodes, profile, alpha_meaning, constants, rails=rails)
 
 
+@checked_as(TopologyError)
+def h200(
+    nodes: Count = 1,
+    *,
+    profile: str = "nominal",
+    rails: bool = True,
+    alpha_meaning: AlphaMeaning = "occupies",
+    constants: Mapping[str, Number] | None = None,
+) -> Topology:
+    """H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch, and eight NICs, one for each rank.
+
+    Parameters
+    ----------
+    nodes, profile, rails, alpha_meaning, constants
+        As in `dgx_a100`; errors are those of `ndv2`.
+    """
+    return _build("h200", nodes, profile, alpha_meaning, constants, rails=rails)
+
+
+@checked_as(TopologyError)
+def b200(
+    nodes: Count = 1,
+    *,
+    profile: str = "nominal",
+    rails: bool = True,
+    alpha_meaning: AlphaMeaning = "occupies",
+    constants: Mapping[str, Number] | None = None,
+) -> Topology:
+    """B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch, and eight NICs, one for each rank.
+
+    Parameters
+    ----------
+    nodes, profile, rails, alpha_meaning, constants
+        As in `dgx_a100`; errors are those of `ndv2`.
+    """
+    return _build("b200", nodes, profile, alpha_meaning, constants, rails=rails)
+
+
+@checked_as(TopologyError)
+def gb200_nvl72(
+    nodes: Count = 1,
+    *,
+    profile: str = "nominal",
+    rails: bool = True,
+    alpha_meaning: AlphaMeaning = "occupies",
+    constants: Mapping[str, Number] | None = None,
+) -> Topology:
+    """GB200 NVL72: racks of 72 GPUs behind NVSwitch, joined by a network, with a NIC for each rank.
+
+    Its nodes are racks.
+
+    Parameters
+    ----------
+    nodes, profile, rails, alpha_meaning, constants
+        As in `dgx_a100`; errors are those of `ndv2`.
+    """
+    return _build("gb200-nvl72", nodes, profile, alpha_meaning, constants, rails=rails)
+
+
+@checked_as(TopologyError)
+def mi300x(
+    nodes: Count = 1,
+    *,
+    profile: str = "nominal",
+    rails: bool = True,
+    alpha_meaning: AlphaMeaning = "occupies",
+    constants: Mapping[str, Number] | None = None,
+) -> Topology:
+    """MI300X server: 8 MI300X a node, each joined to each by xGMI, and eight NICs, one for each rank.
+
+    Parameters
+    ----------
+    nodes, profile, rails, alpha_meaning, constants
+        As in `dgx_a100`; errors are those of `ndv2`.
+    """
+    return _build("mi300x", nodes, profile, alpha_meaning, constants, rails=rails)
+
+
+@checked_as(TopologyError)
+def mi355x(
+    nodes: Count = 1,
+    *,
+    profile: str = "nominal",
+    rails: bool = True,
+    alpha_meaning: AlphaMeaning = "occupies",
+    constants: Mapping[str, Number] | None = None,
+) -> Topology:
+    """MI355X server: 8 MI355X a node, each joined to each by xGMI, and eight NICs, one for each rank.
+
+    Parameters
+    ----------
+    nodes, profile, rails, alpha_meaning, constants
+        As in `dgx_a100`; errors are those of `ndv2`.
+    """
+    return _build("mi355x", nodes, profile, alpha_meaning, constants, rails=rails)
+
+
 def _build(
     machine: str,
     nodes: int,
@@ -194,7 +304,7 @@ def _build(
         machine=machine,
     )
     for node in range(nodes):
-        if not shape.nvlinks:
+        if not shape.pairs:
             add_crossbar(
                 builder,
                 range(node * size, (node + 1) * size),
@@ -203,15 +313,16 @@ def _build(
                 beta_us_per_mb=values["nvswitch_beta_us_per_mb"],
                 link_name="NVSwitch",
             )
-        for (a, b), count in sorted(shape.nvlinks.items()):
-            beta = values["nvlink_double_beta_us_per_mb" if count > 1 else "nvlink_beta_us_per_mb"]
+        kind = shape.joint.lower()
+        for (a, b), count in sorted(shape.pairs.items()):
+            beta = values[f"{kind}_double_beta_us_per_mb" if count > 1 else f"{kind}_beta_us_per_mb"]
             for src, dst in ((a, b), (b, a)):
                 builder.add_link(
                     node * size + src,
                     node * size + dst,
-                    alpha_us=values["nvlink_alpha_us"],
+                    alpha_us=values[f"{kind}_alpha_us"],
                     beta_us_per_mb=beta,
-                    name="NVLink x2" if count > 1 else "NVLink",
+                    name=f"{shape.joint} x2" if count > 1 else shape.joint,
                 )
     if nodes > 1:
         add_internode(
@@ -225,7 +336,7 @@ def _build(
             alpha_us=values["internode_alpha_us"],
             beta_us_per_mb=values["internode_beta_us_per_mb"],
             nic_alpha_us=values["nic_alpha_us"],
-            link_name="InfiniBand",
+            link_name=shape.network,
         )
     topology = builder.build()
     topology.memo["constants"] = values.constants

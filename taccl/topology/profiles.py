@@ -170,5 +170,48 @@ PROFILES: Mapping[str, tuple[Profile, ...]] = {
             ),
         ),
     ),
+    "h200": (
+        _nominal(
+            "h200",
+            "nvswitch",
+            (50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s"),
+            nvswitch=(450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways"),
+        ),
+    ),
+    "b200": (
+        _nominal(
+            "b200",
+            "nvswitch",
+            (50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s"),
+            nvswitch=(900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs"),
+        ),
+    ),
+    "gb200-nvl72": (
+        _nominal(
+            "gb200-nvl72",
+            "nvswitch",
+            (50, "NVIDIA, DGX GB200 data sheet (2024): 72 single-port ConnectX-7, 400 Gb/s"),
+            nvswitch=(900, "NVIDIA, GB200 NVL72 data sheet (2024): NVLink 5, 130 TB/s both ways of 72 GPUs"),
+        ),
+    ),
+    "mi300x": (
+        _nominal(
+            "mi300x",
+            "xgmi",
+            (50, "AMD, ROCm documentation (2026): eight 400 Gb/s NICs, one for each GPU"),
+            xgmi=(64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each"),
+        ),
+    ),
+    "mi355x": (
+        _nominal(
+            "mi355x",
+            "xgmi",
+            (50, "AMD, ROCm documentation (2026): eight Pollara 400, one for each GPU"),
+            xgmi=(
+                "76.8",
+                "AMD, Instinct MI355X data sheet (2025): 7 links to GPUs, 153.6 GB/s both ways each",
+            ),
+        ),
+    ),
 }  # fmt: skip
 """Profiles of every machine model; the first is the default."""

@@ -28,6 +28,11 @@ _MACHINES: Mapping[str, Callable[..., Topology]] = {
     "dgx2": machines.dgx2,
     "dgx-a100": machines.dgx_a100,
     "dgx-h100": machines.dgx_h100,
+    "h200": machines.h200,
+    "b200": machines.b200,
+    "gb200-nvl72": machines.gb200_nvl72,
+    "mi300x": machines.mi300x,
+    "mi355x": machines.mi355x,
 }
 FABRICS: Mapping[str, Callable[..., Topology]] = {
     "ring": fabrics.ring,

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taccl.errors import TopologyError
-from taccl.topology.machines import dgx1, dgx2, dgx_a100, dgx_h100, ndv2
+from taccl.topology.machines import (
+    b200,
+    dgx1,
+    dgx2,
+    dgx_a100,
+    dgx_h100,
+    gb200_nvl72,
+    h200,
+    mi300x,
+    mi355x,
+    ndv2,
+)  # fmt: skip
 from taccl.topology.profiles import PROFILES, find_profile
 from tests.effort import cpu_s
 
@@ -19,7 +30,8 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Hold, Topology
 
-MACHINES = (ndv2, dgx1, dgx2, dgx_a100, dgx_h100)
+RAILED = (dgx_a100, dgx_h100, h200, b200, gb200_nvl72, mi300x, mi355x)
+MACHINES = (ndv2, dgx1, dgx2, *RAILED)
 
 
 def holds_between(topology: Topology, src: int, dst: int) -> dict[str, Hold]:
@@ -82,16 +94,25 @@ def test_profile_taccl_is_what_taccl_published(
 
 @pytest.mark.parametrize(
     ("make", "port_gb_per_s", "nic_gb_per_s"),
-    [(dgx2, 150, "12.5"), (dgx_a100, 300, 25), (dgx_h100, 450, 50)],
+    [
+        (dgx2, 150, "12.5"),
+        (dgx_a100, 300, 25),
+        (dgx_h100, 450, 50),
+        (h200, 450, 50),
+        (b200, 900, 50),
+        (gb200_nvl72, 900, 50),
+        (mi300x, 64, 50),
+        (mi355x, "76.8", 50),
+    ],
 )
 def test_nominal_rates_are_those_of_the_data_sheet(
-    make: Callable[..., Topology], port_gb_per_s: int, nic_gb_per_s: int | str
+    make: Callable[..., Topology], port_gb_per_s: int | str, nic_gb_per_s: int | str
 ) -> None:
-    """A rank's port at the switch, and its NIC."""
+    """A rank's port at the switch, or its link to another, and its NIC."""
     topology = make(2, profile="nominal")
     size = topology.num_ranks // 2
     (inner,), (outer,) = topology.links_between(0, 1), topology.links_between(0, size)
-    assert topology.links[inner].beta_us_per_mb == Fraction(1000, port_gb_per_s)
+    assert topology.links[inner].beta_us_per_mb == 1000 / Fraction(port_gb_per_s)
     assert topology.links[outer].beta_us_per_mb == 1000 / Fraction(nic_gb_per_s)
 
 
@@ -129,7 +150,9 @@ def test_a_send_across_nodes_holds_egress_and_ingress() -> None:
     }
 
 
-@pytest.mark.parametrize(("make", "nics"), [(ndv2, 1), (dgx1, 4), (dgx2, 8), (dgx_a100, 8), (dgx_h100, 8)])
+@pytest.mark.parametrize(
+    ("make", "nics"), [(ndv2, 1), (dgx1, 4), (dgx2, 8), *((make, make().num_ranks) for make in RAILED)]
+)
 def test_ranks_share_nics_as_built(make: Callable[..., Topology], nics: int) -> None:
     """Consecutive ranks of a node share one NIC: as many egress resources as NICs in every node."""
     topology = make(2)
@@ -150,7 +173,16 @@ def test_every_pair_of_ranks_of_two_nodes_is_linked() -> None:
     assert len(topology.links) == 512 + 480
 
 
-@pytest.mark.parametrize("make", [dgx_a100, dgx_h100])
+@pytest.mark.parametrize(("make", "gb_per_s"), [(mi300x, 448), (mi355x, "537.6")])
+def test_a_rank_of_a_full_mesh_has_seven_links(make: Callable[..., Topology], gb_per_s: int | str) -> None:
+    """One to each of the seven others, which come to seven times the rate of one."""
+    topology = make()
+    assert [len(links) for links in topology.links_to] == [7] * 8
+    assert ingress_gb_per_s(topology, 3) == Fraction(gb_per_s)
+    assert not topology.switches
+
+
+@pytest.mark.parametrize("make", [make for make in RAILED if make is not gb200_nvl72])
 def test_rails_join_equal_local_ranks_only(make: Callable[..., Topology]) -> None:
     """With rails a rank has one link to each other node; without, eight."""
     railed, open_to_all = make(3), make(3, rails=False)
