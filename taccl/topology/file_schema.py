@@ -11,7 +11,9 @@ from taccl.arguments import quoted
 from taccl.topology.parts import beta_of_bandwidth
 from taccl.units import exact
 
-__all__ = ["LinkEntry", "ResourceEntry", "SwitchEntry", "TopologyFile"]
+__all__ = [
+    "LinkEntry", "NetworkEntry", "NicsEntry", "NodeEntry", "ResourceEntry", "SwitchEntry", "TopologyFile",
+]  # fmt: skip
 
 
 def _positive(value: object) -> Fraction:
@@ -31,6 +33,14 @@ def _version(value: object) -> object:
     # 1.0 and true equal 1 to Python.
     if type(value) is not int or value != 1:
         raise ValueError(f"found {quoted(value)}; expected 1, the version of the schema")
+    return value
+
+
+def _table(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"found {quoted(value)}; expected a table (how many nodes there are is said by nodes)"
+        )
     return value
 
 
@@ -72,19 +82,40 @@ class _Costed(BaseModel):
         return self.beta_us_per_mb
 
 
-class LinkEntry(_Costed):
+class _Rated(_Costed):
+    """What must have a rate."""
+
+    @model_validator(mode="after")
+    def _a_rate(self) -> _Rated:
+        if not self.has_rate:
+            raise ValueError("found no rate; give beta_us_per_mb or bandwidth_gb_per_s")
+        return self
+
+
+class LinkEntry(_Rated):
     """A link, or one each way."""
 
     src: _Ranks
     dst: _Ranks
     alpha_us: _Cost = Fraction(0)
     bidirectional: Annotated[bool, Field(strict=True)] = False
+    #: Several destinations are those of one link that multicasts, and not of a link each.
+    multicast: Annotated[bool, Field(strict=True)] = False
     name: str = ""
 
     @model_validator(mode="after")
-    def _a_rate(self) -> LinkEntry:
-        if not self.has_rate:
-            raise ValueError("found no rate; give beta_us_per_mb or bandwidth_gb_per_s")
+    def _multicast_is_meant(self) -> LinkEntry:
+        several = next((ranks for ranks in (self.dst, self.src) if len(ranks) > 1), None)
+        to_several = len(self.dst) > 1 or (self.bidirectional and len(self.src) > 1)
+        if to_several and not self.multicast:
+            raise ValueError(
+                f"found several destinations, {several}; give a [[link]] for each, or multicast = true for "
+                "one link by which a send reaches all of them"
+            )
+        if self.multicast and not to_several:
+            raise ValueError(
+                "found multicast = true on a link to one rank; leave it out, or give several in dst"
+            )
         return self
 
 
@@ -115,8 +146,34 @@ class SwitchEntry(_Costed):
         return self
 
 
+class NodeEntry(_Rated):
+    """What joins the GPUs of a node: the rate is that of a link, or of a GPU's port at the switch."""
+
+    gpus: _Count
+    fabric: Literal["mesh", "switch", "ring", "hybrid"]
+    alpha_us: _Cost = Fraction(0)
+
+
+class NicsEntry(_Rated):
+    """Network cards of a node; without `gpus`, GPUs in order share them evenly."""
+
+    count: _Count
+    alpha_us: _Cost = Fraction(0)
+    gpus: list[_Ranks] | None = None
+
+
+class NetworkEntry(BaseModel):
+    """What joins the nodes; with `rails`, GPUs of one place in their nodes only."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    nodes: _Count
+    oversubscription: Annotated[_PositiveCost, Field(ge=1)] = Fraction(1)
+    rails: Annotated[bool, Field(strict=True)] = False
+
+
 class TopologyFile(BaseModel):
-    """A topology file: a machine, a fabric, or links, switches and resources."""
+    """A topology file: a machine, a fabric, a node and its network, or links, switches and resources."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -132,6 +189,10 @@ class TopologyFile(BaseModel):
     constants: dict[str, _Cost] | None = None
     bandwidth_gb_per_s: Annotated[list[_PositiveCost], BeforeValidator(_as_list)] | None = None
     alpha_us: _Cost | None = None
+    # A machine in a few lines.
+    node: Annotated[NodeEntry, BeforeValidator(_table)] | None = None
+    nics: Annotated[NicsEntry, BeforeValidator(_table)] | None = None
+    network: Annotated[NetworkEntry, BeforeValidator(_table)] | None = None
     # Link by link; a fabric may also be cut by ranks_per_node.
     ranks_per_node: Annotated[list[_Count], BeforeValidator(_as_list), Field(min_length=1)] | None = None
     link: list[LinkEntry] = []
@@ -140,12 +201,16 @@ class TopologyFile(BaseModel):
 
     @model_validator(mode="after")
     def _one_kind(self) -> TopologyFile:
-        kind = "machine" if self.machine is not None else "fabric" if self.fabric is not None else "links"
-        if self.machine is not None and self.fabric is not None:
-            raise ValueError("found both machine and fabric; give one of them")
+        named = [kind for kind in ("machine", "fabric", "node") if getattr(self, kind) is not None]
+        if len(named) > 1:
+            raise ValueError(f"found both {named[0]} and {named[1]}; give one of them")
+        kind = named[0] if named else "links"
+        if kind == "node" and self.nodes is not None:
+            raise ValueError("found nodes beside [node]; say it under [network]")
         allowed = {
             "machine": {"profile", "rails", "constants"},
             "fabric": {"bandwidth_gb_per_s", "alpha_us", "ranks_per_node"},
+            "node": {"nics", "network"},
             "links": {"ranks_per_node", "link", "resource", "switch"},
         }
         for field in sorted(set.union(*allowed.values()) - allowed[kind]):
@@ -160,5 +225,5 @@ class TopologyFile(BaseModel):
             if len(self.ranks_per_node) > 1:
                 raise ValueError("found a list in ranks_per_node; a fabric is cut into equal nodes: give one")
         if kind == "links" and self.ranks_per_node is None:
-            raise ValueError("found none of machine, fabric and ranks_per_node; give one of them")
+            raise ValueError("found none of machine, fabric, node and ranks_per_node; give one of them")
         return self

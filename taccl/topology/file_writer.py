@@ -61,7 +61,10 @@ def dump_topology(topology: Topology) -> str:
         alpha = f"alpha_us = {_number(link.alpha_us)}, " if link.alpha_us else ""
         name = f", name = {toml_text(link.name)}" if link.name else ""
         ends = f"src = {_ranks(link.srcs)}, dst = {_ranks(link.dsts)}"
-        lines.append(f"  {{ {ends}, {alpha}beta_us_per_mb = {_number(link.beta_us_per_mb)}{name} }},")
+        several = "multicast = true, " if len(link.dsts) > 1 else ""
+        lines.append(
+            f"  {{ {ends}, {several}{alpha}beta_us_per_mb = {_number(link.beta_us_per_mb)}{name} }},"
+        )
     lines.append("]")
     for switch in topology.switches:
         if links_among(topology.links, switch.ranks) != sorted(switch.links) or len(switch.ranks) < 2:

@@ -1,4 +1,4 @@
-"""Topology files: a machine, a fabric or a person's own links, as TOML or as JSON of the same schema.
+"""Topology files: a machine, a fabric, a node and its network, or links, as TOML or as JSON of one schema.
 
 docs/formats.md shows the fields. Decimal costs are exact: 0.1 is one tenth.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
 from taccl.topology import registry
+from taccl.topology.described import described_machine
 from taccl.topology.parts import add_crossbar, check_num_links, check_ranks, links_among
 from taccl.topology.topology import TopologyBuilder
 
@@ -50,6 +51,8 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     data = parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True)
     file = validated(TopologyFile, data, source=where, error=TopologyError)
     try:
+        if file.node is not None:
+            return described_machine(file, path.stem)
         if file.machine is None and file.fabric is None:
             return _from_links(file, path.stem)
         return _from_name(file)

@@ -1,0 +1,197 @@
+"""Topology files of a few lines: a node, its network cards, and the network."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from taccl import collectives
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import BASELINES
+from taccl.errors import TopologyError
+from taccl.problem import make_problem
+from taccl.topology.file_writer import dump_topology
+from taccl.topology.files import load_topology
+from taccl.topology.machines import dgx1, dgx_h100, mi300x
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from taccl.topology.topology import Topology
+
+TWO_SERVERS = """schema = 1
+[node]
+gpus = 8
+fabric = "mesh"
+bandwidth_gb_per_s = 64
+[nics]
+count = 8
+bandwidth_gb_per_s = 50
+[network]
+nodes = 2
+rails = true
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[[str], Topology]:
+    """Writes a text to a file and loads it."""
+
+    def load_text(text: str) -> Topology:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return load_topology(path)
+
+    return load_text
+
+
+def ends_and_rates(topology: Topology) -> list[tuple[str, Fraction, Fraction, list[Fraction]]]:
+    """Of every link its ends, its costs, and the rates of what it holds."""
+    return sorted(
+        (link.ends, link.alpha_us, link.beta_us_per_mb, [h.beta_us_per_mb for h in topology.holds_of_link[e]])
+        for e, link in enumerate(topology.links)
+    )
+
+
+def on_switch(text: str) -> str:
+    """The same servers with a switch in each."""
+    return text.replace('"mesh"', '"switch"').replace("= 64", "= 450")
+
+
+def test_two_servers_of_a_full_mesh(load):
+    """Two servers of eight GPUs and a card for each take at most 15 lines, and are the machine of that name."""
+    assert len(TWO_SERVERS.splitlines()) <= 15
+    assert ends_and_rates(load(TWO_SERVERS)) == ends_and_rates(mi300x(2))
+
+
+def test_servers_behind_switches(load):
+    """A switch gives every GPU a port out and one in, as NVSwitch does."""
+    topology = load(on_switch(TWO_SERVERS))
+    assert ends_and_rates(topology) == ends_and_rates(dgx_h100(2))
+    assert [switch.ranks for switch in topology.switches] == [tuple(range(8)), tuple(range(8, 16))]
+
+
+def test_the_hybrid_cube_mesh(load):
+    """`hybrid` is that of DGX-1, with the rate of one link."""
+    topology = load('schema = 1\n[node]\ngpus = 8\nfabric = "hybrid"\nbandwidth_gb_per_s = 25\n')
+    assert ends_and_rates(topology) == ends_and_rates(dgx1(profile="nominal"))
+
+
+@pytest.mark.parametrize(("gpus", "links"), [(1, 0), (2, 2), (3, 6), (5, 10)])
+def test_a_ring_joins_neighbours_both_ways(load, gpus, links):
+    """Each GPU has a link to the next and to the last, and none to itself."""
+    topology = load(f'schema = 1\n[node]\ngpus = {gpus}\nfabric = "ring"\nbeta_us_per_mb = 1\n')
+    assert len(topology.links) == links
+    assert {(link.dst - link.src) % gpus for link in topology.links} <= {1, gpus - 1}
+
+
+def test_latencies_are_those_of_links(load):
+    """`alpha_us` of the node is that of its links, of cards that of links between nodes."""
+    text = TWO_SERVERS.replace("= 64\n", "= 64\nalpha_us = 1.5\n").replace("= 50\n", "= 50\nalpha_us = 5\n")
+    topology = load(text)
+    alphas = {(topology.is_internode(e), link.alpha_us) for e, link in enumerate(topology.links)}
+    assert alphas == {(False, Fraction(3, 2)), (True, 5)}
+
+
+def test_without_rails_the_network_joins_all(load):
+    """8 * 8 pairs each way."""
+    assert len(load(TWO_SERVERS.replace("rails = true\n", "")).internode_links) == 128
+
+
+@pytest.mark.parametrize(
+    ("nics", "nic_of_gpu"),
+    [
+        ("count = 4", [0, 0, 1, 1, 2, 2, 3, 3]),
+        ("count = 1", [0] * 8),
+        ("count = 2\ngpus = [[0, 2], 5]", [0, None, 0, None, None, 1, None, None]),
+    ],
+)
+def test_gpus_share_cards(load, nics, nic_of_gpu):
+    """In order and evenly, or as `gpus` says; a GPU without a card has no link to other nodes."""
+    topology = load(TWO_SERVERS.replace("count = 8", nics))
+    names = [resource.name for resource in topology.resources]
+    for gpu, nic in enumerate(nic_of_gpu):
+        between = [e for e in topology.links_from[gpu] if topology.is_internode(e)]
+        held = {names[h.resource] for e in between for h in topology.holds_of_link[e] if h.side == "send"}
+        cards = {name for name in held if name.endswith("egress")}
+        assert cards == (set() if nic is None else {f"NIC {nic} of node 0 egress"})
+
+
+def test_cards_of_one_gpu_count_as_one(load):
+    """Thirty-two cards of 12.5 GB/s for eight GPUs are one of 50 GB/s for each."""
+    text = TWO_SERVERS.replace("count = 8\nbandwidth_gb_per_s = 50", "count = 32\nbandwidth_gb_per_s = 12.5")
+    assert ends_and_rates(load(text)) == ends_and_rates(load(TWO_SERVERS))
+
+
+@pytest.mark.parametrize(("times", "crossed_us"), [(1, 20), (2, 7 * 5 + 20), (16, 8 * 40)])
+def test_an_oversubscribed_network_carries_less(load, times, crossed_us):
+    """Eight cards of 50 GB/s at once, or behind an uplink of 200 GB/s, or one of 25 GB/s, slower than a card."""
+    topology = load(on_switch(TWO_SERVERS).replace("nodes = 2", f"nodes = 2\noversubscription = {times}"))
+    problem = make_problem(topology, collectives.allgather(16), chunk_bytes=10**6)
+    schedule = BASELINES["hierarchical"](problem, cut=False)
+    verify(schedule).raise_if_failed()
+    # 1 MB takes 20 us at a card. Eight leave at once; or hold the uplink for 5 us, one after another; or 40 us.
+    crossings = schedule.end[np.isin(schedule.link, topology.internode_links)]
+    assert problem.costs.us(int(crossings.max())) == crossed_us
+
+
+def test_what_a_few_lines_say_is_written_link_by_link(load, tmp_path):
+    """`dump_topology` lists the links, uplinks included, and reading it makes the same costs."""
+    topology = load(TWO_SERVERS.replace("nodes = 2", "nodes = 2\noversubscription = 4"))
+    path = tmp_path / "written.toml"
+    path.write_text(dump_topology(topology))
+    assert ends_and_rates(load_topology(path)) == ends_and_rates(topology)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[nics]\ncount = 8\nbandwidth_gb_per_s = 50\n", "", "nics: found 2 nodes, and no .nics."),
+        ("count = 8", "count = 3", "nics.count: found 3 for 8 GPUs, of which neither divides the other"),
+        ("count = 8", "count = 2\ngpus = [[0, 1]]", "nics.gpus: found 1 entries for 2 cards"),
+        (
+            "count = 8",
+            "count = 2\ngpus = [0, 8]",
+            r"nics.gpus\[1\]: rank 8 does not exist; a node has GPUs 0-7",
+        ),
+        ("count = 8", "count = 2\ngpus = [0, [1, 0]]", r"nics.gpus\[1\]: found GPU 0 at card 0 too"),
+        ('"mesh"', '"torus"', "node.fabric: .*'mesh', 'switch', 'ring' or 'hybrid'"),
+        ("gpus = 8", "gpus = 4", None),
+        ('gpus = 8\nfabric = "mesh"', 'gpus = 4\nfabric = "hybrid"', "node.gpus: found 4 GPUs"),
+        ("nodes = 2", "nodes = 2\noversubscription = 0.5", "network.oversubscription: .*1"),
+        ("schema = 1", "schema = 1\nnodes = 2", r"found nodes beside \[node\]; say it under \[network\]"),
+        ("schema = 1", "schema = 1\nmachine = 'ndv2'", "found both machine and node"),
+        ("bandwidth_gb_per_s = 64\n", "", "found no rate"),
+        ("gpus = 8", "gpus = 1000", "node.gpus, network.nodes: found .* links"),
+    ],
+)
+def test_mistakes_are_named(load, old, new, said):
+    """Each by its field, with what was found and what to do."""
+    assert old in TWO_SERVERS
+    text = TWO_SERVERS.replace(old, new)
+    if said is None:
+        assert load(text).num_ranks == 8
+        return
+    with pytest.raises(TopologyError, match=said):
+        load(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            "src = 0\ndst = [1, 2]",
+            "found several destinations, .*1, 2.*; give a ..link.. for each, or multicast = true",
+        ),
+        ("src = [1, 2]\ndst = 0\nbidirectional = true", "found several destinations"),
+        ("src = 0\ndst = 1\nmulticast = true", "found multicast = true on a link to one rank"),
+    ],
+)
+def test_a_multicast_is_said_to_be_one(load, fields, said):
+    """A list of destinations is refused without `multicast = true`, and that without a list."""
+    with pytest.raises(TopologyError, match=said):
+        load(f"schema = 1\nranks_per_node = 3\n[[link]]\n{fields}\nbeta_us_per_mb = 1\n")
