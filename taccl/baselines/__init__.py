@@ -14,6 +14,7 @@ from taccl.baselines.one_shot import one_shot
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.recursive import recursive
 from taccl.baselines.ring import ring
+from taccl.baselines.swing import bine, swing
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError, InputError
 from taccl.names import did_you_mean, matching
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "BASELINES", "baseline", "best", "hierarchical", "one_shot", "pairwise", "recursive", "ring", "tree",
+    "BASELINES", "baseline", "best", "bine", "hierarchical", "one_shot", "pairwise", "recursive", "ring",
+    "swing", "tree",
 ]  # fmt: skip
 
 #: Every baseline, by name.
@@ -36,6 +38,8 @@ BASELINES: dict[str, Callable[..., Schedule]] = {
     "hierarchical": hierarchical,
     "pairwise": pairwise,
     "one-shot": one_shot,
+    "swing": swing,
+    "bine": bine,
 }
 
 

@@ -12,10 +12,15 @@ from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_no
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["recursive"]
+__all__ = ["Steps", "both_orders", "doubling", "exchange", "recursive", "require_power_of_two"]
+
+#: The partner of every rank, step by step.
+Steps = list[list[int]]
 
 
 @checked
@@ -46,39 +51,66 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
     R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
     International Journal of High Performance Computing Applications 19 (2005).
     """
-    require_no_derivations(problem, baseline="recursive")
-    num_ranks = problem.topology.num_ranks
-    if num_ranks & (num_ranks - 1):
-        raise CollectiveError(
-            f"recursive needs a power of two, and found {num_ranks} ranks; use ring or hierarchical",
-            where="baseline",
-        )
+    require_power_of_two(problem, baseline="recursive")
     return cut_while_it_pays(problem, _fastest_order, cut=cut)
 
 
-def _fastest_order(problem: Problem) -> Schedule:
-    bits = range(problem.topology.num_ranks.bit_length() - 1)
-    orders = {"near partners first": tuple(bits), "far partners first": tuple(reversed(bits))}
-    schedules = [run(problem, partial(_exchange, order=name, bits=each)) for name, each in orders.items()]
+def require_power_of_two(problem: Problem, *, baseline: str) -> None:
+    """Raise `CollectiveError` unless ranks can be halved down to one, and chunks are not derived."""
+    require_no_derivations(problem, baseline=baseline)
+    num_ranks = problem.topology.num_ranks
+    if num_ranks & (num_ranks - 1):
+        raise CollectiveError(
+            f"{baseline} needs a power of two, and found {num_ranks} ranks; use ring or hierarchical",
+            where="baseline",
+        )
+
+
+def exchange(problem: Problem, parts: Sequence[Steps], *, producer: str) -> Schedule:
+    """Any problem by exchanges of all that partners hold; each part of the chunks has partners of its own."""
+    return run(problem, partial(_spread, parts=parts, producer=producer))
+
+
+def doubling(problem: Problem, steps: Steps, *, producer: str) -> Schedule:
+    """An allreduce in which partners exchange all of what they summed so far."""
+    named, chunks = NamedSteps(problem), range(problem.collective.num_chunks)
+    summed: list[tuple[int, ...]] = [(rank,) for rank in range(problem.topology.num_ranks)]
+    for partners in steps:
+        named.step([(chunks, rank, partners[rank], ranks) for rank, ranks in enumerate(summed)])
+        summed = [(*ranks, *summed[partners[rank]]) for rank, ranks in enumerate(summed)]
+    return named.schedule(producer=producer)
+
+
+def both_orders(problem: Problem, steps: Steps, *, name: str) -> Schedule:
+    """The fastest of exchanges with near or far partners first; of an allreduce, doublings beside them."""
+    orders = {"near partners first": steps, "far partners first": steps[::-1]}
+    schedules = [exchange(problem, [each], producer=f"{name} ({order})") for order, each in orders.items()]
     if sums_everywhere(problem):
-        schedules += [_doubling(problem, order=name, bits=each) for name, each in orders.items()]
+        schedules += [
+            doubling(problem, each, producer=f"{name} doubling ({order})") for order, each in orders.items()
+        ]
     return fastest(schedules)
 
 
-def _doubling(problem: Problem, *, order: str, bits: tuple[int, ...]) -> Schedule:
-    steps, chunks = NamedSteps(problem), range(problem.collective.num_chunks)
-    summed: list[tuple[int, ...]] = [(rank,) for rank in range(problem.topology.num_ranks)]
-    for bit in bits:
-        steps.step([(chunks, rank, rank ^ (1 << bit), ranks) for rank, ranks in enumerate(summed)])
-        summed = [(*ranks, *summed[rank ^ (1 << bit)]) for rank, ranks in enumerate(summed)]
-    return steps.schedule(producer=f"recursive doubling ({order})")
+def _fastest_order(problem: Problem) -> Schedule:
+    ranks = range(problem.topology.num_ranks)
+    steps = [[rank ^ (1 << bit) for rank in ranks] for bit in range(len(ranks).bit_length() - 1)]
+    return both_orders(problem, steps, name="recursive")
 
 
-def _exchange(problem: Problem, *, order: str, bits: tuple[int, ...]) -> Schedule:
+def _spread(problem: Problem, *, parts: Sequence[Steps], producer: str) -> Schedule:
     spread = Spread(problem)
-    held = chunks_of_starts(problem)
-    for bit in bits:
-        spread.step([(chunks, rank, rank ^ (1 << bit)) for rank, chunks in enumerate(held)])
+    starts = chunks_of_starts(problem)
+    held = [[chunks[part :: len(parts)] for chunks in starts] for part in range(len(parts))]
+    for step in zip(*parts, strict=True):
+        spread.step(
+            (chunks, rank, partners[rank])
+            for partners, of_part in zip(step, held, strict=True)
+            for rank, chunks in enumerate(of_part)
+        )
         # What a rank held longest goes first in the next step.
-        held = [[*chunks, *held[rank ^ (1 << bit)]] for rank, chunks in enumerate(held)]
-    return spread.schedule(producer=f"recursive ({order})")
+        held = [
+            [[*chunks, *of_part[partners[rank]]] for rank, chunks in enumerate(of_part)]
+            for partners, of_part in zip(step, held, strict=True)
+        ]
+    return spread.schedule(producer=producer)

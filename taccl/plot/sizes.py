@@ -40,6 +40,7 @@ __all__ = ["NAMES_OF_BASELINES", "Bandwidths", "bandwidth", "bandwidths", "usual
 NAMES_OF_BASELINES = {
     "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
     "hierarchical": "hierarchical", "pairwise": "pairwise", "one-shot": "one-shot",
+    "swing": "swing", "bine": "bine trees",
 }  # fmt: skip
 #: From 1 KiB to 1 GiB, each four times the one before.
 _SIZES = tuple(4**power for power in range(5, 16))
@@ -125,8 +126,10 @@ def bandwidth(
         best = [None if each is None else each[1] for each in found.best_baseline]
         ends.append((best, "best of baselines", {"color": GREY, "linewidth": 5, "alpha": 0.45}))
     thin = {"linewidth": 1.0, "markersize": 4}
-    for number, (name, rates) in enumerate(found.baselines.items(), 1):
-        marked = {"color": OKABE_ITO[number], "marker": MARKS[number], **thin}
+    others = len(MARKS) - 1  # the first is this schedule's
+    for number, (name, rates) in enumerate(found.baselines.items()):
+        which, dashes = 1 + number % others, ("-", "--")[number // others]
+        marked = {"color": OKABE_ITO[which], "marker": MARKS[which], "linestyle": dashes, **thin}
         ends.append((rates, NAMES_OF_BASELINES[name], marked))
     own = {"color": OKABE_ITO[0], "marker": MARKS[0], "linewidth": 2.2, "markersize": 5}
     ends.append((found.schedule, "this schedule", own))
@@ -238,7 +241,7 @@ def _rates(name: str, problem: Problem, sizes: tuple[int, ...]) -> tuple[float |
     """The bus bandwidths of a baseline."""
     forms: dict[tuple[bytes, bytes], Schedule] = {}
     for size in dict.fromkeys((sizes[0], problem.size_bytes, sizes[-1])):
-        made = BASELINES[name](assume(problem, size=size))
+        made = BASELINES[name](assume(problem, size=size), cut=False)  # the bound is that of its chunks
         forms.setdefault((made.chunk.tobytes(), made.link.tobytes()), made)
     simulations = [[simulate(made, size=size) for made in forms.values()] for size in sizes]
     return tuple(min(each, key=lambda found: found.finish).busbw_gb_per_s for each in simulations)
