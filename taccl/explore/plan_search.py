@@ -143,7 +143,10 @@ class PlanSearch:
                 )
                 for name, function in BASELINES.items():
                     try:
-                        self.add(function(plain), f"baseline {name}, for {format_size(self.grid[place])}")
+                        self.add(
+                            function(plain, cut=False),
+                            f"baseline {name}, for {format_size(self.grid[place])}",
+                        )
                     except InputError:  # which it cannot do on this topology
                         continue
 

@@ -446,7 +446,7 @@ def produced() -> tuple[Schedule, ...]:
             examples.append(schedule_large(problem, num_runs=1).expand())
             for algorithm in ("ring", "tree", "recursive", "pairwise"):
                 with suppress(CollectiveError):
-                    examples.append(baseline(algorithm, problem))
+                    examples.append(baseline(algorithm, problem, cut=False))
     return tuple(examples)
 
 

@@ -250,7 +250,7 @@ def test_interrupts_keep_what_there_is(monkeypatch):
 def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
     """Ctrl-C in the second baseline makes a plan of the first."""
 
-    def interrupted(_: object) -> object:
+    def interrupted(*_: object, **__: object) -> object:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(plan_search, "BASELINES", {"ring": taccl.baselines.ring, "tree": interrupted})
