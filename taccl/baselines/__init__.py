@@ -35,11 +35,11 @@ BASELINES: dict[str, Callable[..., Schedule]] = {
     "ring": ring,
     "tree": tree,
     "recursive": recursive,
+    "swing": swing,
+    "bine": bine,
     "hierarchical": hierarchical,
     "pairwise": pairwise,
     "one-shot": one_shot,
-    "swing": swing,
-    "bine": bine,
 }
 
 

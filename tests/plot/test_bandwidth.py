@@ -74,7 +74,7 @@ def test_baselines_that_are_not_defined_are_said():
     assert set(rates.undefined) == {"recursive", "hierarchical", "one-shot", "swing", "bine"}
     assert "power of two" in rates.undefined["recursive"]
     label = taccl.plot.bandwidth(rates).get_xlabel()
-    assert "not defined here: halving-doubling, hierarchical, one-shot" in label
+    assert "not defined here: halving-doubling, swing, bine trees, hierarchical, one-shot" in label
 
 
 def test_without_time_baselines_are_left_out(found):
