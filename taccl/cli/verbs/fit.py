@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from taccl.cli.answer import Answer
 
 
+#: What its help ends with.
+EXAMPLES = (
+    "taccl fit nccl.log --topology dgx-h100 --nodes 2 -o mine.toml",
+    "taccl fit one.log two.log --topology dgx-h100 --nodes 2 --plot fit.svg",
+)
+
+
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     help = "nccl-tests, rccl-tests, perftest or OSU output, or reports of `taccl run --json`"
