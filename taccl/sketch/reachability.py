@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
-__all__ = ["Demand", "check_reachable", "demands", "hops_from", "kind_of", "reached", "unmet"]
+__all__ = [
+    "Demand", "check_possible", "check_reachable", "demands", "hops_from", "kind_of", "reached", "unmet",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,49 @@ def check_reachable(problem: Problem) -> None:
     if not _joins_everything(problem):
         for demand in unmet(problem):
             raise _explained(problem, demand)
+
+
+def check_possible(problem: Problem) -> None:
+    """Raise the error of `check_reachable` if no schedule meets the problem, wherever sums are made.
+
+    Synthesis makes every sum at its root. A schedule may make it at any ranks, so that the root need not be
+    reached unless it wants the sum itself.
+    """
+    try:
+        check_reachable(problem)
+    except (SketchError, TopologyError):
+        sums = problem.collective.sums_up
+        if not sums or not all(_may_be_summed(problem, demand.chunk) for demand in unmet(problem)):
+            raise
+
+
+def _may_be_summed(problem: Problem, chunk: int) -> bool:
+    """Whether each destination gets the sum from some rank that gets all contributions.
+
+    Over a link of several sources comes what any of them has. A sum that its root alone wants is reduced on
+    all of its way.
+    """
+    data = problem.collective.chunks[chunk]
+
+    def origins_of(rank: int, *, reducing: bool) -> Iterable[int]:
+        return hops_from(
+            problem.topology,
+            (rank,),
+            lambda link: problem.may_carry(link, chunk, reducing=reducing),
+            reducing=True,
+            limit=problem.clauses.path_limit,
+        ).keys()
+
+    sums = {
+        rank
+        for rank in range(problem.topology.num_ranks)
+        if set(data.origins).issubset(origins_of(rank, reducing=True))
+    }
+    if data.destinations == (data.root,):
+        return data.root in sums
+    if len(data.origins) == 1:  # whole from the beginning
+        sums.update(data.origins)
+    return all(not sums.isdisjoint(origins_of(rank, reducing=False)) for rank in data.destinations)
 
 
 def unmet(problem: Problem) -> Iterator[Demand]:

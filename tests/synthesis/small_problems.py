@@ -206,6 +206,24 @@ def random_group_problem(seed: int) -> Problem:
         return problem
 
 
+def random_sum_problem(seed: int) -> Problem:
+    """One or two sums of 2 to 4 ranks, whose roots may be anywhere, under clauses that say where sums may go."""
+    rng = random.Random(f"sums {seed}")
+    topology = _random_topology(rng)
+    everyone = tuple(range(topology.num_ranks))
+    chunks = []
+    for _ in range(rng.choice((1, 1, 2))):
+        origins, ends = (tuple(sorted(rng.sample(everyone, rng.randint(1, len(everyone))))) for _ in range(2))
+        kind = rng.choice(("all", "all", "one", "any", "any"))
+        origins, ends = (everyone, everyone) if kind == "all" else (origins, ends)
+        ends = ends[:1] if kind == "one" else ends
+        chunks.append(Chunk(origins, ends, rng.choice(everyone if rng.random() < 0.5 else ends)))
+    collective = Collective("sums", topology.num_ranks, tuple(chunks), combining=True)
+    clauses = _random_clauses(rng, topology, collective) | {"direct_crossing": rng.random() < 0.4}
+    sizes = [rng.choice((1, 1, 2)) * MB for _ in chunks] if rng.random() < 0.35 else MB
+    return problem_of(topology, collective, chunk_bytes=sizes, **clauses)
+
+
 def _random_topology(rng: random.Random) -> Topology:
     num_ranks = rng.choice((2, 3, 3, 3, 3, 4))
     halves = [int(2 * r >= num_ranks) for r in range(num_ranks)]

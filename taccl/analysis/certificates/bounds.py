@@ -30,7 +30,7 @@ from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import Border, Claim, Path, SingleMachine
 from taccl.arguments import checked
 from taccl.deadline import NEVER, Deadline, OutOfTime
-from taccl.sketch.reachability import check_reachable
+from taccl.sketch.reachability import check_possible
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -92,10 +92,11 @@ def lower_bound(
     Raises
     ------
     InputError
-        If a chunk cannot reach a destination: the error names the rank, the chunk and the clause.
+        If a chunk cannot reach a destination, or some of a sum, wherever it is added up: the error names the
+        rank, the chunk and the clause.
     """
     began = time.monotonic()
-    check_reachable(problem)
+    check_possible(problem)
     demand = NeededSends(as_spreading(problem))
     granted = not demand.single_ended if in_network is None else in_network
     claims = _claims(

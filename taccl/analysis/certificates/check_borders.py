@@ -111,17 +111,17 @@ def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Jo
         if (
             facts.sums
             and facts.clauses.direct_crossing
+            and not facts.multi
             and len(ranks) > 1
             and entering
             and data.root in ranks
         ):
+            # From each other node straight to the root's: for all that want the sum, but that node itself.
             parts = []
             for n in sorted({node[r] for r in sources}):
-                over = facts.admitted(c, reducing=True)
+                over = [e for e in facts.admitted(c, reducing=True) if node[links[e].src] == n]
                 theirs = {r for r in sources if node[r] == n}
-                parts.append(
-                    ([e for e in over if any(node[r] == n for r in links[e].srcs)], theirs, ends - theirs)
-                )
+                parts.append((over, theirs, {r for r in ends if node[r] != n}))
         for over, some, wanted in parts:
             crossing = []
             for e in over:

@@ -200,7 +200,7 @@ class NeededSends:
         A chunk that spreads enters a set that lacks it at least once. A sum that everyone needs carries
         the contributions of the rest into every set, and those of the set out of it. Where the sketch lets
         reductions cross only straight to the root's node, each other node's contributions enter that node
-        by themselves.
+        by themselves, on their way to any rank that is not of their own node.
         """
         data = self.problem.collective.chunks[c]
         starts, ends = set(self.distances.origins(c)), set(data.destinations)
@@ -208,8 +208,8 @@ class NeededSends:
         if not sources or not targets or not (self.sums_for_all or sources == starts):
             return
         every = self.carried(c)
-        direct = self.sums_for_all and self.problem.clauses.direct_crossing and len(ranks) > 1
-        if not (direct and entering and data.root in ranks):
+        direct = self.sums_for_all and self.problem.clauses.direct_crossing and self.single_ended
+        if not (direct and entering and len(ranks) > 1 and data.root in ranks):
             yield from self._job(every, every, at, units, sources, targets)
             return
         node = self.topology.node_of_rank
@@ -218,7 +218,8 @@ class NeededSends:
             theirs = {r for r in sources if node[r] == other}
             links = self.topology.links
             border = frozenset(e for e in at if any(node[r] == other for r in links[e].srcs))
-            yield from self._job(reducing, every, border, units, theirs, ends - theirs)
+            others = {r for r in ends if node[r] != other}
+            yield from self._job(reducing, every, border, units, theirs, others)
 
     def _job(
         self, over: int, links: int, at: frozenset[int], units: int, sources: set[int], targets: set[int]

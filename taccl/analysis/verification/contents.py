@@ -114,7 +114,8 @@ def check_named_sums(replay: Replay, carried: list[int]) -> int:
     """Presence and postcondition where transfers name the contributions that they carry; as `check_sums`.
 
     A rank keeps its own contribution, and whatever arrives, apart and for good. What it sends, and each of
-    its results, must be a disjoint union of some of what it has by then.
+    its results, must be a disjoint union of some of what it has by then. A sum that its root alone wants is
+    on the way there whenever it is sent; any other spreads once it is whole, wherever that is.
     """
     links, chunks = replay.topology.links, replay.collective.chunks
     everyone = [sum(1 << rank for rank in data.origins) for data in chunks]
@@ -125,9 +126,10 @@ def check_named_sums(replay: Replay, carried: list[int]) -> int:
     num_redundant = 0
     for i in sorted(replay.usable, key=lambda i: replay.end[i]):
         chunk, bits = replay.chunk[i], carried[i]
-        replay.reducing[i] = bits != everyone[chunk]
-        if replay.reduce[i] != replay.reducing[i]:
-            expected = "reduced, as it lacks some" if replay.reducing[i] else "copied, as it has all"
+        lacks = bits != everyone[chunk]
+        replay.reducing[i] = lacks or chunks[chunk].destinations == (chunks[chunk].root,)
+        if replay.reduce[i] != lacks:
+            expected = "reduced, as it lacks some" if lacks else "copied, as it has all"
             replay.report("reduce", f"expected the sum of ranks {_ranks(bits)} to be {expected}", i)
         if not bits or bits & ~everyone[chunk]:
             text = f"carries contributions of ranks {_ranks(bits & ~everyone[chunk])}, which have none"

@@ -98,8 +98,10 @@ def check_paths(replay: Replay) -> None:
     none where the chunk starts, or where its sum is complete. A sum on its way to the root has passed as many
     as any contribution in it.
     """
-    said = replay.clauses.said("path")
-    if not said:
+    if not replay.clauses.said("path"):
+        return
+    if replay.carried is not None:
+        _check_named_paths(replay, replay.carried)
         return
     links = replay.topology.links
     copies: dict[tuple[int, int], int] = {}  # (rank, chunk) -> links that the copy there has passed
@@ -112,11 +114,7 @@ def check_paths(replay: Replay) -> None:
         if not arrives:
             before = (sums[r, chunk] if replay.reducing[i] else copies.get((r, chunk), 0) for r in ends.srcs)
             passed[i] = 1 + max(before)
-            for clause in said:
-                most = getattr(replay.clauses, clause.field)
-                if passed[i] > most:
-                    text = f"is the {_ordinal(passed[i])} link on the chunk's path; expected at most {most}"
-                    replay.report(clause.violation, text, i, clause=clause.field)
+            _report_path(replay, i, passed[i])
             continue
         for rank in ends.dsts:
             if not replay.reducing[i]:
@@ -125,6 +123,43 @@ def check_paths(replay: Replay) -> None:
                 sums[rank, chunk] = max(passed[i], sums[rank, chunk])
             else:
                 sums[rank, chunk] = passed[i]
+
+
+def _check_named_paths(replay: Replay, carried: list[int]) -> None:
+    """The same where transfers name what they carry, and ranks keep apart what arrives.
+
+    It has passed one link more than any sum there that may be a part of it. A whole sum starts to spread
+    where a rank makes it up, be that the root or not; where it arrived whole, it has come as far as that.
+    """
+    links = replay.topology.links
+    everyone = [sum(1 << rank for rank in data.origins) for data in replay.collective.chunks]
+    #: (rank, chunk) -> sum that arrived there -> the fewest links that it has passed
+    passed: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    under_way: dict[int, int] = {}
+    for i, arrives in events(replay):
+        chunk, ends = replay.chunk[i], links[replay.link[i]]
+        if arrives:
+            for rank in ends.dsts:
+                known = passed[rank, chunk]
+                known[carried[i]] = min(under_way[i], known.get(carried[i], under_way[i]))
+            continue
+        spreads = not replay.reducing[i] and carried[i] == everyone[chunk]
+        before = [
+            number
+            for rank in ends.srcs
+            for bits, number in passed[rank, chunk].items()
+            if (bits == carried[i] if spreads else not bits & ~carried[i])
+        ]
+        under_way[i] = 1 + max(before, default=0)
+        _report_path(replay, i, under_way[i])
+
+
+def _report_path(replay: Replay, i: int, passed: int) -> None:
+    for clause in replay.clauses.said("path"):
+        most = getattr(replay.clauses, clause.field)
+        if passed > most:
+            text = f"is the {_ordinal(passed)} link on the chunk's path; expected at most {most}"
+            replay.report(clause.violation, text, i, clause=clause.field)
 
 
 def _ordinal(number: int) -> str:

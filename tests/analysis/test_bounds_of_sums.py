@@ -1,0 +1,241 @@
+"""Bounds of sums hold for every schedule that ends with them, wherever they are added up."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+import taccl
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import one_shot
+from taccl.collective import Chunk, Collective
+from taccl.errors import InputError, SketchError, TopologyError
+from taccl.problem import make_problem
+from taccl.schedule.schedule import make_schedule
+from taccl.schedule.timing import exact_times
+from taccl.sketch.reachability import check_reachable
+from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import cases
+from tests.synthesis.brute_force import TooLarge
+from tests.synthesis.brute_force_apart import sums_by
+from tests.synthesis.small_problems import MB, full, problem_of, random_sum_problem
+
+#: Ticks within which nothing must be found of what is refused.
+SOON = 10
+
+
+def one_sum(num_ranks, origins, ends, root):
+    """A sum of some ranks' contributions that some want."""
+    return Collective("sum", num_ranks, (Chunk(tuple(origins), tuple(ends), root),), combining=True)
+
+
+def joined(nodes, links):
+    """Ranks of nodes with links of (from, to, us for 1 MB)."""
+    builder = TopologyBuilder("joined", nodes)
+    for src, dst, beta in links:
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    return builder.build()
+
+
+def sends(problem, *rows):
+    """A schedule of (from, to, contributions), in this order as soon as may be."""
+    link = {(each.src, each.dst): e for e, each in enumerate(problem.topology.links)}
+    return exact_times(
+        problem, chunk=[0] * len(rows), link=[link[a, b] for a, b, _ in rows], sequence=range(len(rows)),
+        contributions=[ranks for _, _, ranks in rows],
+    )  # fmt: skip
+
+
+# ---- by hand
+
+
+def test_the_search_sends_own_contributions_late():
+    """One-shot behind a port of three ranks takes a message for each other rank, and no less does."""
+    problem = problem_of(full(3, port=True), one_sum(3, range(3), range(3), 0))
+    ticks = 2 * problem.costs.ticks_per_us
+    assert sums_by(problem, ticks) and not sums_by(problem, ticks - 1)
+    assert lower_bound(problem).bound == one_shot(problem).finish == 2
+
+
+def test_a_sum_may_stay_in_its_node():
+    """Rank 2 gets what ranks 0 and 1 of its own node add in 1 us, though the root is elsewhere and slow."""
+    links = [(0, 2, 1), (1, 2, 1), (0, 3, 1), (1, 3, 1), (0, 4, 1), (3, 2, 100), (4, 2, 100)]
+    problem = problem_of(joined([0, 0, 0, 1, 1], links), one_sum(5, (0, 1), (2, 3), 3), direct_crossing=True)
+    schedule = sends(problem, (0, 2, {0}), (1, 2, {1}), (0, 3, {0}), (1, 3, {1}))
+    assert verify(schedule).ok
+    assert lower_bound(problem).bound <= schedule.finish == 1
+
+
+def test_the_root_need_not_be_reached():
+    """Ranks 0 and 1 share their sum, though no link leads to its root: that bounds, and is no error."""
+    problem = problem_of(joined([0] * 3, [(0, 1, 1), (1, 0, 1), (2, 0, 1)]), one_sum(3, (0, 1), (0, 1), 2))
+    schedule = sends(problem, (0, 1, {0}), (1, 0, {1}))
+    assert verify(schedule).ok
+    with pytest.raises(TopologyError):
+        check_reachable(problem)
+    bound = lower_bound(problem)
+    assert bound.check()
+    assert bound.bound == schedule.finish == 1
+
+
+def test_a_sum_that_nobody_can_make_is_refused():
+    """Rank 1 gets nothing of rank 0."""
+    problem = problem_of(joined([0] * 2, [(1, 0, 1)]), one_sum(2, (0, 1), (0, 1), 0))
+    with pytest.raises(TopologyError, match="no path"):
+        lower_bound(problem)
+
+
+def test_a_whole_sum_is_still_on_the_way_to_its_root():
+    """Where the root alone wants a sum, a clause for reductions also holds of one that is complete elsewhere."""
+    topology = joined([0] * 3, [(0, 1, 1), (1, 2, 1), (0, 2, 5)])
+    collective = one_sum(3, (0, 1), (2,), 2)
+    free = problem_of(topology, collective)
+    rows = ((0, 1, {0}), (1, 2, {0, 1}))
+    assert verify(sends(free, *rows)).ok
+    tied = free.with_clauses(carries_to={1: frozenset({0})})
+    assert [each.kind for each in verify(sends(tied, *rows)).violations] == ["carries-to"]
+    with pytest.raises(SketchError):
+        lower_bound(tied)
+
+
+@pytest.mark.parametrize(("most", "is_valid"), [(1, False), (2, True)])
+def test_paths_of_sums_for_one_rank(most, is_valid):
+    """A contribution that passes two links to its root, the second as part of the whole, has passed two."""
+    topology = joined([0] * 3, [(0, 1, 1), (1, 2, 1), (0, 2, 5), (1, 0, 1)])
+    problem = problem_of(topology, one_sum(3, (0, 1, 2), (2,), 2), max_hops=most)
+    schedule = sends(problem, (0, 1, {0}), (1, 2, {0, 1}))
+    assert verify(schedule).ok == is_valid
+    assert (lower_bound(problem).bound <= schedule.finish) == is_valid
+
+
+def test_own_contributions_have_passed_no_link():
+    """One-shot passes one link, whatever came to the sender before."""
+    problem = problem_of(full(3, port=True), one_sum(3, range(3), range(3), 0), max_hops=1)
+    schedule = one_shot(problem)
+    tied = make_schedule(
+        problem, contributions=schedule.contributions,
+        **{name: getattr(schedule, name) for name in ("chunk", "link", "start", "end", "group")},
+    )  # fmt: skip
+    assert verify(tied).ok
+
+
+def test_a_root_that_got_the_sum_has_it_from_afar():
+    """A whole sum that comes to its root over two links has passed two there, and spreads no further."""
+    line = joined([0] * 5, [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 4, 1), (4, 3, 1), (3, 2, 1), (2, 1, 1)])
+    problem = problem_of(line, one_sum(5, (0, 1), (1, 2, 3, 4), 3), max_hops=2)
+    schedule = sends(problem, (0, 1, {0}), (1, 2, {0, 1}), (2, 3, {0, 1}), (3, 4, {0, 1}))
+    assert [each.kind for each in verify(schedule).violations] == ["too-many-hops"]
+
+
+# ---- at random
+
+
+@pytest.mark.fuzz
+def test_no_way_to_add_beats_a_bound():
+    """Of tiny problems no way to add is sooner than the bound, and none at all meets what is refused."""
+    decided = 0
+    for seed in cases("bounds of sums, over all ways to add", few=60, many=5000):
+        problem = random_sum_problem(seed)
+        ticks = problem.costs.ticks_per_us
+        try:
+            bound = lower_bound(problem)
+        except InputError:
+            latest = SOON * ticks
+        else:
+            assert bound.check()
+            latest = int(bound.bound * ticks) - 1
+        try:
+            assert not sums_by(problem, latest, max_states=3000), seed
+            decided += 1
+        except TooLarge:
+            continue
+    assert decided > 40
+
+
+@pytest.mark.fuzz
+def test_no_mix_of_sums_beats_a_bound():
+    """Random mixes of one-shot and partial sums on up to six ranks, under clauses; most of them obey these."""
+    found = 0
+    for seed in cases("bounds of sums, random mixes", few=60, many=5000):
+        rng = random.Random(f"mix {seed}")
+        problem = random_sum_problem(seed) if rng.random() < 0.5 else larger(rng)
+        problem = problem.with_clauses(max_hops=rng.choice((None, None, 1, 2, 3)))
+        schedule = mixed(problem, rng)
+        if schedule is None or not verify(schedule).ok:
+            continue
+        found += 1
+        bound = lower_bound(problem, budget_s=1.0)
+        assert bound.check(), seed
+        assert bound.bound <= schedule.finish, seed
+        assert lower_bound(problem, divisible=True, budget_s=1.0).bound <= schedule.finish, seed
+    assert found > 20
+
+
+def larger(rng):
+    """Sums on joined nodes whose ranks have a port each, or behind one NIC a node."""
+    num_ranks, num_nodes = rng.choice(((4, 1), (4, 2), (6, 2), (6, 3)))
+    nodes = [rank * num_nodes // num_ranks for rank in range(num_ranks)]
+    builder = TopologyBuilder("mixed", nodes, alpha_meaning=rng.choice(("occupies", "pipelined")))
+    ports = [builder.add_resource(f"port {rank}") for rank in range(num_ranks)]
+    nics = [builder.add_resource(f"NIC {node}") for node in range(num_nodes)]
+    has_ports, far = rng.random() < 0.5, rng.choice((1, 4))
+    for src, dst in itertools.permutations(range(num_ranks), 2):
+        crosses = nodes[src] != nodes[dst]
+        alpha, beta = rng.choice((0, 1)), far if crosses else 1
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        if crosses:
+            builder.add_hold(link, nics[nodes[src]], alpha_us=0, beta_us_per_mb=beta)
+        if has_ports:
+            builder.add_hold(link, ports[src], alpha_us=0, beta_us_per_mb=1)
+    name = rng.choice(("allreduce", "allreduce", "reduce_scatter", "reduce"))
+    collective = taccl.collectives.make(name, num_ranks)
+    return make_problem(
+        builder.build(), collective, chunk_bytes=MB,
+        clauses=taccl.problem.Clauses(direct_crossing=rng.random() < 0.3),
+    )  # fmt: skip
+
+
+def mixed(problem, rng):
+    """Ranks pass on their own contributions, or sums, over links that may carry them; None if that ends nowhere."""
+    chunk, links, named = [], [], []
+    for c, data in enumerate(problem.collective.chunks):
+        whole = sum(1 << rank for rank in data.origins)
+        has = [{1 << r} if r in data.origins else set() for r in range(problem.topology.num_ranks)]
+        share = rng.random()  # of own contributions alone
+        for _ in range(300):
+            if all(whole in made_of(has[rank]) for rank in data.destinations):
+                break
+            link = rng.choice(problem.links_allowed)
+            ends = problem.topology.links[link]
+            can = sorted(made_of(set().union(*(has[src] for src in ends.srcs))))
+            own = [bits for bits in can if bits.bit_count() == 1]
+            if not can:
+                continue
+            bits = rng.choice(own if own and rng.random() < share else [can[-1], rng.choice(can)])
+            reducing = bits != whole or data.destinations == (data.root,)
+            if not problem.may_carry(link, c, reducing=reducing):
+                continue
+            if all(bits in made_of(has[dst]) or len(has[dst]) > 6 for dst in ends.dsts):
+                continue
+            for dst in ends.dsts:
+                has[dst].add(bits)
+            chunk.append(c)
+            links.append(link)
+            named.append([rank for rank in range(len(has)) if bits >> rank & 1])
+        else:
+            return None
+    try:
+        return exact_times(problem, chunk=chunk, link=links, sequence=range(len(chunk)), contributions=named)
+    except ValueError:  # two links hold two resources in opposite orders
+        return None
+
+
+def made_of(known):
+    """Every sum that can be made up of disjoint known ones."""
+    made = {0}
+    for some in known:
+        made |= {some | other for other in made if not some & other}
+    return made - {0}

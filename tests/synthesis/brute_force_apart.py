@@ -1,0 +1,143 @@
+"""Whether sums can be everywhere in time, by exhaustive search over all ways to add, tick by tick.
+
+As `brute_force`, but ranks keep their own contributions, and all that arrives, apart and for good: what is sent is
+any sum of contributions that the sender can make up of disjoint sums that it has by then. No rank is a root, but
+for the clauses that name it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.synthesis.brute_force import TooLarge, _occupied, _Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.problem import Problem
+
+
+def sums_by(problem: Problem, ticks: int, *, max_states: int = 20_000) -> bool:
+    """Whether some schedule takes no more than so many ticks; raises `TooLarge`."""
+    return ticks >= 0 and _reaches(_Rules(problem), ticks, max_states)
+
+
+class _Flight(NamedTuple):
+    left: int
+    chunk: int
+    dst: int
+    content: int
+
+
+class _State(NamedTuple):
+    known: tuple[frozenset[int], ...]  # per chunk and rank: the sums there, each a mask of ranks
+    flights: tuple[_Flight, ...]
+    busy: tuple[int, ...]
+
+
+@cache
+def _sums_of(known: frozenset[int]) -> frozenset[int]:
+    """Every sum that can be made up of disjoint known ones."""
+    made = {0}
+    for some in sorted(known):
+        made |= {some | other for other in made if not some & other}
+    return frozenset(made - {0})
+
+
+def _reaches(rules: _Rules, horizon: int, max_states: int) -> bool:
+    n, chunks = rules.num_ranks, rules.collective.chunks
+    full = [sum(1 << r for r in data.origins) for data in chunks]
+    known = tuple(frozenset({1 << r} if r in data.origins else ()) for data in chunks for r in range(n))
+    states, visited = {_State(known, (), (0,) * len(rules.topology.resources))}, 0
+    for left in range(horizon, -1, -1):
+        following: set[_State] = set()
+        for state in states:
+            landed = _land(rules, state)
+            if all(
+                full[c] in _sums_of(landed.known[c * n + d])
+                for c, data in enumerate(chunks)
+                for d in data.destinations
+            ):
+                return True
+            if not _in_time(rules, landed, full, left):
+                continue
+            for after in _started(rules, landed, full, left):
+                visited += 1
+                if visited > max_states:
+                    raise TooLarge
+                if _in_time(rules, after, full, left):
+                    flights = tuple(sorted(f._replace(left=f.left - 1) for f in after.flights))
+                    following.add(_State(after.known, flights, tuple(mask >> 1 for mask in after.busy)))
+        states = following
+    return False
+
+
+def _land(rules: _Rules, state: _State) -> _State:
+    known = list(state.known)
+    for flight in state.flights:
+        if flight.left == 0:
+            known[flight.chunk * rules.num_ranks + flight.dst] |= {flight.content}
+    return _State(tuple(known), tuple(f for f in state.flights if f.left), state.busy)
+
+
+def _started(rules: _Rules, state: _State, full: list[int], left: int, first: int = 0) -> Iterator[_State]:
+    """Every state after starting any sends now over links from `first` on."""
+    yield state
+    for link in range(first, len(rules.links)):
+        sums = [_useful(rules, state, full, link, c, left) for c in range(rules.num_chunks)]
+        for chunks in rules.batches(link, [c for c, some in enumerate(sums) if some]):
+            duration = rules.duration(link, chunks)
+            busy = _occupied(rules, state.busy, link, chunks)
+            if busy is None or duration > left:
+                continue
+            for contents in itertools.product(*(sums[c] for c in chunks)):
+                # What is sent together is all copied, or all on its way into sums.
+                if len({content == full[c] for c, content in zip(chunks, contents, strict=True)}) > 1:
+                    continue
+                new = [
+                    _Flight(duration, c, dst, content)
+                    for c, content in zip(chunks, contents, strict=True)
+                    for dst in rules.links[link][1]
+                ]
+                yield from _started(
+                    rules, _State(state.known, (*state.flights, *new), busy), full, left, link + 1
+                )
+
+
+def _useful(rules: _Rules, state: _State, full: list[int], link: int, c: int, left: int) -> list[int]:
+    """The sums that a send now over a link may carry, and that some receiver could not make up without."""
+    n, (srcs, dsts) = rules.num_ranks, rules.links[link]
+    if rules.duration(link, (c,)) > left:
+        return []
+    data = rules.collective.chunks[c]
+    have = frozenset().union(*(state.known[c * n + src] for src in srcs))
+    coming = {(f.dst, f.content) for f in state.flights if f.chunk == c}
+    return [
+        content
+        for content in sorted(_sums_of(have))
+        if rules.admitted[content != full[c] or data.destinations == (data.root,)][link][c]
+        and any(
+            content not in _sums_of(state.known[c * n + dst]) and (dst, content) not in coming for dst in dsts
+        )
+    ]
+
+
+def _in_time(rules: _Rules, state: _State, full: list[int], left: int) -> bool:
+    """Whether every missing contribution can still come by its shortest way."""
+    n = rules.num_ranks
+    for c, data in enumerate(rules.collective.chunks):
+        for d in data.destinations:
+            if full[c] in _sums_of(state.known[c * n + d]):
+                continue
+            soonest = dict.fromkeys(data.origins, left + 1)
+            places = [(x, content, 0) for x in range(n) for content in state.known[c * n + x]]
+            places += [(f.dst, f.content, f.left) for f in state.flights if f.chunk == c]
+            for x, content, wait in places:
+                for r in data.origins:
+                    if content >> r & 1:
+                        soonest[r] = min(soonest[r], wait + rules.distance[c][x][d])
+            if max(soonest.values()) > left:
+                return False
+    return True
