@@ -21,6 +21,7 @@ from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.delayed_source import delayed_source_bounds
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.gates import Costs, first_tick, gates_of
+from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
 from taccl.analysis.certificates.single_machine import machine_ticks
@@ -34,7 +35,7 @@ from taccl.sketch.reachability import check_possible
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from taccl.analysis.certificates.single_machine import Job
     from taccl.arguments import Duration
@@ -51,6 +52,8 @@ _MOST_RANKS_TIMED = 2_048
 _FEW_CHUNKS = 16
 #: Seconds for finding sets of ranks that are crossed too little, by default.
 _CUTS_S = 20.0
+#: Of the time for prices, what goes to sets along levels; and of what is left then, to flows.
+_LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 #: Seconds that linear programs get in any case once they are begun.
 _LEAST_S = 1.0
 #: Of claims that say the same, the first of these.
@@ -125,17 +128,17 @@ def _claims(
     latency = _latency(demand, divisible=divisible)
     yield latency
     volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
-    prices = partial(
+    prices: Callable[[], Iterable[Claim]] = partial(
         _prices, volume, in_network=in_network, deadline=deadline, limit=limit, known=int(latency.ticks)
     )
     crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     pairs = crossings * len(set(demand.symmetries.ranks.tolist())) // len(demand.symmetries.ranks)
     is_small, is_timed = pairs <= _MAX_BRIEF and crossings <= _MAX_TIMED, pairs <= _MAX_TIMED
-    finders: list[Callable[[], Iterator[Claim]]] = [prices]
+    finders: list[Callable[[], Iterable[Claim]]] = [prices]
     if not divisible:
         spread_tails = partial(spread_tail_bounds, demand, in_network=in_network)
         if is_timed:
-            machine = partial(_single_machine, demand)
+            machine: Callable[[], Iterable[Claim]] = partial(_single_machine, demand)
             finders = [
                 partial(_counting, demand, in_network=in_network),
                 partial(delayed_source_bounds, demand, in_network=in_network),
@@ -159,32 +162,38 @@ def _claims(
                     break
 
 
-def _prices(
-    volume: Volume, *, in_network: bool, deadline: float, limit: float, known: int
-) -> Iterator[Claim]:
-    """The best prices, by linear programs; in whole ticks where chunks travel whole."""
+def _prices(volume: Volume, *, in_network: bool, deadline: float, limit: float, known: int) -> list[Claim]:
+    """The best prices, along level sets and by linear programs, those that say the most first.
+
+    In whole ticks where chunks travel whole.
+    """
+    claims: list[Claim] = []
     symmetries = find_symmetries(volume.problem)
     deadline = max(deadline, min(limit, time.monotonic() + _LEAST_S))
 
     def ticks(bound: Fraction) -> int | Fraction:
         return math.ceil(bound) if volume.by_chunk else bound
 
-    left = deadline - time.monotonic()
-    found = throughput(volume, symmetries, in_network=in_network, budget_s=left, known=known)
-    if found is not None:
-        bound, witness = found
-        dearest = max(witness.charges, key=lambda each: (each.charge, len(each.parts)))
-        yield Claim(ticks(bound), _what_crosses(volume, dearest.parts), witness)
-    if volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks):
-        left = max(deadline - time.monotonic(), 0.0)
-        flowed = multicommodity(volume, symmetries, budget_s=left, known=known)
-        if flowed is not None:
-            bound, paths, solved = flowed
-            dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
-            count = sum(price > 0 for price in paths.prices)
-            what = f"all ways together, over the rate of {volume.problem.topology.resources[dear].name}"
-            what += f" and {count - 1} resources like it" if count > 1 else ""
-            yield Claim(ticks(bound), what if solved else f"distance times volume: {what}", paths)
+    def left() -> float:
+        return max(deadline - time.monotonic(), 0.0)
+
+    one_way = volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks)
+    found = [level_cut(volume, budget_s=_LEVELS_SHARE * left())]
+    flowed = None
+    if one_way and left():
+        flowed = multicommodity(volume, symmetries, budget_s=_FLOWS_SHARE * left(), known=known)
+    found.append(throughput(volume, symmetries, in_network=in_network, budget_s=left(), known=known))
+    for bound, cut in sorted((each for each in found if each), key=lambda each: -each[0])[:1]:
+        dearest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
+        claims.append(Claim(ticks(bound), _what_crosses(volume, dearest.parts), cut))
+    if flowed is not None:
+        bound, paths, is_best = flowed
+        dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
+        count = sum(price > 0 for price in paths.prices)
+        what = f"all ways together, over the rate of {volume.problem.topology.resources[dear].name}"
+        what += f" and {count - 1} resources like it" if count > 1 else ""
+        claims.append(Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths))
+    return sorted(claims, key=lambda claim: -claim.ticks)
 
 
 def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:

@@ -107,6 +107,8 @@ class Distances:
         for each in problem.collective.derivations:
             self._makes[each.source].append((each.rank, each.chunk))
         self._made: dict[int | None, dict[int, int]] = {}
+        #: Whether clauses keep chunks off links, each from its own.
+        self._is_limited = bool(problem.clauses.said("chunk", "group"))
         self._numbers: dict[tuple[int, ...], int] = {}
         self._link_sets: list[tuple[int, ...]] = []
         self._every: int | None = None
@@ -202,12 +204,11 @@ class Distances:
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
         """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
         problem, data = self.problem, self.problem.collective.chunks[c]
-        holders = problem.holders(c)
-        if not problem.clauses.said("chunk", "group"):
+        if not self._is_limited:
             if self._every is None:
                 self._every = self._number(problem.links_allowed)
             return self._every
-        node = problem.topology.node_of_rank
+        node, holders = problem.topology.node_of_rank, problem.holders(c)
         ends = frozenset(node[r] for r in data.destinations)
         key = (data.origins, self._derived_at.get(c), data.root, ends, holders, reducing)
         if key not in self._carried:

@@ -37,6 +37,9 @@ __all__ = ["multicommodity"]
 
 #: Programs with more flows than this are not solved.
 _MAX_FLOWS = 400_000
+#: Up to so many go to the simplex method. The interior-point method, which more go to, looks at the clock
+#: seldom: it is begun where there is a second for so many.
+_FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Whole prices add up to about this, so that ways stay exact in double precision.
 _PRICE_TOTAL = 10**6
 
@@ -72,11 +75,12 @@ def multicommodity(
         return None
     arcs = [volume.distances.arcs(each.links) for each in commodities]
     idle = volume.heads_tails.idle(len(symmetries.resources))
-    solved = sum(len(each[0]) for each in arcs) <= _MAX_FLOWS
+    num_flows = sum(len(each[0]) for each in arcs)
+    solved = num_flows <= min(_MAX_FLOWS, max(_FEW_FLOWS, _FLOWS_PER_S * budget_s))
     deadline = time.monotonic() + budget_s
     best: tuple[Fraction, FlowDual, bool] | None = None
     for _ in range(MOST_ROUNDS):
-        left = deadline - time.monotonic() if best is not None else budget_s
+        left = max(0.0, deadline - time.monotonic()) if best is not None else budget_s
         priced = _solve(volume, symmetries, commodities, arcs, idle, left, known) if solved else None
         if priced is None and best is not None:
             break
@@ -175,7 +179,7 @@ def _solve(
     objective[last] = 1
     answer = linprog(
         objective, A_ub=loads.tocsr(), b_ub=-ticks_idle / ticks / unit, A_eq=arrivals.tocsr(), b_eq=asked,
-        method="highs-ds" if last < 20_000 else "highs-ipm",
+        method="highs-ds" if last <= _FEW_FLOWS else "highs-ipm",
         options={"time_limit": budget_s},
     )  # fmt: skip
     if answer.status != 0:

@@ -1,0 +1,219 @@
+"""Cuts along level sets: of a coordinate, of the Fiedler vector, of how far ranks are from one another.
+
+A mesh is narrowest across its middle, where no rank and no node shows it. Every function of the ranks
+cuts them in two at each of its levels, and what must enter either side comes over the links between them.
+Each such set is weighed by itself, at prices of the resources at its border; the best are proven.
+Source: Fiedler, "A property of eigenvectors of nonnegative symmetric matrices and its application to graph
+theory", Czechoslovak Mathematical Journal 25 (1975), for the vector.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.distances import from_nearest
+from taccl.analysis.certificates.heads_tails import least_time
+from taccl.analysis.certificates.volume import crossing_links
+from taccl.analysis.certificates.witnesses import CutDual, SetCharge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from taccl.analysis.certificates.volume import Volume
+
+    Floats = NDArray[np.float64]
+
+__all__ = ["level_cut"]
+
+#: Of a function with more levels, about so many are tried, evenly spaced by ranks; one halves them.
+_MOST_LEVELS = 9
+#: Ranks far from one another that distances are taken from.
+_LANDMARKS = 8
+#: Of so many sets that look best it is worked out what they prove.
+_MOST_PROVEN = 3
+#: Of more ranks no eigenvector is computed.
+_MOST_OF_VECTOR = 5_000
+#: Prices above this are rounded.
+_MOST_PRICE = 10**12
+
+
+def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | None:
+    """The best bound in ticks by one set of ranks, and its witness; None where nothing crosses any.
+
+    Parameters
+    ----------
+    budget_s : float
+        When to stop trying further sets.
+    """
+    deadline = time.monotonic() + budget_s
+    borders = _Borders(volume)
+    best: list[tuple[float, int, frozenset[int]]] = []
+    tried: set[frozenset[int]] = set()
+    for ranks in _sets(volume):
+        if time.monotonic() > deadline:
+            break
+        if ranks not in tried:
+            tried.add(ranks)
+            heapq.heappush(best, (borders.least_ticks(ranks), -len(tried), ranks))
+            if len(best) > _MOST_PROVEN:
+                heapq.heappop(best)
+    proven = [borders.proven(ranks) for ticks, _, ranks in sorted(best, reverse=True) if ticks > 0]
+    return max(proven, key=lambda each: each[0], default=None)
+
+
+def _sets(volume: Volume) -> Iterator[frozenset[int]]:
+    """Both sides of the levels of every function."""
+    for values in _functions(volume):
+        levels, count = np.unique(values, return_counts=True)
+        below = np.cumsum(count)[:-1]
+        if len(below) > _MOST_LEVELS:
+            share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
+            at = np.searchsorted(below, share * len(values))
+            # On either side of every share, as no level may be at it.
+            chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
+            levels = levels[:-1][np.minimum(chosen, len(below) - 1)]
+        else:
+            levels = levels[:-1]
+        for level in levels.tolist():
+            inside = values <= level
+            for side in (inside, ~inside):
+                yield frozenset(np.flatnonzero(side).tolist())
+
+
+def _functions(volume: Volume) -> Iterator[Floats]:
+    """Functions of the ranks: each has levels."""
+    yield from _coordinates(volume.problem.topology.num_ranks)
+    graph = _Graph(volume)
+    yield from graph.eigenvector()
+    distances = list(graph.distances())
+    yield from (a - b for a, b in itertools.combinations(distances, 2))
+    yield from distances
+
+
+def _coordinates(num_ranks: int) -> Iterator[Floats]:
+    """Coordinates of ranks that are numbered along rows, whatever the lengths of these: the largest first."""
+    ranks = np.arange(num_ranks)
+    divisors = [m for m in range(1, num_ranks + 1) if num_ranks % m == 0]
+    pairs = [(m, n) for m in divisors for n in divisors if n > 1 and num_ranks % (m * n) == 0]
+    # Of the outermost coordinate, then of the innermost: those of two dimensions.
+    for m, n in sorted(pairs, key=lambda pair: (pair[0] * pair[1] < num_ranks and pair[0] > 1, pair)):
+        yield (ranks // m % n).astype(float)
+
+
+class _Graph:
+    """The ranks, joined by the links that may be used."""
+
+    def __init__(self, volume: Volume) -> None:
+        problem = volume.problem
+        self.num_ranks = problem.topology.num_ranks
+        arcs = [
+            (a, b, volume.problem.costs.duration(e, int(volume.problem.costs.chunk_units.max(initial=1))))
+            for e in problem.links_allowed
+            for a in problem.topology.links[e].srcs
+            for b in problem.topology.links[e].dsts
+        ]
+        self.src, self.dst, self.ticks = np.array(arcs, dtype=np.int64).reshape(-1, 3).T
+
+    def eigenvector(self) -> Iterator[Floats]:
+        """The Fiedler vector: of the least eigenvalue but one of the Laplacian; fast links weigh more."""
+        from scipy.sparse import coo_array, diags_array
+        from scipy.sparse.linalg import ArpackError, eigsh
+
+        if not 4 <= self.num_ranks <= _MOST_OF_VECTOR or not len(self.ticks):
+            return
+        speed = self.ticks.max() / np.maximum(self.ticks, 1)
+        shape = (self.num_ranks, self.num_ranks)
+        joined = coo_array((speed, (self.src, self.dst)), shape=shape).tocsr()
+        joined = joined + joined.T
+        degree = joined.sum(axis=1)
+        laplacian = (diags_array(degree) - joined).tocsc()
+        first = np.cos(np.arange(self.num_ranks))  # the same every time
+        try:
+            values, vectors = eigsh(laplacian, k=2, sigma=-1e-3 * float(degree.mean()), v0=first)
+        except (ArpackError, RuntimeError):
+            return
+        yield np.round(vectors[:, int(np.argmax(values))], 9)
+
+    def distances(self) -> Iterator[Floats]:
+        """From some ranks to all: one with the fewest links, then each time the farthest from these."""
+        ticks = self.ticks.astype(float)
+        degree = np.bincount(self.src, minlength=self.num_ranks)
+        place = int(np.argmin(degree))
+        nearest = np.full(self.num_ranks, np.inf)
+        for _ in range(min(_LANDMARKS, self.num_ranks)):
+            away = from_nearest(self.num_ranks, self.src, self.dst, ticks, [place])
+            away = np.where(np.isfinite(away), away, away[np.isfinite(away)].max() + 1)
+            yield away
+            nearest = np.minimum(nearest, away)
+            place = int(np.argmax(nearest))
+
+
+class _Borders:
+    """What resources at the border of a set can pass, at prices that share its links out between them."""
+
+    def __init__(self, volume: Volume) -> None:
+        self.volume = volume
+        held = [(e, r, ticks) for e in volume.problem.links_allowed for r, ticks in volume.held[e].items()]
+        self.link, self.resource, self.ticks = np.array(held, dtype=np.int64).reshape(-1, 3).T
+        self.num_links = len(volume.problem.topology.links)
+        self.num_resources = len(volume.problem.topology.resources)
+
+    def least_ticks(self, ranks: frozenset[int]) -> float:
+        """About how long what must enter takes, times `ticks_scale`; 0 where it takes no time."""
+        needed = self.volume.needed((ranks,))
+        shared = self._shared_out(ranks) if needed else None
+        if shared is None:
+            return 0.0
+        _, _, ticks = shared
+        return needed / float((1 / ticks).sum())
+
+    def proven(self, ranks: frozenset[int]) -> tuple[Fraction, CutDual]:
+        """The bound that one set proves, and its witness: prices such that links at the border pay alike."""
+        volume = self.volume
+        shared = self._shared_out(ranks)
+        assert shared is not None, "what takes no time is not proven"
+        crosses, resources, ticks = shared
+        scale = math.lcm(*ticks.tolist())
+        if scale > _MOST_PRICE:
+            scale = max(_MOST_PRICE, int(ticks.max()))
+        prices = [0] * self.num_resources
+        for r, each in zip(resources.tolist(), ticks.tolist(), strict=True):
+            prices[r] = max(1, round(scale / each))
+        charge = min(
+            sum(prices[r] * each for r, each in volume.held[e].items())
+            for e in np.flatnonzero(crosses).tolist()
+        )
+        idle = volume.heads_tails.idle(self.num_resources, crosses).tolist()
+        rates = zip((price * volume.ticks_scale for price in prices), idle, strict=True)
+        bound = least_time(rates, Fraction(charge * volume.needed((ranks,))))
+        return bound, CutDual(tuple(prices), (SetCharge((ranks,), Fraction(charge, volume.ticks_scale)),))
+
+    def _shared_out(
+        self, ranks: frozenset[int]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]] | None:
+        """(links that enter, resources, for how long sends hold each); None where some hold nothing.
+
+        Each link counts for that resource, of those it holds, which all at the border hold for longest.
+        """
+        crosses = np.zeros(self.num_links, dtype=bool)
+        crosses[crossing_links(self.volume.problem, (ranks,))] = True
+        at = np.flatnonzero(crosses[self.link] & (self.ticks > 0))
+        link, resource, ticks = self.link[at], self.resource[at], self.ticks[at]
+        in_all = np.bincount(resource, ticks, self.num_resources)[resource]
+        order = np.lexsort((resource, -in_all, link))
+        first = order[np.unique(link[order], return_index=True)[1]]
+        if not len(first) or len(first) < int(crosses.sum()):
+            return None
+        chosen, where = np.unique(resource[first], return_inverse=True)
+        least = np.full(len(chosen), np.iinfo(np.int64).max)
+        np.minimum.at(least, where, ticks[first])
+        return crosses, chosen, least

@@ -1,0 +1,123 @@
+"""Cuts along level sets: hand-derived bisections, witnesses, and the functions whose levels they are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.level_sets import _Graph, _sets, level_cut
+from taccl.analysis.certificates.readings import as_spreading
+from taccl.analysis.certificates.volume import Volume
+from taccl.collective import Chunk, Collective
+from taccl.problem import make_problem
+from taccl.topology.topology import TopologyBuilder
+from taccl.topology.transform import relabel
+from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, random_sum_problem
+
+
+def grid(*dims, order=None):
+    """An alltoall of 1 MB chunks on a mesh whose links take 1 us each, its ranks in any order."""
+    topology = taccl.topologies.mesh(*dims, alpha_us=0, bandwidth_gb_per_s=1000)
+    topology = topology if order is None else relabel(topology, order)
+    return make_problem(topology, taccl.collectives.alltoall(topology.num_ranks), chunk_bytes=MB)
+
+
+def found(problem, *, divisible=False):
+    """The bound by levels in us, proven by its witness."""
+    volume = Volume(as_spreading(problem), divisible=divisible)
+    best = level_cut(volume, budget_s=math.inf)
+    assert best is not None
+    ticks, witness = best
+    bound = (ticks if divisible else math.ceil(ticks)) / problem.costs.ticks_per_us
+    certificate = Certificate(problem, bound, "throughput", "levels", witness, divisible, False)
+    assert certificate.check()
+    return bound
+
+
+@pytest.mark.parametrize(("dims", "bound"), [((4, 4), 16), ((6, 4), 36), ((3, 5), 18), ((2, 2, 4), 16)])
+def test_half_of_a_mesh_sends_to_the_other(dims, bound):
+    """Through the middle of the longest side: 8 x 8 chunks over 4 links, 12 x 12 over 4, 6 x 9 over 3, 8 x 8 over 4."""
+    assert found(grid(*dims)) == bound
+
+
+def test_the_numbers_of_ranks_do_not_matter():
+    """The middle is found where ranks are numbered at random: by how far they are from the corners."""
+    order = np.random.default_rng(0).permutation(48).tolist()
+    assert found(grid(8, 6, order=order)) == found(grid(8, 6)) == 24 * 24 / 6
+
+
+def test_the_bisection_of_a_large_mesh():
+    """128 x 128 chunks cross 16 links of a 16 x 16 mesh, 1024 each at 20.5 us."""
+    topology = taccl.topologies.mesh(16, 16)
+    problem = make_problem(topology, taccl.collectives.alltoall(256), chunk_bytes=MB)
+    bound = taccl.lower_bound(problem)
+    assert bound.bound == 1024 * 20.5
+    assert bound.check()
+
+
+def two_clusters():
+    """Six ranks each, all joined to all; two slow links lead across."""
+    builder = TopologyBuilder("clusters", [0] * 12)
+    members = ([0, 3, 4, 7, 8, 11], [1, 2, 5, 6, 9, 10])
+    pairs = [(a, b) for some in members for a in some for b in some if a != b]
+    for a, b in pairs:
+        builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
+    for a, b in ((0, 1), (1, 0), (3, 2), (2, 3)):
+        builder.add_link(a, b, alpha_us=0, beta_us_per_mb=2)
+    return builder.build(), members
+
+
+def test_the_fiedler_vector_finds_clusters():
+    """Of two clusters each side is one, however ranks are numbered: 36 chunks over two links of 2 us."""
+    topology, members = two_clusters()
+    problem = make_problem(topology, taccl.collectives.alltoall(12), chunk_bytes=MB)
+    (vector,) = _Graph(Volume(problem, divisible=False)).eigenvector()
+    assert len({bool(vector[rank] > 0) for rank in members[0]}) == 1
+    assert vector[members[0][0]] * vector[members[1][0]] < 0
+    assert found(problem) == 36
+
+
+def test_bytes_count_where_chunks_differ():
+    """Three chunks of 1, 2 and 3 MB leave rank 0 over one link of 1 us/MB, whole or divided."""
+    builder = TopologyBuilder("pair", [0, 0])
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
+    assert found(problem) == found(problem, divisible=True) == 6
+
+
+def test_sums_cross_once():
+    """The sum of 4 chunks that all of a line of four want enters either half over one link of 1 us."""
+    builder = TopologyBuilder("line", [0] * 4)
+    for a, b in ((0, 1), (1, 2), (2, 3)):
+        builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
+        builder.add_link(b, a, alpha_us=0, beta_us_per_mb=1)
+    everyone = (0, 1, 2, 3)
+    collective = Collective("sums", 4, (Chunk(everyone, everyone, 0),) * 4, combining=True)
+    # Each link inside the border waits a link before, or after: 4 us, and 2 more.
+    assert found(problem_of(builder.build(), collective)) >= 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_witnesses_of_random_problems_hold(seed):
+    """Of ports, merging, all sizes, links of several ends and sums what is claimed is proven."""
+    problem = random_problem(seed) if seed % 2 else random_sum_problem(seed)
+    if level_cut(Volume(as_spreading(problem), divisible=False), budget_s=math.inf) is not None:
+        found(problem)
+        found(problem, divisible=True)
+
+
+def test_no_time_is_no_cut():
+    """What is looked for in no time is not found."""
+    assert level_cut(Volume(grid(3, 3), divisible=False), budget_s=-1) is None
+
+
+def test_levels_are_both_sides():
+    """Every set comes with what is left without it, and none is empty or all."""
+    volume = Volume(grid(3, 4), divisible=False)
+    everyone = frozenset(range(12))
+    sets = set(_sets(volume))
+    assert all(0 < len(ranks) < 12 and everyone - ranks in sets for ranks in sets)
