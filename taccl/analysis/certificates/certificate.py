@@ -72,7 +72,7 @@ class Certificate:
         return "" if self.witness is None else self.witness.describe(self.problem.topology)
 
     def check(self) -> bool:
-        """Whether the witness proves the bound, by arithmetic alone: no solver, none of what found it."""
+        """Whether the witness proves the bound, by arithmetic on the problem: no solver is called."""
         from taccl.analysis.certificates.check import check_certificate
 
         return check_certificate(self)

@@ -1,4 +1,10 @@
-"""Re-checks a certificate from its witness: plain arithmetic on the problem, none of what found the bound."""
+"""Re-checks a certificate from its witness: plain arithmetic on the problem, and no solver.
+
+Shared with what found the bound are what the problem says (its costs in ticks, its links,
+`Problem.may_carry`), how it is read backwards in time (`readings`), and the dynamic program over batches
+(`machine_ticks`), which is run again on jobs that are derived anew. docs/formulation.md, "Checking", says why
+that is sound.
+"""
 
 from __future__ import annotations
 

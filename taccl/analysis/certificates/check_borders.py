@@ -1,7 +1,7 @@
 """Checks what must cross borders: shortest ways, counted chunks, the batches of a machine.
 
-What must cross a set of ranks is read off the collective once more. Only the dynamic program over batches
-(`batch_ends`), arithmetic itself, is run again as it is.
+What must cross a set of ranks is read off the collective once more. The dynamic program over batches
+(`machine_ticks`), arithmetic itself, is run again as it is: on these jobs, not on those that were found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a problem says, as plain numbers, for checking certificates: costs, who may carry what, shortest ways.
 
-None of what found a bound is called: ways are found here anew, in whole numbers.
+Costs in ticks, and which links may carry a chunk, are read off the problem as everywhere; ways are found here
+anew, in whole numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The verifier of compact schedules: one pass over the sends in order of start, compiled by numba.
 
-It keeps when each rank first has each chunk, and when each resource is free again; nothing of what made the
-schedule is used. The columns are read in blocks, so they may lie in files. Sums are followed chunk by chunk
+It keeps when each rank first has each chunk, and when each resource is free again. It shares with what makes
+schedules what the problem says, and no more: costs in ticks, and links and holds as columns (`Problem.costs`,
+`taccl.costs`). The verifier of listed schedules works times out anew from fractions, and tests hold the two
+against each other. The columns are read in blocks, so they may lie in files. Sums are followed chunk by chunk
 beforehand: what a rank holds of a chunk, other chunks do not touch. What it cannot judge it refuses: links of
 several ends, and chunks made from others.
 """
