@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.result import Result as Result
     from taccl.synthesis.suggesting.check import SketchReport as SketchReport
     from taccl.synthesis.suggesting.check import check_sketch as check_sketch
+    from taccl.synthesis.suggesting.chunks import choose_chunks as choose_chunks
     from taccl.synthesis.suggesting.proposals import SketchProposal as SketchProposal
     from taccl.synthesis.suggesting.suggest import suggest_sketches as suggest_sketches
     from taccl.synthesis.symmetric.implicit import ImplicitResult as ImplicitResult
@@ -138,6 +139,7 @@ _NAMES_OF_MODULE = {
     "taccl.sketch.sketch": ("Sketch",),
     "taccl.synthesis.backends": ("backends",),
     "taccl.synthesis.explaining.explain": ("Explanation", "explain"),
+    "taccl.synthesis.suggesting.chunks": ("choose_chunks",),
     "taccl.synthesis.suggesting.check": ("SketchReport", "check_sketch"),
     "taccl.synthesis.suggesting.proposals": ("SketchProposal",),
     "taccl.synthesis.suggesting.suggest": ("suggest_sketches",),

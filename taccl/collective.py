@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl.arguments import Count
+
 __all__ = ["Chunk", "Collective", "Derivation", "ProcessGroup", "RankSets", "busbw_factor"]
 
 
@@ -269,6 +271,25 @@ class Collective:
         kinds = {(group.name, len(group.ranks)) for group in self.groups} or {(self.name, self.num_ranks)}
         factors = {busbw_factor(name, num_ranks) for name, num_ranks in kinds}
         return factors.pop() if len(factors) == 1 else 1.0
+
+    @checked_as(CollectiveError)
+    def split(self, parts: Count) -> Collective:
+        """The same collective with every chunk cut into `parts`, which are neighbours in every buffer."""
+        if parts == 1:
+            return self
+        # Chunk c becomes c * parts ..., so that parts are neighbours; each derives from its counterpart.
+        derivations = tuple(
+            Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
+            for d in self.derivations
+            for p in range(parts)
+        )
+        return replace(
+            self,
+            chunks=tuple(each for each in self.chunks for _ in range(parts)),
+            chunks_per_rank=self.chunks_per_rank * parts,
+            derivations=derivations,
+            groups=tuple(replace(group, num_chunks=group.num_chunks * parts) for group in self.groups),
+        )
 
     @checked_as(CollectiveError)
     def among(self, ranks: Sequence[int], *, num_ranks: int) -> Collective:

@@ -17,6 +17,7 @@ import numpy as np
 from taccl.arguments import checked_as, known_index
 from taccl.clauses import Clauses, Passage, SwitchPolicy
 from taccl.collective import Chunk, Collective
+from taccl.collectives import make
 from taccl.costs import Costs, exact_costs
 from taccl.errors import CollectiveError, SketchError
 from taccl.names import shown
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from taccl.arguments import Bytes
+    from taccl.arguments import Bytes, Count, Natural
 
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "alltoallv_problem", "make_problem"]
 
@@ -53,6 +54,9 @@ class Problem:
         nccl-tests counts it. None where the chunk size is not known (then GB/s are not either).
     notes : tuple of str
         What a person should know: padding, a symmetry that was narrowed.
+    chunks_open : bool
+        Whether only the data was given, and not how many chunks it is cut into: `taccl.synthesize` chooses
+        their number then, and `taccl.lower_bound` holds for every number.
     """
 
     topology: Topology
@@ -61,6 +65,7 @@ class Problem:
     clauses: Clauses = Clauses()
     size_bytes: int | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
+    chunks_open: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.collective.num_ranks != self.topology.num_ranks:
@@ -243,10 +248,13 @@ class Problem:
 @checked_as(CollectiveError)
 def make_problem(
     topology: Topology,
-    collective: Collective,
+    collective: Collective | str,
     *,
     chunk_bytes: Bytes | Sequence[Bytes] | None = None,
     size_bytes: Bytes | None = None,
+    chunks_per_rank: Count | None = None,
+    root: Natural | None = None,
+    roots: Sequence[int] | None = None,
     clauses: Clauses | None = None,
     notes: Sequence[str] = (),
 ) -> Problem:
@@ -256,11 +264,16 @@ def make_problem(
     ----------
     topology : Topology
         What the data goes over.
+    collective : Collective or str
+        A name with a size, but without `chunks_per_rank`, leaves the number of chunks open: the problem has
+        one a rank, and `taccl.synthesize` chooses how many are best. A `Collective` keeps its own.
     chunk_bytes : int or sequence of int, optional
         Size of every chunk, or of each.
     size_bytes : int, optional
         The larger of one rank's input and output buffer; a size that does not divide into chunks is
         padded, and the problem's notes say so. Exactly one of the two is given.
+    chunks_per_rank, root, roots
+        Of a named collective, as `taccl.collectives.make` takes them.
     clauses : Clauses, optional
         Default: any link may carry anything; sends between nodes merge up to 6 chunks. Where sums are small,
         any number of chunks travels together, over all links whose latency exceeds what all the data takes.
@@ -274,6 +287,9 @@ def make_problem(
     if (chunk_bytes is None) == (size_bytes is None):
         said = "give either a size or a chunk size, and not both"
         raise CollectiveError(said, where="size_bytes, chunk_bytes")
+    chunks_open = isinstance(collective, str) and size_bytes is not None and chunks_per_rank is None
+    chunks_open &= topology.cost_model == "physical"  # the other's costs are for one size of chunks
+    collective = _named(collective, topology, chunks_per_rank=chunks_per_rank, root=root, roots=roots)
     if size_bytes is not None:
         count = collective.size_chunks or 1  # of a collective without chunks
         each = -(-size_bytes // count)
@@ -289,7 +305,24 @@ def make_problem(
         size_bytes = _largest_buffer(collective, sizes) if len(sizes) == collective.num_chunks else None
     if clauses is None:
         clauses = _default_merging(topology, collective, sum(sizes))
-    return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes))
+    return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes), chunks_open)
+
+
+def _named(collective: Collective | str, topology: Topology, **options: Any) -> Collective:
+    """The collective; where it is a name, that of all ranks of a topology, with options of its own.
+
+    Raises
+    ------
+    CollectiveError
+        If a collective that is made already, or one of that name, has no such options.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(collective, str):
+        return make(collective, topology.num_ranks, **given)
+    for name in given:
+        said = "found one beside a collective that is made already; leave it out, or name the collective"
+        raise CollectiveError(said, where=name)
+    return collective
 
 
 def _default_merging(topology: Topology, collective: Collective, num_bytes: int) -> Clauses:

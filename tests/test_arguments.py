@@ -226,6 +226,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "collectives.together": {"collectives": "@some"},
     "collective.among": {"ranks": [0, 1], "num_ranks": 2},
     "collective.relabelled": {"permutation": [1, 0]},
+    "collective.split": {"parts": 2},
     **{f"baselines.{name}": {"problem": "@problem"} for name in ("best", "ring", "pairwise")},
     "baselines.baseline": {"name": "ring", "problem": "@problem"},
     **{
@@ -255,7 +256,8 @@ GIVEN: dict[str, dict[str, object]] = {
     "topology.without": {"links": [0], "ranks": [], "resources": []},
     "topology.degraded": {"links": {0: 0.5}},
     "make_problem": {
-        "topology": "@topology", "collective": "@collective", "size_bytes": 2000, "clauses": None, "notes": (),
+        "topology": "@topology", "collective": "allgather", "size_bytes": 2000, "chunks_per_rank": 1,
+        "root": None, "roots": None, "clauses": None, "notes": (),
     },
     "Problem": {
         "topology": "@topology", "collective": "@collective", "chunk_bytes": [1, 1], "size_bytes": 2,
@@ -292,6 +294,7 @@ GIVEN: dict[str, dict[str, object]] = {
         "memory_limit_mb": 1000, "log": False, "progress": None, "sketch": "none", "keep": "schedule",
         "spill_dir": None, "to_file": False,
     },
+    "choose_chunks": {"problem": "@problem", "time_limit_s": 2.0, "seed": 0, "progress": None},
     "replan": {
         "old": "@schedule", "problem": "@problem", "ranks": None, "time_limit_s": 0.05, "seed": 0,
         "memory_limit_mb": None,
@@ -309,7 +312,8 @@ GIVEN: dict[str, dict[str, object]] = {
         "roots": None, "most": 1, "time_limit_s": 0.05, "seed": 0, "progress": None,
     },
     "sketch.apply": {
-        "topology": "@topology", "collective": "@collective", "chunk_size": "1KB", "reachable": True,
+        "topology": "@topology", "collective": "allgather", "chunk_size": "1KB", "chunks_per_rank": 1,
+        "root": None, "roots": None, "reachable": True,
     },
     "sketch.with_nodes": {"nodes": 1, "ranks_per_node": 2},
     "sketch.where": {"field": "chunks.size"},

@@ -216,23 +216,20 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         )
     sketch = sketch_from_word(options.sketch)
     topology = topology_for(options, sketch)
-    per_rank = options.chunks_per_rank or (sketch.chunks.per_rank if sketch else 1)
-    collective = taccl.collectives.make(
-        options.collective, topology.num_ranks,
-        root=options.root, roots=options.roots, chunks_per_rank=per_rank,
-    )  # fmt: skip
     if sketch is None:
         settle_size(options)
     size, chunk_size = options.size, options.chunk_size
+    cut = {name: getattr(options, name) for name in ("chunks_per_rank", "root", "roots")}
     if sketch is not None:
         return resized(sketch, options, topology).apply(
-            topology, collective, chunk_size=chunk_size, size=size, reachable=reachable
+            topology, options.collective, chunk_size=chunk_size, size=size, **cut, reachable=reachable
         )
     return taccl.make_problem(
         topology,
-        collective,
+        options.collective,
         size_bytes=None if size is None else parse_size(size, where="--size"),
         chunk_bytes=None if chunk_size is None else parse_size(chunk_size, where="--chunk-size"),
+        **cut,
     )
 
 

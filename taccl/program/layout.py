@@ -11,10 +11,9 @@ makes, and its output these chunks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from taccl.collective import Derivation
 from taccl.program.program import Slot
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from taccl.collective import Collective
 
-__all__ = ["RankLayout", "contributions", "layout", "split_chunks"]
+__all__ = ["RankLayout", "contributions", "layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +77,6 @@ def contributions(collective: Collective) -> list[tuple[tuple[int, int], ...]]:
         origins = collective.chunks[chunk].origins
         made.append((*parts, *((rank, chunk) for rank in (origins if collective.combining else origins[:1]))))
     return made
-
-
-def split_chunks(collective: Collective, parts: int) -> Collective:
-    """The collective with every chunk cut into `parts`, which are neighbours in every buffer."""
-    if parts == 1:
-        return collective
-    # Chunk c becomes c * parts ..., so that parts are neighbours; each derives from its counterpart.
-    derivations = tuple(
-        Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
-        for d in collective.derivations
-        for p in range(parts)
-    )
-    return replace(
-        collective,
-        chunks=tuple(each for each in collective.chunks for _ in range(parts)),
-        chunks_per_rank=collective.chunks_per_rank * parts,
-        derivations=derivations,
-        groups=tuple(replace(group, num_chunks=group.num_chunks * parts) for group in collective.groups),
-    )
 
 
 def _with_offsets(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> RankLayout:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taccl.errors import InputError
-from taccl.program.layout import split_chunks
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 
 __all__ = ["replicate"]
@@ -23,7 +22,7 @@ def replicate(program: Program, instances: int) -> Program:
     channels = program.num_channels
     return replace(
         program,
-        collective=None if program.collective is None else split_chunks(program.collective, instances),
+        collective=None if program.collective is None else program.collective.split(instances),
         ranks=tuple(_replicate_rank(rank, instances, channels) for rank in program.ranks),
     )
 

@@ -34,10 +34,13 @@ __all__ = ["apply", "carried", "check_reachable"]
 def apply(
     sketch: Sketch,
     topology: Topology,
-    collective: Collective,
+    collective: Collective | str,
     *,
     chunk_size: Size | Sequence[Size] | None = None,
     size: Size | None = None,
+    chunks_per_rank: int | None = None,
+    root: int | None = None,
+    roots: Sequence[int] | None = None,
     reachable: bool = True,
 ) -> Problem:
     """The problem that a sketch makes of a topology and a collective; parameters as in `Sketch.apply`.
@@ -60,11 +63,16 @@ def apply(
                 where=sketch.where("chunks.size"),
             )
     _check_machine(sketch, topology)
+    own = sketch.chunks.per_rank if "per_rank" in sketch.chunks.model_fields_set else None
+    if isinstance(collective, str):
+        cut = chunks_per_rank = chunks_per_rank or own
+    else:
+        cut = collective.chunks_per_rank
     notes = []
-    if sketch.chunks.per_rank != collective.chunks_per_rank and "per_rank" in sketch.chunks.model_fields_set:
+    if own not in (None, cut):
         notes.append(
-            f"{sketch.where('chunks.per_rank')}: the sketch asks for {sketch.chunks.per_rank}; the "
-            f"collective was given with {collective.chunks_per_rank}, which holds"
+            f"{sketch.where('chunks.per_rank')}: the sketch asks for {own}; the collective was given with "
+            f"{cut}, which holds"
         )
     clauses = _resolve(sketch, topology)
     chunk_bytes: int | list[int] | None = None
@@ -74,8 +82,9 @@ def apply(
         chunk_bytes = [parse_size(each, where="chunk_size") for each in chunk_size]
     size_bytes = None if size is None else parse_size(size, where="size")
     problem = make_problem(
-        topology, collective, chunk_bytes=chunk_bytes, size_bytes=size_bytes, clauses=clauses, notes=notes
-    )
+        topology, collective, chunk_bytes=chunk_bytes, size_bytes=size_bytes, chunks_per_rank=chunks_per_rank,
+        root=root, roots=roots, clauses=clauses, notes=notes,
+    )  # fmt: skip
     if reachable:
         check_reachable(problem)
     return _with_symmetry(problem, sketch)

@@ -31,7 +31,7 @@ from taccl.validation import validated
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from taccl.arguments import Count, Size
+    from taccl.arguments import Count, Natural, Size
     from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
@@ -406,27 +406,38 @@ class Sketch(_Table):
     def apply(
         self,
         topology: Topology,
-        collective: Collective,
+        collective: Collective | str,
         *,
         chunk_size: Size | Sequence[Size] | None = None,
         size: Size | None = None,
+        chunks_per_rank: Count | None = None,
+        root: Natural | None = None,
+        roots: Sequence[int] | None = None,
         reachable: bool = True,
     ) -> Problem:
         """The problem of this sketch on a topology; see `taccl.sketch.apply.apply`.
 
         Parameters
         ----------
-        topology, collective
+        topology : Topology
             What the sketch is for, or fits.
+        collective : Collective or str
+            A name with a size leaves the number of chunks open, for `taccl.synthesize` to choose, unless
+            `chunks_per_rank` or the sketch says it. A `Collective` keeps its own.
         chunk_size, size : int, str or sequence, optional
             Bytes of each chunk, or of the whole collective as nccl-tests counts it; without either the
             sketch's own.
+        chunks_per_rank, root, roots
+            Of a named collective, as `taccl.collectives.make` takes them.
         reachable : bool
             False makes a problem that no schedule solves all the same, for `taccl.explain`.
         """
         from taccl.sketch.apply import apply
 
-        return apply(self, topology, collective, chunk_size=chunk_size, size=size, reachable=reachable)
+        return apply(
+            self, topology, collective, chunk_size=chunk_size, size=size, chunks_per_rank=chunks_per_rank,
+            root=root, roots=roots, reachable=reachable,
+        )  # fmt: skip
 
 
 def sketch_json_schema() -> dict[str, Any]:

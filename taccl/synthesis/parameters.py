@@ -176,6 +176,9 @@ class SuggestingParameters(_Group):
     # Chunks per rank that are tried, and those that plans are compared with.
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
+    # Those that are tried where their number is open and no sketch suits; and the part of the time for that.
+    counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
+    chunks_share: float = 0.3
     most_merged: int = 6  # chunks in one send between nodes
     # For the bound of the best proposal, and of each other.
     first_bound_s: float = 5.0

@@ -37,10 +37,11 @@ from taccl.synthesis.overlap import overlap
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
+from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from taccl.arguments import Count, Megabytes, Natural, Seconds
     from taccl.problem import Problem
@@ -72,6 +73,9 @@ def synthesize(
     Parameters
     ----------
     problem : Problem
+        Where it leaves the number of chunks open, that is chosen first (`taccl.choose_chunks`), in a part of
+        the time; the result is of ``result.schedule.problem``. A named solver, and what is large or kept as
+        figures, takes one chunk a rank.
     backend : str
         ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
         contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``.
@@ -123,9 +127,11 @@ def synthesize(
         threads or _cores(), seed, memory_limit_mb, log, progress, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters,
     )  # fmt: skip
-    plan = _plan(problem, backend, time_limit_s, sketch, options)
+    problem, proposals = _with_chunks(problem, backend, time_limit_s, sketch, options)
+    time_limit_s = max(0.1, time_limit_s - (time.monotonic() - began))
+    plan = _plan(problem, backend, time_limit_s, sketch, proposals, options)
     _check_feasible(problem, time_limit_s, parameters)
-    end = began + max(0.05, time_limit_s - parameters.budget.reserve_s)
+    end = time.monotonic() + max(0.05, time_limit_s - parameters.budget.reserve_s)
     search = Search(problem, options, Deadline(end), began_s=began)
     competes, is_small = backend in ("auto", "greedy"), _is_small(problem)
     try:
@@ -133,7 +139,7 @@ def synthesize(
             _try_baselines(search)
         search.allow(-plan.improving_s)
         if plan.is_guided:
-            _search_guided(search, plan.is_large, None if isinstance(sketch, str) else sketch)
+            _search_guided(search, plan.is_large, proposals)
         else:
             _search_plain(search, backend, plan.is_large)
         if competes and not is_small:
@@ -177,6 +183,31 @@ def choose(
     return True, f"the compiled list scheduler{limited}: {size}, more than the {reached}"
 
 
+def _with_chunks(
+    problem: Problem, backend: str, time_limit_s: float, sketch: str | SketchProposal, options: Options
+) -> tuple[Problem, Sequence[SketchProposal]]:
+    """The problem in as many chunks as are best, where it leaves that open; and sketches that suit."""
+    whole, suggesting = replace(problem, chunks_open=False), options.parameters.suggesting
+    if not isinstance(sketch, str):
+        per_rank = sketch.problem.collective.chunks_per_rank
+        return cut(whole, per_rank) if problem.chunks_open else problem, [sketch]
+    is_alone = backend not in ("auto", "greedy") or options.spill_dir is not None or options.keep == "summary"
+    if is_alone or not problem.chunks_open:
+        return whole, []
+    try:
+        check_reachable(problem)
+    except SketchError:  # which is explained later
+        return whole, []
+    return choose_with_sketches(
+        problem,
+        suggests=backend == "auto" and sketch == "auto",
+        time_limit_s=min(suggesting.most_suggest_s, suggesting.chunks_share * time_limit_s),
+        seed=options.seed,
+        progress=options.progress,
+        parameters=options.parameters,
+    )
+
+
 class _Plan(NamedTuple):
     """What is run and why; whether under sketches; and for how long what is found is improved at last."""
 
@@ -187,14 +218,19 @@ class _Plan(NamedTuple):
 
 
 def _plan(
-    problem: Problem, backend: str, time_limit_s: float, sketch: str | SketchProposal, options: Options
+    problem: Problem,
+    backend: str,
+    time_limit_s: float,
+    sketch: str | SketchProposal,
+    proposals: Sequence[SketchProposal],
+    options: Options,
 ) -> _Plan:
     """What is run; raises `InputError` for arguments that do not fit together."""
     if backend not in ("auto", "greedy"):
         require_known(backend, others=("auto", "greedy"), where="backend")
     if isinstance(sketch, str) and sketch not in ("auto", "none"):
         raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
-    parameters, is_given = options.parameters, not isinstance(sketch, str)
+    parameters, is_given = options.parameters, bool(proposals)
     is_large, choice = choose(problem, backend, time_limit_s, parameters)
     if options.spill_dir is not None and not is_large:
         raise InputError(
@@ -238,9 +274,9 @@ def _infeasible(problem: Problem, time_limit_s: float) -> InfeasibleError | None
     return InfeasibleError(f"{found.reason}; {found.change}", conflict=found.conflict)
 
 
-def _search_guided(search: Search, is_large: bool, proposal: SketchProposal | None) -> None:
+def _search_guided(search: Search, is_large: bool, proposals: Sequence[SketchProposal]) -> None:
     """Search under suggested sketches, and without; what is large first without, for some of the time."""
-    is_first = is_large and proposal is None
+    is_first = is_large and not proposals
     if is_first:
         limit_s = search.parameters.suggesting.large_share * search.deadline.left_s
         part = search.part(search.problem, "", search.deadline.sooner(limit_s), serves_above=True)
@@ -252,7 +288,7 @@ def _search_guided(search: Search, is_large: bool, proposal: SketchProposal | No
     if not is_first:
         _prove(search)
     if not (search.is_met or search.interrupted):
-        search_guided(search, _choose_and_search, proposal=proposal, is_searched=is_first)
+        search_guided(search, _choose_and_search, proposals=proposals, is_searched=is_first)
 
 
 def _choose_and_search(search: Search, backend: str) -> None:

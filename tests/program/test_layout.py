@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taccl.collectives import allgather, allreduce, alltoall, gather, make, reduce_scatter, scan, scatter
-from taccl.program.layout import layout, split_chunks
+from taccl.program.layout import layout
 from taccl.program.program import Slot
 
 
@@ -49,7 +49,7 @@ def test_scan_holds_contributions_and_prefixes():
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
 def test_parts_of_chunks_are_neighbours(name):
     """Two parts of every chunk are what twice as many chunks per rank are."""
-    split, made = split_chunks(make(name, 3), 2), make(name, 3, chunks_per_rank=2)
+    split, made = make(name, 3).split(2), make(name, 3, chunks_per_rank=2)
     assert split.chunks == made.chunks
     assert layout(split) == layout(made)
 
@@ -57,4 +57,4 @@ def test_parts_of_chunks_are_neighbours(name):
 def test_one_part_is_the_collective_itself():
     """Nothing to cut."""
     collective = allreduce(2)
-    assert split_chunks(collective, 1) is collective
+    assert collective.split(1) is collective

@@ -67,7 +67,7 @@ _PREFERRED = (
 def lower_bound(
     problem: Problem,
     *,
-    divisible: bool = False,
+    divisible: bool | None = None,
     in_network: bool | None = None,
     budget_s: Duration = _CUTS_S,
     limit_s: Duration | None = None,
@@ -79,8 +79,9 @@ def lower_bound(
     ----------
     problem : Problem
         With its clauses, which the bound heeds.
-    divisible : bool
-        Bound data that may be cut as finely as one likes, rather than whole chunks.
+    divisible : bool, optional
+        Bound data that may be cut as finely as one likes, rather than whole chunks. Default: where the
+        problem leaves the number of chunks open.
     in_network : bool, optional
         Whether switches are granted to reduce what passes them. Default: where links of the topology do.
     budget_s : float
@@ -100,6 +101,7 @@ def lower_bound(
     """
     began = time.monotonic()
     check_possible(problem)
+    divisible = problem.chunks_open if divisible is None else divisible
     demand = NeededSends(as_spreading(problem))
     granted = not demand.single_ended if in_network is None else in_network
     claims = _claims(

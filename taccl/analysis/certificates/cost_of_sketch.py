@@ -73,8 +73,8 @@ def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
     """
     free = replace(problem.clauses.only("merge"), symmetry=problem.clauses.symmetry)
     return Prices(
-        lower_bound(problem),
-        lower_bound(replace(problem, clauses=free)),
+        lower_bound(problem, divisible=False),
+        lower_bound(replace(problem, clauses=free), divisible=False),
         lower_bound(problem, divisible=True),
         None if schedule is None else schedule.finish,
     )

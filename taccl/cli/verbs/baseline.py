@@ -49,6 +49,6 @@ def run(options: Namespace) -> Answer:
     schedule = taccl.baselines.baseline(options.name, problem)
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
-    bound = taccl.lower_bound(schedule.problem)
+    bound = taccl.lower_bound(schedule.problem, divisible=False)
     result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=problem.notes)
     return with_file(Answer(result_text(result), result.to_dict()), schedule, options)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
@@ -20,16 +18,10 @@ from taccl.cli.options import (
 )
 from taccl.cli.output import add_output, check_output, progress_shown, say, with_file
 from taccl.errors import InputError
-from taccl.units import format_count, parse_size
+from taccl.units import parse_size
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
-
-    from taccl.problem import Problem
-
-#: The part of the time limit that is spent on suggestions, and how much at most.
-_SHARE, _MOST_S = 0.3, 20.0
 
 #: What its help ends with.
 EXAMPLES = (
@@ -78,11 +70,9 @@ def run(options: argparse.Namespace) -> Answer:
     known = options.parameters
     parameters = taccl.SearchParameters.load(known) if known else taccl.SearchParameters()
     with progress_shown(wanted=not options.log) as progress:
-        began = time.monotonic()
-        problem, sketch = _suggested(problem, options, progress)
         result = taccl.synthesize(
-            problem, backend=options.backend, sketch=sketch, threads=options.threads, seed=options.seed,
-            time_limit_s=max(0.1, options.time_limit - (time.monotonic() - began)),
+            problem, backend=options.backend, sketch="none" if options.no_sketch else "auto",
+            threads=options.threads, seed=options.seed, time_limit_s=options.time_limit,
             memory_limit_mb=memory_limit_mb, log=options.log, progress=progress,
             keep="summary" if options.summary else "schedule", spill_dir=options.spill,
             to_file=options.output is not None, parameters=parameters,
@@ -92,39 +82,3 @@ def run(options: argparse.Namespace) -> Answer:
     elif result.stopped == "time limit":
         say("warning: stopped by the time limit; this is the best schedule so far")
     return with_file(Answer(result_text(result), result.to_dict()), result.schedule, options)
-
-
-def _suggested(
-    problem: Problem,
-    options: argparse.Namespace,
-    progress: Callable[[str, float | None, float | None], None] | None,
-) -> tuple[Problem, str | taccl.SketchProposal]:
-    """The problem in as many chunks as the best suggested sketch asks for, and that sketch.
-
-    A problem that is cut as its options say stays as it is; what is suggested for it is then left to
-    `taccl.synthesize`, unless options forbid it.
-    """
-    from taccl.synthesis.suggesting.guided import is_unguided
-
-    if options.no_sketch:
-        return problem, "none"
-    cut = options.sketch is not None or options.size is None or options.chunks_per_rank is not None
-    cut |= problem.topology.cost_model == "upstream"  # whose costs are for one size of chunks
-    alone = options.backend != "auto" or options.summary or options.spill is not None
-    if cut or alone or not is_unguided(problem):
-        return problem, "auto"
-    try:
-        found = taccl.suggest_sketches(
-            problem.topology, options.collective, options.size, root=options.root, roots=options.roots,
-            most=1, time_limit_s=min(_MOST_S, _SHARE * options.time_limit), seed=options.seed,
-            progress=progress,
-        )  # fmt: skip
-    except InputError:  # what a sketch cannot speak of; synthesis says what is wrong with the rest
-        return problem, "none"
-    if not found:
-        return problem, "none"
-    collective = found[0].problem.collective
-    again = taccl.make_problem(problem.topology, collective, size_bytes=problem.size_bytes)
-    cut_into = format_count(collective.chunks_per_rank, "chunk")
-    note = f"cut into {cut_into} a rank, which bound and gap are for; --chunks-per-rank gives another number"
-    return replace(again, notes=(*again.notes, note)), found[0]

@@ -59,10 +59,10 @@ def search_guided(
     search: Search,
     search_plain: Callable[[Search, str], None],
     *,
-    proposal: SketchProposal | None = None,
+    proposals: Sequence[SketchProposal] = (),
     is_searched: bool = False,
 ) -> None:
-    """Search under the best suggested sketches, or a proposal; and without, unless that `is_searched`.
+    """Search under the best suggested sketches, or proposals; and without, unless that `is_searched`.
 
     `search_plain` is the search of a problem as it is, by a backend.
     """
@@ -79,7 +79,7 @@ def search_guided(
         if search.best is None:
             stages.compiled(search, budget_s=search.deadline.left_s, num_runs=1)
     tried: list[SketchProposal] = []
-    for sketch in [proposal] if proposal is not None else _suggested(search, limit_s):
+    for sketch in proposals or _suggested(search, limit_s):
         if search.done or sketch.bound_us >= (search.best_us or math.inf):
             continue
         _take(search, sketch)

@@ -1,6 +1,6 @@
 """Sketches for those who have none: `suggest_sketches`.
 
-Every plan for who talks across nodes is tried with and without merging, and, where it is ahead, with other
+Every plan for who talks across nodes is tried with and without merging, and what is ahead then with other
 chunk partitionings. Each candidate is folded by its symmetry and scheduled by the list scheduler, and what
 comes out is verified; the proposals are those that finish first, with their bounds.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.suggesting.symmetry_finding import Shift
     from taccl.topology.topology import Topology
 
-__all__ = ["suggest_for", "suggest_sketches"]
+__all__ = ["quick_schedule", "suggest_for", "suggest_sketches"]
 
 Progress = Callable[[str, float | None, float | None], None]
 
@@ -144,12 +144,12 @@ def suggest_for(
     if shape.is_small(min(cut[0].chunk_bytes)):
         merges = merges[::-1]
     per_rank = suggesting.first_partition if suggesting.first_partition in problems else min(problems)
-    for plan in relay_plans(shape):
-        for max_merge in merges:
-            ahead_us = trials.best_us()
-            finish_us = trials.attempt(plan, per_rank, max_merge)
-            if finish_us < ahead_us:
-                per_rank = _best_partition(trials, plan, max_merge, per_rank, finish_us)
+    ways = [(plan, max_merge) for plan in relay_plans(shape) for max_merge in merges]
+    tried = [
+        (trials.attempt(plan, per_rank, max_merge), place) for place, (plan, max_merge) in enumerate(ways)
+    ]
+    finish_us, place = min(tried)
+    _try_partitions(trials, *ways[place], per_rank, finish_us)
     proposals: list[SketchProposal] = []
     for candidate in sorted(trials.found, key=lambda each: each.rank)[:most]:
         bound_s = suggesting.bound_s if proposals else suggesting.first_bound_s
@@ -210,7 +210,7 @@ class _Trials:
             sketch = make_sketch(problem, self.shape, plan, max_merge, self.fitting[plan.name])
             applied = _applied(sketch, problem)
             until.check()
-            schedule = _quick_schedule(applied, self.seed, until, self.parameters)
+            schedule = quick_schedule(applied, self.seed, until, self.parameters)
         except (SketchError, OutOfTime):  # a chunk has no way under this plan, or its roots lack the symmetry
             return math.inf
         if schedule is None:
@@ -227,7 +227,7 @@ def _applied(sketch: Sketch, problem: Problem) -> Problem:
     return replace(applied, size_bytes=problem.size_bytes)
 
 
-def _quick_schedule(
+def quick_schedule(
     problem: Problem, seed: int, give_up: Deadline, parameters: SearchParameters
 ) -> Schedule | CompactSchedule | None:
     """What a sketch is good for: a schedule by some list scheduler in a moment; None where there is none."""
@@ -241,8 +241,8 @@ def _quick_schedule(
     return search.best
 
 
-def _best_partition(trials: _Trials, plan: Plan, max_merge: int, start: int, best_us: float) -> int:
-    """The chunks per rank with which a plan finishes first: more of them, or else fewer, while that helps."""
+def _try_partitions(trials: _Trials, plan: Plan, max_merge: int, start: int, best_us: float) -> None:
+    """Try a plan with more chunks per rank, or else fewer, while that helps."""
     best, counts = start, sorted(trials.problems)
     for further in ([k for k in counts if k > start], [k for k in reversed(counts) if k < start]):
         for per_rank in further:
@@ -252,7 +252,6 @@ def _best_partition(trials: _Trials, plan: Plan, max_merge: int, start: int, bes
             best, best_us = per_rank, finish_us
         if best != start:  # more helped, so fewer will not
             break
-    return best
 
 
 def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchProposal:

@@ -1,0 +1,145 @@
+"""How many chunks the data is cut into, where a problem leaves it open: `choose_chunks`.
+
+Large messages finish sooner in several chunks a rank, which overlap on their ways and spread over more links;
+small ones do not, as each chunk pays the latency of its sends. So a few numbers are tried. Where a sketch may
+help, the best that is suggested says with which of them it finishes first; else a list scheduler does.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taccl.arguments import checked
+from taccl.deadline import Deadline
+from taccl.errors import InfeasibleError, InputError, NoSolutionError
+from taccl.problem import make_problem
+from taccl.synthesis.large import effort
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.suggesting.guided import is_unguided
+from taccl.synthesis.suggesting.suggest import quick_schedule, suggest_for
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from taccl.arguments import Natural, Seconds
+    from taccl.problem import Problem
+    from taccl.synthesis.suggesting.proposals import SketchProposal
+
+__all__ = ["choose_chunks", "choose_with_sketches", "cut"]
+
+
+@checked
+def choose_chunks(
+    problem: Problem,
+    *,
+    time_limit_s: Seconds = 10.0,
+    seed: Natural = 0,
+    progress: Callable[[str, float | None, float | None], None] | None = None,
+    parameters: SearchParameters = DEFAULTS,
+) -> Problem:
+    """The problem in as many chunks a rank as let a first schedule finish soonest.
+
+    `taccl.synthesize` asks this itself; to ask it first is to know what bounds and tables are of.
+
+    Parameters
+    ----------
+    problem : Problem
+        Made of a size and a collective's name alone, so that the number is open; any other stays as it is.
+    time_limit_s : float
+        After which no further number is tried.
+    seed : int
+    progress : callable, optional
+        Called with (what is being tried, best finish in us or None, None).
+    parameters : SearchParameters
+        ``parameters.suggesting.counts`` are the numbers that are tried; ``partitions``, where sketches are.
+    """
+    chosen, _ = choose_with_sketches(
+        problem, time_limit_s=time_limit_s, seed=seed, progress=progress, parameters=parameters
+    )
+    return chosen
+
+
+def choose_with_sketches(
+    problem: Problem,
+    *,
+    suggests: bool = True,
+    time_limit_s: float,
+    seed: int = 0,
+    progress: Callable[[str, float | None, float | None], None] | None = None,
+    parameters: SearchParameters = DEFAULTS,
+) -> tuple[Problem, list[SketchProposal]]:
+    """The same, and sketches that were suggested for it; none where it `suggests` none, or none suits."""
+    if not problem.chunks_open:
+        return problem, []
+    whole = replace(problem, chunks_open=False)
+    if problem.collective.is_met or effort(problem) > parameters.suggesting.most_moves:
+        return whole, []
+    suggesting = parameters.suggesting
+    if suggests and is_unguided(problem, parameters):
+        problems = _cut_into(suggesting.partitions, whole)
+        with suppress(InputError):  # what a sketch cannot speak of
+            found = suggest_for(
+                *problems.values(), most=suggesting.sketches, time_limit_s=time_limit_s, seed=seed,
+                progress=progress, parameters=parameters,
+            )  # fmt: skip
+            if found:
+                best = found[0].problem.collective
+                alike = [each for each in found if each.problem.collective == best]
+                return _told(problems[best.chunks_per_rank]), alike
+    problems = _cut_into(suggesting.counts, whole)
+    return _told(_soonest(problems, time_limit_s, seed, progress, parameters)), []
+
+
+def _cut_into(counts: Iterable[int], problem: Problem) -> dict[int, Problem]:
+    """The problem in each of these numbers of chunks a rank, but for chunks of less than a byte."""
+    most = (problem.size_bytes or 0) // problem.collective.size_chunks
+    return {count: cut(problem, count) for count in counts if count <= max(1, most)}
+
+
+def cut(problem: Problem, parts: int) -> Problem:
+    """The problem with every chunk cut into parts, under the same clauses; what are defaults, anew."""
+    if parts == 1:
+        return problem
+    topology, size_bytes = problem.topology, problem.size_bytes
+    default = make_problem(topology, problem.collective, size_bytes=size_bytes)
+    clauses = None if problem.clauses == default.clauses else problem.clauses
+    notes = [note for note in problem.notes if note not in default.notes]  # padding differs
+    return make_problem(
+        topology, problem.collective.split(parts), size_bytes=size_bytes, clauses=clauses, notes=notes
+    )
+
+
+def _soonest(
+    problems: Mapping[int, Problem],
+    time_limit_s: float,
+    seed: int,
+    progress: Callable[[str, float | None, float | None], None] | None,
+    parameters: SearchParameters,
+) -> Problem:
+    """The one that a list scheduler finishes first; of two that finish together, that with fewer chunks."""
+    deadline = Deadline.after(time_limit_s)
+    best, best_us = problems[1], None
+    for count, problem in problems.items():
+        if progress is not None:
+            progress(f"{format_count(count, 'chunk')} a rank", best_us, None)
+        try:
+            schedule = quick_schedule(problem, seed, deadline, parameters)
+        except (InfeasibleError, InputError, NoSolutionError):  # out of time, too
+            break
+        if schedule is None:
+            break
+        if best_us is None or schedule.finish_us < best_us:
+            best, best_us = problem, schedule.finish_us
+    return best
+
+
+def _told(problem: Problem) -> Problem:
+    """The problem, with a note on how many chunks there are if that is not one."""
+    if problem.collective.chunks_per_rank == 1:
+        return problem
+    cut_into = format_count(problem.collective.chunks_per_rank, "chunk")
+    note = f"cut into {cut_into} a rank; chunks_per_rank (--chunks-per-rank) gives another number"
+    return replace(problem, notes=(*problem.notes, note))
