@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from taccl import collectives
 from taccl.arguments import checked
 from taccl.errors import InputError, NoSolutionError
 from taccl.explore.compare import loaded, name_of
@@ -57,7 +56,7 @@ def plan(
     topology : Topology or str
         A name such as ``"dgx2"`` stands for its topology with one node.
     collective : str
-        The name of one; each sketch cuts the data as it says (``chunks.per_rank``).
+        The name of one. The number of chunks is chosen for every size, unless a sketch says it.
     sketches : iterable of sketch, shipped name or path
         Each is synthesized at every size; None for no sketch.
     sizes : str or iterable of sizes
@@ -139,10 +138,9 @@ def _grid(sizes: str | Iterable[Size]) -> list[int]:
 def _problems(
     topology: Topology, collective: str, root: int | None, sketch: Sketch | None, grid: Sequence[int]
 ) -> list[Problem]:
-    """The problem at every size."""
-    per_rank = 1 if sketch is None else sketch.chunks.per_rank
-    whole = collectives.make(collective, topology.num_ranks, root=root, chunks_per_rank=per_rank)
+    """The problem at every size; the number of chunks is open at each, unless the sketch says it."""
     if sketch is None:
-        return [make_problem(topology, whole, size_bytes=size) for size in grid]
-    clauses = apply(sketch, topology, whole, size=grid[0]).clauses
-    return [replace(make_problem(topology, whole, size_bytes=size), clauses=clauses) for size in grid]
+        return [make_problem(topology, collective, size_bytes=size, root=root) for size in grid]
+    first = apply(sketch, topology, collective, size=grid[0], root=root)
+    sized = [make_problem(topology, first.collective, size_bytes=size) for size in grid]
+    return [replace(each, clauses=first.clauses, chunks_open=first.chunks_open) for each in sized]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.baselines.ring import ring
 from taccl.collectives import allgather
 from taccl.errors import ExportError, FormatError, InputError
+from taccl.formats.msccl.reading import MAX_STEPS
 from taccl.formats.msccl.xml import dump_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan, plan_text
 from taccl.formats.mscclpp.registration import registration_snippet
@@ -29,6 +30,7 @@ from taccl.names import shown
 from taccl.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
+from taccl.program.split import split_threadblocks
 from taccl.reading import parse_json, read_text
 from taccl.topology.registry import parse
 from taccl.units import format_size
@@ -64,14 +66,15 @@ def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
     for remedy in _REMEDIES:
         if any(name in lowering for name in remedy):
             continue
-        program = lower(schedule, **(remedy | lowering))
-        try:
-            dump_msccl_xml(program, split=False)
-        except ExportError as error:
-            last = error
-        else:
-            interpret(program).raise_if_failed()
-            return program
+        whole = lower(schedule, **(remedy | lowering))
+        for program in (whole, split_threadblocks(whole, max_steps=MAX_STEPS)):
+            try:
+                dump_msccl_xml(program, split=False)
+            except ExportError as error:
+                last = error
+            else:
+                interpret(program).raise_if_failed()
+                return program
     raise last
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from taccl.topology.transform import subset
 #: Two ranks of each of two NDv2 nodes: small messages go straight, larger ones once into each node.
 FOUR = subset(taccl.topologies.ndv2(nodes=2), [0, 1, 8, 9])
 GRID = [1000, 10**6]
+#: Nothing but that a rank's data stays in one piece.
+WHOLE = taccl.Sketch.from_dict({"schema": 1, "name": "whole", "chunks": {"per_rank": 1}})
 
 
 @cache
@@ -32,7 +35,7 @@ def four_plan() -> taccl.Plan:
 @cache
 def ring_plan() -> taccl.Plan:
     """A small one."""
-    return taccl.plan("ring:4", "allgather", sizes=GRID, backend="greedy", time_limit_s=5)
+    return taccl.plan("ring:4", "allgather", sketches=[WHOLE], sizes=GRID, backend="greedy", time_limit_s=5)
 
 
 def baselines_only() -> plan_search.PlanSearch:
@@ -99,8 +102,9 @@ def test_scratch_is_in_proportion():
 
 
 def test_a_ring_needs_one_range():
-    """On a ring of four the ring algorithm is the best at every size: 3 steps over links of 50 GB/s both ways."""
-    plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy", time_limit_s=5)
+    """In one piece on a ring of four the ring algorithm is the best at every size: 3 steps over links of 50 GB/s both ways."""
+    sizes = "4KB:1MB"
+    plan = taccl.plan("ring:4", "allgather", sketches=[WHOLE], sizes=sizes, backend="greedy", time_limit_s=5)
     assert [(each.min_bytes, each.max_bytes) for each in plan.ranges] == [(4000, 10**6)]
     assert plan.stopped == "done"
 
@@ -321,3 +325,41 @@ def test_a_size_outside_the_plan_is_said():
     """Asked for a size that it is not for, a plan says what it is for."""
     with pytest.raises(InputError, match="1KB to 1MB"):
         four_plan().range_of("1GB")
+
+
+@pytest.mark.slow
+def test_each_size_is_cut_into_as_many_chunks_as_are_best():
+    """1 GB on two DGX-H100 needs 3750 us, the bound; in one chunk a rank no allreduce was found below 4444."""
+    topology = taccl.topologies.dgx_h100(nodes=2)
+    (only,) = taccl.plan(topology, "allreduce", sizes=["1GB"], time_limit_s=60).ranges
+    alone = taccl.synthesize(taccl.make_problem(topology, "allreduce", size_bytes=10**9), time_limit_s=60)
+    assert only.schedule.problem.collective.chunks_per_rank > 1
+    assert only.finish_max <= alone.schedule.finish
+
+
+def test_a_sketch_that_says_how_many_chunks_is_obeyed():
+    """``per_rank`` holds at every size; a sketch that does not say it leaves the number open."""
+    ring = taccl.topologies.ring(4)
+    said = taccl.Sketch.from_dict({"schema": 1, "chunks": {"per_rank": 3}})
+    for sketch, per_rank, is_open in ((said, 3, False), (taccl.Sketch(), 1, True), (None, 1, True)):
+        for problem in planning._problems(ring, "allgather", None, sketch, GRID):
+            assert (problem.collective.chunks_per_rank, problem.chunks_open) == (per_rank, is_open)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "at_most_us"),
+    [
+        # One-shot: 1 KB over every link, 0.5 us and 20 us/MB.
+        (taccl.topologies.fully_connected(4), "0.52"),
+        # No latency there: all that counts is the data.
+        (taccl.topologies.dgx_a100(nodes=1), "0.006"),
+        # Doubling: four exchanges inside nodes and one across.
+        (taccl.topologies.dgx2(nodes=2), "4.05"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_small_sums_are_made_by_few_sends(topology, at_most_us):
+    """Baselines that add at several ranks compete, and their programs fit the format."""
+    (only,) = taccl.plan(topology, "allreduce", sizes=["1KB"], backend="greedy", time_limit_s=1).ranges
+    assert only.finish_max <= Fraction(at_most_us)
