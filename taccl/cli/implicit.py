@@ -100,10 +100,11 @@ def _text(result: ImplicitResult) -> str:
         f"{format_count(schedule.num_rows, 'row')} that "
         f"{format_count(schedule.num_ranks, 'translation')} repeat; verified"
     )
+    chunks = format_count(schedule.chunks_per_rank, "chunk")
     rows = [
         ("finish", format_us(schedule.finish) + bandwidth),
         ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
-        ("gap", f"{result.gap:.2%}" + (" (proven best)" if result.gap == 0 else "")),
+        ("gap", f"{result.gap:.2%}" + (f" (best for {chunks} a rank)" if result.gap == 0 else "")),
         ("schedule", rows_repeated),
         ("found by", f"{schedule.producer} in {result.seconds:.2f} s"),
     ]

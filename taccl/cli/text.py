@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from taccl.analysis.certificates.every_cut import bound_rows
 from taccl.names import shown, table
 from taccl.units import format_count, format_gap, format_size, format_us
 
@@ -35,8 +36,8 @@ def result_text(result: Result) -> str:
     schedule = result.schedule
     rows = [
         ("finish", f"{format_us(result.finish_us)}{_bandwidths(schedule)}"),
-        ("bound", f"{format_us(result.bound_us)}, limited by {result.bound.limits}"),
-        ("gap", format_gap(result.gap) + (" (proven best)" if result.gap == 0 else "")),
+        *bound_rows(result.bound),
+        ("gap", format_gap(result.gap) + (f" ({result.standing})" if result.standing else "")),
         ("schedule", f"{_transfers(schedule)}, verified"),
         ("found by", f"{schedule.producer or result.backend} in {result.seconds:.2f} s, seed {result.seed}"),
         ("backend", f"{result.backend}: {result.choice}" if result.choice else result.backend),
@@ -128,12 +129,13 @@ def bound_text(prices: Prices, granted: Certificate | None, *, proven: bool | No
     `granted` is the bound where switches reduce what passes them; `proven` what `Certificate.check` said.
     """
     bound, problem, algbw = prices.bound, prices.bound.problem, prices.bound.algbw_gb_per_s
+    limit = f", so {_rate(algbw)} GB/s at most" if algbw else ""
     rows = [
-        ("bound", format_us(bound.bound) + (f", so {_rate(algbw)} GB/s at most" if algbw else "")),
+        ("bound", f"{format_us(bound.bound)} for {bound.scope}{limit}"),
         ("limited by", bound.limits),
         ("kind", bound.kind),
         ("without sketch", f"{_bound(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"),
-        ("divisible data", f"{_bound(prices.divisible)}; whole chunks cost {prices.chunks:+.2%}"),
+        ("every cut", f"{_bound(prices.divisible)}; whole chunks cost {prices.chunks:+.2%}"),
     ]
     if granted is not None:
         rows.append(("in switches", f"{_bound(granted)}, if switches reduce what passes them"))

@@ -19,6 +19,7 @@ from taccl.problem import make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
 from taccl.solvers.registry import require_known
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
@@ -66,6 +67,8 @@ def compare(
     Parameters
     ----------
     problem : Problem
+        Where it leaves the number of chunks open, that is chosen first, and all runs have the same
+        (`taccl.choose_chunks`).
     backends : iterable of str
         Of `taccl.backends`. One that is missing or fails is a row that says why.
     seeds : iterable of int
@@ -99,7 +102,8 @@ def compare(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
-    case = Case(lambda: problem)
+    chosen = _with_chunks(problem, time_limit_s)
+    case = Case(lambda: chosen)
     rows = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     sketch = problem.clauses.name or NO_SKETCH
     asked = [(case, row | {"sketch": sketch}) for row in rows]
@@ -141,7 +145,8 @@ def sweep(
     sizes : iterable of int or str, optional
         Of the larger of one rank's input and output buffer, e.g. ``"1MB"``; default: what each sketch says.
     chunks_per_rank : iterable of int, optional
-        Default: that of the collective, or of each sketch where the collective is named.
+        Default: that of the collective, or of each sketch where the collective is named. Where no sketch says
+        it and a size is given, it is chosen for each size (`taccl.choose_chunks`).
     root : int, optional
         Of a named broadcast, scatter, gather or reduce.
     backends, seeds, time_limit_s, num_workers, threads, cache, progress, parameters
@@ -173,7 +178,7 @@ def sweep(
     asked: list[tuple[Case, dict[str, Any]]] = []
     cuts = _cuts(chunks_per_rank, collective)
     for each, size, cut in itertools.product(loaded(sketches), _sizes(sizes), cuts):
-        case = Case(partial(_problem, topology, collective, each, size, cut, root))
+        case = Case(partial(_problem, topology, collective, each, size, cut, root, time_limit_s))
         known = {
             "topology": topology.name, "num_ranks": topology.num_ranks, "size_bytes": size,
             "collective": collective if isinstance(collective, str) else collective.name,
@@ -192,16 +197,27 @@ def _problem(
     size: int | None,
     cut: int | None,
     root: int | None,
+    time_limit_s: float,
 ) -> Problem:
-    """The problem of one combination."""
-    if isinstance(collective, str):
-        per_rank = cut or _own_cut(sketch)
-        collective = collectives.make(collective, topology.num_ranks, root=root, chunks_per_rank=per_rank)
+    """The problem of one combination, in as many chunks as are best where nothing says their number."""
+    of_name: dict[str, Any] = {"root": root, "chunks_per_rank": cut} if isinstance(collective, str) else {}
     if sketch is not None:
-        return apply(sketch, topology, collective, size=size, reachable=False)
-    if size is None:
+        problem = apply(sketch, topology, collective, size=size, **of_name, reachable=False)
+    elif size is None:
         raise CollectiveError("found no size; expected one where there is no sketch that says", where="sizes")
-    return make_problem(topology, collective, size_bytes=size)
+    else:
+        problem = make_problem(topology, collective, size_bytes=size, **of_name)
+    return _with_chunks(problem, time_limit_s)
+
+
+def _with_chunks(problem: Problem, time_limit_s: float) -> Problem:
+    """The problem in as many chunks as are best, where their number is open."""
+    if not problem.chunks_open:
+        return problem
+    # Not needed for what the cache has.
+    from taccl.synthesis.suggesting.chunks import choose_chunks
+
+    return choose_chunks(problem, time_limit_s=DEFAULTS.suggesting.chunks_share * time_limit_s)
 
 
 def _own_cut(sketch: Sketch | None) -> int:

@@ -40,7 +40,8 @@ class PlanRange:
     finish_min, finish_max : Fraction
         Exact microseconds at both ends.
     bound, bound_min, bound_max : Certificate
-        For the size of `schedule`, and at both ends; of any schedule, whatever sketches say.
+        For the size of `schedule`, and at both ends; of any schedule, whatever sketches say and
+        however the data is cut.
     program : Program, optional
         What a runtime executes; None where none was asked for.
     """

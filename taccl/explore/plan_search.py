@@ -291,9 +291,9 @@ def _range(first: int, last: int, winner: _Candidate, program: Program) -> PlanR
     schedules = [winner.at(size) for size in (first, own, last)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TacclWarning)
-        # Schedules of all sketches compete, so that no clause counts but what merges.
+        # Schedules of all sketches and cuts compete, so that no clause counts but what merges, and any cut.
         free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
-        bounds = [lower_bound(each, budget_s=_BOUND_S) for each in free]
+        bounds = [lower_bound(each, divisible=True, budget_s=_BOUND_S) for each in free]
     return PlanRange(
         first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
         bounds[1], bounds[0], bounds[2], program,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.result import Result
 
 __all__ = [
-    "COLUMNS", "LABELS", "NO_SKETCH", "OF_SCHEDULES", "SHORT", "Column", "check_row", "figures", "frame",
-    "new_row", "plain_rows", "shortened",
+    "COLUMNS", "FOUND", "LABELS", "NO_SKETCH", "OF_SCHEDULES", "SHORT", "Column", "check_row", "figures",
+    "frame", "new_row", "plain_rows", "shortened",
 ]  # fmt: skip
 
 #: What stands in the column ``sketch`` for a run without one, so that grouping keeps it.
@@ -39,7 +39,8 @@ class Column:
 
 
 _STATUS = (
-    "`proven` (the finish meets the bound), `found`; or why there is no schedule: `infeasible`, "
+    "`proven` (no schedule finishes sooner, however the data is cut), `proven for its chunks` (none in as "
+    "many chunks does), `found`; or why there is no schedule: `infeasible`, "
     "`does not fit` (sketch, topology and collective make no problem), `unavailable`, `unlicensed`, "
     "`no schedule` (within the time), `out of memory`, `crashed`, `interrupted`, `not run`"
 )
@@ -64,7 +65,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("stopped", "string", "why the search ended, as in `Result.stopped`"),
     Column("finish_us", "float64", "the last arrival"),
     Column("bound_us", "float64", _BOUND),
-    Column("gap", "float64", "(finish - bound) / bound; 0 is a proven optimum"),
+    Column("gap", "float64", "(finish - bound) / bound; 0 is an optimum for as many chunks"),
+    Column("bound_of_every_cut_us", "float64", "no schedule finishes sooner, however the data is cut"),
     Column("algbw_gb_per_s", "float64", "size divided by finish"),
     Column("busbw_gb_per_s", "float64", "bus bandwidth, as nccl-tests counts it"),
     Column("bound_limits", "string", "what limits, according to the bound"),
@@ -99,6 +101,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("schedule_digest", "string", "`Schedule.digest()`"),
     Column("key", "string", "the result's key in the cache"),
 )
+
+#: The statuses of rows with a schedule.
+FOUND = ("proven", "proven for its chunks", "found")
 
 #: The columns that say which run a row is of.
 LABELS = (
@@ -166,12 +171,20 @@ def _agree(row: dict[str, Any]) -> bool:
     bound: float | None = row["bound_us"]
     gap: float | None = row["gap"]
     if not row["verified"]:
-        return row["status"] not in (None, "found", "proven")
-    if row["status"] != ("proven" if gap == 0 else "found") or bound is None or not 0 <= bound <= finish:
+        return row["status"] not in (None, *FOUND)
+    if row["status"] != _status(row) or bound is None or not 0 <= bound <= finish:
         return False
     if not bound:
         return gap == (None if finish else 0)
     return gap is not None and math.isclose(gap, finish / bound - 1, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _status(row: dict[str, Any]) -> str:
+    """What is proven of the finish, by its gap and the bound of every cut."""
+    if row["gap"] != 0:
+        return "found"
+    every: float | None = row["bound_of_every_cut_us"]
+    return "proven" if every is not None and row["finish_us"] <= every else "proven for its chunks"
 
 
 def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -203,7 +216,8 @@ def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if row["finish_us"] is not None and proof is not None and proof["bound_us"] > row["bound_us"]:
             gap = row["finish_us"] / proof["bound_us"] - 1
             row = row | {name: proof[name] for name in ("bound_us", "bound_limits")}
-            row |= {"gap": gap, "status": "found" if gap > 0 else "proven"}
+            row |= {"gap": gap}
+            row |= {"status": _status(row)}
         told.append(row)
     return told
 
@@ -226,9 +240,13 @@ def figures(result: Result) -> dict[str, Any]:
     known = (each.seconds for each in result.progress if each.finish_us is not None and not each.half)
     models = [stage.model for stage in result.stages if stage.model is not None]
     largest = max(models, key=lambda model: model.num_nonzeros, default=None)
+    every = result.bound_of_every_cut
+    told = {
+        "bound_us": result.bound_us, "bound_of_every_cut_us": None if every is None else every.bound_us,
+        "gap": gap if gap != float("inf") else None, "finish_us": result.finish_us,
+    }  # fmt: skip
     return {
-        "status": "proven" if proven else "found", "stopped": result.stopped, "bound_us": result.bound_us,
-        "gap": gap if gap != float("inf") else None, "bound_limits": result.bound.limits,
+        "status": _status(told), **told, "stopped": result.stopped, "bound_limits": result.bound.limits,
         "first_schedule_s": min(known, default=result.seconds),
         "proven_s": result.seconds if proven else None, "seconds": result.seconds, **seconds,
         **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},

@@ -23,7 +23,7 @@ from taccl.errors import (
     TacclWarning,
 )
 from taccl.explore.cache import digest_of, entry_document, key_of
-from taccl.explore.rows import OF_SCHEDULES, figures
+from taccl.explore.rows import FOUND, OF_SCHEDULES, figures
 from taccl.problem import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.process import WORKERS
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Case", "RunRequest", "end_with", "failed_row", "known_row", "perform", "this_process"]
 
 #: Statuses that the same question would get again. Other failures hang on the machine and the moment.
-_LASTING = ("proven", "found", "infeasible")
+_LASTING = (*FOUND, "infeasible")
 #: The columns of a row that tell how it is run.
 _OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
 #: How long solver processes wait for the next run in a process that was started for runs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
 from taccl.names import shown
 from taccl.units import format_gap, format_us
 
@@ -132,14 +133,34 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """(finish - bound) / bound; 0 is a proven optimum, infinite without a positive bound."""
+        """(finish - bound) / bound; 0 is an optimum in these chunks, infinite without a positive bound."""
         return self.bound.gap(self.schedule.finish)
+
+    @property
+    def bound_of_every_cut(self) -> Certificate | None:
+        """The bound of the same data however it is cut into chunks; None where that would take too long.
+
+        It is looked for when it is first asked for, in a second or two.
+        """
+        return bound_of_every_cut(self.bound)
+
+    @property
+    def standing(self) -> str:
+        """What is proven of the finish: ``"proven best"``, ``"best for 2 chunks a rank"``, or nothing.
+
+        Proven best is what no schedule beats under the same costs, however the data is cut into chunks; under
+        a sketch, no schedule that obeys it.
+        """
+        return standing(self.bound, self.schedule.finish)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, as ``taccl synthesize --json`` prints them."""
+        every = self.bound_of_every_cut
         return {
             "bound_us": self.bound_us,
             "bound_limits": self.bound.limits,
+            "bound_of_every_cut_us": None if every is None else every.bound_us,
+            "standing": self.standing,
             "gap": self.gap if self.gap != float("inf") else None,
             "backend": self.backend,
             "choice": self.choice,
@@ -167,8 +188,8 @@ class Result:
         figures = [
             ("finish", format_us(self.finish_us)),
             ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
-            ("bound", f"{format_us(self.bound_us)}, limited by {self.bound.limits}"),
-            ("gap", format_gap(self.gap) + (" (proven best)" if self.gap == 0 else "")),
+            *bound_rows(self.bound),
+            ("gap", format_gap(self.gap) + (f" ({self.standing})" if self.standing else "")),
             ("schedule", self._size),
             ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
             ("stopped", self.stopped),
@@ -184,12 +205,17 @@ class Result:
     def __repr__(self) -> str:
         schedule = self.schedule
         bandwidth = schedule.algbw_gb_per_s
+        best = f" ({self.standing})" if self.standing else ""
+        (_, first), *every = bound_rows(self.bound)
+        limits = [f"  {shown(first[first.index('limited by') :], 300)}"]
+        limits += [f"  bound of every cut: {shown(text, 300)}" for _, text in every]
         lines = [
             f"{schedule.problem.title}: "
             f"finish {format_us(self.finish_us)}, bound {format_us(self.bound_us)}, "
-            f"gap {format_gap(self.gap)}" + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
+            f"gap {format_gap(self.gap)}{best}"
+            + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
             f"  {self._size}; found by {shown(schedule.producer or self.backend)} in {self.seconds:.2f} s",
-            f"  limited by {shown(self.bound.limits, 300)}",
+            *limits,
             *([f"  {shown(self.choice)}"] if self.choice else []),
         ]
         for stage in self.stages:

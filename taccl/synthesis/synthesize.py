@@ -194,10 +194,6 @@ def _with_chunks(
     is_alone = backend not in ("auto", "greedy") or options.spill_dir is not None or options.keep == "summary"
     if is_alone or not problem.chunks_open:
         return whole, []
-    try:
-        check_reachable(problem)
-    except SketchError:  # which is explained later
-        return whole, []
     return choose_with_sketches(
         problem,
         suggests=backend == "auto" and sketch == "auto",

@@ -31,7 +31,13 @@ class TestBound:
         """A person reads the bound, the most GB/s, what limits, and the three prices."""
         code, out, _ = run("bound", *SMALL)
         assert code == 0
-        for words in ("1.04 us, so 3.846 GB/s at most", "limited by", "kind", "without sketch", "divisible"):
+        for words in (
+            "1.04 us for 1 chunk a rank, so 3.846 GB/s at most",
+            "limited by",
+            "kind",
+            "without sketch",
+            "every cut",
+        ):
             assert words in out
         assert "in switches" not in out
 

@@ -48,13 +48,18 @@ def test_compare_as_json(run_json):
     code, values = run_json(*SMALL)
     (row,) = values["rows"]
     # Two hops of 0.5 us + 1000 B / (50 GB/s).
-    assert (code, row["finish_us"], row["status"], row["model_rows"]) == (0, 1.04, "proven", None)
+    assert (code, row["finish_us"], row["status"], row["model_rows"]) == (
+        0,
+        1.04,
+        "proven for its chunks",
+        None,
+    )
 
 
 def test_a_second_call_says_that_it_read(run):
     """What came from the cache is marked, unless the cache is not wanted."""
     run(*SMALL)
-    assert "proven (cached)" in run(*SMALL)[1]
+    assert "proven for its chunks (cached)" in run(*SMALL)[1]
     assert "cached" not in run(*SMALL, "--no-cache")[1]
 
 
@@ -143,7 +148,7 @@ def test_nodes_rescale_sketches(run_json, sketch_file):
     words = ("sweep", "ndv2", *RUNS, "--sketches", sketch_file, "--sizes", "1MB")
     code, values = run_json(*words, "--nodes", "3")
     (row,) = values["rows"]
-    assert (code, row["status"] in ("found", "proven"), row["num_ranks"]) == (0, True, 24)
+    assert (code, row["status"] in ("found", "proven for its chunks"), row["num_ranks"]) == (0, True, 24)
 
 
 def test_cache_info_and_clear(run, run_json, folder):
@@ -286,7 +291,11 @@ def test_a_user_without_rights(stored, folder):
     )  # fmt: skip
     for path in paths:
         path.parent.chmod(0o700)
-    assert (done.returncode, done.stdout.count("proven (cached)"), done.stdout.count("proven")) == (0, 2, 6)
+    assert (
+        done.returncode,
+        done.stdout.count("proven for its chunks (cached)"),
+        done.stdout.count("proven for its chunks"),
+    ) == (0, 2, 6)
     first, second = done.stderr.splitlines()
     assert "cannot be used and is made anew (the file cannot be read (Permission denied)" in first
     assert "results cannot be stored" in second

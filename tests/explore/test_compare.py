@@ -69,7 +69,7 @@ def test_rows_are_in_the_order_asked(problem):
 def test_figures_are_those_derived_by_hand(problem):
     """Two hops of 20.5 us are the best there is: 4 MB in 41 us; buses count 3/4 of it."""
     (row,) = compare(problem, backends=["greedy"]).itertuples()
-    assert (row.status, row.finish_us, row.bound_us, row.gap) == ("proven", 41.0, 41.0, 0.0)
+    assert (row.status, row.finish_us, row.bound_us, row.gap) == ("proven for its chunks", 41.0, 41.0, 0.0)
     assert row.algbw_gb_per_s == pytest.approx(4e6 / 41e-6 / 1e9)
     assert row.busbw_gb_per_s == pytest.approx(row.algbw_gb_per_s * 3 / 4)
     assert row.verified
@@ -129,7 +129,7 @@ def test_failures_are_rows(problem, failing, error, status):
 def test_a_solver_that_is_not_installed_is_a_row(problem):
     """What PuLP knows but this machine lacks is a row, beside rows that work."""
     lacking, greedy = compare(problem, backends=["pulp:MOSEK", "greedy"]).itertuples()
-    assert (lacking.status, greedy.status) == ("unavailable", "proven")
+    assert (lacking.status, greedy.status) == ("unavailable", "proven for its chunks")
 
 
 @pytest.mark.parametrize(("stage", "status"), [("unlicensed", "unlicensed"), ("no-solution", "no schedule")])
@@ -158,7 +158,11 @@ def test_what_a_solver_started_from_may_be_the_better_one(problem, monkeypatch):
 
     monkeypatch.setattr("taccl.synthesis.synthesize.synthesize", outdone)
     (row,) = compare(problem, backends=["highs"]).itertuples()
-    assert (row.status, row.notes, row.verified) == ("proven", "highs alone came to 9 us", True)
+    assert (row.status, row.notes, row.verified) == (
+        "proven for its chunks",
+        "highs alone came to 9 us",
+        True,
+    )
 
 
 def test_unknown_backends_are_refused_at_once(problem):
@@ -240,9 +244,9 @@ def test_ctrl_c_keeps_what_is_done(problem, cache, monkeypatch):
     options = {"backends": ["greedy"], "seeds": range(3), "cache": cache}
     with pytest.warns(taccl.TacclWarning, match="1 of 3 runs are left: run the same again to resume"):
         table = compare(problem, **options)
-    assert list(table.status) == ["proven", "interrupted", "not run"]
+    assert list(table.status) == ["proven for its chunks", "interrupted", "not run"]
     again = compare(problem, **options)
-    assert list(again.status) == ["proven"] * 3
+    assert list(again.status) == ["proven for its chunks"] * 3
     assert list(again.from_cache) == [True, False, False]
 
 
@@ -309,7 +313,7 @@ def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
     """The others go on; which it was is found by running it alone."""
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False, full=True)
-    assert [*table.status] == ["proven", "crashed", "proven"]
+    assert [*table.status] == ["proven for its chunks", "crashed", "proven for its chunks"]
     assert (
         table.error[1] == "the process that ran it died, and again when it ran alone (TerminatedWorkerError)"
     )

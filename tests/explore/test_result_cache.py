@@ -146,7 +146,7 @@ def test_damage_is_a_miss(problem, cache, stored, damage, match):
         (row,) = taccl.compare(
             problem, backends=["greedy"], num_workers=1, cache=cache, full=True
         ).itertuples()
-    assert (row.status, row.from_cache) == ("proven", False)
+    assert (row.status, row.from_cache) == ("proven for its chunks", False)
     assert cache.get(stored.key).schedule.finish_us == 41.0
 
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
         table = taccl.compare(
             problem, backends=["greedy"], seeds=range(3), num_workers=1, cache=tmp_path / "file" / "cache"
         )
-    assert (len(caught), list(table.status)) == (1, ["proven"] * 3)
+    assert (len(caught), list(table.status)) == (1, ["proven for its chunks"] * 3)
 
 
 def test_schedules_need_keys(problem, cache):
@@ -382,6 +382,6 @@ def test_a_cache_without_rights_is_told(read_only):
         preexec_fn=without_privileges,
     )
     assert (done.stdout.splitlines(), done.stderr) == ([
-        "proven  results cannot be stored (Permission denied)",
-        "proven  a stored result cannot be used and is made anew (the file cannot be read (Permission denied); give another path)",
+        "proven for its chunks  results cannot be stored (Permission denied)",
+        "proven for its chunks  a stored result cannot be used and is made anew (the file cannot be read (Permission denied); give another path)",
     ], "")  # fmt: skip

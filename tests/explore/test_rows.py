@@ -41,7 +41,7 @@ def test_an_empty_table_has_every_column():
 
 
 def test_the_best_bound_holds_for_all_runs_of_a_problem():
-    """Of bounds of 2 and 4 us, 4 holds: a finish of 4 is proven, one of 6 has a gap of a half."""
+    """Of bounds of 2 and 4 us, 4 holds: a finish of 4 is proven for its chunks, one of 6 has a gap of a half."""
     made = [
         new_row(
             problem_digest=digest, finish_us=finish, bound_us=bound, gap=finish / bound - 1, status="found"
@@ -50,5 +50,5 @@ def test_the_best_bound_holds_for_all_runs_of_a_problem():
     ]
     rows = with_best_bounds([*made, new_row(problem_digest="a", status="unavailable")])
     assert [(row["status"], row["bound_us"], row["gap"]) for row in rows] == [
-        ("proven", 4.0, 0.0), ("found", 4.0, 0.5), ("found", 3.0, 1.0), ("unavailable", None, None),
+        ("proven for its chunks", 4.0, 0.0), ("found", 4.0, 0.5), ("found", 3.0, 1.0), ("unavailable", None, None),
     ]  # fmt: skip

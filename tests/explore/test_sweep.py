@@ -48,12 +48,13 @@ def test_every_combination_is_a_row(tiny):
 def test_size_and_cut_default_to_the_sketch(tiny):
     """The sketch asks for two chunks of 1 MB a rank: 8 MB over four ranks."""
     (row,) = sweep("ring:4", "allgather", sketches=tiny).itertuples()
-    assert (row.size_bytes, row.chunks_per_rank, row.status) == (8 * 10**6, 2, "proven")
+    assert (row.size_bytes, row.chunks_per_rank, row.status) == (8 * 10**6, 2, "proven for its chunks")
 
 
 def test_finish_grows_with_size():
-    """Of 4 KB and 4 MB, two hops take 2 x (0.5 + 0.02) and 2 x (0.5 + 20) us."""
-    assert list(sweep("ring:4", "allgather", sizes=["4KB", "4MB"]).finish_us) == [1.04, 41.0]
+    """Of 4 KB and 4 MB in one chunk a rank, two hops take 2 x (0.5 + 0.02) and 2 x (0.5 + 20) us."""
+    table = sweep("ring:4", "allgather", sizes=["4KB", "4MB"], chunks_per_rank=[1])
+    assert list(table.finish_us) == [1.04, 41.0]
 
 
 def test_a_sketch_of_another_machine_is_a_row(tiny):
@@ -61,7 +62,7 @@ def test_a_sketch_of_another_machine_is_a_row(tiny):
     wrong, right = sweep("ring:4", "allgather", sketches=["ndv2/sk1", tiny], sizes=["4KB"]).itertuples()
     assert (wrong.status, wrong.sketch, wrong.size_bytes) == ("does not fit", "ndv2-sk1", 4000)
     assert "found 'ndv2', but the topology ring:4" in wrong.error
-    assert right.status == "proven"
+    assert right.status == "proven for its chunks"
 
 
 def test_no_size_is_a_row():
@@ -73,7 +74,7 @@ def test_no_size_is_a_row():
 def test_root(tiny):
     """A named broadcast starts where it is told to: three hops at most on a ring of six."""
     (row,) = sweep("ring:6", "broadcast", root=3, sizes=["1KB"]).itertuples()
-    assert row.status == "proven"
+    assert row.status == "proven for its chunks"
     assert "rank 0" in row.bound_limits
 
 
@@ -129,3 +130,23 @@ def test_a_reduction_has_a_first_schedule():
     (row,) = sweep("ring:4", "allreduce", sizes=["4MB"], backends=["auto"]).itertuples()
     assert row.verified
     assert 0 < row.first_schedule_s <= row.seconds
+
+
+@pytest.mark.slow
+def test_the_number_of_chunks_is_chosen_where_nothing_says_it():
+    """A broadcast of 1 GB on a ring goes in pieces, one of 2 B in two at most; numbers that are given hold."""
+    options = {"sizes": [2, 10**9], "backends": ["greedy"], "num_workers": 1, "cache": False}
+    chosen = taccl.sweep("ring:4", "broadcast", **options)
+    assert chosen.chunks_per_rank[0] <= 2 < chosen.chunks_per_rank[1]
+    given = taccl.sweep("ring:4", "broadcast", chunks_per_rank=[1], **options)
+    assert list(given.chunks_per_rank) == [1, 1]
+    assert chosen.finish_us[1] < given.finish_us[1]
+
+
+@pytest.mark.slow
+def test_compare_gives_all_runs_the_same_chunks():
+    """What is open is chosen before any backend runs."""
+    problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**9)
+    table = taccl.compare(problem, backends=["greedy", "auto"], num_workers=1, cache=False, time_limit_s=10)
+    assert table.chunks_per_rank.nunique() == 1
+    assert table.chunks_per_rank[0] > 1

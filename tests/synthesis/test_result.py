@@ -22,7 +22,7 @@ FIGURES = {
     "finish_us", "bound_us", "bound_limits", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified",
     "collective", "topology", "sketch", "cost_model", "size_bytes", "num_ranks", "num_chunks",
     "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
-    "versions", "notes", "digest", "progress", "choice",
+    "versions", "notes", "digest", "progress", "choice", "standing", "bound_of_every_cut_us",
 }  # fmt: skip
 
 
@@ -118,7 +118,10 @@ class TestRepr:
     def test_first_line(self, result):
         """4 MB in 4 us are 1000 GB/s of algorithm bandwidth."""
         first = repr(result).splitlines()[0]
-        assert first == "allgather on ring of 4: finish 4 us, bound 4 us, gap 0.00%, 1000 GB/s"
+        assert (
+            first
+            == "allgather on ring of 4: finish 4 us, bound 4 us, gap 0.00% (best for 1 chunk a rank under this sketch), 1000 GB/s"
+        )
 
     def test_second_line(self, result):
         """Twelve transfers, one chunk each, and who found them."""

@@ -111,6 +111,7 @@ def test_the_bound_of_an_open_problem_holds_for_every_number():
         assert bound.bound <= taccl.baselines.best(_problem(chunks_per_rank=count)).finish
 
 
+@pytest.mark.slow
 def test_clauses_of_a_sketch_hold_for_every_number():
     """Links that the sketch takes away stay away; what merges by default is worked out anew."""
     machine = taccl.topologies.ndv2(nodes=2)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
+from taccl.collectives import COLLECTIVES
 from taccl.names import shown
-from taccl.units import format_us, gb_per_s
+from taccl.units import format_count, format_us, gb_per_s
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -55,13 +56,23 @@ class Certificate:
         return float(self.bound)
 
     @property
+    def scope(self) -> str:
+        """Which cuts of the data it holds for: ``"every cut"``, or the problem's, ``"2 chunks a rank"``."""
+        collective = self.problem.collective
+        if self.divisible:
+            return "every cut"
+        if collective.name not in COLLECTIVES or len(set(self.problem.chunk_bytes)) > 1:
+            return "these chunks"
+        return f"{format_count(collective.chunks_per_rank, 'chunk')} a rank"
+
+    @property
     def algbw_gb_per_s(self) -> float | None:
         """The bandwidth that no schedule can pass, in GB/s as nccl-tests counts it; None without a size."""
         return gb_per_s(self.problem.size_bytes, self.bound)
 
     @checked
     def gap(self, finish: Fraction) -> float:
-        """(finish - bound) / bound; 0 is a proven optimum, infinite without a positive bound."""
+        """(finish - bound) / bound; 0 is an optimum in its scope, infinite without a positive bound."""
         if not self.bound:
             return float("inf") if finish else 0.0
         return float((finish - self.bound) / self.bound)
@@ -84,6 +95,7 @@ class Certificate:
             "kind": self.kind,
             "bound_limits": self.limits,
             "divisible": self.divisible,
+            "scope": self.scope,
             "in_network": self.in_network,
             "algbw_gb_per_s": self.algbw_gb_per_s,
             "witness": None if self.witness is None else self.witness.to_dict(),
@@ -96,7 +108,7 @@ class Certificate:
         bandwidth = self.algbw_gb_per_s
         granted = [(self.divisible, "data may be cut anywhere"), (self.in_network, "switches may reduce")]
         rows = [
-            ("bound", format_us(self.bound)),
+            ("bound", f"{format_us(self.bound)} for {self.scope}"),
             ("bandwidth", "" if bandwidth is None else f"{bandwidth:.4g} GB/s at most"),
             ("limited by", self.limits),
             ("kind", self.kind),
@@ -108,7 +120,7 @@ class Certificate:
     def __repr__(self) -> str:
         bandwidth = self.algbw_gb_per_s
         return (
-            f"Certificate({format_us(self.bound_us)}"
+            f"Certificate({format_us(self.bound_us)} for {self.scope}"
             + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else "")
             + f": {self.kind}, limited by {shown(self.limits, 300)})"
         )

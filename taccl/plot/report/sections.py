@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.analysis.certificates.every_cut import bound_rows, standing
 from taccl.errors import TacclError
 from taccl.html import as_html
 from taccl.plot.bars import bars_of, busy_shares
@@ -38,13 +39,15 @@ _MOST_TRANSFERS = 300
 def summary(found: Findings) -> str:
     """The figures at the top."""
     schedule, limit = found.schedule, found.bound
-    best = " (proven best)" if found.gap == 0 else ""
+    best = standing(limit, schedule.finish)
+    every = [(name, text.partition(",")[0]) for name, text in bound_rows(limit)[1:]]
     cards = [
         (format_us(schedule.finish), "finish"),
         (_rate(schedule.busbw_gb_per_s), "bus bandwidth"),
         (_rate(schedule.algbw_gb_per_s), "algorithm bandwidth"),
-        (format_us(limit.bound), "bound: no schedule is faster"),
-        (format_gap(found.gap) + best, "gap: (finish - bound) / bound"),
+        (format_us(limit.bound), f"bound: no schedule of {limit.scope} is faster"),
+        *((text, f"bound {name}: no schedule is faster") for name, text in every),
+        (format_gap(found.gap) + (f" ({best})" if best else ""), "gap: (finish - bound) / bound"),
         (str(schedule.num_transfers), f"transfers in {format_count(schedule.num_sends, 'send')}"),
     ]
     card = '<div class="card"><b>{}</b><span>{}</span></div>'
@@ -82,7 +85,7 @@ def bound(found: Findings) -> str:
     holds = "worked out again from its witness, by arithmetic alone: it holds"
     checked = {True: holds, False: "the witness does not prove the bound", None: ""}
     rows = [
-        ("bound", format_us(limit.bound)),
+        *((name, text.partition(", limited")[0]) for name, text in bound_rows(limit)),
         ("bandwidth", f"{_rate(limit.algbw_gb_per_s)} at most" if limit.algbw_gb_per_s else ""),
         ("limited by", limit.limits),
         ("kind", limit.kind),
@@ -90,9 +93,9 @@ def bound(found: Findings) -> str:
         ("checked", checked[found.proven]),
         ("gap", format_gap(found.gap)),
     ]
-    text = "A time that no schedule of the problem can beat, with what proves it."
+    text = f"A time that no schedule of the problem ({limit.scope}) can beat, with what proves it."
     if found.gap == 0:
-        text += " The schedule meets it: there is no better one."
+        text += f" The schedule meets it: it is {standing(limit, found.schedule.finish)}."
     elif found.gap != float("inf"):
         text += f" This one is {found.gap:.2%} above it: a better one may exist, or the bound may be too low."
     return section("bound", "Bound and gap", paragraph(text), facts(rows))

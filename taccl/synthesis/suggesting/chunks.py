@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
 from taccl.deadline import Deadline
-from taccl.errors import InfeasibleError, InputError, NoSolutionError
+from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem import make_problem
+from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.large import effort
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.guided import is_unguided
@@ -76,6 +77,10 @@ def choose_with_sketches(
         return problem, []
     whole = replace(problem, chunks_open=False)
     if problem.collective.is_met or effort(problem) > parameters.suggesting.most_moves:
+        return whole, []
+    try:
+        check_reachable(problem)
+    except SketchError:  # which whoever solves it explains
         return whole, []
     suggesting = parameters.suggesting
     if suggests and is_unguided(problem, parameters):

@@ -1,0 +1,94 @@
+"""What a bound is a bound of: these chunks, or every cut of the data into chunks."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
+
+#: Without latency, and 20 us a MB: times are those of the data alone.
+RING = taccl.topologies.ring(5, alpha_us=0)
+
+
+def _bound(topology, collective, size, **options):
+    return taccl.lower_bound(taccl.make_problem(topology, collective, size_bytes=size, **options))
+
+
+def test_a_finish_that_another_cut_beats_is_best_for_its_chunks_alone():
+    """One chunk of 1 MB goes around a ring of three in 20 us; two halves go both ways, and each link has less."""
+    ring = taccl.topologies.ring(4, alpha_us=0)
+    whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
+    halves = taccl.make_problem(ring, "allgather", size_bytes=4_000_000, chunks_per_rank=2)
+    result = taccl.synthesize(halves, time_limit_s=5)
+    # Three chunks enter over two links: two pass one of them, of 20 us each; halves need 30 us.
+    assert (whole.bound, result.finish_us) == (40, 30)
+    assert standing(whole, Fraction(40)) == "best for 1 chunk a rank"
+    assert result.standing == "proven best"
+
+
+def test_both_bounds_are_told_where_they_differ():
+    """40 us for whole chunks and 30 for every cut are two rows; where they are alike, one is enough."""
+    ring = taccl.topologies.ring(4, alpha_us=0)
+    rows = bound_rows(_bound(ring, "allgather", 4_000_000, chunks_per_rank=1))
+    assert [name for name, _ in rows] == ["bound", "of every cut"]
+    assert rows[0][1].startswith("40 us for 1 chunk a rank")
+    assert rows[1][1].startswith("30 us")
+    assert len(bound_rows(_bound(RING, "allgather", 5_000_000, chunks_per_rank=1))) == 1
+
+
+def test_a_later_finish_has_no_standing():
+    """Above the bound nothing is proven of it."""
+    bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
+    assert standing(bound, bound.bound) == "proven best"
+    assert standing(bound, bound.bound + 1) == ""
+
+
+def test_what_is_best_under_a_sketch_says_so():
+    """A schedule that leaves the sketch aside may be better."""
+    problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
+    sketched = taccl.lower_bound(problem.with_clauses(name="mine"))
+    assert standing(sketched, sketched.bound) == "proven best under this sketch"
+
+
+def test_padding_is_no_part_of_the_bound_of_every_cut():
+    """11 B in 5 chunks are 15 B with what pads them; other cuts pad less, and none sends less than 11 B."""
+    bound = _bound(RING, "allgather", 11, chunks_per_rank=1)
+    every = bound_of_every_cut(bound)
+    exact = _bound(RING, "allgather", 11_000_000, chunks_per_rank=1)
+    assert every.bound * 10**6 == bound_of_every_cut(exact).bound
+    assert every.bound < bound.bound
+    assert every.check()
+
+
+def test_it_is_found_once():
+    """Who asks again is told what was found."""
+    bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
+    assert bound_of_every_cut(bound) is bound_of_every_cut(bound)
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce-scatter", "allgather", "alltoall"])
+@pytest.mark.parametrize("name", ["ring:4", "fully-connected:4", "hypercube:2"])
+@pytest.mark.parametrize("size", [8, 1000, 10**6])
+def test_no_baseline_in_any_cut_beats_it(name, collective, size):
+    """Sums that are added at one rank or at all, in one chunk a rank or in several, finish no sooner."""
+    topology = taccl.topologies.parse(name)
+    every = bound_of_every_cut(_bound(topology, collective, size, chunks_per_rank=1))
+    for count in (1, 2, 3, 8):
+        problem = taccl.make_problem(topology, collective, size_bytes=size, chunks_per_rank=count)
+        for make in taccl.baselines.BASELINES.values():
+            try:
+                schedule = make(problem)
+            except taccl.InputError:
+                continue
+            assert every.bound <= schedule.finish
+
+
+def test_scope_names_the_chunks():
+    """A certificate says which cuts it holds for."""
+    problem = taccl.make_problem(RING, "allgather", size_bytes=10**6, chunks_per_rank=2)
+    assert taccl.lower_bound(problem).scope == "2 chunks a rank"
+    assert taccl.lower_bound(problem, divisible=True).scope == "every cut"
+    assert "for 2 chunks a rank" in repr(taccl.lower_bound(problem))
