@@ -53,6 +53,14 @@ def test_what_is_best_under_a_sketch_says_so():
     assert standing(sketched, sketched.bound) == "proven best under this sketch"
 
 
+def test_what_a_sketch_keeps_from_merging_is_said():
+    """A sketch without clauses merges between nodes alone, so that 1 KB goes in two hops: 1.01 us, and not 0.52."""
+    topology = taccl.topologies.fully_connected(4)
+    problem = taccl.Sketch().apply(topology, "allreduce", size="1KB", chunks_per_rank=1)
+    bound = taccl.lower_bound(problem)
+    assert standing(bound, bound.bound) == "best for 1 chunk a rank under this sketch"
+
+
 def test_padding_is_no_part_of_the_bound_of_every_cut():
     """11 B in 5 chunks are 15 B with what pads them; other cuts pad less, and none sends less than 11 B."""
     bound = _bound(RING, "allgather", 11, chunks_per_rank=1)

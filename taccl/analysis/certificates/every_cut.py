@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.problem import make_problem
 from taccl.topology.transform import scale
 from taccl.units import format_us
 
@@ -52,12 +53,14 @@ def standing(bound: Certificate, finish: Fraction) -> str:
     """What is proven of a finish, in words: the best of all, the best in these chunks; empty if neither."""
     if finish > bound.bound:
         return ""
-    clauses, every = bound.problem.clauses, bound_of_every_cut(bound)
-    is_sketched = bool(clauses.name) or clauses != clauses.only("merge")
-    sketch = " under this sketch" if is_sketched else ""
-    if every is not None and finish <= every.bound:
-        return f"proven best{sketch}"
-    return f"best for {bound.scope}{sketch}"
+    problem, every = bound.problem, bound_of_every_cut(bound)
+    clauses = problem.clauses
+    if every is not None and finish <= every.bound:  # which no limit of what merges raises
+        is_sketched, words = clauses != clauses.only("merge"), "proven best"
+    else:
+        default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes)
+        is_sketched, words = clauses != default.clauses, f"best for {bound.scope}"
+    return words + (" under this sketch" if is_sketched or clauses.name else "")
 
 
 def bound_rows(bound: Certificate) -> list[tuple[str, str]]:
