@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TextIO
 
 import taccl
 from taccl.cli.answer import EXIT_BAD_INPUT
-from taccl.cli.options import add_options
 from taccl.errors import InputError
 from taccl.names import shown, shown_lines
 from taccl.units import format_us
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
     """Declare the file to write."""
     verb.add_argument("-o", "--output", required=required, metavar="FILE", help=help)
-    add_options(verb, "--overwrite")
+    verb.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
 def check_output(options: argparse.Namespace) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taccl.arguments import Count, Number
+    from taccl.topology.profiles import Profile
 
 __all__ = [
     "SHAPES", "Shape", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "gb200_nvl72", "h200", "mi300x",
@@ -282,6 +283,15 @@ def mi355x(
     return _build("mi355x", nodes, profile, alpha_meaning, constants, rails=rails)
 
 
+def _profile(machine: str, profile: str) -> Profile:
+    """The profile of a machine by name, or from a file."""
+    if not profile.lower().endswith((".toml", ".json")):
+        return find_profile(machine, profile)
+    from taccl.topology.profile_files import load_profile
+
+    return load_profile(profile, machine)
+
+
 def _build(
     machine: str,
     nodes: int,
@@ -292,7 +302,7 @@ def _build(
     rails: bool = False,
 ) -> Topology:
     """The nodes of a machine, each by itself, and then what joins them."""
-    shape, values = SHAPES[machine], find_profile(machine, profile).replaced(constants or {})
+    shape, values = SHAPES[machine], _profile(machine, profile).replaced(constants or {})
     size = shape.ranks_per_node
     joined = [(i, j) for i in range(size) for j in range(size) if i == j or not rails]
     check_num_links(nodes * size**2 + nodes * (nodes - 1) * len(joined), where=f"{machine}: nodes")

@@ -56,11 +56,7 @@ class Profile:
 
 
 def find_profile(machine: str, profile: str) -> Profile:
-    """The profile of a machine by name or file; `TopologyError` names the known ones."""
-    if profile.lower().endswith((".toml", ".json")):
-        from taccl.topology.profile_files import load_profile
-
-        return load_profile(profile, machine)
+    """The profile of a machine by name; `TopologyError` names the known ones."""
     known = {each.name: each for each in PROFILES[machine]}
     if profile not in known:
         raise TopologyError(

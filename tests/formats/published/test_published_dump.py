@@ -165,7 +165,9 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
         try:
             back, _ = _round_trip(schedule, tmp_path)
         except ExportError as error:
-            assert "cannot hold" in str(error) or "no exact numbers" in str(error)
+            assert any(
+                word in str(error) for word in ("cannot hold", "no exact numbers", "partial sums apart")
+            )
             continue
         assert _transfers(back) == _transfers(schedule), seed
         assert taccl.verify(back).ok, seed
