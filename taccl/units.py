@@ -29,6 +29,8 @@ _SIZE_UNITS_SHOWN = "B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (
 #: Where schedules' files, and whole ticks in 64 bits, end.
 _MAX_BYTES = 2**62
 _MAX_DIGITS = 400
+#: Floats show what comes of costs: their products and quotients, too, must stay within what a float holds.
+_MAX_BITS = 333
 _TIME_UNITS_US = {
     "": Fraction(1), "NS": Fraction(1, 1000), "US": Fraction(1), "MS": Fraction(1000), "S": Fraction(10**6),
 }  # fmt: skip
@@ -87,6 +89,9 @@ def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fra
         raise InputError(f"found {_short(number)}; expected at most {_MAX_DIGITS} digits", where=where)
     if value < 0:
         raise InputError(f"found {_short(number)}; expected a number that is not negative", where=where)
+    if value and abs(value.numerator.bit_length() - value.denominator.bit_length()) > _MAX_BITS:
+        said = f"found {_short(number)}; expected 0, or a number between 1e-100 and 1e100"
+        raise InputError(said, where=where)
     return value
 
 

@@ -137,6 +137,16 @@ def test_endless_numbers_are_refused_at_once(number: object) -> None:
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize("number", ["1e101", "1e-101", "1" * 102, Fraction(1, 10**101)], ids=range(4))
+def test_what_floats_cannot_show_is_refused(number: str | Fraction) -> None:
+    """Costs are shown as floats, and their products, too; 0 and what lies between are read."""
+    with pytest.raises(InputError, match="expected 0, or a number between 1e-100 and 1e100"):
+        exact(number)
+    assert exact("1e99") == 10**99
+    assert exact("1e-99") == Fraction(1, 10**99)
+    assert exact("0") == 0
+
+
 def test_endless_times_are_refused() -> None:
     """Digits that Python would not read."""
     with pytest.raises(InputError, match="at most 400 digits"):

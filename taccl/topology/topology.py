@@ -232,13 +232,13 @@ class Topology:
                 "links": tuple(
                     Link(
                         tuple(e["srcs"]), tuple(e["dsts"]),
-                        Fraction(e["alpha_us"]), Fraction(e["beta_us_per_mb"]), e["name"],
+                        exact(e["alpha_us"]), exact(e["beta_us_per_mb"]), e["name"],
                     )
                     for e in data["links"]
                 ),
                 "resources": tuple(Resource(name) for name in data["resources"]),
                 "holds": tuple(
-                    Hold(link, resource, Fraction(alpha), Fraction(beta), side)
+                    Hold(link, resource, exact(alpha), exact(beta), side)
                     for link, resource, alpha, beta, side in data["holds"]
                 ),
                 "switches": tuple(

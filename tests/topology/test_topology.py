@@ -118,6 +118,15 @@ def test_a_field_of_another_kind_is_refused(small: Topology, field: str, value: 
         Topology.from_dict({**small.to_dict(), field: value})
 
 
+@pytest.mark.parametrize("value", ["1e999999999", "1e-300", "-1", "many"])
+def test_a_cost_in_plain_values_is_one_that_can_be_shown(small: Topology, value: str) -> None:
+    """A power of ten that would fill all memory is refused before it is worked out."""
+    data = small.to_dict()
+    data["links"][0]["alpha_us"] = value
+    with pytest.raises(FormatError, match="not of its kind: number: found"):
+        Topology.from_dict(data)
+
+
 def test_a_topology_with_no_ranks_is_refused() -> None:
     """There must be a rank."""
     with pytest.raises(TopologyError, match="no ranks"):
