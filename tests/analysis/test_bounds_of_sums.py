@@ -201,6 +201,8 @@ def larger(rng):
 def mixed(problem, rng):
     """Ranks pass on their own contributions, or sums, over links that may carry them; None if that ends nowhere."""
     chunk, links, named = [], [], []
+    if not problem.links_allowed:
+        return None
     for c, data in enumerate(problem.collective.chunks):
         whole = sum(1 << rank for rank in data.origins)
         has = [{1 << r} if r in data.origins else set() for r in range(problem.topology.num_ranks)]

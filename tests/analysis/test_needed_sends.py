@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,18 +14,18 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.single_machine import Job
+from taccl.analysis.certificates.witnesses import Border
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
+from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError
-from taccl.problem import Clauses, make_problem
+from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
 if TYPE_CHECKING:
-    from taccl.collective import Collective
-    from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
 MB = 10**6
@@ -340,3 +342,20 @@ def test_sums_may_meet_at_a_rank_that_needs_none() -> None:
     assert verify(schedule).ok
     assert schedule.finish == 7
     assert lower_bound(problem).bound <= 7
+
+
+def test_a_sum_whose_root_wants_none_need_not_cross() -> None:
+    """Ranks 1 and 2 are summed at rank 0, with rank 2, of the other node, as root.
+
+    Contributions of rank 1 must not enter {0, 2} for a rank of another node than their own: none is there that
+    wants the sum. Neither finder nor checker claims a send.
+    """
+    builder = TopologyBuilder("rootless", [0, 0, 1])
+    for src, dst in itertools.permutations(range(3), 2):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    collective = Collective("sum", 3, (Chunk((1, 2), (0,), 2),), combining=True)
+    problem = Problem(builder.build(), collective, (MB,), Clauses(direct_crossing=True))
+    ranks = frozenset({0, 2})
+    assert NeededSends(problem).border(ranks, entering=True) is None
+    claim = replace(lower_bound(problem), bound=5, witness=Border(ranks, entering=True))
+    assert not claim.check()

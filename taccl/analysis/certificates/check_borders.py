@@ -128,7 +128,7 @@ def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Jo
                 far, near = (links[e].srcs, links[e].dsts) if entering else (links[e].dsts, links[e].srcs)
                 if not ranks.isdisjoint(near) and not ranks.issuperset(far):
                     crossing.append(e)
-            if crossing:
+            if crossing and wanted:
                 yield from [_job(facts, crossing, every, facts.units[c], some, wanted)] * count
 
 

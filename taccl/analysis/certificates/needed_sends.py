@@ -219,7 +219,8 @@ class NeededSends:
             links = self.topology.links
             border = frozenset(e for e in at if any(node[r] == other for r in links[e].srcs))
             others = {r for r in ends if node[r] != other}
-            yield from self._job(reducing, every, border, units, theirs, others)
+            if others:
+                yield from self._job(reducing, every, border, units, theirs, others)
 
     def _job(
         self, over: int, links: int, at: frozenset[int], units: int, sources: set[int], targets: set[int]

@@ -100,7 +100,7 @@ def pairs_apart(orbits: Orbits, windows: Windows, resources: Iterable[int]) -> l
         one_order = min(gap for gap, _ in both) + min(reverse for _, reverse in both) > 0
         if one_order:
             both = [(max(gap for gap, _ in both), max(reverse for _, reverse in both))]
-        for gap, reverse in both:
+        for gap, reverse in dict.fromkeys(both):
             apart = windows.latest[a] + gap <= windows.earliest[b]
             if not apart and windows.latest[b] + reverse > windows.earliest[a]:
                 pairs.append(Pair(a, b, gap, reverse))

@@ -377,6 +377,28 @@ def test_a_relayed_chunk_waits_for_no_merged_send() -> None:
     assert not model.model.arrays().violations(hint, 1e-6)
 
 
+def test_two_resources_that_ask_the_same_of_two_moves_ask_once() -> None:
+    """0 -> 1 -> 2 -> 3: the first and the last link hold A and B, either order with the same gaps on both.
+
+    One binary says who goes first, and a schedule is a point of the model.
+    """
+    builder = TopologyBuilder("twice", [0] * 4)
+    for src, alpha, beta in ((0, 0, 2), (1, 2, 2), (2, 1, 1)):
+        builder.add_link(src, src + 1, alpha_us=alpha, beta_us_per_mb=beta)
+    a, b = (builder.add_resource(name) for name in "AB")
+    for link, resource, alpha, beta in ((0, a, 0, 1), (0, b, 0, 1), (2, a, 0, 1), (2, b, 1, 0)):
+        builder.add_hold(link, resource, alpha_us=alpha, beta_us_per_mb=beta, side="receive")
+    collective = custom(4, [([0], [0, 1, 3])])
+    problem = problem_of(builder.build(), collective, merging=frozenset({0}), max_merge=3)
+    orbits, _, found = built(problem)
+    every = range(orbits.num_resources)
+    model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=every)
+    hint = routing_hint(orbits, model, found)
+    assert hint is not None
+    assert len(model.goes_first) == 1
+    assert not model.model.arrays().violations(hint, 1e-6)
+
+
 @pytest.mark.fuzz
 def test_schedules_are_points_of_the_model() -> None:
     """Whatever the list scheduler makes of a random problem, or of the halves of a sum, breaks no row."""
