@@ -105,12 +105,19 @@ def check(problem: Problem, result: Result, best: int | None) -> None:
             assert stage.bound_us * per_us <= best + 1e-3
 
 
-def routings(result: Result) -> list[float]:
-    """What a solver proved of each routing model without orders: one objective, whichever solver it is."""
+def routings(result: Result) -> dict[str, float]:
+    """What a solver proved of each routing model without orders: one objective, whichever solver it is.
+
+    Which of them are solved hangs on what earlier stages found: a finish at the bound ends the search.
+    """
     found = [
         stage for stage in result.stages if stage.name.endswith("routing") and "order on" not in stage.message
     ]
-    return [stage.bound_us for stage in found if stage.status == "optimal" and stage.bound_us is not None]
+    return {
+        stage.name: stage.bound_us
+        for stage in found
+        if stage.status == "optimal" and stage.bound_us is not None
+    }
 
 
 @pytest.mark.slow
@@ -132,7 +139,9 @@ def test_backends_agree() -> None:
                 except AssertionError as error:
                     raise AssertionError(f"seed {seed}, {backend}: {result!r}") from error
         proven = [routings(results[backend]) for backend in ALWAYS if results[backend] is not None]
-        assert all(each == pytest.approx(proven[0], abs=1e-4) for each in proven), (seed, proven)
+        for name in set().union(*proven):
+            bounds = [each[name] for each in proven if name in each]
+            assert max(bounds) - min(bounds) <= 1e-4, (seed, name, proven)
 
 
 @pytest.mark.parametrize(("seed", "backend"), [(138, "highs"), (138, "cpsat"), (804, "cpsat")])
