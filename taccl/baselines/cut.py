@@ -40,7 +40,9 @@ def cut_while_it_pays(
     """
     problem = without_sketch(problem)
     best = make(problem)
-    most = min(_MOST_TRANSFERS // max(1, best.num_transfers), *problem.chunk_bytes)
+    if not best.num_transfers:
+        return best
+    most = min(_MOST_TRANSFERS // best.num_transfers, *problem.chunk_bytes)
     parts = min(parts, most)
     while cut and 1 < parts <= most:
         found = make(cut_chunks(problem, parts))

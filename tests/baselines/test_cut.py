@@ -12,6 +12,7 @@ from taccl.collectives import together
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem
 from taccl.topology import fabrics
+from taccl.topology.topology import TopologyBuilder
 
 
 def test_parts_follow_one_another():
@@ -72,3 +73,17 @@ def test_cut_schedules_verify_and_are_no_slower(name, collective):
     verify(found).raise_if_failed()
     assert whole.problem.collective == problem.collective
     assert found.finish <= whole.finish
+
+
+def test_nothing_to_send_is_not_cut():
+    """A schedule without sends ends at once however fine its chunks are: it is made once."""
+    alone = TopologyBuilder("alone", [0]).build()
+    problem = make_problem(alone, collectives.allgather(1), chunk_bytes=1 << 20)
+    made = []
+
+    def make(each):
+        made.append(each)
+        return BASELINES["tree"](each, cut=False)
+
+    assert len(cut_while_it_pays(problem, make, cut=True)) == 0
+    assert len(made) == 1

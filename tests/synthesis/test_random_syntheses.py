@@ -70,7 +70,7 @@ def check(problem, schedule):
     assert bound.bound <= schedule.finish
 
 
-@fuzzed(few=20, many=800)
+@fuzzed(few=10, many=800)
 @given(st.data())
 def test_named_collectives(data):
     """Every collective by name, several chunks a rank, any root."""
@@ -85,7 +85,7 @@ def test_named_collectives(data):
     check(problem, schedule_large(problem, seed=data.draw(st.integers(0, 3))))
 
 
-@fuzzed(few=8, many=300)
+@fuzzed(few=4, many=300)
 @given(st.data())
 def test_custom_collectives_of_many_sizes(data):
     """Chunks of the user's own, each of its own size."""
@@ -140,7 +140,7 @@ def test_process_groups(data):
     check(problem, schedule)
 
 
-@fuzzed(few=5, many=100)
+@fuzzed(few=3, many=100)
 @given(st.data())
 def test_failures(data):
     """A link fails, or is half as fast: a new schedule, and a re-planned one, verify on what is left."""
