@@ -1,9 +1,8 @@
 """Re-planning after a failure: a new schedule that keeps what still holds of an old one.
 
 The route of every chunk is read from the old schedule as a tree. Where links or ranks are lost, or links have
-become slower, only what is cut off is reached again, by the cheapest route on the links that are left. Then
-all sends are timed anew in the order that they had, and the routes that changed are improved by ruin and
-recreate; all routes, where it finishes later than before.
+become slower, only what is cut off is reached again: ruin and recreate completes the trees, with sends in the
+order that they had, and then improves those that changed; all, where it finishes later than before.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from fractions import Fraction
-from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
@@ -21,8 +18,13 @@ from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.heuristic.improvement import compile_improvement, improve_schedule, suits_improvement
-from taccl.synthesis.heuristic.routes import bare_trees, mend, read_trees
+from taccl.synthesis.heuristic.improvement import (
+    Improvement,
+    compile_improvement,
+    improve_schedule,
+    suits_improvement,
+)
+from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.memory import check_memory
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.synthesize import synthesize
@@ -53,7 +55,7 @@ class Replan:
     changed : tuple of int
         Chunks, as the new problem numbers them, that go another way than before.
     from_scratch : bool
-        Whether nothing could be mended, and all was synthesized anew.
+        Whether nothing was kept, and all was synthesized anew.
     seconds : float
     """
 
@@ -99,7 +101,8 @@ def replan(
 ) -> Replan:
     """A verified schedule of a problem that keeps what it can of the schedule of another.
 
-    A schedule whose ranks keep contributions apart has no trees to mend: it is kept whole, or made anew.
+    It is kept whole, or made anew, where it has no trees to complete (ranks keep contributions apart, or
+    chunks are made from others), own chunks go first, paths are limited, or there are too many routes.
 
     Parameters
     ----------
@@ -134,37 +137,23 @@ def replan(
     new_link = _new_links(old.problem, problem, new_rank)
     new_chunk = _new_chunks(old.problem, problem, new_rank)
     check_reachable(problem)
-    was_there = {link: e for link, e in new_link.items() if not _is_slower(old.problem, problem, link, e)}
-    trees, is_whole = [], False
-    for links in (
-        (was_there, new_link) if old.carries is None else ()
-    ):  # what came over slower links may have no other route
-        trees = _carried_over(read_trees(old), problem, new_rank, links, new_chunk)
-        if is_whole := bool(trees) and mend(problem, trees):
-            break
-    scale = Fraction(problem.costs.ticks_per_us, old.problem.costs.ticks_per_us)
-    merges = problem.clauses.merging if problem.clauses.max_merge >= old.problem.clauses.max_merge else ()
-    before = {
-        (new_chunk[t.chunk], new_link[t.link], t.reduce): (
-            int(t.start_ticks * scale),
-            t.group if new_link[t.link] in merges else (t.chunk,),
-        )
-        for t in old
-        if t.chunk in new_chunk and t.link in new_link
-    }
-    schedule = _in_old_order(problem, trees, before) if is_whole else None
-    mended = {tree.chunk for tree in trees if tree.is_mended}
-    limits = parameters.replan
-    if schedule is not None and mended and suits_improvement(problem, most_routes=limits.most_routes):
-        asked = time.monotonic()
-        compile_improvement()  # which no time limit counts
-        left = began + (1 - limits.reserve_share) * time_limit_s - asked
-        turns = limits.least_sends // len(schedule)
-        schedule, _ = improve_schedule(schedule, turns=turns, seed=seed, chunks=mended)
-        # What finishes no later than before leaves alone what did not fail.
-        chunks = mended if schedule.finish <= old.finish else None
-        schedule, _ = improve_schedule(schedule, seconds=max(0.0, left), seed=seed, chunks=chunks)
     same = _unchanged(old, problem, new_chunk, new_link, new_rank)
+    schedule, limits = None, parameters.replan
+    if old.carries is None and suits_improvement(problem, most_routes=limits.most_routes):
+        was_there = {link: e for link, e in new_link.items() if not _is_slower(old.problem, problem, link, e)}
+        trees = _carried_over(read_trees(old), problem, new_rank, was_there, new_chunk)
+        cut_off = {tree.chunk for tree in trees if not tree.drop_loose_ends(problem)}
+        if cut_off or (trees and same is None):
+            asked = time.monotonic()
+            compile_improvement()  # which no time limit counts
+            left_s = began + (1 - limits.reserve_share) * time_limit_s - asked
+            search = Improvement(problem, trees, seed=seed, chunks=cut_off)
+            if search.run(turns=limits.least_sends // max(1, old.num_transfers) if cut_off else 0) >= 0:
+                schedule = search.schedule("replan")
+    if schedule is not None and cut_off:
+        # What finishes no later than before leaves alone what did not fail.
+        chunks = cut_off if schedule.finish <= old.finish else None
+        schedule, _ = improve_schedule(schedule, seconds=max(0.0, left_s), seed=seed, chunks=chunks)
     candidates = [each for each in (same, schedule) if each is not None and verify(each).ok]
     schedule = min(candidates, key=lambda each: each.finish_ticks, default=None)
     from_scratch = schedule is None
@@ -173,7 +162,9 @@ def replan(
             problem, backend="greedy", time_limit_s=time_limit_s, seed=seed, parameters=parameters
         ).schedule
         schedule = found if isinstance(found, Schedule) else found.expand()
-    was, now = before.keys(), {(t.chunk, t.link, t.reduce) for t in schedule}
+    known = (t for t in old if t.chunk in new_chunk and t.link in new_link)
+    was = {(new_chunk[t.chunk], new_link[t.link], t.reduce) for t in known}
+    now = {(t.chunk, t.link, t.reduce) for t in schedule}
     return Replan(
         schedule=schedule,
         old=old,
@@ -272,15 +263,19 @@ def _carried_over(
             if reducing and c is not None and home in new_rank:
                 roots[c] = new_rank[home]
     trees = bare_trees(problem, roots=roots)
-    for tree in trees:
+    merges = problem.clauses.merging if problem.clauses.max_merge > 1 else ()
+    for number, tree in enumerate(trees):
         was = known.get((tree.chunk, tree.reducing))
-        for rank, link in was.link_to.items() if was is not None else ():
+        if was is None:
+            continue
+        for rank, link in was.link_to.items():
             here, e = new_rank.get(rank), new_link.get(link)
             if here is None or e is None or here in tree.origins:
                 continue
             if problem.may_carry(e, tree.chunk, reducing=tree.reducing):
                 tree.link_to[here] = e
-        tree.prune(problem)
+                sent = was.read_from[rank]
+                tree.read_from[here] = sent if e in merges else sent._replace(group=-1 - number)
     return trees
 
 
@@ -310,82 +305,6 @@ def _unchanged(
         )
     except ValueError:
         return None
-
-
-def _in_old_order(
-    problem: Problem, trees: Sequence[Tree], before: Mapping[tuple[int, int, bool], tuple[int, Hashable]]
-) -> Schedule | None:
-    """Every send when it was before, or once what it waits for is there; None if some wait for each other.
-
-    Parameters
-    ----------
-    before : mapping of (chunk, link, whether it reduces) to (start, what else travels in the same send)
-    """
-    costs = problem.costs
-    rows = [(tree, link) for tree in trees for link in dict.fromkeys(tree.link_to.values())]
-    number: dict[tuple[int, bool, Hashable], int] = {}
-    send: list[int] = []
-    start: list[int] = []
-    took: list[int] = []
-    for tree, link in rows:
-        at, together = before.get((tree.chunk, link, tree.reducing), (0, (tree.chunk,)))
-        m = number.setdefault((link, tree.reducing, together), len(number))
-        if m == len(start):
-            start.append(at)
-            took.append(int(costs.link_alpha[link]))
-        took[m] += int(costs.chunk_units[tree.chunk] * costs.link_beta[link])
-        send.append(m)
-    try:
-        waits = _waits(problem, rows, send)
-        for m in TopologicalSorter(waits).static_order():
-            start[m] = max([start[m], *(start[other] + took[other] for other in waits[m])])
-        return exact_times(
-            problem,
-            chunk=[tree.chunk for tree, _ in rows],
-            link=[link for _, link in rows],
-            starts=[start[m] for m in send],
-            group=send,
-            reduce=[tree.reducing for tree, _ in rows],
-            producer="replan",
-        )
-    except ValueError:  # a cycle
-        return None
-
-
-def _waits(problem: Problem, rows: Sequence[tuple[Tree, int]], send: Sequence[int]) -> dict[int, set[int]]:
-    """The sends that every send along trees waits for, by the send that each (tree, link) is part of."""
-    links, collective = problem.topology.links, problem.collective
-    starts_at = {tree.chunk: tree.origins for tree, _ in rows if not tree.reducing}
-    source_of = {(d.chunk, d.rank): d.source for d in collective.derivations}
-    brings: dict[tuple[int, int, bool], set[int]] = defaultdict(set)
-    on_link: dict[tuple[int, bool], dict[bool, set[int]]] = defaultdict(lambda: {False: set(), True: set()})
-    for (tree, link), m in zip(rows, send, strict=True):
-        ends = links[link]
-        for rank in ends.dsts:
-            if tree.reducing or tree.link_to.get(rank) == link:
-                brings[tree.chunk, rank, tree.reducing].add(m)
-        if link in problem.clauses.own_first:
-            is_own = not tree.origins.isdisjoint(ends.dsts if tree.reducing else ends.srcs)
-            on_link[link, tree.reducing][is_own].add(m)
-
-    def bring(c: int, rank: int, *, reducing: bool) -> set[int]:
-        """The sends by which a rank gets a chunk, or all that it adds to its own."""
-        while not reducing and rank in starts_at.get(c, ()):
-            if (c, rank) not in source_of or rank in collective.chunks[c].origins:
-                reducing = True
-            else:
-                c = source_of[c, rank]
-        return brings[c, rank, reducing]
-
-    waits: dict[int, set[int]] = {m: set() for m in send}
-    for (tree, link), m in zip(rows, send, strict=True):
-        for rank in links[link].srcs:
-            waits[m] |= bring(tree.chunk, rank, reducing=tree.reducing)
-    for (_, reducing), sends in on_link.items():
-        first, then = sends[not reducing], sends[reducing]
-        for m in then - first:
-            waits[m] |= first - then if reducing else first
-    return waits
 
 
 def _is_slower(old: Problem, new: Problem, link: int, e: int) -> bool:

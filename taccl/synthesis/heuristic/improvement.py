@@ -377,7 +377,7 @@ def _open_links(problem: Problem, trees: Sequence[Tree]) -> tuple[NDArray[np.boo
     open_class = []
     for tree in trees:
         data, c = collective.chunks[tree.chunk], tree.chunk
-        key: tuple[object, ...] = (tree.reducing, collective.group_of_chunk[c] if clauses.relays else 0)
+        key: tuple[object, ...] = (tree.reducing, clauses.relays is not None and collective.group_of_chunk[c])
         if bound:
             key += (data.origins, data.destinations, data.root)
         if key not in classes:
