@@ -17,26 +17,28 @@ from functools import partial
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from taccl.errors import SolverUnavailableError
-from taccl.problem import Clauses
+import numpy as np
+
+from taccl.errors import NoSolutionError, SolverUnavailableError
 from taccl.sketch.reachability import demands, hops_from, kind_of, reached
-from taccl.solvers.conflict import smallest_conflict
 from taccl.solvers.model import MilpModel
 from taccl.solvers.solver import solve
-from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, OWN_FIRST, RELAYS, Edit
+from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, RELAYS, Edit
 from taccl.synthesis.halves import split
 from taccl.synthesis.paper.orbits import fold
-from taccl.synthesis.paper.routing import TAGS, RoutingModel
+from taccl.synthesis.paper.routing import RoutingModel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Sequence, Set
 
+    from taccl.problem import Problem
     from taccl.sketch.reachability import Demand
+    from taccl.solvers.model import LinearModel
+    from taccl.solvers.solver import Solution
     from taccl.synthesis.explaining.loosening import Barriers
-    from taccl.synthesis.halves import Half
     from taccl.topology.topology import Link
 
-__all__ = ["Change", "circle_of_own_chunks", "clashing", "fewest_edits", "longer_paths", "reached_despite"]
+__all__ = ["Change", "clashing", "fewest_edits", "longer_paths", "own_chunks_wait", "reached_despite"]
 
 #: Sets of edits, each of which leads a chunk on.
 _Cut: TypeAlias = frozenset[frozenset[Edit]]
@@ -199,45 +201,48 @@ def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> l
             model.add_row([(1.0, made[edit]), (-1.0, taken[option])], 0, tag="option")
     for cut in cuts:
         model.add_row([(1.0, taken[option]) for option in options if option in cut], 1, tag="cut")
-    answer = solve(model, solver, time_limit_s=time_limit_s)
-    if answer.status in ("unavailable", "unlicensed"):
-        raise SolverUnavailableError(f"{solver} cannot run here: {answer.message}; see taccl backends")
-    if answer.status == "interrupted":
-        raise KeyboardInterrupt
+    answer = _solved(model.arrays(), solver, time_limit_s)
     if answer.status != "optimal" or answer.values is None:
         return None
     return [edit for edit in edits if answer.values[made[edit]] > 0.5]
 
 
-def circle_of_own_chunks(barriers: Barriers, *, solver: str, deadline: float) -> tuple[str, ...]:
-    """The clauses by which own chunks that go first wait for each other in a circle; empty if none do.
+def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
+    """Whether own chunks that go first wait for each other in a circle: then the routing model has no point.
 
-    The routing model without clauses, with rows that forbid moves for every clause, one tag each; of a sum
-    that of its reduction, backwards over reversed links, and of what follows it.
+    Of a sum it is that of its reduction, backwards over reversed links, and of what follows it.
+
+    Raises
+    ------
+    SolverUnavailableError
+        If the solver is not installed, or not licensed for the model.
+    NoSolutionError
+        If it can neither find a point nor rule one out in time.
     """
-    circles = (_circle(barriers, half, solver, deadline) for half in split(barriers.problem))
-    return next(filter(None, circles), ())
+    for half in (each.problem for each in split(problem)):
+        costs, own_first = half.costs, half.clauses.own_first.intersection(half.links_allowed)
+        if all(len(half.topology.links[e].srcs) == 1 for e in own_first):
+            continue
+        # A slack without end: no way is too long, as it is not known which are left.
+        orbits = fold(half.with_clauses(routing_slack=half.clauses.routing_slack + 10**6))
+        # To a link of several sources a chunk goes on several ways, even if it has one destination.
+        orbits = replace(orbits, single_path=(False,) * half.collective.num_chunks)
+        longest = max((move.duration for move in orbits.moves), default=0)
+        upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(orbits.places)) + 1
+        model = RoutingModel(orbits, upper_ticks=upper).model.arrays()
+        any_point = replace(model, cost=np.zeros_like(model.cost))
+        answer = _solved(any_point, solver, max(0.0, deadline - time.monotonic()))
+        if answer.status == "infeasible":
+            return True
+        if answer.values is None:
+            raise NoSolutionError(f"{solver} could not tell in time whether own chunks wait for each other")
+    return False
 
 
-def _circle(barriers: Barriers, searched: Half, solver: str, deadline: float) -> tuple[str, ...]:
-    half, reducing = searched.problem, searched.name == "reduce"
-    clauses = half.clauses
-    if all(len(half.topology.links[e].srcs) == 1 for e in clauses.own_first):
-        return ()
-    # A slack without end: no way is too long, as it is not known which are left.
-    bare = Clauses(own_first=clauses.own_first, routing_slack=clauses.routing_slack + 10**6)
-    orbits = fold(replace(half, clauses=bare))
-    # To a link of several sources a chunk goes on several ways, even if it has one destination.
-    orbits = replace(orbits, single_path=(False,) * half.collective.num_chunks)
-    costs = half.costs
-    longest = max((move.duration for move in orbits.moves), default=0)
-    upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(orbits.places)) + 1
-    routing = RoutingModel(orbits, upper_ticks=upper)
-    for m, variable in sorted(routing.made.items()):
-        move = orbits.moves[m]
-        for clause in sorted(barriers.blocking(move.link, move.chunk, reducing=reducing)):
-            routing.model.add_row([(1.0, variable)], upper=0, tag=clause)
-    kept = [tag for tag in TAGS if tag != "routing.own-first"]
-    left_s = max(0.0, deadline - time.monotonic())
-    found = smallest_conflict(routing.model, solver, time_limit_s=left_s, keep=kept)
-    return () if found is None else tuple(OWN_FIRST if t == "routing.own-first" else t for t in found.tags)
+def _solved(model: LinearModel, solver: str, time_limit_s: float) -> Solution:
+    answer = solve(model, solver, time_limit_s=time_limit_s)
+    if answer.status in ("unavailable", "unlicensed"):
+        raise SolverUnavailableError(f"{solver} cannot run here: {answer.message}; see taccl backends")
+    if answer.status == "interrupted":
+        raise KeyboardInterrupt
+    return answer

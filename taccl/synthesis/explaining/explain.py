@@ -19,10 +19,10 @@ from taccl.sketch.reachability import reached, unmet
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (
     Change,
-    circle_of_own_chunks,
     clashing,
     fewest_edits,
     longer_paths,
+    own_chunks_wait,
     reached_despite,
 )
 from taccl.synthesis.explaining.loosening import (
@@ -158,10 +158,9 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds =
     missed = list(unmet(problem))
     if missed:
         return _unreached(barriers, missed, solver=backend, deadline=deadline)
-    circle = circle_of_own_chunks(barriers, solver=backend, deadline=deadline)
-    if circle:
+    if own_chunks_wait(problem, solver=backend, deadline=deadline):
         reason = "on links of several ranks, own chunks that go first wait for each other in a circle"
-        return _clash(barriers, reason, circle, Change((Edit(OWN_FIRST, "set", (), 1),), True))
+        return _clash(barriers, reason, (OWN_FIRST,), Change((Edit(OWN_FIRST, "set", (), 1),), True))
     return _priced(barriers, deadline)
 
 
