@@ -6,7 +6,9 @@ links, and the copies follow once it has ended. Nothing is merged, and no object
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +20,14 @@ from taccl.deadline import NEVER, Deadline
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.halves import Half, join, split
-from taccl.synthesis.heuristic.events import is_stopped, under
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.guided import is_guided, spread_guided
 from taccl.synthesis.heuristic.improvement import (
     compile_improvement,
-    few_turns,
     improve_schedule,
     suits_improvement,
 )
+from taccl.synthesis.heuristic.limits import Limits, Sends
 from taccl.synthesis.heuristic.queues import send_along_trees
 from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.spreading import spread
@@ -96,7 +97,7 @@ def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
     to_all = make_problem(ring(2), make("allgather", 2), chunk_bytes=1)
     verify_compact(schedule_large(pair, num_runs=1))
     # Chunks that go to one rank each go along trees, too, where a sketch guides them, be it a suggested one.
-    send_along_trees(*problem_arrays(to_all), limit_ticks=2**62, num_runs=1)
+    send_along_trees(*problem_arrays(to_all), Limits(num_runs=1), limit_ticks=2**62)
 
 
 def schedule_large(
@@ -130,46 +131,45 @@ def schedule_large(
     """
     halves = split(problem)
     share = parameters.halves.large_share if len(halves) > 1 else 1.0
-    limits: dict[str, Any] = {
-        "target_ticks": target_ticks // len(halves),
-        "time_limit_s": None if time_limit_s is None else share * time_limit_s,
-        "seed": seed,
-        "num_runs": num_runs,
-        "spill_dir": spill_dir,
-    }
-    with under(deadline):
-        found = (
-            _searched(half, len(halves) - 1 - place, deadline, limits) for place, half in enumerate(halves)
-        )
-        return join(problem, found, spill_dir=spill_dir)
+    limits = Limits(
+        deadline,
+        target_ticks=target_ticks // len(halves),
+        num_runs=num_runs,
+        seed=seed,
+        spill_dir=spill_dir,
+        parameters=parameters,
+    )
+    limit_s = math.inf if time_limit_s is None else share * time_limit_s
+    found = (_searched(half, len(halves) - 1 - place, limit_s, limits) for place, half in enumerate(halves))
+    return join(problem, found, spill_dir=spill_dir)
 
 
-def _searched(half: Half, behind: int, deadline: Deadline, limits: dict[str, Any]) -> CompactSchedule:
+def _searched(half: Half, behind: int, limit_s: float, limits: Limits) -> CompactSchedule:
     """A schedule of a problem whose chunks spread, with so many more of them to come."""
-    problem, began = half.problem, time.monotonic()
+    problem, deadline = half.problem, limits.deadline
+    limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:
         nothing = np.zeros(0, np.int32)
         return CompactSchedule(problem, nothing, nothing, nothing, "greedy")
     with deadline.scope(_DOING[half.name], ahead=float(behind)):
         fabric, demand = problem_arrays(problem)
         if is_guided(problem):
-            return CompactSchedule(problem, *spread_guided(problem, fabric, demand, **limits), "greedy")
-        found = spread(fabric, with_relays(fabric, demand), **limits)
-        schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy")
-        target, limit_s = limits["target_ticks"], limits["time_limit_s"]
-        is_open = limits["num_runs"] is None and found.finish_ticks > target and demand.target is None
-        if not is_open or not suits_improvement(problem) or is_stopped():
+            return _compact(problem, spread_guided(problem, fabric, demand, limits))
+        found = spread(fabric, with_relays(fabric, demand, limits), limits)
+        schedule = _compact(problem, found)
+        is_open = limits.num_runs is None and found.finish_ticks > limits.target_ticks
+        is_over = deadline.has_passed or demand.target is not None
+        if not is_open or is_over or not suits_improvement(problem):
             return schedule
-        better, _ = improve_schedule(
-            schedule.expand(),
-            target_ticks=target,
-            seconds=None if limit_s is None else max(0.0, limit_s - (time.monotonic() - began)),
-            turns=few_turns(len(schedule)),
-            seed=limits["seed"],
-            merges=False,
-        )
+        ruin = limits.parameters.ruin
+        turns = max(ruin.least_turns, ruin.turn_sends // max(1, len(schedule)))
+        better, _ = improve_schedule(schedule.expand(), limits, turns=turns, merges=False)
         if better.finish_ticks >= schedule.finish_ticks:
             return schedule
         order = np.argsort(better.start, kind="stable")
         chunk, link, start = better.chunk[order], better.link[order], better.start[order]
         return CompactSchedule(problem, chunk, link.astype(np.int32), start, "greedy")
+
+
+def _compact(problem: Problem, found: Sends) -> CompactSchedule:
+    return CompactSchedule(problem, found.chunk, found.link, found.start, "greedy")

@@ -15,7 +15,6 @@ import numpy as np
 
 from taccl.errors import InputError
 from taccl.synthesis.heuristic.guided import is_guided
-from taccl.synthesis.heuristic.router import ROUTER
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.units import format_size
 
@@ -265,7 +264,7 @@ class _Half:
         self.num_nets = self.num_chunks
         if self.partial:  # of very many chunks those that start and end alike can share a tree
             ends = {(tuple(each), tuple(to)) for each, to in zip(origins, destinations, strict=True)}
-            self.num_nets = min(self.num_chunks, len(ends) + ROUTER.most_searches)
+            self.num_nets = min(self.num_chunks, len(ends) + DEFAULTS.router.most_searches)
         self.guided = is_guided(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
         late = {hold.resource for hold in topology.holds if hold.side == "receive"}  # held until a send ends

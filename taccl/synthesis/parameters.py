@@ -1,8 +1,7 @@
 """`SearchParameters`: constants of the search that a person could wish to change, with unit and meaning.
 
-A group for each part of the search; those of `heuristic`, `paper` and `explaining` still stand there. Shares
-are parts of a time, 0 to 1; names that end in ``_s`` are seconds, in ``_us`` microseconds, in ``_bytes``
-bytes. Moves are chunks times links.
+A group for each part of the search. Shares are parts of a time, 0 to 1; names that end in ``_s`` are seconds,
+in ``_us`` microseconds, in ``_ns`` nanoseconds, in ``_bytes`` bytes. Moves are chunks times links.
 """
 
 from __future__ import annotations
@@ -214,6 +213,89 @@ class LargeParameters(_Group):
 
 
 @dataclass(frozen=True, slots=True)
+class RouterParameters(_Group):
+    """Routes of the compiled search that load a fabric evenly."""
+
+    # By which power of the load (of 2, to so many) prices of trees rise, pass after pass. Low at first, so
+    # that trees spread out; steep in the end, when only what is loaded most is to be led round.
+    tree_exponents: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 5, 6)
+    # What a tick of the most loaded resource costs beyond its time; and for which a rank waits for a chunk.
+    tree_weight: float = 8.0
+    path_weight: float = 4.0
+    waiting: float = 0.25
+    # Links that all passes over all trees look at, which takes some seconds.
+    most_steps: int = 1_000_000_000
+    # Routes by which relays are told are kept where all passes of the search for them look at up to so many
+    # links. Of more chunks there are as many passes as that leaves, and so many searches at most beyond, if
+    # chunks that start and end alike can share.
+    kept_steps: int = 480_000_000
+    most_searches: int = 4096
+    # For every tree that is added to those that paths are chosen from, the exponent in the search for it, and
+    # those in the choices that follow. Flat at first, so that paths differ, and steep in the end.
+    path_exponents: tuple[int, ...] = (0, 2, 3, 4, 4, 4, 5, 5)
+    path_choices: tuple[tuple[int, ...], ...] = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
+    patience: int = 2  # no further tree after so many that did not help
+    # Nanoseconds, about: to look at a link in the search for a tree; for a hop, a tree and a resource in a
+    # choice; to put a hop in order; and to send it. No pass is begun that leaves less than so many times the
+    # time for sending that it would take.
+    link_ns: int = 25
+    choice_ns: int = 35
+    order_ns: int = 70
+    queue_ns: int = 1000
+    margin: float = 1.3
+    # From how many groups of chunks, and chunks of them, it is sampled how many hops there will be.
+    sampled_groups: int = 8
+    sampled_chunks: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class QueueParameters(_Group):
+    """How often sends along routes are put in order by the compiled search."""
+
+    # As many runs as make about so many sends, two at least, but no more than so many; along trees as well.
+    total_sends: int = 200_000
+    most_runs: int = 40
+    most_tree_runs: int = 100
+    guided_runs: int = 4  # where a sketch says which links are open to chunks
+    # Orders that are tried along the same paths, and along the same trees.
+    path_orders: int = 5
+    tree_orders: int = 2
+    waiting: tuple[float, ...] = (0.25, 4.0, 1.0, 16.0)  # of a tick, in the search for trees, by turns
+    # So many steps of a search for trees take some ten milliseconds, which is always granted; and so many, a
+    # second, which all runs may take.
+    few_steps: int = 1_000_000
+    many_steps: int = 30_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RuinParameters(_Group):
+    """Ruin and recreate over routes and order."""
+
+    most_routes: int = 40_000  # problems with more (trees times ranks) are left as they are
+    most_merged: int = 16  # chunks in a send that is made
+    most_holds: int = 4_096  # of one resource; a schedule that needs more is not found
+    # So many sends over turns without a better finish end the search, within limits in turns.
+    patience_sends: int = 20_000_000
+    least_patience: int = 2_000
+    most_patience: int = 20_000
+    # What the compiled search finds is improved in turns of so many sends in all, and so many turns at least.
+    turn_sends: int = 6_000_000
+    least_turns: int = 200
+    most_ruined: int = 40  # sends that a turn takes out at most, about
+    # How often all is timed backwards and forwards again, in one of so many turns.
+    passes: int = 1
+    every: int = 16
+    threshold: float = (
+        0.002  # how much worse than the present one, relatively, a schedule may be to go on from
+    )
+    # Of two schedules that finish alike, what counts is how late sends end, and how busy resources are; both
+    # as parts of the finish. These are squared so often, that sends in its last tenth count most.
+    lateness: float = 0.1
+    economy: float = 0.1
+    sharpness: int = 5
+
+
+@dataclass(frozen=True, slots=True)
 class ReplanParameters(_Group):
     """Re-planning after a failure."""
 
@@ -240,7 +322,8 @@ class SearchParameters:
 
     Parameters
     ----------
-    choice, budget, list, portfolio, neighbourhood, solver, halves, suggesting, large, replan, symmetric
+    choice, budget, list, portfolio, neighbourhood, solver, halves, suggesting, large, router, queues, ruin,
+    replan, symmetric
         One group for each part of the search, with a field for every constant.
 
     Examples
@@ -260,6 +343,9 @@ class SearchParameters:
     halves: HalvesParameters = field(default_factory=HalvesParameters)
     suggesting: SuggestingParameters = field(default_factory=SuggestingParameters)
     large: LargeParameters = field(default_factory=LargeParameters)
+    router: RouterParameters = field(default_factory=RouterParameters)
+    queues: QueueParameters = field(default_factory=QueueParameters)
+    ruin: RuinParameters = field(default_factory=RuinParameters)
     replan: ReplanParameters = field(default_factory=ReplanParameters)
     symmetric: SymmetricParameters = field(default_factory=SymmetricParameters)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
+from taccl.deadline import Deadline
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
@@ -24,6 +25,7 @@ from taccl.synthesis.heuristic.improvement import (
     improve_schedule,
     suits_improvement,
 )
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.memory import check_memory
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -138,22 +140,23 @@ def replan(
     new_chunk = _new_chunks(old.problem, problem, new_rank)
     check_reachable(problem)
     same = _unchanged(old, problem, new_chunk, new_link, new_rank)
-    schedule, limits = None, parameters.replan
-    if old.carries is None and suits_improvement(problem, most_routes=limits.most_routes):
+    schedule, constants, limits = None, parameters.replan, Limits(seed=seed, parameters=parameters)
+    if old.carries is None and suits_improvement(problem, most_routes=constants.most_routes):
         was_there = {link: e for link, e in new_link.items() if not _is_slower(old.problem, problem, link, e)}
         trees = _carried_over(read_trees(old), problem, new_rank, was_there, new_chunk)
         cut_off = {tree.chunk for tree in trees if not tree.drop_loose_ends(problem)}
         if cut_off or (trees and same is None):
             asked = time.monotonic()
             compile_improvement()  # which no time limit counts
-            left_s = began + (1 - limits.reserve_share) * time_limit_s - asked
-            search = Improvement(problem, trees, seed=seed, chunks=cut_off)
-            if search.run(turns=limits.least_sends // max(1, old.num_transfers) if cut_off else 0) >= 0:
+            left_s = max(0.0, began + (1 - constants.reserve_share) * time_limit_s - asked)
+            search = Improvement(problem, trees, limits, chunks=cut_off)
+            if search.run(turns=constants.least_sends // max(1, old.num_transfers) if cut_off else 0) >= 0:
                 schedule = search.schedule("replan")
     if schedule is not None and cut_off:
         # What finishes no later than before leaves alone what did not fail.
         chunks = cut_off if schedule.finish <= old.finish else None
-        schedule, _ = improve_schedule(schedule, seconds=max(0.0, left_s), seed=seed, chunks=chunks)
+        limits = replace(limits, deadline=Deadline.after(left_s))
+        schedule, _ = improve_schedule(schedule, limits, chunks=chunks)
     candidates = [each for each in (same, schedule) if each is not None and verify(each).ok]
     schedule = min(candidates, key=lambda each: each.finish_ticks, default=None)
     from_scratch = schedule is None

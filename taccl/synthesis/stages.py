@@ -20,6 +20,7 @@ from taccl.sketch.reachability import check_reachable
 from taccl.solvers.solver import solve
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule
 from taccl.synthesis.heuristic.improvement import improve_schedule
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.large import compile_kernels, schedule_large, suits
 from taccl.synthesis.paper import contiguity as contiguity_stage
 from taccl.synthesis.paper import jobshop, ordering, routing
@@ -238,10 +239,11 @@ def ruin_and_recreate(search: Search) -> None:
     search.report("improving")
     since = time.monotonic()
     first = search.best if isinstance(search.best, Schedule) else search.best.expand()
-    improving = partial(
-        improve_schedule, first, target_ticks=search.bound_ticks, seconds=search.deadline.left_s,
-        seed=search.options.seed,
+    limits = Limits(
+        search.deadline, target_ticks=search.bound_ticks, seed=search.options.seed,
+        parameters=search.parameters,
     )  # fmt: skip
+    improving = partial(improve_schedule, first, limits)
     try:
         better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
     except OutOfTime:

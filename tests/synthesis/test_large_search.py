@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,7 +25,6 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.summary import ScheduleSummary
 from taccl.synthesis import large_search, stages
 from taccl.synthesis.heuristic import router
-from taccl.synthesis.heuristic.router import ROUTER
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.search import Options, Search
@@ -72,8 +69,8 @@ class TestPhases:
     def test_ctrl_c_ends_it_at_once(self, phase, monkeypatch):
         """An alltoall on 20 x 20 ranks; there is no schedule yet, as there would be if it went on."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
-        passes = ROUTER.path_passes[: 8 if phase == "balancing routes" else 1]
-        monkeypatch.setattr(router, "ROUTER", replace(ROUTER, path_passes=passes))
+        router = {"path_exponents": [0], "path_choices": [[1]]} if phase != "balancing routes" else {}
+        few = SearchParameters.from_dict({"router": router})
 
         def press(_, doing, __):
             if doing.startswith(phase):
@@ -83,7 +80,9 @@ class TestPhases:
         never = Deadline()
         with pytest.raises(KeyboardInterrupt):
             never.run(
-                lambda: schedule_large(problem, num_runs=1, deadline=never), tell=press, patience_s=math.inf
+                lambda: schedule_large(problem, num_runs=1, deadline=never, parameters=few),
+                tell=press,
+                patience_s=math.inf,
             )
 
     def test_limit_keeps_the_best(self):
@@ -99,25 +98,23 @@ class TestPhases:
         """With no time left routes are those of the first pass, and complete."""
         searches = []
         search = router.route
-        monkeypatch.setattr(router, "time_left_s", lambda: 0.0)
+        patient = SearchParameters.from_dict({"router": {"margin": 1e9}})
         monkeypatch.setattr(router, "route", lambda *what: (searches.append(what[3]), search(*what))[1])
-        assert taccl.verify(schedule_large(problem_of(topologies.mesh(5, 5), "alltoall"), num_runs=1)).ok
+        problem = problem_of(topologies.mesh(5, 5), "alltoall")
+        assert taccl.verify(
+            schedule_large(problem, num_runs=1, deadline=Deadline.after(60), parameters=patient)
+        ).ok
         assert {prices.exponent for prices in searches} == {0}  # and none of a later pass
 
     @pytest.mark.slow
-    def test_relays_stop(self, monkeypatch):
+    def test_relays_stop(self):
         """A search for relays that is stopped says that there was not the time."""
-
-        @contextlib.contextmanager
-        def at_once(signal, seconds):
-            signal[0] = 1
-            yield
-
-        monkeypatch.setattr(router, "stopping", at_once)
+        stopped = Deadline()
+        stopped.cancellation.cancel("interrupted")
         some = collectives.custom(9, precondition={0: [0]}, postcondition={0: [4, 8]})
         problem = make_problem(topologies.mesh(3, 3), some, chunk_bytes=10**6)
         with pytest.raises(NoSolutionError, match="before every chunk had a tree"):
-            schedule_large(problem)
+            schedule_large(problem, deadline=stopped)
 
 
 class TestChoice:

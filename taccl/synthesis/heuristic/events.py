@@ -1,65 +1,22 @@
-"""What compiled event-driven kernels share: a binary heap, queues of events, a stop, and how far they are."""
+"""What compiled event-driven kernels share: a binary heap, and queues of events."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.deadline import NEVER, Deadline
 from taccl.kernels import inner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from numpy.typing import NDArray
 
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = [
-    "ZERO", "Events", "is_free", "is_stopped", "next_time", "part", "pop", "post", "push", "stopping",
-    "time_left_s", "under",
-]  # fmt: skip
+__all__ = ["ZERO", "Events", "is_free", "next_time", "pop", "post", "push"]
 
 #: What variables begin with that are handed on: for a plain 0 numba compiles what takes them once more.
 ZERO: Any = np.int64(0)
-
-_DEADLINE: ContextVar[Deadline] = ContextVar("deadline", default=NEVER)
-
-
-@contextmanager
-def under(deadline: Deadline) -> Iterator[None]:
-    """Let a deadline stop the kernels of this thread, and know how far they are."""
-    token = _DEADLINE.set(deadline)
-    try:
-        yield
-    finally:
-        _DEADLINE.reset(token)
-
-
-def stopping(signal: NDArray[np.int64], seconds: float | None) -> AbstractContextManager[None]:
-    """Let kernels be stopped: after so many seconds, and by the deadline over this thread."""
-    deadline = _DEADLINE.get()
-    return (deadline if seconds is None else deadline.sooner(seconds)).stopping(signal)
-
-
-def part(
-    doing: str, *, done: Callable[[], float] | None = None, steps: float = 1.0, ahead: float = 0.0
-) -> AbstractContextManager[None]:
-    """A scope of the deadline over this thread."""
-    return _DEADLINE.get().scope(doing, done=done, steps=steps, ahead=ahead)
-
-
-def is_stopped() -> bool:
-    """Whether the deadline over this thread has passed."""
-    return _DEADLINE.get().has_passed
-
-
-def time_left_s() -> float:
-    """Seconds until the deadline over this thread; infinite where there is none."""
-    return _DEADLINE.get().left_s
 
 
 class Events(NamedTuple):

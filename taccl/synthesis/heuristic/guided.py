@@ -6,19 +6,17 @@ that earlier trees put on links and resources is common to all. Then comes the o
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.errors import NoSolutionError
-from taccl.synthesis.heuristic.events import part
-from taccl.synthesis.heuristic.queues import SCHEDULER, send_best
+from taccl.synthesis.heuristic.limits import Limits, Sends
+from taccl.synthesis.heuristic.queues import send_best
 from taccl.synthesis.heuristic.router import find_trees
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
@@ -35,51 +33,37 @@ def is_guided(problem: Problem) -> bool:
     return bool(problem.clauses.said("chunk", "group", "path", "order"))
 
 
-def spread_guided(
-    problem: Problem,
-    fabric: Fabric,
-    demand: Demand,
-    *,
-    seed: int = 0,
-    num_runs: int | None = None,
-    target_ticks: int = 0,
-    time_limit_s: float | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
-    """(chunk, link, start) of every send in order of start.
+def spread_guided(problem: Problem, fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
+    """The best schedule of several along trees over the links that are open to each chunk.
 
     Parameters
     ----------
     problem : Problem
         One whose chunks spread; `fabric` and `demand` are its arrays.
-    num_runs : int, optional
-        How many orders of sends to try; by default two along each of two sets of trees.
-    target_ticks, time_limit_s, spill_dir
-        As in `taccl.synthesis.heuristic.spreading.spread`.
 
     Raises
     ------
     CollectiveError
         If a chunk cannot reach a rank that wants it over the links that are open to it.
+    NoSolutionError
+        If it was stopped before there was a schedule.
     """
-    masks = _masks(problem, fabric)
+    masks, parameters = _masks(problem, fabric), limits.parameters.queues
 
-    def find(seed: int, seconds: float | None) -> Routes:
-        routes = find_trees(fabric, demand, seed=seed, masks=masks, seconds=seconds)
+    def find(limits: Limits) -> Routes:
+        routes = find_trees(fabric, demand, limits, masks=masks)
         return replace(routes, urgent=_urgent(problem, fabric, demand, routes))
 
-    began = time.monotonic()
-    with part("", ahead=1.0):
-        routes = find(seed, None)
-    with part(""):
+    with limits.deadline.scope("", ahead=1.0):
+        routes = find(limits)
+    num_runs = limits.num_runs or parameters.guided_runs
+    with limits.deadline.scope(""):
         best = send_best(
-            fabric, demand, routes, find, orders=SCHEDULER.tree_orders, seed=seed, spill_dir=spill_dir,
-            num_runs=num_runs or SCHEDULER.guided_runs, target_ticks=target_ticks,
-            seconds=None if time_limit_s is None else time_limit_s - (time.monotonic() - began),
-        )  # fmt: skip
+            fabric, demand, routes, find, limits, orders=parameters.tree_orders, num_runs=num_runs
+        )
     if best is None:
         raise NoSolutionError("found no schedule along the trees chosen")
-    return best.columns
+    return best
 
 
 def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.int64]]]:

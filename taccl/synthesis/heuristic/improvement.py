@@ -11,6 +11,7 @@ Willis, EJOR 56 (1992), for timing all forwards and backwards by turns.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ import numpy as np
 from taccl.collectives import make
 from taccl.problem import make_problem
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.heuristic.events import stopping
 from taccl.synthesis.heuristic.improvement_kernel import (
     Arcs,
     Calendar,
@@ -30,7 +30,9 @@ from taccl.synthesis.heuristic.improvement_kernel import (
     Work,
     improve,
 )
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
@@ -42,31 +44,13 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.heuristic.routes import Tree
 
-__all__ = ["Improvement", "compile_improvement", "few_turns", "improve_schedule", "suits_improvement"]
+__all__ = ["Improvement", "compile_improvement", "improve_schedule", "suits_improvement"]
 
-#: Problems with more routes (trees times ranks) than this are left as they are.
-_MOST_ROUTES = 40_000
-#: Sends of more chunks than this are not made (the schedule that is improved may have some: they are parted).
-_MOST_MERGED = 16
-#: Room for so many holds of one resource at most; a schedule that needs more is not found.
-_MOST_HOLDS = 4_096
-#: So many sends over turns without a better finish end the search, within limits in turns.
-_PATIENCE_SENDS, _LEAST_PATIENCE, _MOST_PATIENCE = 20_000_000, 2_000, 20_000
+#: Turns where only patience ends the search.
 _MANY = 1 << 40
-#: What the compiled list scheduler finds is improved in so many turns: fewer the more sends each has to time.
-_TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
-#: Sends that a turn takes out at most, about.
-_MOST_RUINED = 40
-#: How often all is timed backwards and forwards again, in one of so many turns.
-_PASSES, _EVERY = 1, 16
-#: How much worse than the present one, relatively, a schedule may be to go on from.
-_THRESHOLD = 0.002
-#: Of two schedules that finish alike, what counts is how late sends end, and how busy resources are; both
-#: as parts of the finish. Parts of the finish are squared so often, that sends in its last tenth count most.
-_LATENESS, _ECONOMY, _SHARPNESS = 0.1, 0.1, 5
 
 
-def suits_improvement(problem: Problem, *, most_routes: int = _MOST_ROUTES) -> bool:
+def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most_routes) -> bool:
     """Whether the loop knows all that the problem asks, and it is small enough."""
     collective, clauses = problem.collective, problem.clauses
     routes = collective.num_chunks * problem.topology.num_ranks * (2 if collective.combining else 1)
@@ -99,22 +83,19 @@ class Improvement:
         self,
         problem: Problem,
         trees: Sequence[Tree],
+        limits: Limits = Limits(),
         *,
-        seed: int = 0,
         merges: bool = True,
         chunks: Collection[int] | None = None,
     ) -> None:
-        self.problem = problem
-        self.trees = list(trees)
-        self.arcs = _arcs(problem, merges=merges)
+        self.problem, self.limits = problem, limits
+        self.trees, ruin = list(trees), limits.parameters.ruin
+        self.arcs = _arcs(problem, most_merged=ruin.most_merged if merges else 1)
         self.demand = _demand(problem, self.trees, chunks)
         num_trees, num_ranks = self.demand.is_target.shape
-        self._states = (
-            _state(self.arcs, num_trees, num_ranks),
-            _state(self.arcs, num_trees, num_ranks),
-            _state(self.arcs, num_trees, num_ranks),
-        )
-        room = _room(self.arcs, num_trees, len(self.now.carries), seed)
+        now, kept, best = (_state(self.arcs, num_trees, num_ranks, ruin.most_holds) for _ in range(3))
+        self._states = now, kept, best
+        room = _room(self.arcs, num_trees, len(self.now.carries), limits.seed)
         self._work = Work(self.arcs, self.demand, room)
         self.counts = np.zeros(3, np.int64)
         self.signal = np.zeros(1, np.int64)
@@ -171,29 +152,17 @@ class Improvement:
             rows = slice(arcs.hold_of[now.link[m]], arcs.hold_of[now.link[m] + 1])
             now.load[arcs.resource[rows]] += arcs.hold_alpha[rows] + now.units[m] * arcs.hold_beta[rows]
 
-    def run(
-        self,
-        *,
-        target_ticks: int = 0,
-        turns: int | None = None,
-        patience: int = _MOST_PATIENCE,
-        seconds: float | None = None,
-    ) -> int:
-        """Complete the trees and improve; the finish of the best in ticks, -1 where there is none."""
-        most, idle = (_MANY, patience) if turns is None else (turns, _MANY)
+    def run(self, *, turns: int | None = None, patience: int = _MANY) -> int:
+        """Complete the trees and improve; the finish of the best in ticks, -1 where there is none.
+
+        It stops after so many turns, or so many in a row that found nothing better.
+        """
+        ruin = self.limits.parameters.ruin
         rules = Rules(
-            target_ticks,
-            most,
-            idle,
-            _PASSES,
-            _EVERY,
-            _THRESHOLD,
-            _MOST_RUINED,
-            _LATENESS,
-            _ECONOMY,
-            _SHARPNESS,
-        )
-        with stopping(self.signal, seconds):
+            self.limits.target_ticks, _MANY if turns is None else turns, patience, ruin.passes, ruin.every,
+            ruin.threshold, ruin.most_ruined, ruin.lateness, ruin.economy, ruin.sharpness,
+        )  # fmt: skip
+        with self.limits.deadline.stopping(self.signal):
             return int(improve(self._work, self._states, rules, self.counts, self.signal))
 
     def schedule(self, producer: str = "improvement") -> Schedule:
@@ -218,11 +187,9 @@ class Improvement:
 
 def improve_schedule(
     schedule: Schedule,
+    limits: Limits = Limits(),
     *,
-    target_ticks: int = 0,
-    seconds: float | None = None,
     turns: int | None = None,
-    seed: int = 0,
     merges: bool = True,
     chunks: Collection[int] | None = None,
 ) -> tuple[Schedule, str]:
@@ -232,31 +199,22 @@ def improve_schedule(
     ----------
     schedule : Schedule
         Of a problem that `suits_improvement`.
-    target_ticks : int
-        A finish that is good enough.
-    seconds : float, optional
-        After which it stops.
     turns : int, optional
         After which it stops; by default once so many in a row found nothing better.
     merges, chunks
         As in `Improvement`.
     """
-    began = time.monotonic()
-    search = Improvement(schedule.problem, read_trees(schedule), seed=seed, merges=merges, chunks=chunks)
-    if seconds is not None:  # to write the schedule takes about as long as to read it
-        seconds = max(0.0, seconds - 2 * (time.monotonic() - began))
-    patience = min(_MOST_PATIENCE, max(_LEAST_PATIENCE, _PATIENCE_SENDS // max(1, len(schedule))))
-    if search.run(target_ticks=target_ticks, turns=turns, patience=patience, seconds=seconds) < 0:
+    began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
+    search = Improvement(schedule.problem, read_trees(schedule), limits, merges=merges, chunks=chunks)
+    # To write the schedule takes about as long as to read it.
+    search.limits = replace(limits, deadline=until.later(-2 * (time.monotonic() - began)))
+    patience = min(ruin.most_patience, max(ruin.least_patience, ruin.patience_sends // max(1, len(schedule))))
+    if search.run(turns=turns, patience=patience if turns is None else _MANY) < 0:
         return schedule, "not every chunk has a way along a tree"
     found = search.schedule()
     made, _, better = search.counts.tolist()
     done = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
     return (found if found.finish_ticks < schedule.finish_ticks else schedule), done
-
-
-def few_turns(num_sends: int) -> int:
-    """So many turns as take about a second."""
-    return max(_LEAST_TURNS, _TURN_SENDS // max(1, num_sends))
 
 
 @cache
@@ -267,7 +225,7 @@ def compile_improvement() -> None:
     search.run(turns=1)
 
 
-def _arcs(problem: Problem, *, merges: bool) -> Arcs:
+def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
     topology, costs, clauses = problem.topology, problem.costs, problem.clauses
     links, num_links, n = topology.links, len(topology.links), topology.num_ranks
     tail = np.full(2 * num_links, -1, np.int64)
@@ -288,12 +246,13 @@ def _arcs(problem: Problem, *, merges: bool) -> Arcs:
     in_of, into = _grouped(by_head // num_links * n + head, by_head, 2 * n)
     hold_of, hold = _holds(problem)
     may_merge = np.zeros(num_links, bool)
-    if merges and clauses.max_merge > 1:
+    most_merged = min(clauses.max_merge, most_merged)
+    if most_merged > 1:
         # Where no resource is held for the latency, what is sent together only ends later.
         may_merge[sorted(clauses.merging)] = True
         pays = np.repeat(np.arange(num_links), np.diff(hold_of))[costs.hold_alpha[hold] > 0]
         may_merge &= np.isin(np.arange(num_links), pays)
-    most_merged = min(clauses.max_merge, _MOST_MERGED) if may_merge.any() else 1
+    most_merged = most_merged if may_merge.any() else 1
     resource = np.unique(np.array([h.resource for h in topology.holds], np.int64)[hold], return_inverse=True)[
         1
     ]
@@ -387,7 +346,7 @@ def _open_links(problem: Problem, trees: Sequence[Tree]) -> tuple[NDArray[np.boo
     return np.array(rows, bool), np.array(open_class, np.int64)
 
 
-def _state(arcs: Arcs, num_trees: int, num_ranks: int) -> State:
+def _state(arcs: Arcs, num_trees: int, num_ranks: int, most_holds: int) -> State:
     room = num_trees * num_ranks
     num_resources = int(arcs.resource.max(initial=0)) + 1
     return State(
@@ -405,13 +364,13 @@ def _state(arcs: Arcs, num_trees: int, num_ranks: int) -> State:
         spare=np.zeros(room, np.int64),
         size=np.zeros(3, np.int64),
         load=np.zeros(num_resources, np.int64),
-        calendar=_calendar(arcs, num_trees),
+        calendar=_calendar(arcs, num_trees, most_holds),
     )
 
 
-def _calendar(arcs: Arcs, num_trees: int) -> Calendar:
+def _calendar(arcs: Arcs, num_trees: int, most_holds: int) -> Calendar:
     num_resources = int(arcs.resource.max(initial=0)) + 1
-    rows = np.minimum(np.bincount(arcs.resource, minlength=num_resources) * num_trees, _MOST_HOLDS)
+    rows = np.minimum(np.bincount(arcs.resource, minlength=num_resources) * num_trees, most_holds)
     row_of = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
     count = int(row_of[-1])
     return Calendar(

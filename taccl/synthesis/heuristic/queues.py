@@ -7,8 +7,6 @@ may lie in files. Several seeds are tried where that takes no time.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from taccl.errors import NoSolutionError
 from taccl.schedule.spill import room_for
-from taccl.synthesis.heuristic.events import is_stopped, part, stopping
+from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
 from taccl.synthesis.heuristic.queue_kernel import (
     HEAP_FULL,
     NUM_SENT,
@@ -43,133 +41,45 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
     from taccl.synthesis.heuristic.router import Routes
 
-__all__ = [
-    "SCHEDULER", "SchedulerParameters", "send_along_trees", "send_best", "send_queued",
-    "travel_ticks",
-]  # fmt: skip
+__all__ = ["send_along_trees", "send_best", "send_queued", "travel_ticks"]
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerParameters:
-    """How often sends along routes are put in order.
-
-    Parameters
-    ----------
-    total_sends, most_runs : int
-        By default as many runs as make about so many sends, two at least, but no more than the second.
-    path_orders, tree_orders : int
-        How many orders are tried along the same paths, and along the same trees.
-    most_tree_runs : int
-        As `most_runs`, along trees.
-    guided_runs : int
-        How many runs are made by default where a sketch says which links are open to chunks.
-    waiting : tuple of float
-        What a tick of waiting costs in the search for trees, by turns.
-    few_steps, many_steps : int
-        So many steps of a search for trees take some ten milliseconds, which is always granted; and so many,
-        a second, which all runs may take.
-    """
-
-    total_sends: int = 200_000
-    most_runs: int = 40
-    path_orders: int = 5
-    tree_orders: int = 2
-    most_tree_runs: int = 100
-    guided_runs: int = 4
-    waiting: tuple[float, ...] = (0.25, 4.0, 1.0, 16.0)
-    few_steps: int = 1_000_000
-    many_steps: int = 30_000_000
-
-
-SCHEDULER = SchedulerParameters()
-
-#: Nanoseconds that it takes to put a hop in order, about.
-_ORDER_NS = 70
 _INT32_MAX = int(np.iinfo(np.int32).max)
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What was found: a row for every hop of the routes, in order of start.
-
-    Parameters
-    ----------
-    chunk : (num_hops,) uint16 or int32
-    link : (num_hops,) int32
-        By index of the topology.
-    start : (num_hops,) int32 or int64
-        Ticks.
-    finish_ticks : int
-    seed : int
-        What it was found with.
-    num_runs : int
-        How many seeds were tried.
-    """
-
-    chunk: NDArray[Any]
-    link: NDArray[np.int32]
-    start: NDArray[Any]
-    finish_ticks: int
-    seed: int
-    num_runs: int
-
-    @property
-    def columns(self) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
-        """(chunk, link, start) of every send in order of start."""
-        return self.chunk, self.link, self.start
-
-
-def send_queued(
-    fabric: Fabric,
-    demand: Demand,
-    *,
-    num_runs: int | None = None,
-    seed: int = 0,
-    target_ticks: int = 0,
-    time_limit_s: float | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-) -> Sent:
+def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
     """The best schedule of several seeds along routes to the one rank that each chunk goes to.
+
+    By default there are more runs the fewer sends there are.
 
     Parameters
     ----------
     demand : Demand
         With a target for every chunk. Its routes, if it has any, are the first that are tried.
-    num_runs, target_ticks, time_limit_s, spill_dir
-        As in `taccl.synthesis.heuristic.spreading.spread`; by default there are more runs the fewer sends
-        there are.
 
     Raises
     ------
     CollectiveError
         If a chunk cannot reach its target.
+    NoSolutionError
+        If it was stopped before there was a schedule.
     """
-    routes = demand.routes or find_paths(fabric, demand, seed=seed)
-    runs = num_runs or max(2, min(SCHEDULER.most_runs, SCHEDULER.total_sends // max(1, len(routes.slot))))
+    parameters, routes = limits.parameters.queues, demand.routes or find_paths(fabric, demand, limits)
+    most = min(parameters.most_runs, parameters.total_sends // max(1, len(routes.slot)))
 
-    def find(seed: int, seconds: float | None) -> Routes:
-        return find_paths(fabric, demand, seed=seed, seconds=seconds)
+    def find(limits: Limits) -> Routes:
+        return find_paths(fabric, demand, limits)
 
-    best = send_best(
-        fabric, demand, routes, find, orders=SCHEDULER.path_orders, num_runs=runs, seed=seed,
-        target_ticks=target_ticks, seconds=time_limit_s, spill_dir=spill_dir,
-    )  # fmt: skip
+    orders, num_runs = parameters.path_orders, limits.num_runs or max(2, most)
+    best = send_best(fabric, demand, routes, find, limits, orders=orders, num_runs=num_runs)
     if best is None:
         raise NoSolutionError("found no schedule along the routes chosen")
     return best
 
 
 def send_along_trees(
-    fabric: Fabric,
-    demand: Demand,
-    *,
-    limit_ticks: int,
-    num_runs: int | None = None,
-    seed: int = 0,
-    target_ticks: int = 0,
-    time_limit_s: float | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-) -> Sent | None:
+    fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, limit_ticks: int
+) -> Sends | None:
     """The best schedule of several seeds along trees; None if none ends within the limit.
 
     Parameters
@@ -179,32 +89,31 @@ def send_along_trees(
         takes little time.
     limit_ticks : int
         Only what ends by then counts.
-    num_runs, target_ticks, time_limit_s, spill_dir
-        As in `send_queued`.
 
     Raises
     ------
     CollectiveError
         If a chunk cannot reach a rank that wants it.
     """
-    routes, steps = demand.routes, max(1, search_steps(fabric, demand))
+    parameters, routes = limits.parameters.queues, demand.routes
+    steps = max(1, search_steps(fabric, demand))
     if routes is None:
-        if steps > SCHEDULER.few_steps or fabric.num_ranks * demand.num_chunks > SCHEDULER.total_sends // 2:
+        many = parameters.total_sends // 2
+        if steps > parameters.few_steps or fabric.num_ranks * demand.num_chunks > many:
             return None
-        routes = find_trees(fabric, demand, seed=seed)
-    runs = num_runs or max(
-        1, min(SCHEDULER.most_tree_runs, SCHEDULER.total_sends // max(1, len(routes.slot)))
-    )
-    if num_runs is None and steps > SCHEDULER.few_steps:
-        runs = min(runs, SCHEDULER.tree_orders * max(1, SCHEDULER.many_steps // steps))
+        routes = find_trees(fabric, demand, limits)
+    runs = max(1, min(parameters.most_tree_runs, parameters.total_sends // max(1, len(routes.slot))))
+    if steps > parameters.few_steps:
+        runs = min(runs, parameters.tree_orders * max(1, parameters.many_steps // steps))
+    first = limits.seed
 
-    def find(seed: int, seconds: float | None) -> Routes:
-        waiting = SCHEDULER.waiting[seed // SCHEDULER.tree_orders % len(SCHEDULER.waiting)]
-        return find_trees(fabric, demand, seed=seed, waiting=waiting, seconds=seconds)
+    def find(limits: Limits) -> Routes:
+        again = (limits.seed - first) // parameters.tree_orders
+        return find_trees(fabric, demand, limits, waiting=parameters.waiting[again % len(parameters.waiting)])
 
     return send_best(
-        fabric, demand, routes, find, orders=SCHEDULER.tree_orders, num_runs=runs, seed=seed,
-        target_ticks=target_ticks, seconds=time_limit_s, limit_ticks=limit_ticks, spill_dir=spill_dir,
+        fabric, demand, routes, find, limits, orders=parameters.tree_orders,
+        num_runs=limits.num_runs or runs, limit_ticks=limit_ticks,
     )  # fmt: skip
 
 
@@ -212,59 +121,40 @@ def send_best(
     fabric: Fabric,
     demand: Demand,
     routes: Routes,
-    find: Callable[[int, float | None], Routes],
+    find: Callable[[Limits], Routes],
+    limits: Limits,
     *,
     orders: int,
     num_runs: int,
-    seed: int,
-    target_ticks: int,
-    seconds: float | None,
     limit_ticks: int = 2**62,
-    spill_dir: str | os.PathLike[str] | None,
-) -> Sent | None:
+) -> Sends | None:
     """The best of several orders along each of several routes; None if none ends within the limit.
 
     Parameters
     ----------
     routes : Routes
         The first to try.
-    find : function of int and float or None to Routes
-        Further ones, by seed, and the seconds it may take.
+    find : function of Limits to Routes
+        Further ones.
     orders : int
         How many orders are tried along the same routes.
-    seconds : float, optional
-        After which no run but the first begins.
     """
-    began = time.monotonic()
-    best: Sent | None = None
-    tried = 0
-    for run in range(num_runs):
-        left = None
-        if run:
-            left = None if seconds is None else seconds - (time.monotonic() - began)
-            if is_stopped() or (left is not None and left <= 0):
-                break
-        name = f"run {run + 1} of {num_runs}" if num_runs > 1 else ""
-        steps = sending_ns(fabric, len(routes.slot))
-        with part(name, steps=steps, ahead=steps * (num_runs - run - 1)):
-            if run and run % orders == 0:
-                try:
-                    routes = find(seed + run, left)
-                except NoSolutionError:  # there was not the time
-                    break
-            limit = limit_ticks if best is None else min(limit_ticks, best.finish_ticks - 1)
-            if routes.peak_ticks > limit:
-                continue
-            tried += 1
-            in_step = demand.target is not None and run % 2 == 0
-            found = _send(
-                fabric, demand, routes, seed + run, limit, left, in_step=in_step, spill_dir=spill_dir
-            )
-        if found is not None:
-            best = found
-            if best.finish_ticks <= target_ticks:
-                break
-    return None if best is None else replace(best, num_runs=tried)
+
+    def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
+        nonlocal routes
+        if run and run % orders == 0:
+            try:
+                routes = find(limits)
+            except NoSolutionError:  # there was not the time
+                return None
+        if routes.peak_ticks > limit:
+            return None
+        return _send(
+            fabric, demand, routes, limit, limits, in_step=demand.target is not None and run % 2 == 0
+        )
+
+    steps = sending_ns(fabric, len(routes.slot), limits)
+    return best_of(attempt, limits, num_runs, steps=steps, limit_ticks=limit_ticks)
 
 
 def travel_ticks(fabric: Fabric, units: NDArray[np.int64], routes: Routes) -> NDArray[np.int64]:
@@ -275,27 +165,19 @@ def travel_ticks(fabric: Fabric, units: NDArray[np.int64], routes: Routes) -> ND
 
 
 def _send(
-    fabric: Fabric,
-    demand: Demand,
-    routes: Routes,
-    seed: int,
-    limit: int,
-    seconds: float | None,
-    *,
-    in_step: bool,
-    spill_dir: str | os.PathLike[str] | None,
-) -> Sent | None:
+    fabric: Fabric, demand: Demand, routes: Routes, limit: int, limits: Limits, *, in_step: bool
+) -> Sends | None:
     """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
-    num_hops = len(routes.slot)
-    sending = sending_ns(fabric, num_hops)
+    num_hops, deadline, spill_dir = len(routes.slot), limits.deadline, limits.spill_dir
+    sending, ordering = sending_ns(fabric, num_hops, limits), limits.parameters.router.order_ns * num_hops
     signal = np.zeros(2, np.int64)
     ordered = partial(_done, signal, demand.num_chunks)
     with (
-        part("ordering sends", done=ordered, steps=_ORDER_NS * num_hops, ahead=sending),
-        stopping(signal, None),
+        deadline.scope("ordering sends", done=ordered, steps=ordering, ahead=sending),
+        deadline.stopping(signal),
     ):
         steps = _steps(fabric, demand) if in_step else None
-        hops = _make_hops(fabric, demand.units, routes, seed, signal, steps)
+        hops = _make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
     if signal[0]:
         return None
     room = 8 * fabric.num_slots + 2 * len(fabric.wake_hold) + 1024
@@ -304,7 +186,7 @@ def _send(
         queues = _make_queues(fabric, hops, room, start_type, spill_dir)
         scalar = queues.scalar
         sent = partial(_done, scalar[SIGNAL:], num_hops)
-        with part("queueing sends", done=sent, steps=sending), stopping(scalar[SIGNAL:], seconds):
+        with deadline.scope("queueing sends", done=sent, steps=sending), deadline.stopping(scalar[SIGNAL:]):
             at_most = min(limit, _INT32_MAX) if start_type is np.int32 else limit
             finish = int(send_along(fabric, hops, queues, at_most))
         if finish == OVER_LIMIT and at_most < limit:
@@ -320,7 +202,7 @@ def _send(
     if demand.num_chunks <= 1 << 16:
         chunk = room_for(num_hops, np.uint16, spill_dir)
         chunk[:] = queues.sent_chunk
-    return Sent(chunk, queues.sent_link, queues.sent_start, finish, seed, 1)
+    return Sends(chunk, queues.sent_link, queues.sent_start, finish)
 
 
 def _done(signal: NDArray[np.int64], count: int) -> float:

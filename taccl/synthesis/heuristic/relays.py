@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.synthesis.heuristic.fabric import Demand, pack_bits
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.queues import travel_ticks
-from taccl.synthesis.heuristic.router import ROUTER, find_paths, find_trees, search_steps
+from taccl.synthesis.heuristic.router import find_paths, find_trees, search_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["with_relays"]
 
 
-def with_relays(fabric: Fabric, demand: Demand) -> Demand:
+def with_relays(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Demand:
     """The demand with its routes, or with relays among the ranks that receive a chunk, farthest first.
 
     Raises
@@ -34,15 +35,16 @@ def with_relays(fabric: Fabric, demand: Demand) -> Demand:
         If it was stopped before every chunk had its routes, or relays.
     """
     if demand.target is not None:
-        return replace(demand, routes=find_paths(fabric, demand))
+        return replace(demand, routes=find_paths(fabric, demand, limits))
     if demand.wanted is None:
         return demand
-    steps = search_steps(fabric, demand) * len(ROUTER.tree_exponents)
-    if steps <= ROUTER.kept_steps:
-        routes = find_trees(fabric, demand)
+    parameters = limits.parameters.router
+    steps = search_steps(fabric, demand) * len(parameters.tree_exponents)
+    if steps <= parameters.kept_steps:
+        routes = find_trees(fabric, demand, limits)
         return replace(_relayed(fabric, demand, routes, np.arange(demand.num_chunks)), routes=routes)
-    shared, net = _shared(demand, max(1, demand.num_chunks // ROUTER.most_searches))
-    routes = find_trees(fabric, shared, most_steps=ROUTER.kept_steps)
+    shared, net = _shared(demand, max(1, demand.num_chunks // parameters.most_searches))
+    routes = find_trees(fabric, shared, limits, most_steps=parameters.kept_steps)
     return _relayed(fabric, demand, routes, net)
 
 

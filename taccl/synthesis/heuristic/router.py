@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import CollectiveError, NoSolutionError
-from taccl.synthesis.heuristic.events import is_stopped, part, stopping, time_left_s
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.router_kernel import (
     DONE,
     LOST,
@@ -27,6 +27,7 @@ from taccl.synthesis.heuristic.router_kernel import (
     list_trees,
     route,
 )
+from taccl.synthesis.parameters import DEFAULTS, RouterParameters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,74 +35,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl.deadline import Deadline
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
 
 __all__ = [
-    "ROUTER",
     "Router",
-    "RouterParameters",
     "Routes",
     "find_paths",
     "find_trees",
     "search_steps",
     "sending_ns",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class RouterParameters:
-    """What the router goes by.
-
-    Parameters
-    ----------
-    tree_exponents : tuple of int
-        By which power of the load (of 2, to so many) prices rise, pass after pass. Low at first, so that
-        trees spread out; steep in the end, when only what is loaded most is to be led round.
-    tree_weight, path_weight : float
-        What a tick of the most loaded resource costs beyond its time.
-    waiting : float
-        What a tick costs for which a rank has to wait for a chunk.
-    most_steps : int
-        Links that all passes over all trees look at by default, which takes some seconds.
-    kept_steps : int
-        Routes by which relays are told are kept where all passes of the search for them look at up to so many
-        links. Of more chunks there are as many passes as that leaves.
-    most_searches : int
-        How many searches there are at most beyond, if chunks that start and end alike can share.
-    path_passes : tuple of (int, tuple of int)
-        For every tree that is added to those that paths are chosen from, the exponents in the search for it,
-        and in the choices that follow. Flat at first, so that paths differ, and steep in the end.
-    patience : int
-        No further tree after so many that did not help.
-    link_ns, choice_ns, queue_ns : int
-        Nanoseconds, about: to look at a link in the search for a tree, and for a hop, a tree and a resource
-        in a choice; and to send a hop, which is done once there are paths.
-    margin : float
-        No pass is begun that leaves less than so many times the time for sending that it would take.
-    sampled_groups, sampled_chunks : int
-        From how many groups of chunks, and chunks of them, it is sampled how many hops there will be.
-    """
-
-    tree_exponents: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 5, 6)
-    tree_weight: float = 8.0
-    path_weight: float = 4.0
-    waiting: float = 0.25
-    most_steps: int = 1_000_000_000
-    kept_steps: int = 480_000_000
-    most_searches: int = 4096
-    path_passes: tuple[tuple[int, tuple[int, ...]], ...] = (
-        (0, (1,)), (2, (3,)), (3, (4,)), (4, (5,)), (4, (5, 6)), (4, (5, 6)), (5, (6,)), (5, (6,)),
-    )  # fmt: skip
-    patience: int = 2
-    link_ns: int = 25
-    choice_ns: int = 35
-    queue_ns: int = 1000
-    margin: float = 1.3
-    sampled_groups: int = 8
-    sampled_chunks: int = 500
-
-
-ROUTER = RouterParameters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +83,10 @@ class Router:
         Routing stops once the first is 1; see `taccl.synthesis.heuristic.router_kernel`.
     """
 
-    def __init__(self, fabric: Fabric, demand: Demand) -> None:
-        self.fabric = fabric
+    def __init__(
+        self, fabric: Fabric, demand: Demand, parameters: RouterParameters = DEFAULTS.router
+    ) -> None:
+        self.fabric, self.parameters = fabric, parameters
         self.nets = _nets(fabric, demand)
         self.state = _routing(fabric, np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32))
         self.signal = np.array([0, 0, -1])
@@ -151,7 +97,7 @@ class Router:
         exponent: int,
         *,
         most: float = 0.0,
-        waiting: float = ROUTER.waiting,
+        waiting: float | None = None,
     ) -> float:
         """Route chunks anew, one after another; ticks of the busiest resource, infinite if it was stopped.
 
@@ -167,7 +113,8 @@ class Router:
         CollectiveError
             If a chunk cannot reach a rank that wants it.
         """
-        prices = Prices(exponent, ROUTER.tree_weight, float(waiting), float(most))
+        cost = self.parameters.waiting if waiting is None else waiting
+        prices = Prices(exponent, self.parameters.tree_weight, float(cost), float(most))
         order = order[self.nets.target_of[order] < self.nets.target_of[order + 1]]
         if not route(self.fabric, self.nets, self.state, prices, order, self.signal):
             _raise_if_lost(self.signal)
@@ -186,25 +133,22 @@ class Router:
 def find_trees(
     fabric: Fabric,
     demand: Demand,
+    limits: Limits = Limits(),
     *,
-    seed: int = 0,
     masks: Sequence[tuple[Fabric, NDArray[np.int64]]] | None = None,
-    waiting: float = ROUTER.waiting,
-    most_steps: int = ROUTER.most_steps,
-    seconds: float | None = None,
+    waiting: float | None = None,
+    most_steps: int | None = None,
 ) -> Routes:
-    """Trees that load the fabric evenly.
+    """Trees that load the fabric evenly; at the deadline, the best so far.
 
     Parameters
     ----------
     masks : sequence of (Fabric, (num_chunks,) int64), optional
         Chunks, and the fabric of the links alone that are open to them; by default all are open to all.
-    waiting
+    waiting : float, optional
         As of `taccl.synthesis.heuristic.router_kernel.Prices`.
-    most_steps : int
+    most_steps : int, optional
         Links that all passes look at; one pass there is in any case.
-    seconds : float, optional
-        When to stop, and take the best so far.
 
     Raises
     ------
@@ -213,19 +157,21 @@ def find_trees(
     NoSolutionError
         If it was stopped before every chunk had a tree.
     """
-    router = Router(fabric, demand)
+    deadline, parameters = limits.deadline, limits.parameters.router
+    router = Router(fabric, demand, parameters)
     classes = masks or [(fabric, np.arange(demand.num_chunks))]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(limits.seed)
     best, least, peak = router.state.way, np.inf, 0.0
-    passes = ROUTER.tree_exponents[: max(1, most_steps // max(1, search_steps(fabric, demand)))]
-    with stopping(router.signal, seconds):
+    num_passes = (most_steps or parameters.most_steps) // max(1, search_steps(fabric, demand))
+    passes = parameters.tree_exponents[: max(1, num_passes)]
+    with deadline.stopping(router.signal):
         for i, exponent in enumerate(passes):
             left = demand.num_chunks
-            with part(f"balancing trees, pass {i + 1} of {len(passes)}", ahead=len(passes) - i - 1):
+            with deadline.scope(f"balancing trees, pass {i + 1} of {len(passes)}", ahead=len(passes) - i - 1):
                 for k in rng.permutation(len(classes)) if len(classes) > 1 else (0,):
                     router.fabric, chunks = classes[k]
                     left -= len(chunks)
-                    with _progress(router.signal, "", len(chunks), len(chunks), left):
+                    with _progress(deadline, router.signal, "", len(chunks), len(chunks), left):
                         order = rng.permutation(chunks)
                         peak = router.route(order, exponent, most=peak, waiting=waiting)
             if peak < least:
@@ -237,36 +183,26 @@ def find_trees(
     return router.routes(best, least)
 
 
-def find_paths(
-    fabric: Fabric,
-    demand: Demand,
-    *,
-    seed: int = 0,
-    seconds: float | None = None,
-) -> Routes:
+def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes:
     """Paths of chunks that each go to one rank, chosen among trees that chunks of the same origins share.
 
     Parameters
     ----------
     demand : Demand
         With a target for every chunk.
-    seconds : float, optional
-        When to stop, and take the best so far.
 
     Raises
     ------
     CollectiveError
         If a chunk cannot reach its target.
     NoSolutionError
-        If it was stopped before every chunk had a path, or all work was.
+        If it was stopped before every chunk had a path.
     """
-    groups, paths = _groups(fabric, demand)
+    groups, paths = _groups(fabric, demand, len(limits.parameters.router.path_exponents))
     state = _routing(fabric, paths.way[0])
     signal = np.array([0, 0, -1])
-    with stopping(signal, seconds):
-        best, peak = _choose(fabric, groups, state, paths, np.random.default_rng(seed), signal)
-    if is_stopped():
-        raise NoSolutionError("stopped before anything was sent along the paths; give more time")
+    with limits.deadline.stopping(signal):
+        best, peak = _choose(fabric, groups, state, paths, limits, signal)
     paths = paths._replace(tree=best)
     hop_of = np.zeros(demand.num_chunks + 1, np.int64)
     list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
@@ -281,9 +217,9 @@ def search_steps(fabric: Fabric, demand: Demand) -> int:
     return demand.num_chunks * fabric.num_slots
 
 
-def sending_ns(fabric: Fabric, num_hops: float) -> float:
+def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
     """Nanoseconds that it takes to send along so many hops, about."""
-    return ROUTER.queue_ns * num_hops * _rows_per_hop(fabric)
+    return limits.parameters.router.queue_ns * num_hops * _rows_per_hop(fabric)
 
 
 def _choose(
@@ -291,35 +227,41 @@ def _choose(
     groups: Nets,
     state: Routing,
     paths: Paths,
-    rng: np.random.Generator,
+    limits: Limits,
     signal: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], float]:
     """The tree that each chunk follows, and how long that takes the busiest resource."""
+    deadline, parameters, rng = limits.deadline, limits.parameters.router, np.random.default_rng(limits.seed)
+    passes = tuple(zip(parameters.path_exponents, parameters.path_choices, strict=True))
     best, peak, idle = paths.tree, 0.0, 0
     every = np.arange(len(groups.units))
-    num_hops = _sampled_hops(fabric, groups, state, paths, signal)
-    tree_ns = ROUTER.link_ns * len(every) * fabric.num_slots
-    hop_ns = ROUTER.choice_ns * num_hops * _rows_per_hop(fabric)
-    sending = sending_ns(fabric, num_hops)
-    num_passes = len(ROUTER.path_passes)
-    took_ns = [tree_ns + hop_ns * (k + 2) * len(each) for k, (_, each) in enumerate(ROUTER.path_passes)]
+    num_hops = _sampled_hops(fabric, groups, state, paths, signal, parameters)
+    tree_ns = parameters.link_ns * len(every) * fabric.num_slots
+    hop_ns = parameters.choice_ns * num_hops * _rows_per_hop(fabric)
+    sending = sending_ns(fabric, num_hops, limits)
+    num_passes = len(passes)
+    took_ns = [tree_ns + hop_ns * (k + 2) * len(each) for k, (_, each) in enumerate(passes)]
     ended, began = 0.0, time.monotonic()
-    for k, (exponent, choices) in enumerate(ROUTER.path_passes):
+    for k, (exponent, choices) in enumerate(passes):
         # Whether there is time for this pass, and for sending after it, goes by the passes so far.
-        if k and ROUTER.margin * (time.monotonic() - began) * (took_ns[k] + sending) / ended > time_left_s():
+        if (
+            k
+            and parameters.margin * (time.monotonic() - began) * (took_ns[k] + sending) / ended
+            > deadline.left_s
+        ):
             break
         name = f"balancing routes, pass {k + 1} of {num_passes}"
         ahead = sum(took_ns[k + 1 :]) + sending
-        weight = ROUTER.path_weight if k else 0.0
-        with _progress(signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
+        weight = parameters.path_weight if k else 0.0
+        with _progress(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
             prices = Prices(exponent, weight, 0.0, peak)
             route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
         for i, power in enumerate(choices):
             order = np.lexsort((rng.random(len(paths.units)), -paths.units))
             again = f"{name}, choice {i + 1} of {len(choices)}" if i else name
             step = hop_ns * (k + 2)
-            with _progress(signal, again, len(order), step, ahead + step * (len(choices) - i - 1)):
-                prices = Prices(power, ROUTER.path_weight, 0.0, peak)
+            with _progress(deadline, signal, again, len(order), step, ahead + step * (len(choices) - i - 1)):
+                prices = Prices(power, parameters.path_weight, 0.0, peak)
                 found = paths._replace(way=paths.way[: k + 1])
                 chosen = choose(fabric, groups, state, found, prices, order, signal)
             _raise_if_lost(signal)
@@ -330,29 +272,34 @@ def _choose(
         now = _peak(state)
         if k == 0 or now < peak:
             best, peak, idle = paths.tree.copy(), now, 0
-        if idle >= ROUTER.patience or signal[STOP]:
+        if idle >= parameters.patience or signal[STOP]:
             break
     return best, peak
 
 
 def _progress(
-    signal: NDArray[np.int64], name: str, count: int, steps: float, ahead: float
+    deadline: Deadline, signal: NDArray[np.int64], name: str, count: int, steps: float, ahead: float
 ) -> AbstractContextManager[None]:
     """While a kernel deals with so many nets or chunks, which takes so many steps."""
     signal[DONE] = 0
-    return part(name, done=lambda: float(signal[DONE]) / max(1, count), steps=steps, ahead=ahead)
+    return deadline.scope(name, done=lambda: float(signal[DONE]) / max(1, count), steps=steps, ahead=ahead)
 
 
 def _sampled_hops(
-    fabric: Fabric, groups: Nets, state: Routing, paths: Paths, signal: NDArray[np.int64]
+    fabric: Fabric,
+    groups: Nets,
+    state: Routing,
+    paths: Paths,
+    signal: NDArray[np.int64],
+    parameters: RouterParameters,
 ) -> float:
     """How many hops all chunks have on their shortest paths, by those of some."""
     num_groups, num_chunks = len(groups.units), len(paths.units)
-    some = np.arange(0, num_groups, max(1, num_groups // ROUTER.sampled_groups))
+    some = np.arange(0, num_groups, max(1, num_groups // parameters.sampled_groups))
     free = Prices(0, 0.0, 0.0, 0.0)
     route(fabric, groups, state, free, some, signal)
     chunks = np.flatnonzero(np.isin(paths.group, some))
-    chunks = chunks[:: max(1, len(chunks) // ROUTER.sampled_chunks)]
+    chunks = chunks[:: max(1, len(chunks) // parameters.sampled_chunks)]
     count, group, rank = 0, paths.group[chunks], paths.target[chunks]
     while len(group):
         slot = paths.way[0, group, rank]
@@ -403,7 +350,7 @@ def _nets(fabric: Fabric, demand: Demand) -> Nets:
     )
 
 
-def _groups(fabric: Fabric, demand: Demand) -> tuple[Nets, Paths]:
+def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths]:
     """Chunks that start at the same ranks as one net, of their mean size, that is led to all ranks."""
     assert demand.target is not None, "the caller has chunks with one target each"
     if (np.diff(demand.origin_of) == 1).all():
@@ -427,7 +374,7 @@ def _groups(fabric: Fabric, demand: Demand) -> tuple[Nets, Paths]:
         np.array(demand.units, dtype=np.int64),
         demand.target,
         group.astype(np.int32),
-        np.full((len(ROUTER.path_passes), num_groups, fabric.num_ranks), -1, np.int32),
+        np.full((num_trees, num_groups, fabric.num_ranks), -1, np.int32),
         np.full(demand.num_chunks, -1, np.int32),
     )
     return groups, paths

@@ -6,15 +6,15 @@ every send and no Python object for any.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.errors import CollectiveError, NoSolutionError
 from taccl.schedule.spill import room_for
-from taccl.synthesis.heuristic.events import Events, is_stopped, part, stopping
+from taccl.synthesis.heuristic.events import Events
+from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
 from taccl.synthesis.heuristic.queues import send_along_trees, send_queued
 from taccl.synthesis.heuristic.spreading_kernel import (
     FEWEST_FIRST,
@@ -30,7 +30,6 @@ from taccl.synthesis.heuristic.spreading_kernel import (
 )
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
     from typing import Any
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
 
-__all__ = ["Rule", "Spread", "default_rules", "spread"]
+__all__ = ["Rule", "default_rules", "spread"]
 
 _MAX_LANES = 64
 _ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
@@ -61,27 +60,6 @@ class Rule:
     theta: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """What was found: a row for every send, in order of start.
-
-    Parameters
-    ----------
-    chunk : (num_sends,) uint16 or int32
-    link : (num_sends,) int32
-        By index of the topology.
-    start : (num_sends,) int32 or int64
-        Ticks.
-    finish_ticks : int
-        The last arrival.
-    """
-
-    chunk: NDArray[Any]
-    link: NDArray[np.int32]
-    start: NDArray[Any]
-    finish_ticks: int
-
-
 def default_rules(fabric: Fabric) -> tuple[Rule, ...]:
     """The rules worth trying on a fabric, best guess first."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
@@ -90,77 +68,40 @@ def default_rules(fabric: Fabric) -> tuple[Rule, ...]:
 
 
 def spread(
-    fabric: Fabric,
-    demand: Demand,
-    *,
-    rules: Sequence[Rule] | None = None,
-    num_runs: int | None = None,
-    seed: int = 0,
-    target_ticks: int = 0,
-    time_limit_s: float | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-) -> Spread:
-    """Sends that bring every chunk to all that want it, each rank once.
+    fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, rules: Sequence[Rule] | None = None
+) -> Sends:
+    """Sends that bring every chunk to all that want it, each rank once; by default one run for every rule.
 
     Parameters
     ----------
     rules : sequence of Rule, optional
         Tried in order, then again with other seeds; by default `default_rules`.
-    num_runs : int, optional
-        How many runs to make; by default one for every rule.
-    target_ticks : int
-        A finish that is good enough, such as a lower bound: the search stops there.
-    time_limit_s : float, optional
-        After so many seconds no further run is begun, and one under way is given up, but for the first.
-    spill_dir : path, optional
-        A folder for the columns, in files without names; by default they are in memory.
 
     Raises
     ------
     CollectiveError
         If a chunk cannot reach a rank that wants it.
+    NoSolutionError
+        If it was stopped before there was a schedule.
     """
     if demand.target is not None:
-        sent = send_queued(
-            fabric, demand, num_runs=num_runs, seed=seed, target_ticks=target_ticks,
-            time_limit_s=time_limit_s, spill_dir=spill_dir,
-        )  # fmt: skip
-        return Spread(*sent.columns, sent.finish_ticks)
-    rules = tuple(rules or default_rules(fabric))
-    began = time.monotonic()
-
-    def left_s() -> float | None:
-        return None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
-
-    best: Spread | None = None
+        return send_queued(fabric, demand, limits)
+    tried = tuple(rules or default_rules(fabric))
     lanes = _make_lanes(fabric, demand)
-    most_runs = num_runs or len(rules)
-    for run in range(most_runs):
-        seconds, limit = None, 2**62
-        if best is not None:
-            seconds, limit = left_s(), best.finish_ticks - 1
-            if limit < target_ticks or (seconds is not None and seconds <= 0):
-                break
-        again, number = divmod(run, len(rules))
-        with part(f"run {run + 1} of {most_runs}" if most_runs > 1 else "", ahead=most_runs - run - 1):
-            found = _run(fabric, demand, lanes, rules[number], seed + again, limit, seconds, spill_dir)
-        if found is not None and found.finish_ticks <= limit:
-            best = found
-        if is_stopped():
-            break
+
+    def attempt(run: int, limit: int, this: Limits) -> Sends | None:
+        again, number = divmod(run, len(tried))
+        return _run(fabric, demand, lanes, tried[number], limit, replace(this, seed=limits.seed + again))
+
+    best = best_of(attempt, limits, limits.num_runs or len(tried))
     if best is None:
         raise NoSolutionError("no rule found a schedule")
-    seconds = left_s()
-    is_open = best.finish_ticks > target_ticks and num_runs is None and not is_stopped()
-    if is_open and (seconds is None or seconds > 0):
-        with part("along trees"):
-            along = send_along_trees(
-                fabric, demand, limit_ticks=best.finish_ticks - 1, seed=seed, target_ticks=target_ticks,
-                time_limit_s=seconds, spill_dir=spill_dir,
-            )  # fmt: skip
-        if along is not None:
-            best = Spread(*along.columns, along.finish_ticks)
-    return best
+    is_over = (limits.until or limits.deadline).has_passed
+    if best.finish_ticks <= limits.target_ticks or limits.num_runs is not None or is_over:
+        return best
+    with limits.deadline.scope("along trees"):
+        along = send_along_trees(fabric, demand, limits, limit_ticks=best.finish_ticks - 1)
+    return along or best
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +145,9 @@ def _run(
     demand: Demand,
     lanes: _Lanes,
     rule: Rule,
-    seed: int,
     limit: int,
-    seconds: float | None,
-    spill_dir: str | os.PathLike[str] | None,
-) -> Spread | None:
+    limits: Limits,
+) -> Sends | None:
     """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
     start_type: type[np.int32] | type[np.int64] = np.int32
     heap_room = 0
@@ -216,15 +155,15 @@ def _run(
         heap_room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
     units = np.array(demand.units, dtype=np.int64)
     while True:
-        state = _make_state(
-            fabric, demand, lanes, tiered=rule.theta >= 0, seed=seed, start=start_type, spill_dir=spill_dir
-        )
+        state = _make_state(fabric, demand, lanes, limits, tiered=rule.theta >= 0, start=start_type)
         scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
         events = _make_events(lanes, heap_room)
         most = int(np.iinfo(start_type).max)
         with (
-            part("spreading chunks", done=lambda: float(state.scalar[NUM_SENDS]) / num_sends),
-            stopping(scalar[SIGNAL:], seconds),
+            limits.deadline.scope(
+                "spreading chunks", done=lambda: float(state.scalar[NUM_SENDS]) / num_sends
+            ),
+            limits.deadline.stopping(scalar[SIGNAL:]),
         ):
             finish = int(
                 spread_chunks(fabric, state, events, units, _ORDERS[rule.order], rule.theta, min(limit, most))
@@ -246,7 +185,7 @@ def _run(
     columns = (state.sent_chunk, state.sent_link, state.sent_start)
     if demand.needed is not None:
         columns, finish = _pruned(fabric, demand, *columns)
-    return Spread(*columns, finish)
+    return Sends(*columns, finish)
 
 
 def _pruned(
@@ -268,11 +207,10 @@ def _make_state(
     fabric: Fabric,
     demand: Demand,
     lanes: _Lanes,
+    limits: Limits,
     *,
     tiered: bool,
-    seed: int,
     start: type[np.int32] | type[np.int64],
-    spill_dir: str | os.PathLike[str] | None,
 ) -> State:
     """The state before anything is sent."""
     num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
@@ -311,8 +249,8 @@ def _make_state(
         fresh_place=np.zeros(num_slots, np.int64),
         armed=np.zeros(num_slots, bool),
         # Turns begin anywhere, unless the seed is 0.
-        turn=np.random.default_rng(seed).integers(1 << 23, size=num_slots)
-        if seed
+        turn=np.random.default_rng(limits.seed).integers(1 << 23, size=num_slots)
+        if limits.seed
         else np.zeros(num_slots, int),
         queue=np.zeros(num_slots, np.int64),
         active=np.zeros(num_ranks, np.int64),
@@ -320,9 +258,9 @@ def _make_state(
         arrival_lane=lanes.arrival,
         freed_lane=lanes.freed,
         wake_lane=lanes.wake,
-        sent_chunk=room_for(num_sends, small, spill_dir),
-        sent_link=room_for(num_sends, np.int32, spill_dir),
-        sent_start=room_for(num_sends, start, spill_dir),
+        sent_chunk=room_for(num_sends, small, limits.spill_dir),
+        sent_link=room_for(num_sends, np.int32, limits.spill_dir),
+        sent_start=room_for(num_sends, start, limits.spill_dir),
         scalar=np.zeros(4, np.int64),
     )
 

@@ -16,6 +16,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis import stages
 from taccl.synthesis.heuristic.improvement import Improvement, improve_schedule, suits_improvement
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.search import Options, Search
@@ -51,7 +52,7 @@ def first_of(problem: Problem) -> Schedule:
 
 def from_nothing(problem: Problem, *, turns: int = 300, seed: int = 0) -> Schedule:
     """What is found without a schedule to begin with."""
-    search = Improvement(problem, bare_trees(problem), seed=seed)
+    search = Improvement(problem, bare_trees(problem), Limits(seed=seed))
     assert search.run(turns=turns) >= 0
     return search.schedule()
 
@@ -82,7 +83,7 @@ def test_problems_of_any_shape(combining: bool) -> None:
     problems = (random_problem(seed, combining=combining) for seed in range(16))
     for seed, problem in enumerate(_suited(problems, at_least=3)):
         first = first_of(problem)
-        better, _ = improve_schedule(first, turns=200, seed=seed)
+        better, _ = improve_schedule(first, Limits(seed=seed), turns=200)
         verify(better).raise_if_failed()
         assert better.finish_ticks <= first.finish_ticks
 
@@ -90,7 +91,7 @@ def test_problems_of_any_shape(combining: bool) -> None:
 def test_clauses_of_all_kinds() -> None:
     """Process groups, relays, links of several ends and what a sketch says of single chunks are obeyed."""
     for seed, problem in enumerate(_suited(map(random_group_problem, range(24)), at_least=10)):
-        better, _ = improve_schedule(first_of(problem), turns=200, seed=seed)
+        better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=200)
         verify(better).raise_if_failed()
 
 
@@ -100,7 +101,7 @@ def test_sums_of_any_shape() -> None:
     for seed in cases("sums, ruined and recreated", few=48, many=800, first=300):
         problem = random_problem(seed, combining=True)
         if suits_improvement(problem):
-            better, _ = improve_schedule(first_of(problem), turns=10, seed=seed)
+            better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=10)
             verify(better).raise_if_failed()
             verify(from_nothing(problem, turns=10, seed=seed)).raise_if_failed()
 
@@ -118,7 +119,7 @@ def test_a_sum_that_is_passed_on_like_a_contribution() -> None:
     first = exact_times(problem, chunk=[0, 0, 0], link=ways, starts=starts, reduce=[True] * 3)
     verify(first).raise_if_failed()
     for seed in range(4):
-        better, _ = improve_schedule(first, turns=10, seed=seed)
+        better, _ = improve_schedule(first, Limits(seed=seed), turns=10)
         verify(better).raise_if_failed()
 
 
@@ -233,8 +234,8 @@ def test_chunks_that_are_not_free_keep_their_routes() -> None:
 def test_a_bound_that_is_met_ends_it() -> None:
     """A finish that is good enough is not improved."""
     problem = problem_of(ring(4), collectives.allgather(4))
-    search = Improvement(problem, bare_trees(problem))
-    search.run(target_ticks=10**9, turns=50)
+    search = Improvement(problem, bare_trees(problem), Limits(target_ticks=10**9))
+    search.run(turns=50)
     assert search.counts.tolist() == [0, 0, 0]
 
 

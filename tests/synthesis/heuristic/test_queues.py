@@ -21,8 +21,9 @@ from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError, NoSolutionError
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
-from taccl.synthesis.heuristic.events import under
+from taccl.synthesis.heuristic import queues
 from taccl.synthesis.heuristic.fabric import problem_arrays
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.queues import send_queued
 from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.router import find_paths
@@ -42,7 +43,7 @@ def problem_of(topology, collective, *, chunk_bytes=MB):
 def finish_us(problem, **options):
     """When the schedule found ends, once both verifiers accepted it."""
     fabric, demand = problem_arrays(problem)
-    found = spread(fabric, with_relays(fabric, demand), **options)
+    found = spread(fabric, with_relays(fabric, demand), Limits(**options))
     schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
     assert verify(schedule).violations == ()
     assert verify_compact(schedule_large(problem)).ok
@@ -175,14 +176,22 @@ def test_target_out_of_reach_is_an_error():
 def test_same_seed_same_sends():
     """Everything is repeated exactly."""
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
-    one, two = (send_queued(fabric, demand, seed=3, num_runs=6) for _ in range(2))
+    one, two = (send_queued(fabric, demand, Limits(seed=3, num_runs=6)) for _ in range(2))
     assert (one.link == two.link).all() and (one.start == two.start).all()
 
 
-def test_further_runs_stop_at_the_target():
-    """No second run once the finish is as asked."""
+def num_runs(monkeypatch, limits):
+    """How many runs the kernel makes for an alltoall."""
+    runs, send = [], queues._send
+    monkeypatch.setattr(queues, "_send", lambda *given, **named: runs.append(1) or send(*given, **named))
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
-    assert send_queued(fabric, demand, target_ticks=2**40).num_runs == 1
+    send_queued(fabric, demand, limits)
+    return len(runs)
+
+
+def test_further_runs_stop_at_the_target(monkeypatch):
+    """No second run once the finish is as asked."""
+    assert num_runs(monkeypatch, Limits(target_ticks=2**40)) == 1
 
 
 @pytest.mark.parametrize("name", ["alltoall", "gather"])
@@ -213,17 +222,16 @@ def test_starts_beyond_32_bits():
     assert verify(found).ok
 
 
-def test_no_run_goes_on_after_the_time_limit():
+def test_no_run_goes_on_after_the_time_limit(monkeypatch):
     """A limit of no seconds leaves the first run only."""
-    fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
-    assert send_queued(fabric, demand, num_runs=100, time_limit_s=0).num_runs == 1
+    assert num_runs(monkeypatch, Limits(num_runs=100, until=Deadline.after(0))) == 1
 
 
 def test_paths_are_none_without_time() -> None:
     """Stopped before every chunk has a path, the search says so."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     with pytest.raises(NoSolutionError, match="before every chunk had a path"):
-        find_paths(fabric, demand, seconds=0.0)
+        find_paths(fabric, demand, Limits(Deadline.after(0.0)))
 
 
 def test_a_stopped_search_keeps_the_ways_it_has() -> None:
@@ -231,7 +239,7 @@ def test_a_stopped_search_keeps_the_ways_it_has() -> None:
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     for milliseconds in (1, 3, 10, 30, 100):
         try:
-            paths = find_paths(fabric, demand, seconds=milliseconds / 1000)
+            paths = find_paths(fabric, demand, Limits(Deadline.after(milliseconds / 1000)))
         except NoSolutionError:
             continue
         moves = demand.origin != demand.target
@@ -245,13 +253,9 @@ def test_a_limit_stops_the_search_for_ways() -> None:
     fabric, demand = problem_arrays(problem_of(topologies.mesh(16, 16), collectives.alltoall(256)))
 
     def cpu_s(limit: Deadline) -> float:
-        def balancing() -> None:
-            with under(limit):
-                find_paths(fabric, demand)
-
         began = time.process_time()
         with contextlib.suppress(OutOfTime):
-            limit.run(balancing, patience_s=math.inf)
+            limit.run(lambda: find_paths(fabric, demand, Limits(limit)), patience_s=math.inf)
         return time.process_time() - began
 
     cpu_s(Deadline())  # which loads the kernels

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -15,8 +13,10 @@ from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic import relays
 from taccl.synthesis.heuristic.fabric import problem_arrays
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.spreading import spread
+from taccl.synthesis.parameters import SearchParameters
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_chunks_that_start_and_end_alike_share_a_search(problem) -> None:
     ]
 
 
-def test_relays_of_shared_searches_lead_to_all_that_want_a_chunk(problem, monkeypatch) -> None:
+def test_relays_of_shared_searches_lead_to_all_that_want_a_chunk(problem) -> None:
     """One pass, and chunks in pairs: what is sent verifies, and ranks relay that are in no group of the chunk."""
-    monkeypatch.setattr(relays, "ROUTER", replace(relays.ROUTER, kept_steps=0, most_searches=18))
+    few = SearchParameters.from_dict({"router": {"kept_steps": 0, "most_searches": 18}})
     fabric, demand = problem_arrays(problem)
-    relayed = with_relays(fabric, demand)
+    relayed = with_relays(fabric, demand, Limits(parameters=few))
     assert relayed.routes is None
     assert relayed.wanted is not None and relayed.needed is demand.wanted
     assert np.bitwise_count(relayed.wanted).sum() > np.bitwise_count(relayed.needed).sum()

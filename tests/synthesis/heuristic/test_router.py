@@ -17,8 +17,8 @@ from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError, NoSolutionError
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
-from taccl.synthesis.heuristic.events import stopping, under
 from taccl.synthesis.heuristic.fabric import problem_arrays
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.queues import send_along_trees
 from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.router import Router, find_trees
@@ -94,12 +94,11 @@ def test_a_stopped_search_has_no_trees_yet() -> None:
     """Stopped before the first tree is grown, it says so, and keeps nothing half done."""
     fabric, demand, _ = arrays(topologies.mesh(4, 4), collectives.allgather(16))
     router = Router(fabric, demand)
-    with stopping(router.signal, None):
-        router.signal[0] = 1
-        assert router.route(np.arange(16), 1) == np.inf
+    router.signal[0] = 1
+    assert router.route(np.arange(16), 1) == np.inf
     assert (router.state.way == -1).all()
     with pytest.raises(NoSolutionError, match="give more time"):
-        find_trees(fabric, demand, seconds=0.0)
+        find_trees(fabric, demand, Limits(Deadline.after(0.0)))
 
 
 def test_a_limit_stops_growing_trees() -> None:
@@ -107,13 +106,8 @@ def test_a_limit_stops_growing_trees() -> None:
     wants = [([c % 1600], [(c * 37 + 41 * i) % 1600 for i in range(1, 41)]) for c in range(1600)]
     fabric, demand, _ = arrays(topologies.mesh(40, 40), custom(1600, wants))
     limit = Deadline.after(0.05)
-
-    def growing() -> None:
-        with under(limit):
-            find_trees(fabric, demand)
-
     with pytest.raises(OutOfTime):  # a search that is not stopped, and waited for, returns trees
-        limit.run(growing, patience_s=math.inf)
+        limit.run(lambda: find_trees(fabric, demand, Limits(limit)), patience_s=math.inf)
 
 
 def test_loads_are_those_of_the_trees() -> None:
@@ -137,7 +131,7 @@ def test_loads_are_those_of_the_trees() -> None:
 def test_the_same_seed_finds_the_same() -> None:
     """Twice the same starts."""
     fabric, demand, _ = arrays(topologies.dgx_h100(2), collectives.broadcast(16, chunks_per_rank=4))
-    one, two = (send_along_trees(fabric, demand, limit_ticks=2**60, seed=5) for _ in range(2))
+    one, two = (send_along_trees(fabric, demand, Limits(seed=5), limit_ticks=2**60) for _ in range(2))
     assert one is not None and two is not None
     assert (one.start == two.start).all() and (one.link == two.link).all()
 
@@ -205,7 +199,7 @@ def test_random_groups_on_random_graphs_verify(seed: int) -> None:
     joint = together([collectives.allgather(len(g)).among(sorted(g), num_ranks=num_ranks) for g in groups])
     problem = make_problem(topology, joint, chunk_bytes=MB, clauses=Clauses())
     fabric, demand = problem_arrays(problem)
-    found = spread(fabric, with_relays(fabric, demand), seed=seed)
+    found = spread(fabric, with_relays(fabric, demand), Limits(seed=seed))
     schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
     bound = lower_bound(problem)
     assert verify(schedule).ok

@@ -14,11 +14,13 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
+from taccl.deadline import Deadline
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic import spreading
 from taccl.synthesis.heuristic.fabric import Demand, make_demand, make_fabric, pack_bits, problem_arrays
+from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.spreading import Rule, spread
 from taccl.topology.topology import TopologyBuilder
@@ -33,10 +35,10 @@ def problem_of(topology, collective, *, chunk_bytes=MB, **clauses):
     return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses(**clauses))
 
 
-def solve(problem, **options):
+def solve(problem, *, rules=None, **limits):
     """What `spread` finds, relays added."""
     fabric, demand = problem_arrays(problem)
-    return spread(fabric, with_relays(fabric, demand), **options)
+    return spread(fabric, with_relays(fabric, demand), Limits(**limits), rules=rules)
 
 
 def verified(problem, **options):
@@ -270,7 +272,7 @@ def test_search_stops_at_its_target(runs):
 def test_time_limit_gives_up_later_runs(runs):
     """Ten thousand runs of a mesh take minutes; after a fifth of a second the best so far is returned."""
     problem = problem_of(topologies.mesh(12, 12), collectives.allgather(144))
-    solve(problem, num_runs=10_000, time_limit_s=0.2)
+    solve(problem, num_runs=10_000, until=Deadline.after(0.2))
     assert 1 <= len(runs) < 1000
 
 
@@ -359,12 +361,13 @@ def test_kernel_is_the_same_undecorated():
         "import taccl, numba\n"
         "from taccl.problem import make_problem\n"
         "from taccl.synthesis.heuristic.fabric import problem_arrays\n"
+        "from taccl.synthesis.heuristic.limits import Limits\n"
         "from taccl.synthesis.heuristic.relays import with_relays\n"
         "from taccl.synthesis.heuristic.spreading import spread\n"
         "for topology, name in ((taccl.topologies.dgx_a100(2), 'allgather'), (taccl.topologies.mesh(3, 3), 'scatter')):\n"
         "    collective = taccl.collectives.make(name, topology.num_ranks)\n"
         "    fabric, demand = problem_arrays(make_problem(topology, collective, chunk_bytes=10**6))\n"
-        "    found = spread(fabric, with_relays(fabric, demand), seed=3, num_runs=2)\n"
+        "    found = spread(fabric, with_relays(fabric, demand), Limits(seed=3, num_runs=2))\n"
         "    print(found.chunk.tolist(), found.link.tolist(), found.start.tolist())\n"
         "print(bool(numba.config.DISABLE_JIT))\n"
     )
