@@ -6,8 +6,7 @@ Several ranks behind one NIC take turns, so what one does the others cannot do a
 from __future__ import annotations
 
 import math
-import random
-from itertools import islice
+from itertools import chain, islice, permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["timing_group"]
 
-#: For the part that folds in time so many symmetries are listed: fewer where they take more ranks, links and
-#: resources somewhere than this. Half as many are tried, and of a larger group a quarter drawn at random.
-_MOST_LISTED, _MOST_IMAGES = 512, 2**21
-#: Images of all of those that are kept of the part that folds in time.
+#: So many symmetries are tried at most, fewer where they take more ranks, links and resources somewhere.
+_MOST_TRIED, _MOST_IMAGES = 512, 2**21
+#: Images of ranks, links and resources under all symmetries of the part that is kept.
 _MOST_KEPT = 2**25
 
 
@@ -58,13 +56,13 @@ def _find_timing_group(problem: Problem) -> Symmetries:
     divisor = math.gcd(*sizes.tolist())
     most = min(divisor, group.order or divisor)
     identity = np.arange(first + len(topology.resources), dtype=np.int32)[None, :]
-    listed = min(_MOST_LISTED, _MOST_IMAGES // identity.size)
+    tried = min(_MOST_TRIED, _MOST_IMAGES // identity.size)
     free: list[NDArray[np.int32]] = []
 
     def folding(candidates: Iterable[NDArray[np.int32]]) -> tuple[int, list[NDArray[np.int32]]]:
         kept = identity
         steps: list[NDArray[np.int32]] = []
-        for moves in islice(filter(is_free, candidates), len(group.generators) + listed // 2):
+        for moves in filter(is_free, islice(candidates, len(group.generators) + tried)):
             free.append(moves)
             larger = _larger(kept, [*steps, moves], is_free, min(most, _MOST_KEPT // len(moves)))
             if larger is not None:
@@ -74,17 +72,16 @@ def _find_timing_group(problem: Problem) -> Symmetries:
         return len(kept), steps
 
     # High orders first, as one symmetry is often enough; where they are not all, low orders first as well.
-    found = folding(_candidates(group, identity.size, divisor, listed))
+    found = folding(_candidates(group, identity.size, divisor))
     if found[0] < most:
         found = max(found, folding(free[::-1]), key=lambda each: each[0])
     return Symmetries(problem, tuple(_element(problem, moves) for moves in found[1]))
 
 
-def _candidates(group: Symmetries, size: int, divides: int, most: int) -> Iterator[NDArray[np.int32]]:
+def _candidates(group: Symmetries, size: int, divides: int) -> Iterator[NDArray[np.int32]]:
     """Symmetries as where they take ranks, links and resources, in one row: generators, then others.
 
-    Of a small group all others; of a large one the shortest products, some at random, and powers of these,
-    whose order divides a number. Those of high order come first.
+    These are powers of generators, and of the products of two, whose order divides a number; high ones first.
     """
     first, second = group.problem.topology.num_ranks, size - len(group.problem.topology.resources)
 
@@ -95,34 +92,13 @@ def _candidates(group: Symmetries, size: int, divides: int, most: int) -> Iterat
         np.concatenate((g.ranks, np.add(g.links, first), np.add(g.resources, second))).astype(np.int32)
         for g in group.generators
     ]
-    yield from sorted(generators, key=order_of, reverse=True)
-    if most < 4:
-        return
-    found = [np.arange(size, dtype=np.int32)]
-    known = {found[0].tobytes()}
-    for moves in found:
-        for generator in generators:
-            product = generator[moves]
-            if len(found) < most and product.tobytes() not in known:
-                known.add(product.tobytes())
-                found.append(product)
-    whole = len(found) < most
-    if not whole:
-        # Product replacement, with one that gathers them all up.
-        draw, pool, product = random.Random(0), generators * 8, generators[0]
-        for step in range(5 * len(pool) + most // 4):
-            i, j = draw.randrange(len(pool)), draw.randrange(len(pool))
-            pool[i] = pool[j][pool[i]]
-            product = pool[i][product]
-            if step >= 5 * len(pool):
-                found.append(product)
-    powers = []
-    for i, period in enumerate(map(order_of, found)):
+    generators.sort(key=order_of, reverse=True)
+    yield from generators
+    for moves in chain(generators, (two[one] for one, two in permutations(generators, 2))):
+        period = order_of(moves)
         common = math.gcd(period, divides)
-        orders = (n for n in range(2, common + 1) if common % n == 0 and (n == period or not whole))
-        powers += [(n, -i, period // n) for n in orders]
-    for _, i, exponent in sorted(powers, reverse=True):
-        yield np.array(power(found[-i].tolist(), exponent), dtype=np.int32)
+        for n in (n for n in range(common, 1, -1) if common % n == 0):
+            yield np.array(power(moves.tolist(), period // n), dtype=np.int32)
 
 
 def _larger(
