@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numba
@@ -137,7 +138,10 @@ class _FunctionCache(caching.FunctionCache):
     def __init__(self, py_func: Callable[..., Any]) -> None:
         super().__init__(py_func)
         files = self._cache_file
-        self._cache_file = _Files(files._cache_path, self._impl.filename_base, files._source_stamp)
+        # What a kernel calls, in the modules beside it, is compiled into it.
+        beside = sorted(Path(py_func.__code__.co_filename).parent.glob("*.py"))
+        stamp = files._source_stamp, tuple((each.stat().st_mtime, each.stat().st_size) for each in beside)
+        self._cache_file = _Files(files._cache_path, self._impl.filename_base, stamp)
 
 
 class _Cache(caching.NullCache):

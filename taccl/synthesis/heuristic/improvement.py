@@ -20,16 +20,8 @@ import numpy as np
 from taccl.collectives import make
 from taccl.problem import make_problem
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.heuristic.improvement_kernel import (
-    Arcs,
-    Calendar,
-    Room,
-    Rules,
-    State,
-    Trees,
-    Work,
-    improve,
-)
+from taccl.synthesis.heuristic.improvement_kernel import improve
+from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, Rules, State, Trees, Work
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.parameters import DEFAULTS
