@@ -29,8 +29,6 @@ __all__ = ["MemoryNeed", "check_columns", "check_memory", "free_memory_bytes", "
 
 #: Per transfer of a whole schedule, and while it is written to a file.
 _EXPANDED_BYTES, _FILE_BYTES = 150, 400
-#: Per transfer of a schedule that is mended, and for every hold that it has: objects, and arrays beside them.
-_MENDED_BYTES, _MENDED_HOLD_BYTES = 350, 1200
 #: Per hop of a way that is chosen first: where the kernel orders and queues it, and in the columns it fills.
 _HOP_BYTES, _SENT_BYTES = 37, 12
 #: Trees of ways that are kept for every set of origins.
@@ -55,12 +53,11 @@ class MemoryNeed:
     verification: int = 0
     columns: int = 0  # of the schedule that is returned
     file: int = 0  # while it is made a whole schedule and, where that is asked for, written to a file
-    mending: int = 0  # while an old schedule is mended
 
     @property
     def peak(self) -> int:
         """The most that is needed at any time."""
-        return self.proof + max(self.search, self.verification, self.columns + self.file, self.mending)
+        return self.proof + max(self.search, self.verification, self.columns + self.file)
 
     @property
     def peak_mb(self) -> float:
@@ -118,12 +115,10 @@ def check_memory(
     spilled: bool = False,
     summary: bool = False,
     to_file: bool = False,
-    mended: bool = False,
 ) -> int | None:
     """How many runs of the list scheduler memory is enough for: 1, or (None) as many as one likes.
 
-    The limit is by default a share of what is free; `mended` says that an old schedule is, and that nothing
-    is searched for.
+    The limit is by default a share of what is free.
 
     Raises
     ------
@@ -131,15 +126,8 @@ def check_memory(
         If it is not enough for one; it says how much is needed, the limit, and what would fit.
     """
     limit = _limit(memory_limit_mb, share)
-    needs: dict[int | None, MemoryNeed]
-    if mended:
-        num_transfers = sum(half.num_sends for half in _read_halves(problem))
-        holds = len(problem.topology.holds) / max(1, len(problem.topology.links))
-        each = _MENDED_BYTES + _MENDED_HOLD_BYTES * holds  # objects, of an old schedule and of a new one
-        needs = {None: MemoryNeed(num_transfers, mending=round(each * num_transfers))}
-    else:
-        how = {"spilled": spilled, "summary": summary, "to_file": to_file}
-        needs = {runs: memory_need(problem, num_runs=runs, **how) for runs in (None, 1)}
+    how = {"spilled": spilled, "summary": summary, "to_file": to_file}
+    needs = {runs: memory_need(problem, num_runs=runs, **how) for runs in (None, 1)}
     for num_runs, need in needs.items():
         if need.peak <= limit:
             return num_runs
@@ -147,17 +135,16 @@ def check_memory(
     if memory_limit_mb is None:
         allowed += f", {share:.0%} of what is free on this machine"
         raised = "give memory_limit_mb if you know better"
-    fitting = ["taccl.synthesize the new problem, which takes less"] if mended else []
-    if not mended:
-        if _has_implicit(problem):
-            fitting.append("taccl.synthesize_implicit needs next to nothing on this fabric")
-        others: dict[str, dict[str, bool]] = {
-            "keep='summary' (--summary) drops its transfers once they are verified": {"summary": True},
-            "spill_dir= (--spill) keeps its columns in files": {"spilled": True, "to_file": False},
-        }
-        for text, other in others.items():
-            if memory_need(problem, num_runs=1, **(how | other)).peak <= limit:
-                fitting.append(text)
+    fitting = []
+    if _has_implicit(problem):
+        fitting.append("taccl.synthesize_implicit needs next to nothing on this fabric")
+    others: dict[str, dict[str, bool]] = {
+        "keep='summary' (--summary) drops its transfers once they are verified": {"summary": True},
+        "spill_dir= (--spill) keeps its columns in files": {"spilled": True, "to_file": False},
+    }
+    for text, other in others.items():
+        if memory_need(problem, num_runs=1, **(how | other)).peak <= limit:
+            fitting.append(text)
     raise InputError(
         f"{problem.title} would take {need.num_transfers:.2g} transfers "
         f"and {_about(need.peak)} ({need}), more than the {allowed}; "

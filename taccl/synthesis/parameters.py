@@ -300,7 +300,7 @@ class ReplanParameters(_Group):
     """Re-planning after a failure."""
 
     reserve_share: float = 0.3  # of the time, kept for the schedule itself and for verifying it
-    least_sends: int = 100_000  # that ruin and recreate times in its turns however little time there is
+    least_sends: int = 400_000  # that ruin and recreate times in its turns however little time there is
     most_routes: int = 250_000  # with more (trees times ranks) nothing is improved
 
 

@@ -27,7 +27,6 @@ from taccl.synthesis.heuristic.improvement import (
 )
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
-from taccl.synthesis.memory import check_memory
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.synthesize import synthesize
 from taccl.units import format_count, format_us
@@ -121,7 +120,7 @@ def replan(
     seed : int
         Of the search.
     memory_limit_mb : int, optional
-        By default 80 % of what is free. What would need more is refused before it begins.
+        Of what is made anew, as of `synthesize`.
     parameters : SearchParameters
         Constants of the search.
 
@@ -129,12 +128,11 @@ def replan(
     ------
     InputError
         If `ranks` does not name an old rank for every new one, once each, the problem shares no chunk with
-        the old schedule, the time limit is not positive, or there is not enough memory.
+        the old schedule, the time limit is not positive, or there is not the memory to make it anew.
     SketchError, TopologyError
         If a chunk cannot reach a destination any more.
     """
     began = time.monotonic()
-    check_memory(problem, memory_limit_mb=memory_limit_mb, mended=True)
     new_rank = _new_ranks(old, problem, ranks)
     new_link = _new_links(old.problem, problem, new_rank)
     new_chunk = _new_chunks(old.problem, problem, new_rank)
@@ -162,8 +160,9 @@ def replan(
     from_scratch = schedule is None
     if schedule is None:
         found = synthesize(
-            problem, backend="greedy", time_limit_s=time_limit_s, seed=seed, parameters=parameters
-        ).schedule
+            problem, backend="greedy", time_limit_s=time_limit_s, seed=seed,
+            memory_limit_mb=memory_limit_mb, parameters=parameters,
+        ).schedule  # fmt: skip
         schedule = found if isinstance(found, Schedule) else found.expand()
     known = (t for t in old if t.chunk in new_chunk and t.link in new_link)
     was = {(new_chunk[t.chunk], new_link[t.link], t.reduce) for t in known}
