@@ -105,11 +105,6 @@ class Clause(NamedTuple):
     is_new: bool = False
 
     @property
-    def binds(self) -> bool:
-        """Whether a schedule must obey it."""
-        return self.scope != "search"
-
-    @property
     def is_scalar(self) -> bool:
         """Whether its values name no links and no ranks."""
         return self.shape in ("plain", "fraction")

@@ -318,14 +318,6 @@ class Collective:
         own = (ProcessGroup(self.name, members, self.num_chunks),)
         return placed if self.groups else replace(placed, groups=own)
 
-    @checked_as(CollectiveError)
-    def relabelled(self, permutation: Sequence[int]) -> Collective:
-        """The collective with rank r renamed ``permutation[r]``; chunks keep their index."""
-        if sorted(permutation) != list(range(self.num_ranks)):
-            said = f"found {list(permutation)[:16]}; expected every rank 0-{self.num_ranks - 1} once"
-            raise CollectiveError(said, where="permutation")
-        return self._placed(permutation, self.num_ranks)
-
     def _placed(self, permutation: Sequence[int], num_ranks: int) -> Collective:
         """The collective with rank r renamed ``permutation[r]``, over `num_ranks` ranks."""
 

@@ -225,7 +225,6 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "collectives.together": {"collectives": "@some"},
     "collective.among": {"ranks": [0, 1], "num_ranks": 2},
-    "collective.relabelled": {"permutation": [1, 0]},
     "collective.split": {"parts": 2},
     **{f"baselines.{name}": {"problem": "@problem"} for name in ("best", "ring", "pairwise")},
     "baselines.baseline": {"name": "ring", "problem": "@problem"},

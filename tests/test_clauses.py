@@ -97,7 +97,7 @@ GUIDING: dict[str, Any] = {
     "objective_weight": 2,
     "routing_slack": 3,
 }
-BINDING = [name for name, each in CLAUSES.items() if each.binds]
+BINDING = [name for name, each in CLAUSES.items() if each.scope != "search"]
 IN_SKETCHES = [field for each in CLAUSES.values() for field in each.said if field != "relays"]
 
 

@@ -116,12 +116,6 @@ def test_names_may_have_underscores_and_capitals() -> None:
     assert collectives.make("Reduce_Scatter", 3) == collectives.reduce_scatter(3)
 
 
-def test_relabelled_ranks_move_everything() -> None:
-    """Rank 0 becomes 1: origins, roots and derivations follow."""
-    assert collectives.reduce(2).relabelled([1, 0]).chunks == (Chunk((0, 1), (1,), 1),)
-    assert collectives.scan(2).relabelled([1, 0]).derivations == (Derivation(0, 0, 1),)
-
-
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
 def test_a_collective_survives_its_dict(name: str) -> None:
     """to_dict, then from_dict, is the same."""

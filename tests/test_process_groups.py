@@ -154,11 +154,6 @@ class TestGroups:
         assert Collective.from_dict(joint.to_dict()) == joint
         assert "groups" not in collectives.allgather(2).to_dict()
 
-    def test_relabelling_moves_members(self) -> None:
-        """Rank r becomes r + 1 mod 4."""
-        placed = collectives.allgather(2).among([0, 3], num_ranks=4)
-        assert placed.relabelled([1, 2, 3, 0]).groups[0].ranks == (1, 0)
-
     @pytest.mark.parametrize(
         ("groups", "message"),
         [

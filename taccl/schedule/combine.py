@@ -1,4 +1,4 @@
-"""Schedules from schedules: reversed, concatenated, relabelled, and rid of what nobody needs."""
+"""Schedules from schedules: reversed, concatenated, and rid of what nobody needs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
-from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "concatenate", "contributions_apart", "prune", "reduction_half", "relabel", "reverse", "spreading_half",
+    "concatenate", "contributions_apart", "prune", "reduction_half", "reverse", "spreading_half",
     "summed_at_destinations",
 ]  # fmt: skip
 
@@ -143,21 +143,6 @@ def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: st
         group=np.concatenate(groups),
         reduce=np.concatenate([each.reduce for each in schedules]),
         producer=producer or " + ".join(dict.fromkeys(each.producer for each in schedules)),
-    )
-
-
-def relabel(schedule: Schedule, problem: Problem, *, links: Sequence[int], chunks: Sequence[int]) -> Schedule:
-    """The schedule of `problem` in which every link and chunk of ``schedule.problem`` has another index."""
-    return make_schedule(
-        problem,
-        chunk=np.asarray(chunks)[schedule.chunk],
-        link=np.asarray(links)[schedule.link],
-        start=schedule.start,
-        end=schedule.end,
-        group=schedule.group,
-        reduce=schedule.reduce,
-        producer=schedule.producer,
-        contributions=schedule.contributions,
     )
 
 

@@ -13,7 +13,7 @@ from taccl.baselines import one_shot
 from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
 from taccl.problem import make_problem
-from taccl.schedule.combine import contributions_apart, relabel, summed_at_destinations
+from taccl.schedule.combine import contributions_apart, summed_at_destinations
 from taccl.schedule.precedence import Arrival, make_up
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
@@ -150,13 +150,6 @@ def test_names_are_part_of_the_schedule():
     assert schedule != mutated(schedule, contributions=other)
     assert "sum of 0" in schedule.table()
     assert [each.contributions for each in schedule] == schedule.contributions
-
-
-def test_relabelled():
-    """Contributions go with the transfers that are relabelled."""
-    schedule = exchange()
-    links = range(len(schedule.problem.topology.links))
-    assert relabel(schedule, schedule.problem, links=links, chunks=[0]) == schedule
 
 
 def test_replanned():
