@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = ["ZERO", "Events", "is_free", "next_time", "pop", "post", "push"]
+__all__ = ["NO", "ZERO", "Events", "is_free", "next_time", "pop", "post", "push"]
 
 #: What variables begin with that are handed on: for a plain 0 numba compiles what takes them once more.
 ZERO: Any = np.int64(0)
+#: The same for False.
+NO: Any = np.bool_(False)
 
 
 class Events(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import compiled, inner
+from taccl.synthesis.heuristic.events import ZERO
 from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, draw, mark
 from taccl.synthesis.heuristic.recreate_kernel import at_root, recreate
 from taccl.synthesis.heuristic.ruin_kernel import ruin
@@ -51,7 +52,7 @@ def improve(
     w.room.queue[0] = 0
     for t in range(len(w.trees.kind)):
         mark(w.room, t)
-    retime(w, now, 0)
+    retime(w, now, ZERO)
     least = NEVER
     value = record = FAR
     idle = turn = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import inner
+from taccl.synthesis.heuristic.events import ZERO
 from taccl.synthesis.heuristic.improvement_state import NONE, draw, mark, reaches
 from taccl.synthesis.heuristic.timing_kernel import book_anew, charge, unbook
 
@@ -82,7 +83,7 @@ def _held_up_by(w: Work, now: State, m: int) -> int:
     e, k = now.link[m], now.kind[m]
     a = k * arcs.num_links + e
     tail = arcs.tail[a]
-    found, seen = NONE, 0
+    found, seen = NONE, ZERO
     took = now.end[m] - now.start[m]
     for h in range(arcs.hold_of[e], arcs.hold_of[e + 1]):
         q = arcs.resource[h]
@@ -115,7 +116,7 @@ def _held_up_by(w: Work, now: State, m: int) -> int:
             for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
                 if now.way[t, arcs.head[x]] == e:
                     seen, found = _into(w, now, t, arcs.head[x], now.start[m], seen, found)
-    return found
+    return int(found)
 
 
 @inner

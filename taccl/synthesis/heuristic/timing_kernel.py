@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.events import pop, push
+from taccl.synthesis.heuristic.events import NO, ZERO, pop, push
 from taccl.synthesis.heuristic.improvement_state import NEVER
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def book_anew(w: Work, now: State, m: int) -> None:
     """Enter a send that carries more or less than before; note if that needs all to be timed again."""
     arcs, e = w.arcs, now.link[m]
     unbook(arcs, now.calendar, e, m)
-    fits = earliest(arcs, now.calendar, e, now.units[m], now.start[m], False) == now.start[m]
+    fits = earliest(arcs, now.calendar, e, now.units[m], now.start[m], NO) == now.start[m]
     for j in range(now.carries[m]):
         t = now.member[m, j]
         for r in range(arcs.num_ranks):
@@ -57,7 +57,7 @@ def book_anew(w: Work, now: State, m: int) -> None:
                 fits = fits and now.end[before] <= now.start[after]
     if not fits:
         w.room.reach[2] = 1
-    book(arcs, now.calendar, e, now.units[m], now.start[m], m, False)
+    book(arcs, now.calendar, e, now.units[m], now.start[m], m, NO)
 
 
 @inner
@@ -174,7 +174,7 @@ def retime(w: Work, now: State, passes: int) -> None:
 @inner
 def _sort(now: State, room: Room, mirrored: bool) -> None:
     """Put sends in order of their starts, or of their ends from the last on; leave out those not in use."""
-    count = size = 0
+    count, size = ZERO, 0
     for i in range(now.size[0]):
         m = now.order[i]
         if now.carries[m]:
@@ -201,7 +201,7 @@ def _place(w: Work, now: State, mirrored: bool) -> None:
         a = k * num_links + e
         tail = arcs.tail[a]
         outward = (k == 1) == mirrored
-        begin = 0
+        begin = ZERO
         for j in range(now.carries[m]):
             t = now.member[m, j]
             if outward:
