@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from taccl.measure.rows import Row
 
-__all__ = ["joined", "read_log"]
+__all__ = ["joined", "log_of_text", "read_log"]
 
 _NAMES = {
     "allreduce": r"all[_ -]?reduce", "allgather": r"all[_ -]?gather", "alltoall": r"all[_ -]?to[_ -]?all",
@@ -72,8 +72,11 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
     FormatError
         If there is nothing to read in it, a time is not above 0, or nothing tells which collective it is.
     """
-    where = os.fspath(path)
-    text = read_text(path)
+    return log_of_text(read_text(path), os.fspath(path), collective=collective, in_place=in_place)
+
+
+def log_of_text(text: str, where: str, *, collective: str | None = None, in_place: bool = False) -> Log:
+    """The measurements in a text, which messages say is from `where`; the rest is as in `read_log`."""
     lines = [plain(line) for line in text.splitlines()]
     left_out: list[str] = []
     reports = list(_reports(text))

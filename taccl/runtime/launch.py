@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from taccl.runtime.job import Job
 
-__all__ = ["launch"]
+__all__ = ["launch", "launched"]
 
 #: What ranks take to start is no part of a time limit; so many on so few cores take seconds.
 _START_S = 120.0
@@ -51,31 +51,49 @@ def launch(job: Job, note: Callable[[str], None] = lambda _: None) -> Execution:
     Raises `ExecutionError` if there is no MPI in this environment, or a rank dies or does not answer.
     `InputError` if the memory of this machine is too small.
     """
-    mpiexec = find_mpiexec()
+    find_mpiexec()
     check_memory(job, _free_memory_bytes())
-    num_ranks = job.program.num_ranks
+    report = launched(
+        "taccl.runtime.worker", job.program.num_ranks, job.to_dict(), timeout_s=job.timeout_s, note=note
+    )
+    return Execution.from_dict(report)
+
+
+def launched(
+    worker: str,
+    num_ranks: int,
+    request: dict[str, Any],
+    *,
+    timeout_s: float,
+    note: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """What rank 0 of ranks on this machine reports, each of which runs a module with a request in a file.
+
+    - `timeout_s`: Seconds for which rank 0 may be silent.
+    """
+    mpiexec = find_mpiexec()
     note(f"starting {num_ranks} ranks")
     with (
         _termination_as_exception(),
         tempfile.TemporaryDirectory(prefix="taccl-run-", ignore_cleanup_errors=True) as name,
     ):
         folder = Path(name)
-        request = folder / "job.json"
-        request.write_text(json.dumps(job.to_dict()), encoding="utf-8")
+        path = folder / "job.json"
+        path.write_text(json.dumps(request), encoding="utf-8")
         ranks: _Ranks | None = None
         others = segments()
         try:
             with held(folder):
-                ranks = _Ranks(_start(mpiexec, num_ranks, request), folder, others)
-                return ranks.attend(job, note)
+                ranks = _Ranks(_start(mpiexec, num_ranks, path, worker), folder, others)
+                return ranks.attend(timeout_s, note)
         finally:
             if ranks is not None:
                 ranks.end()
 
 
-def _start(mpiexec: Path, num_ranks: int, request: Path) -> subprocess.Popen[bytes]:
+def _start(mpiexec: Path, num_ranks: int, request: Path, worker: str) -> subprocess.Popen[bytes]:
     # A Python that finds the modules this one finds, and none that happen to be in the current folder.
-    python = [sys.executable, "-P", "-m", "taccl.runtime.worker"]
+    python = [sys.executable, "-P", "-m", worker]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     command = [str(mpiexec), "-n", str(num_ranks), *python, str(request)]
     # No threads beside the ranks, which have few cores as it is; settings of the user go first.
@@ -102,7 +120,7 @@ class _Ranks:
     def __init__(self, process: subprocess.Popen[bytes], folder: Path, others: set[str]) -> None:
         self.process, self.folder, self.others = process, folder, others
 
-    def attend(self, job: Job, note: Callable[[str], None]) -> Execution:
+    def attend(self, timeout_s: float, note: Callable[[str], None]) -> dict[str, Any]:
         """What rank 0 reports in the end."""
         patience_s, heard_at = _START_S, time.monotonic()
         with open(self.folder / _SAID, "rb") as stream:
@@ -114,7 +132,7 @@ class _Ranks:
                     report = self._heard(_parsed(line), note)
                     if report is not None:
                         return report
-                    patience_s, heard_at = job.timeout_s + 2 * GRACE_S, time.monotonic()
+                    patience_s, heard_at = timeout_s + 2 * GRACE_S, time.monotonic()
                 if lines:
                     continue
                 if has_ended:
@@ -146,7 +164,7 @@ class _Ranks:
                 os.kill(pid, signal.SIGKILL)
         self._remove_segments()
 
-    def _heard(self, message: dict[str, Any], note: Callable[[str], None]) -> Execution | None:
+    def _heard(self, message: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any] | None:
         if "note" in message:
             note(message["note"])
         if "error" in message:
@@ -155,7 +173,8 @@ class _Ranks:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_KILL_S)
-        return Execution.from_dict(message["report"])
+        report: dict[str, Any] = message["report"]
+        return report
 
     def _remove_segments(self) -> None:
         """Remove what ranks shared memory by and left: a rank that is killed early has told nobody of it.

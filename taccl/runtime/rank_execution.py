@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from taccl.runtime.watchdog import Watchdog
 
-__all__ = ["execute_on_rank"]
+__all__ = ["execute_on_rank", "gathered", "patiently", "told"]
 
 _POLL_S = 5e-4
 #: What a process that Ctrl-C ended says to its shell.
@@ -65,8 +65,8 @@ def execute_on_rank(
         mine = communicator.Dup()
         outcome = _Rank(mine, job, watchdog, note if communicator.rank == 0 else lambda _: None).run()
         watchdog.expect("reporting", job.timeout_s)
-        reports = _gather(mine, outcome)
-        report: dict[str, Any] = _broadcast(mine, None if reports is None else _report(job, reports))
+        reports = gathered(mine, outcome)
+        report: dict[str, Any] = told(mine, None if reports is None else _report(job, reports))
         mine.Free()
     except BaseException as error:
         # A rank that fails alone would leave all others waiting for it, and MPICH leaves its memory behind.
@@ -101,7 +101,7 @@ def _agree_on_job(communicator: Any, make: Callable[[], Job], watchdog: Watchdog
                 "where": getattr(error, "where", None),
             }
     watchdog.expect("agreeing on what to do", None)
-    message = _broadcast(communicator, message)
+    message = told(communicator, message)
     if raised is not None:
         raise raised
     if "error" in message:
@@ -209,7 +209,7 @@ class _Rank:
         from mpi4py import MPI
 
         answer = np.array([0], dtype=np.int32)
-        _patiently(self.communicator.Iallreduce(np.array([mine], dtype=np.int32), answer, MPI.MAX))
+        patiently(self.communicator.Iallreduce(np.array([mine], dtype=np.int32), answer, MPI.MAX))
         return bool(answer[0])
 
     def _slowest(self, times_us: list[float]) -> list[float]:
@@ -292,33 +292,34 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _broadcast(communicator: Any, value: Any) -> Any:
+def told(communicator: Any, value: Any) -> Any:
     """Rank 0's plain values, at every rank."""
     content = json.dumps(value).encode() if communicator.rank == 0 else b""
     length = np.array([len(content)], dtype=np.int64)
-    _patiently(communicator.Ibcast(length))
+    patiently(communicator.Ibcast(length))
     buffer = bytearray(content or int(length[0]))
-    _patiently(communicator.Ibcast(buffer))
+    patiently(communicator.Ibcast(buffer))
     return json.loads(buffer)
 
 
-def _gather(communicator: Any, value: Any) -> list[Any] | None:
+def gathered(communicator: Any, value: Any) -> list[Any] | None:
     """Every rank's plain values, at rank 0; None elsewhere."""
     from mpi4py import MPI
 
     content = json.dumps(value).encode()
     is_first = communicator.rank == 0
     lengths = np.zeros(communicator.size, dtype=np.int64) if is_first else None
-    _patiently(communicator.Igather(np.array([len(content)], dtype=np.int64), lengths))
+    patiently(communicator.Igather(np.array([len(content)], dtype=np.int64), lengths))
     if lengths is None:
-        _patiently(communicator.Igatherv([content, MPI.BYTE], None))
+        patiently(communicator.Igatherv([content, MPI.BYTE], None))
         return None
     buffer = bytearray(int(lengths.sum()))
-    _patiently(communicator.Igatherv([content, MPI.BYTE], [buffer, lengths.tolist(), MPI.BYTE]))
+    patiently(communicator.Igatherv([content, MPI.BYTE], [buffer, lengths.tolist(), MPI.BYTE]))
     ends = np.cumsum(lengths)
     return [json.loads(buffer[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
 
 
-def _patiently(request: Any) -> None:
+def patiently(request: Any) -> None:
+    """Wait for a request without keeping a core busy."""
     while not request.Test():
         time.sleep(_POLL_S)

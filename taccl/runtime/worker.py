@@ -1,4 +1,4 @@
-"""One rank that ``taccl run`` started: ``python -m taccl.runtime.worker JOB.json`` under mpiexec.
+"""One rank that taccl started: ``python -m taccl.runtime.worker JOB.json`` under mpiexec.
 
 Rank 0 says what there is to say on stdout, in lines of JSON. The pipe that guards it is in the job's folder.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import import_mpi
@@ -17,11 +17,30 @@ from taccl.runtime.parent_death_guard import end_with
 from taccl.runtime.rank_execution import execute_on_rank
 from taccl.runtime.watchdog import Watchdog
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Task = Callable[[Any, Callable[[], dict[str, Any]], Watchdog, Callable[[str], None]], dict[str, Any]]
+
+__all__ = ["main", "serve"]
 
 
 def main(path: str) -> int:
     """Play one rank's part in the job in a file; returns the exit code."""
+
+    def task(
+        communicator: Any,
+        request: Callable[[], dict[str, Any]],
+        watchdog: Watchdog,
+        note: Callable[[str], None],
+    ) -> dict[str, Any]:
+        return execute_on_rank(communicator, lambda: Job.from_dict(request()), watchdog, note).to_dict()
+
+    return serve(path, task)
+
+
+def serve(path: str, task: Task) -> int:
+    """Play one rank's part in a task, whose request is in a file, and let rank 0 report what it returns."""
     end_with(Path(path).parent)
     with Watchdog() as watchdog:
         try:
@@ -31,14 +50,14 @@ def main(path: str) -> int:
             return 1
         communicator = mpi.COMM_WORLD
         is_first = communicator.rank == 0
-        report = execute_on_rank(
+        report = task(
             communicator,
-            lambda: Job.from_dict(json.loads(Path(path).read_text(encoding="utf-8"))),
+            lambda: json.loads(Path(path).read_text(encoding="utf-8")),
             watchdog,
             lambda text: _say({"note": text}),
         )
         if is_first:
-            _say({"report": report.to_dict()})
+            _say({"report": report})
         watchdog.expect("ending MPI", 0)
         mpi.Finalize()
     return 0

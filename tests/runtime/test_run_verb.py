@@ -134,7 +134,7 @@ if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{r
         (0, "import_mpi"),  # the others are in MPI_Init
         (1, "_agree_on_job"),
         (0, "Execution.from_dict"),  # every rank has all that it waits for
-        *([(1, "import_mpi"), (1, "Engine.run"), (1, "_gather"), (0, "_report")] if MANY else []),
+        *([(1, "import_mpi"), (1, "Engine.run"), (1, "gathered"), (0, "_report")] if MANY else []),
     ],
 )
 def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, allgather_file, tmp_path, monkeypatch):
