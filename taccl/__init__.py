@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     from taccl.formats.registry import write as write
     from taccl.measure.fit import Fit as Fit
     from taccl.measure.fit import fit as fit
+    from taccl.placement.measuring import probe as probe
+    from taccl.placement.placement import Placement as Placement
+    from taccl.placement.probe import Probe as Probe
+    from taccl.placement.reorder import reorder as reorder
     from taccl.plot.report.page import report as report
     from taccl.plot.report.page import write_report as write_report
     from taccl.problem import Problem as Problem
@@ -123,6 +127,10 @@ _NAMES_OF_MODULE = {
     "taccl.formats.native": ("load", "save"),
     "taccl.formats.registry": ("convert", "write"),
     "taccl.measure.fit": ("Fit", "fit"),
+    "taccl.placement.measuring": ("probe",),
+    "taccl.placement.placement": ("Placement",),
+    "taccl.placement.probe": ("Probe",),
+    "taccl.placement.reorder": ("reorder",),
     "taccl.plot.report.page": ("report", "write_report"),
     "taccl.program.interpret": ("Interpretation", "interpret"),
     "taccl.program.lift": ("lift",),

@@ -41,7 +41,7 @@ def load(path: str | PathLike[str], **arguments: Any) -> Topology:
     ----------
     **arguments
         What the file does not say, for files of other tools; see `load_nccl_topology`, `load_nvidia_smi` and
-        `load_astra_network` in `taccl.formats`.
+        `load_astra_network` in `taccl.formats`, and `load_probe_topology` in `taccl.placement.matrices`.
 
     Raises
     ------

@@ -28,6 +28,7 @@ LINES = (
     ("synthesis", "program"),
     ("formats",),
     ("explore", "plot", "runtime"),
+    ("placement",),
     ("__init__", "topologies"),
     ("cli", "__main__"),
 )

@@ -301,6 +301,14 @@ GIVEN: dict[str, dict[str, object]] = {
     "fit": {
         "logs": ["here.txt"], "topology": "dgx-h100", "nodes": 1, "collective": None, "in_place": False, "seed": 0,
     },
+    "reorder": {
+        "topology": "@topology", "collective": "allreduce", "algorithm": "ring", "size": "1KB", "order": None,
+        "group": 2, "time_limit_s": 1.0, "seed": 0, "progress": None,
+    },
+    "Probe": {
+        "hosts": ["a", "b"], "latency_us": [[0, 1], [1, 0]], "bandwidth_gb_per_s": None, "sampled": False,
+        "uplinks": [], "latency_spread": None,
+    },
     "explain": {"problem": "@problem", "backend": "highs", "time_limit_s": 2.0},
     "check_sketch": {
         "sketch": "@sketch", "topology": "@topology", "collective": "allgather", "chunk_size": "1KB",
@@ -378,7 +386,7 @@ ODD: tuple[object, ...] = (
 #: Public names that are no function of their caller's making: what the library returns, and errors.
 RETURNED = (
     "Certificate", "CompactSchedule", "Execution", "Explanation", "Fit", "ImplicitResult", "ImplicitSchedule",
-    "Interpretation", "Plan", "Prices", "Program", "Replan", "Result", "Schedule", "Simulation", "Sketch",
+    "Interpretation", "Placement", "Plan", "Prices", "Program", "Replan", "Result", "Schedule", "Simulation", "Sketch",
     "SketchProposal", "SketchReport", "SteadyState", "Verification", "plot.Bandwidths",
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["schedule", "sketch", "upstream sketch", "topology", "upstream topology"]
 
-_FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt")
+_FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt", ".csv")
 _FIELDS_OF_TOPOLOGIES = frozenset(
     ("fabric", "constants", "link", "resource", "ranks_per_node", "rails", "alpha_meaning", "alpha_us")
 )

@@ -27,7 +27,7 @@ __all__ = [
     "format_of_name", "read", "write",
 ]  # fmt: skip
 
-FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "astra-sim-network")
+FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network")
 
 _LIMIT_BYTES = 10**9
 #: Marks of XML and of text are near the top.

@@ -48,6 +48,11 @@ class FileFormat:
 _VIEW = "the topology's costs, the collective and the sketch; it cannot be read back"
 #: Written so that no comment can be read in two ways: a search through many of them ends at once.
 _XML_COMMENTS = r"(<!--(?:(?!-->)[\s\S])*-->\s*)*"
+#: Rows of numbers with commas between them below at most a head; a matrix of CUDA's sample; a pair's log.
+_MATRIX = (
+    r"\A(#[^\n]*\n|[^\S\n]*\n)*([^=\[{<\n]*,[^=\[{<\n]*\n)?[^=\[{<,\n]*,[^=\[{<a-df-zA-DF-Z\n]*,?[\d.\s]*$"
+    r"|P2P=(Enabled|Disabled)[^\n]*Matrix|^#\s*pair:?\s+\S+\s+\S+\s*$"
+)
 
 FORMATS = (
     FileFormat(
@@ -112,6 +117,16 @@ FORMATS = (
         "nvidia-smi", "topology", "a server, as nvidia-smi topo -m prints it",
         load="taccl.formats.nccl.nvidia_smi:load_nvidia_smi",
         begins=r"^(\x1b\[[0-9;]*m|[^\S\n])*GPU\d+\b[^\n]*\bCPU Affinity",
+    ),
+    FileFormat(
+        "taccl-probe", "topology", "latencies and bandwidths between hosts, as `taccl probe` measured them",
+        load="taccl.placement.matrices:load_probe_topology",
+        fields={"format": "taccl-probe"},
+    ),
+    FileFormat(
+        "pair-matrix", "topology", "a matrix of pairs: CSV, p2pBandwidthLatencyTest, logs below `# pair A B`",
+        load="taccl.placement.matrices:load_probe_topology",
+        begins=_MATRIX,
     ),
     FileFormat(
         "astra-sim-network", "topology", "a network file of ASTRA-sim",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 from taccl.errors import ExecutionError
 
-__all__ = ["INSTALL", "Launch", "find_mpiexec", "import_mpi", "launched_by"]
+__all__ = ["INSTALL", "Launch", "find_library", "find_mpiexec", "import_mpi", "launched_by"]
 
 INSTALL = "pip install 'taccl[mpi]'"
 
@@ -60,6 +61,15 @@ def find_mpiexec() -> Path:
         f"found mpi4py, but no mpiexec in {sys.prefix}; {INSTALL}, or start the ranks with the mpiexec of "
         "your own MPI: mpiexec -n N taccl run ..."
     )
+
+
+def find_library() -> Path:
+    """MPICH's library in this environment."""
+    with contextlib.suppress(PackageNotFoundError):
+        for file in distribution("mpich").files or []:
+            if file.name.startswith("libmpi.so."):
+                return Path(str(file.locate())).resolve()
+    raise ExecutionError(f"found no MPICH in {sys.prefix}; {INSTALL}, or name its libmpi.so")
 
 
 def import_mpi() -> Any:

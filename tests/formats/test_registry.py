@@ -87,7 +87,11 @@ def test_odd_options_are_bad_input(name, option, tmp_path, schedule, quiet):
     folder = next((folder for folder, known in FOLDERS if known == name), None)
     odd = ("0x", -3, object())
     if each.load and option in module._options(module._found(each.load)):
-        path = next(iter(foreign_files(f"{folder}/*"))).values[0]
+        path = tmp_path / "probe.json"
+        if folder is not None:
+            path = next(iter(foreign_files(f"{folder}/*"))).values[0]
+        else:
+            taccl.Probe(("a", "b"), [[0, 1], [1, 0]]).save(path)
         for value in odd:
             with contextlib.suppress(TacclError):
                 read(path, format=name, **{option: value})
@@ -251,6 +255,7 @@ def test_other_things_are_refused(tmp_path, schedule):
 FOLDERS = [
     ("msccl-xml", "msccl-xml"), ("nccl-topo", "nccl-topology"), ("nvidia-smi", "nvidia-smi"),
     ("astra-sim", "astra-sim-network"), ("upstream-taccl/algorithm", "upstream-algorithm"),
+    ("pair-matrix", "pair-matrix"),
 ]  # fmt: skip
 
 

@@ -11,5 +11,5 @@ __all__ = ["VERBS"]
 #: In the order in which ``taccl --help`` lists them.
 VERBS = (
     "synthesize", "verify", "show", "simulate", "bound", "explain", "suggest", "baseline", "convert", "run",
-    "plan", "fit", "backends", "compare", "sweep", "cache", "plot", "report",
+    "plan", "fit", "probe", "reorder", "backends", "compare", "sweep", "cache", "plot", "report",
 )  # fmt: skip

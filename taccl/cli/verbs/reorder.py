@@ -1,0 +1,201 @@
+"""``taccl reorder``: which rank should be on which host, and the files that tell launchers and libraries."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import taccl
+from taccl.cli.answer import Answer
+from taccl.cli.options import add_options, number
+from taccl.cli.output import add_output, check_output, progress_shown, written_to
+from taccl.cli.things import is_file, topology_from_word
+from taccl.errors import FormatError, InputError
+from taccl.names import table
+from taccl.units import format_us
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from taccl.topology.topology import Topology
+
+#: What its help ends with.
+EXAMPLES = (
+    "taccl reorder probe.json --algorithm ring --size 100MB --hostfile hosts.new",
+    "taccl reorder latency.csv --collective alltoall --algorithm pairwise --hosts hosts --rankfile ranks",
+)
+#: Files beside the placement itself.
+_FILES = ("hostfile", "rankfile", "openmpi_rules", "mpich_selection", "nccl_tuner", "plot")
+
+_times = number(float, lambda x: 1 <= x < 1e6, "a number of at least 1")
+_rate = number(float, lambda x: 0 < x < 1e9, "a positive number of GB/s")
+
+
+def add(verb: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    help = "a probe (of `taccl probe`), a matrix of latencies (CSV), another topology file, or a machine"
+    verb.add_argument("topology", metavar="FILE|NAME", help=help)
+    verb.set_defaults(positionals=("topology",))
+    add_options(verb, "--collective", required=False, default="allreduce")
+    help = "ring, rings:4, double-tree, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
+    verb.add_argument("--algorithm", default="ring", metavar="NAME|FILE", help=f"{help} (default ring)")
+    add_options(verb, "--size", default="100MB", help="larger of a rank's input and output (default 100MB)")
+    add_options(verb, "--nodes", "--time-limit", "--seed")
+    add_output(verb, "the placement as JSON")
+    group = verb.add_argument_group("where nothing was measured")
+    help = "how many times what leaves a rack its hosts can send (default 4)"
+    group.add_argument("--oversubscription", type=_times, metavar="K", help=help)
+    group.add_argument("--bandwidth", type=_rate, metavar="GB/S", help="of every host (default 12.5)")
+    group = verb.add_argument_group("files for launchers and libraries")
+    help = "the hosts in their present order, a line name or name:slots each (default: those of the probe)"
+    group.add_argument("--hosts", metavar="FILE", help=help)
+    group.add_argument("--hostfile", metavar="FILE", help="a host file in the new order")
+    help = "whose host file (default mpich, whose launcher is Hydra)"
+    group.add_argument("--launcher", choices=("mpich", "openmpi"), default="mpich", help=help)
+    group.add_argument("--rankfile", metavar="FILE", help="a rank file for Open MPI")
+    help = "dynamic rules for Open MPI: which algorithm at which size"
+    group.add_argument("--openmpi-rules", metavar="FILE", help=help)
+    group.add_argument("--mpich-selection", metavar="FILE", help="the same for MPICH, as JSON")
+    help = "MPICH's libmpi.so, or its selection file, for what is not chosen here"
+    group.add_argument("--mpich-base", metavar="FILE", help=help)
+    group.add_argument("--nccl-tuner", metavar="FILE", help="a table for NCCL's example tuner plugin")
+    group.add_argument("--plot", metavar="FILE", help="a picture of the matrix, before and after")
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Number ranks anew, so that the algorithm which a library runs fits the network."""
+    from taccl.formats.files import check_writable, write_whole
+
+    check_output(options)
+    for name in _FILES:
+        if getattr(options, name) is not None:
+            check_writable(getattr(options, name), overwrite=options.overwrite)
+    if options.plot is not None:
+        from taccl.plot.style import format_of
+
+        format_of(options.plot)
+    if options.mpich_selection is not None and options.mpich_base is None:
+        from taccl.runtime.environment import find_library
+
+        options.mpich_base = find_library()
+    topology, hosts = _hosts(options)
+    with progress_shown(wanted=True) as progress:
+        found = taccl.reorder(
+            topology, options.collective, _algorithm(options.algorithm), options.size,
+            time_limit_s=options.time_limit, seed=options.seed, progress=progress,
+        )  # fmt: skip
+    contents = {
+        getattr(options, name): write(found, hosts, options)
+        for name, write in _WRITERS.items()
+        if getattr(options, name) is not None
+    }
+    values = found.to_dict() | {"hosts": hosts, "files": [*contents]}
+    answer = Answer(_text(found, hosts), values)
+    if options.output is not None:
+        contents = {options.output: json.dumps(values, indent=1) + "\n", **contents}
+    for path, content in contents.items():
+        answer = written_to(answer, path, lambda: write_whole(path, content, overwrite=options.overwrite))  # noqa: B023
+    if options.plot is not None:
+        from taccl.placement.pictures import matrices
+        from taccl.plot.style import save
+
+        answer = written_to(
+            answer, options.plot, lambda: save(matrices(found), options.plot, overwrite=options.overwrite)
+        )
+    return answer
+
+
+def _algorithm(word: str) -> Any:
+    """A name, or the schedule or program in a file."""
+    return taccl.load(word) if is_file(word) else word
+
+
+def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
+    """The topology, and the host of every slot of it; none where nobody names them."""
+    from taccl.formats.registry import format_of_content
+    from taccl.placement.files import read_hosts
+    from taccl.placement.matrices import load_probe
+
+    given = {"oversubscription": options.oversubscription, "bandwidth_gb_per_s": options.bandwidth}
+    given = {name: value for name, value in given.items() if value is not None}
+    named: list[str] = []
+    is_probe = False
+    if is_file(options.topology):
+        try:
+            is_probe = format_of_content(options.topology).name in ("taccl-probe", "pair-matrix")
+        except FormatError:  # a topology of taccl's own
+            is_probe = False
+    if is_probe:
+        probe = load_probe(options.topology)
+        topology, named = probe.topology(name=options.topology, **given), list(probe.hosts)
+    elif given:
+        said = "found a topology, which says it itself; leave it out"
+        raise InputError(
+            said, where="--oversubscription" if len(given) > 1 else f"--{[*given][0].split('_')[0]}"
+        )
+    else:
+        topology = topology_from_word(options.topology, nodes=options.nodes)
+    if options.hosts is not None:
+        named = read_hosts(options.hosts)
+        if len(named) < topology.num_ranks:
+            said = f"found {len(named)} slots for {topology.num_ranks} ranks; name a slot for each"
+            raise InputError(said, where="--hosts")
+    elif not named and (options.hostfile or options.rankfile):
+        raise InputError("found no names of hosts; give them with --hosts", where="--hostfile")
+    return topology, named
+
+
+def _choices(found: taccl.Placement, options: argparse.Namespace, library: str) -> Any:
+    from taccl.placement.files import choose
+
+    return choose(found.topology, options.collective, library=library, order=found.order)
+
+
+def _selection(found: taccl.Placement, _: list[str], options: argparse.Namespace) -> str:
+    from taccl.placement.files import mpich_selection
+
+    choices = _choices(found, options, "mpich")
+    return mpich_selection(choices, len(found.order), base=options.mpich_base)
+
+
+def _hostfile(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> str:
+    from taccl.placement.files import hostfile
+
+    return hostfile(found, hosts, options.launcher)
+
+
+def _rankfile(found: taccl.Placement, hosts: list[str], _: argparse.Namespace) -> str:
+    from taccl.placement.files import rankfile
+
+    return rankfile(found, hosts)
+
+
+def _rules(found: taccl.Placement, _: list[str], options: argparse.Namespace) -> str:
+    from taccl.placement.files import openmpi_rules
+
+    return openmpi_rules(_choices(found, options, "openmpi"), len(found.order))
+
+
+def _tuner(found: taccl.Placement, _: list[str], options: argparse.Namespace) -> str:
+    from taccl.placement.files import nccl_tuner
+
+    return nccl_tuner(_choices(found, options, "nccl"), len(found.order), found.topology.num_nodes)
+
+
+_WRITERS: dict[str, Callable[[taccl.Placement, list[str], argparse.Namespace], str]] = {
+    "hostfile": _hostfile, "rankfile": _rankfile, "openmpi_rules": _rules, "mpich_selection": _selection,
+    "nccl_tuner": _tuner,
+}  # fmt: skip
+
+
+def _text(found: taccl.Placement, hosts: list[str]) -> str:
+    rows = [
+        ("before", format_us(found.before_us)),
+        ("after", format_us(found.after_us)),
+        ("bound", format_us(found.bound_us)),
+    ]
+    order = " ".join(hosts[slot] if hosts else str(slot) for slot in found.order)
+    lines = [found.title, table(rows, indent="  "), f"  {found.why}"]
+    lines += [f"  note: {note}" for note in found.topology.notes]
+    return "\n".join([*lines, "", f"rank 0 to {len(found.order) - 1} on: {order}"])

@@ -1,0 +1,300 @@
+"""Files that tell launchers and stock libraries which rank goes where, and what to run at which size."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from taccl.arguments import checked, known_word
+from taccl.errors import CollectiveError, FormatError, InputError
+from taccl.names import shown
+from taccl.placement.reorder import Case
+from taccl.reading import read_text
+from taccl.units import parse_size
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from taccl.arguments import Size
+    from taccl.placement.placement import Placement
+    from taccl.placement.probe import Probe
+    from taccl.topology.topology import Topology
+
+__all__ = [
+    "Choice", "choose", "hostfile", "mpich_selection", "nccl_tuner", "openmpi_rules", "rankfile",
+    "read_hosts",
+]  # fmt: skip
+
+#: What libraries call our algorithms: Open MPI by number, MPICH by function, NCCL by name.
+_OPENMPI = {
+    "allreduce": (2, {"doubling": 3, "ring": 4, "halving-doubling": 6}),
+    "allgather": (0, {"halving-doubling": 3, "ring": 4}),
+    "alltoall": (3, {"pairwise": 2}),
+}
+_MPICH = {
+    "allreduce": {
+        "doubling": "MPIR_Allreduce_intra_recursive_doubling",
+        "ring": "MPIR_Allreduce_intra_ring",
+        "halving-doubling": "MPIR_Allreduce_intra_reduce_scatter_allgather",
+    },
+    "allgather": {
+        "halving-doubling": "MPIR_Allgather_intra_recursive_doubling",
+        "ring": "MPIR_Allgather_intra_ring",
+    },
+    "alltoall": {"pairwise": "MPIR_Alltoall_intra_pairwise"},
+}
+#: What MPICH compares sizes with.
+_COUNTED = {"allreduce": "avg_msg_size", "allgather": "total_msg_size", "alltoall": "avg_msg_size"}
+_NCCL = {
+    "allreduce": {"ring": "ring", "double-tree": "tree"},
+    "allgather": {"ring": "ring"},
+    "reduce-scatter": {"ring": "ring"},
+}
+_LIBRARIES: dict[str, dict[str, list[str]]] = {
+    "openmpi": {kind: list(names) for kind, (_, names) in _OPENMPI.items()},
+    "mpich": {kind: list(names) for kind, names in _MPICH.items()},
+    "nccl": {kind: list(names) for kind, names in _NCCL.items()},
+}
+#: Sizes at which algorithms are compared: twice as much each.
+_FROM_BYTES, _TO_BYTES = 1 << 10, 1 << 30
+#: Beyond all sizes.
+_ENDLESS = 2**31 - 1
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
+
+
+@checked
+def read_hosts(path: str | os.PathLike[str]) -> list[str]:
+    """The host of every slot in a file of lines ``name`` or ``name:slots``, in order; ``#`` begins a comment.
+
+    Raises `FormatError` for a line that is neither, and a host that is named twice.
+    """
+    slots: list[str] = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        word = line.partition("#")[0].strip()
+        if not word:
+            continue
+        name, _, count = word.partition(":")
+        where = f"{path}: line {number}"
+        if not _HOST.fullmatch(word) or count == "0":
+            raise FormatError(f"found {shown(repr(word), 60)}; expected name or name:slots", where=where)
+        if name in slots:
+            said = f"found host {shown(name, 60)} twice; name it once, with its number of slots: {name}:2"
+            raise FormatError(said, where=where)
+        slots += [name] * int(count or 1)
+    return slots
+
+
+@checked
+def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich") -> str:
+    """A host file by which a launcher starts rank r on its host: for Hydra (``mpiexec -f``), or Open MPI.
+
+    Parameters
+    ----------
+    placement : Placement
+        The order of ranks.
+    hosts : sequence of str
+        The host of every slot.
+    launcher : str
+        ``"mpich"`` or ``"openmpi"``.
+
+    Raises
+    ------
+    InputError
+        If there are fewer hosts than ranks; or of Open MPI, which knows a host once, if ranks of one host do
+        not follow one another: a rank file can say that.
+    """
+    known_word(launcher, ("mpich", "openmpi"), "launcher")
+    runs = [(name, len(list(ranks))) for name, ranks in groupby(_placed(placement, hosts))]
+    names = [name for name, _ in runs]
+    if launcher == "mpich":
+        return "".join(f"{name}:{count}\n" for name, count in runs)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        said = f"found ranks of host {shown(twice, 60)} that do not follow one another; write a rank file"
+        raise InputError(said, where="hosts")
+    return "".join(f"{name} slots={count}\n" for name, count in runs)
+
+
+@checked
+def rankfile(placement: Placement, hosts: Sequence[str]) -> str:
+    """A rank file for Open MPI: ``mpirun --map-by rankfile:FILE=...``, or ``--rankfile`` before version 5."""
+    used: dict[str, int] = {}
+    lines = []
+    for rank, host in enumerate(_placed(placement, hosts)):
+        lines.append(f"rank {rank}={host} slot={used.get(host, 0)}\n")
+        used[host] = used.get(host, 0) + 1
+    return "".join(lines)
+
+
+def _placed(placement: Placement, hosts: Sequence[str]) -> list[str]:
+    """The host of every rank."""
+    count = len(placement.order)
+    if len(hosts) < count:
+        raise InputError(f"found {len(hosts)} slots for {count} ranks; name a slot for each", where="hosts")
+    for name in hosts:
+        if not _HOST.fullmatch(name) or ":" in name:
+            raise InputError(f"found {shown(repr(name), 60)}; expected the name of a host", where="hosts")
+    return [hosts[slot] for slot in placement.order]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fastest algorithm from one size to another, in bytes, both included."""
+
+    collective: str
+    least_bytes: int
+    most_bytes: int
+    algorithm: str
+
+
+@checked
+def choose(
+    topology: Topology | Probe,
+    collective: str,
+    *,
+    library: str,
+    order: Sequence[int] | None = None,
+    least: Size = _FROM_BYTES,
+    most: Size = _TO_BYTES,
+) -> list[Choice]:
+    """Which algorithm that a library has is predicted to be the fastest at which size, in an order of ranks.
+
+    Parameters
+    ----------
+    topology : Topology or Probe
+        The hosts.
+    collective : str
+        ``"allreduce"``, ``"allgather"``, ``"alltoall"``; of NCCL ``"reduce-scatter"``, and no alltoall.
+    library : str
+        ``"openmpi"``, ``"mpich"`` or ``"nccl"``.
+    order : sequence of int, optional
+        The host slot of every rank; by default rank r is on slot r.
+    least, most : int or str
+        The sizes between which algorithms are compared; the first and the last choice hold beyond them.
+    """
+    known_word(library, _LIBRARIES, "library")
+    if collective not in _LIBRARIES[library]:
+        said = f"found {collective}; {library} is told of {', '.join(_LIBRARIES[library])}"
+        raise InputError(said, where="collective")
+    sizes = [parse_size(least, where="least")]
+    while sizes[-1] * 2 <= parse_size(most, where="most"):
+        sizes.append(sizes[-1] * 2)
+    fastest = []
+    for size in sizes:
+        times: dict[str, float] = {}
+        for name in _LIBRARIES[library][collective]:
+            try:
+                case = Case(topology, collective, name, size)
+            except (InputError, CollectiveError):  # not among so many ranks
+                continue
+            times[name] = case.us(case.ticks(order or range(case.problem.topology.num_ranks)))
+        fastest.append(min(times, key=lambda name: times[name]))
+    found: list[Choice] = []
+    for name, each in groupby(zip(sizes, fastest, strict=True), key=lambda pair: pair[1]):
+        least_bytes = found[-1].most_bytes + 1 if found else 0
+        found.append(Choice(collective, least_bytes, max(size for size, _ in each) * 2 - 1, name))
+    last = found[-1]
+    found[-1] = Choice(collective, last.least_bytes, _ENDLESS, last.algorithm)
+    return found
+
+
+@checked
+def openmpi_rules(choices: Sequence[Choice], num_ranks: int) -> str:
+    """A file of dynamic rules for Open MPI's ``coll_tuned``.
+
+    Run with ``--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename FILE``; give the
+    whole path, as a file that is not there is ignored without a word. Another component may have the higher
+    priority: ``--mca coll_tuned_priority 90``. Rules hold for as many ranks and more.
+    """
+    by_kind = groupby(choices, key=lambda choice: choice.collective)
+    rules = {kind: list(some) for kind, some in by_kind}
+    lines = [f"{len(rules)}  # collectives"]
+    for kind, some in rules.items():
+        number, names = _OPENMPI[kind]
+        lines += [f"{number}  # {kind}", "1  # numbers of ranks", f"{num_ranks}  # ranks"]
+        lines.append(f"{len(some)}  # sizes: from so many bytes on, algorithm, fan-out, segment")
+        lines += [f"{each.least_bytes} {names[each.algorithm]} 0 0  # {each.algorithm}" for each in some]
+    return "\n".join(lines) + "\n"
+
+
+@checked
+def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os.PathLike[str]) -> str:
+    """A file for MPICH's ``MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE``.
+
+    Such a file stands for all that MPICH would choose by, and a collective that is missing ends the program:
+    so the rest is taken from MPICH's own, and choices for just as many ranks are put before it.
+
+    Parameters
+    ----------
+    choices : sequence of Choice
+        As `choose` finds them.
+    num_ranks : int
+        Of the communicators that they are for.
+    base : path
+        MPICH's library (``libmpi.so``), which holds the tree it chooses by, or a file of that.
+    """
+    tree = _selection_of(Path(base))
+    for kind, each in groupby(choices, key=lambda choice: choice.collective):
+        rules: dict[str, Any] = {}
+        for choice in each:
+            last = choice.most_bytes == _ENDLESS
+            # Of an alltoall MPICH counts what goes to one rank, of an allgather the whole.
+            parts, counted = num_ranks if kind == "alltoall" else 1, _COUNTED[kind]
+            key = f"{counted}=any" if last else f"{counted}<={choice.most_bytes // parts}"
+            rules[key] = {f"algorithm={_MPICH[kind][choice.algorithm]}": {}}
+            if (kind, choice.algorithm) == ("allreduce", "halving-doubling"):  # which needs a number a rank
+                doubling: dict[str, Any] = {f"algorithm={_MPICH[kind]['doubling']}": {}}
+                rules[key] = {"count<pow2": doubling, "count=any": rules[key]}
+        own = tree[f"collective={kind}"]["comm_type=intra"]
+        if kind == "allreduce":  # a ring needs an operation that commutes, halving one that MPI knows
+            rules = {
+                "is_commutative=yes": {"is_op_built_in=yes": rules, "is_op_built_in=no": own},
+                "is_commutative=no": own,
+            }
+        elif kind == "alltoall":
+            rules = {"is_sendbuf_inplace=no": rules, "is_sendbuf_inplace=yes": own}
+        exactly = {f"comm_size<{num_ranks}": own, f"comm_size<={num_ranks}": rules, "comm_size=any": own}
+        tree[f"collective={kind}"]["comm_type=intra"] = exactly
+    return json.dumps(tree, indent=1) + "\n"
+
+
+def _selection_of(base: Path) -> dict[str, Any]:
+    """The tree by which MPICH chooses, from its library or a JSON file: the one with every collective."""
+    try:
+        data = base.read_bytes()
+    except OSError as error:
+        said = f"the file cannot be read ({error.strerror}); give MPICH's libmpi.so, or its selection file"
+        raise InputError(said, where=str(base)) from None
+    for start in re.finditer(rb'\{\s*"collective=', data):
+        text = data[start.start() :].split(b"\0", 1)[0].decode("utf-8", "replace")
+        try:
+            tree, _ = json.JSONDecoder().raw_decode(text)
+        except ValueError:
+            continue
+        if {"collective=allreduce", "collective=ibarrier"} <= set(tree):
+            found: dict[str, Any] = tree
+            return found
+    said = "found no tree of collectives; give the libmpi.so of MPICH 4 or later, or its selection file"
+    raise FormatError(said, where=str(base))
+
+
+@checked
+def nccl_tuner(choices: Sequence[Choice], num_ranks: int, num_nodes: int) -> str:
+    """A table for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``).
+
+    Its columns: collective, sizes, algorithm, protocol, channels (-1: as NCCL would), nodes, ranks.
+    """
+    names = {"allreduce": "allreduce", "allgather": "allgather", "reduce-scatter": "reducescatter"}
+    lines = ["# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"]
+    for choice in choices:
+        algorithm = _NCCL[choice.collective][choice.algorithm]
+        lines.append(
+            f"{names[choice.collective]},{choice.least_bytes},{choice.most_bytes},{algorithm},simple,-1,"
+            f"{num_nodes},{num_ranks}"
+        )
+    return "\n".join(lines) + "\n"

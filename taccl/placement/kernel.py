@@ -1,0 +1,244 @@
+"""The compiled core of placement: the time of a placement, a search among them, and a proof for few ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.kernels import compiled, inner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.placement.fabric import Messages, Paths, Relaxed
+
+__all__ = ["TOO_LONG", "anneal", "prove", "tails", "timed"]
+
+#: What a placement is said to take that takes longer than asked.
+TOO_LONG = 2**62
+
+
+@compiled(allocates=True)
+def tails(messages: Messages, takes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How long all takes from the end of every message on, if each takes as long as given."""
+    tail = np.zeros(len(takes), dtype=np.int64)
+    for m in range(len(takes) - 1, -1, -1):
+        for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
+            before = messages.wait[i]
+            tail[before] = max(tail[before], takes[m] + tail[m])
+    return tail
+
+
+@compiled
+def timed(
+    messages: Messages,
+    paths: Paths,
+    relaxed: Relaxed,
+    order: NDArray[np.int64],
+    cutoff: int,
+    end: NDArray[np.int64],
+    free: NDArray[np.int64],
+) -> int:
+    """When the last message ends, each as early as its data and what it shares with others allow.
+
+    A message flows through all that it holds at once, and resources serve messages in the algorithm's order,
+    each as soon as its data is there. With all of these constraints and more, no schedule that keeps to the
+    order on every resource ends earlier (`taccl.schedule.timing.exact_times`).
+
+    Parameters
+    ----------
+    order : (num_ranks,) int64
+        The host of every rank; -1 where it is open: then nothing is later than under any choice.
+    cutoff : int
+        Beyond it `TOO_LONG` is returned, as soon as that is known.
+    end, free
+        Room for the end of every message, and since when resources, then ports of ranks out and in, are free.
+    """
+    hosts = order.size
+    ports = free.size - 2 * hosts
+    finish = 0
+    for r in range(free.size):
+        free[r] = 0
+    for m in range(messages.src.size):
+        start = 0
+        for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
+            start = max(start, end[messages.wait[i]])
+        src, dst, units = messages.src[m], messages.dst[m], messages.units[m]
+        a, b, kind = order[src], order[dst], relaxed.kind[m]
+        if a >= 0 and b >= 0:
+            pair = a * hosts + b
+            for hop in range(paths.path_of[pair], paths.path_of[pair + 1]):
+                link = paths.link[hop]
+                until = start + paths.alpha[link] + units * paths.beta[link]
+                for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
+                    r = paths.resource[h]
+                    free[r] = max(free[r], start) + paths.hold_alpha[h] + units * paths.hold_beta[h]
+                    until = max(until, free[r])
+                start = until
+        else:
+            takes = relaxed.anywhere[kind]
+            if a >= 0:
+                takes = relaxed.from_host[kind, a]
+            elif b >= 0:
+                takes = relaxed.to_host[kind, b]
+            out, into = ports + src, ports + hosts + dst
+            # A port that no host has is held for no time, and puts nothing off.
+            if relaxed.port_out[kind]:
+                free[out] = max(free[out], start) + relaxed.port_out[kind]
+            if relaxed.port_in[kind]:
+                free[into] = max(free[into], start) + relaxed.port_in[kind]
+            start = max(start + takes, free[out], free[into])
+        end[m] = start
+        if start + relaxed.tail[m] > cutoff:
+            return TOO_LONG
+        finish = max(finish, start)
+    return finish
+
+
+@inner
+def _copy(source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+    for i in range(source.size):
+        target[i] = source[i]
+
+
+@inner
+def _moved(order: NDArray[np.int64], trial: NDArray[np.int64], draw: NDArray[np.float64]) -> bool:
+    """Make `trial` the order with one change, drawn by lot; False where there is none.
+
+    Two ranks change places, a stretch is turned round, or two neighbouring stretches, or two blocks of a
+    power of two, change places; half of the changes are of the first kind.
+    """
+    _copy(order, trial)
+    count = order.size
+    kind, part = draw[0], draw[3]
+    i, j = int(draw[1] * count), int(draw[2] * count)
+    low, high = min(i, j), max(i, j) + 1
+    if i == j:
+        return False
+    if kind < 0.5:
+        trial[i], trial[j] = order[j], order[i]
+    elif kind < 0.65:
+        for k in range(high - low):
+            trial[low + k] = order[high - 1 - k]
+    elif kind < 0.85:
+        shift = 1 + int(part * (high - low - 1))
+        for k in range(high - low):
+            trial[low + k] = order[low + (shift + k) % (high - low)]
+    else:
+        length = 1
+        while 4 * length <= count and part < 0.7:
+            length, part = 2 * length, part / 0.7
+        i, j = i // length * length, j // length * length
+        if i == j or max(i, j) + length > count:
+            return False
+        for k in range(length):
+            trial[i + k], trial[j + k] = order[j + k], order[i + k]
+    return True
+
+
+@compiled
+def anneal(
+    messages: Messages,
+    paths: Paths,
+    relaxed: Relaxed,
+    orders: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    draws: NDArray[np.float64],
+    warmth: float,
+    room: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> int:
+    """The time of the best placement found by changes that seldom make it worse, and ever more seldom.
+
+    Parameters
+    ----------
+    orders : (3, num_ranks) int64
+        The placement to begin with, which becomes the best; room for the present one, and for the next.
+    numbers : (2,) int64
+        A signal to stop, and how many placements were tried.
+    draws : (tries, 5) float64
+        Random numbers from 0 to 1.
+    warmth : float
+        How much worse than the present one the next may be at first, as a part of it, on average.
+    """
+    best_order, order, trial = orders[0], orders[1], orders[2]
+    end, free = room
+    _copy(best_order, order)
+    present = timed(messages, paths, relaxed, order, TOO_LONG, end, free)
+    best, tries = present, len(draws)
+    for t in range(tries):
+        numbers[1] = t
+        if numbers[0]:
+            break
+        if not _moved(order, trial, draws[t]):
+            continue
+        heat = warmth * present * (1.0 - t / tries)
+        limit = present - int(heat * np.log(1.0 - draws[t, 4]))
+        found = timed(messages, paths, relaxed, trial, limit, end, free)
+        if found > limit:
+            continue
+        _copy(trial, order)
+        present = found
+        if found < best:
+            best = found
+            _copy(trial, best_order)
+    return best
+
+
+@compiled
+def prove(
+    messages: Messages,
+    paths: Paths,
+    relaxed: Relaxed,
+    orders: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    best: int,
+    end: NDArray[np.int64],
+    free: NDArray[np.int64],
+) -> int:
+    """The time of the best placement of all, by branch and bound: ranks get hosts one after another.
+
+    Parameters
+    ----------
+    orders : (3, num_ranks) int64
+        The best placement known, which is replaced by a better one; and room.
+    numbers : (2,) int64
+        A signal to stop; the other becomes 1 where the search came to its end.
+    best : int
+        The time of the one known.
+    """
+    best_order, order, tried = orders[0], orders[1], orders[2]
+    count = order.size
+    depth = 0
+    for r in range(count):
+        order[r] = tried[r] = -1
+    while depth >= 0:
+        if numbers[0]:
+            return best
+        order[depth] = -1
+        host = tried[depth] + 1
+        while host < count and _is_taken(order, depth, host):
+            host += 1
+        if host == count:
+            tried[depth] = -1
+            depth -= 1
+            continue
+        tried[depth] = order[depth] = host
+        found = timed(messages, paths, relaxed, order, best - 1, end, free)
+        if found >= best:
+            continue
+        if depth < count - 1:
+            depth += 1
+            continue
+        best = found
+        _copy(order, best_order)
+    numbers[1] = 1
+    return best
+
+
+@inner
+def _is_taken(order: NDArray[np.int64], depth: int, host: int) -> bool:
+    taken = False
+    for r in range(depth):
+        taken = taken or order[r] == host
+    return taken

@@ -1,0 +1,81 @@
+"""Pictures of a placement: how far hosts are from each other in rank order, and a ring drawn on its racks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.arguments import checked
+from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from taccl.placement.placement import Placement
+
+__all__ = ["matrices", "ring"]
+
+
+@drawing
+@checked
+def matrices(placement: Placement, *, ax: Axes | None = None) -> Axes:
+    """A heat map of how long ranks are busy for each other, in the order given and in the new one.
+
+    Parameters
+    ----------
+    placement : Placement
+        As `taccl.reorder` returns it.
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+    """
+    ax = axes(ax, width=9.0, height=4.6)
+    between = placement.distance_us
+    count = len(placement.order)
+    gap = max(1, count // 16)
+    whole = np.full((count, 2 * count + gap), np.nan)
+    for at, order in ((0, placement.given), (count + gap, placement.order)):
+        whole[:, at : at + count] = between[np.ix_(order, order)]
+    image = ax.imshow(whole, cmap="cividis", interpolation="nearest")
+    colours: Any = ax.figure.colorbar(image, ax=ax, shrink=0.8)
+    colours.set_label("us of all that a largest message holds")
+    ticks = [(count - 1) / 2, count + gap + (count - 1) / 2]
+    ax.set_xticks(ticks, ["rank, in the order given", "rank, in the new order"])
+    ax.set_ylabel("rank")
+    headline(ax, f"{placement.title}\n{placement.gain:.3g} times as fast")
+    return ax
+
+
+@drawing
+@checked
+def ring(placement: Placement, *, ax: Axes | None = None) -> Axes:
+    """The ring of ranks, each beside the next, drawn on the racks that their hosts are in.
+
+    Parameters
+    ----------
+    placement : Placement
+        As `taccl.reorder` returns it; racks are the nodes of its topology.
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+    """
+    ax = axes(ax, width=9.0, height=4.6)
+    racks = placement.topology.ranks_of_node
+    spot = {host: (rack, -level) for rack, hosts in enumerate(racks) for level, host in enumerate(hosts)}
+    across = len(racks) + 0.5
+    for shift, name, order in ((0.0, "order given", placement.given), (across, "new order", placement.order)):
+        ends = list(zip(order, [*order[1:], order[0]], strict=True))
+        crossing = [pair for pair in ends if spot[pair[0]][0] != spot[pair[1]][0]]
+        for pair in ends:
+            (x, y), (u, v) = spot[pair[0]], spot[pair[1]]
+            leaves = x != u
+            ax.plot(
+                [x + shift, u + shift], [y, v], color=OKABE_ITO[5] if leaves else GREY,
+                linewidth=0.8 if leaves else 1.6, alpha=0.8,
+            )  # fmt: skip
+        points = np.array([spot[host] for host in order], dtype=float)
+        ax.plot(points[:, 0] + shift, points[:, 1], "o", color=INK, markersize=4)
+        ax.text(shift + (len(racks) - 1) / 2, 0.8, f"{name}: {len(crossing)} steps leave a rack", ha="center")
+    ax.set_ylim(-max(map(len, racks)) + 0.3, 1.6)
+    ax.set_axis_off()
+    headline(ax, placement.title)
+    return ax

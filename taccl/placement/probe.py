@@ -1,0 +1,282 @@
+"""What was measured between hosts: latency and bandwidth of every pair; and the topology that it suggests."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.arguments import checked
+from taccl.errors import InputError
+from taccl.formats.files import write_whole
+from taccl.names import shown
+from taccl.placement.clusters import completed, levels
+from taccl.topology.parts import exact_cost, hold_ends
+from taccl.topology.topology import TopologyBuilder
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+    from taccl.arguments import Number
+    from taccl.topology.topology import Side, Topology
+
+__all__ = ["APART", "USUAL_GB_PER_S", "USUAL_OVERSUBSCRIPTION", "Probe"]
+
+#: Two directions that differ by more than this factor are taken for a mistake, and named.
+APART = 3.0
+#: Assumed where nothing was measured; our choices, which notes of the topology name.
+_USUAL_LATENCY_US = 10.0
+USUAL_GB_PER_S = 12.5
+USUAL_OVERSUBSCRIPTION = 4.0
+#: Each further level of clusters passes such a part of what the level within passes; our choice.
+_FURTHER = 2.0
+
+
+@checked
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Latency and bandwidth between hosts, row to column, as measured.
+
+    Parameters
+    ----------
+    hosts : tuple of str
+        Their names; a host may have several ranks, and then is named several times.
+    latency_us, bandwidth_gb_per_s : (num_hosts, num_hosts) array, optional
+        One way, median; one of the two at least. The diagonal does not count. Pairs that were not measured
+        are nan in both directions, where `sampled`.
+    sampled : bool
+        Whether pairs may be missing.
+    uplinks : tuple of (tuple of int, float)
+        Ranks that share a way out, as simultaneous messages showed, and its GB/s.
+    latency_spread : float, optional
+        Interquartile range over median of the latencies of one pair, the median of all pairs.
+
+    Raises
+    ------
+    InputError
+        If a matrix is not square, or has a hole, an entry that is not above 0, or two directions of a pair
+        that differ by more than a factor of 3; row and column are named.
+    """
+
+    hosts: tuple[str, ...]
+    latency_us: NDArray[np.float64] | None = None
+    bandwidth_gb_per_s: NDArray[np.float64] | None = None
+    sampled: bool = False
+    uplinks: tuple[tuple[tuple[int, ...], float], ...] = ()
+    latency_spread: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.latency_us is None and self.bandwidth_gb_per_s is None:
+            raise InputError("found neither latencies nor bandwidths; give one of them", where="probe")
+        for name in ("latency_us", "bandwidth_gb_per_s"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, self._checked(name, getattr(self, name)))
+        for ranks, rate in self.uplinks:
+            if not (rate > 0 and math.isfinite(rate)) or not set(ranks) <= set(range(self.num_hosts)):
+                said = (
+                    f"found ranks {list(ranks)[:8]} at {rate} GB/s; expected ranks of the probe, above 0 GB/s"
+                )
+                raise InputError(said, where="probe.uplinks")
+
+    @property
+    def num_hosts(self) -> int:
+        """How many rows there are."""
+        return len(self.hosts)
+
+    def _checked(self, name: str, values: Any) -> NDArray[np.float64]:
+        where = f"probe.{name}"
+        try:
+            matrix = np.array(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError("found rows of different lengths, or no numbers", where=where) from None
+        count = self.num_hosts
+        if count < 2 or matrix.shape != (count, count):
+            found = " x ".join(map(str, matrix.shape))
+            said = (
+                f"found {found} entries for {format_count(count, 'host')}; expected a square of two or more"
+            )
+            raise InputError(said, where=where)
+        np.fill_diagonal(matrix, np.nan)
+        off = ~np.eye(count, dtype=bool)
+        hole = np.isnan(matrix) & off
+        if self.sampled:
+            hole &= ~hole.T  # what was measured, was so in both directions
+        for wrong, what in (
+            (hole, "expected a number for every pair; measure it, or give a probe that is sampled"),
+            (off & ~hole & ~(matrix > 0) & ~np.isnan(matrix), "expected a number above 0"),
+            (np.isinf(matrix), "expected a finite number"),
+        ):
+            if wrong.any():
+                row, column = np.argwhere(wrong)[0].tolist()
+                value = "no entry" if np.isnan(matrix[row, column]) else f"{matrix[row, column]:g}"
+                raise InputError(f"found {value} in {self._pair(row, column)}; {what}", where=where)
+        ratio = np.where(off, matrix / matrix.T, 1.0)
+        if np.nanmax(ratio) > APART:
+            row, column = divmod(int(np.nanargmax(ratio)), count)
+            raise InputError(
+                f"found {matrix[row, column]:g} in {self._pair(row, column)} and {matrix[column, row]:g} the "
+                f"other way; expected directions within a factor of {APART:g}: measure the pair again",
+                where=where,
+            )
+        matrix.setflags(write=False)
+        return matrix
+
+    def _pair(self, row: int, column: int) -> str:
+        names = f"{shown(self.hosts[row], 60)} to {shown(self.hosts[column], 60)}"
+        return f"row {row}, column {column} ({names})"
+
+    @property
+    def distance(self) -> NDArray[np.float64]:
+        """How far hosts are from each other, without holes: the latency, or else the time of a byte."""
+        if self.latency_us is not None:
+            return completed(self.latency_us)
+        assert self.bandwidth_gb_per_s is not None
+        return completed(1.0 / self.bandwidth_gb_per_s)
+
+    @property
+    def asymmetry(self) -> float:
+        """How much the two directions of a pair differ, as a part of their mean: the median of all pairs."""
+        matrix = self.latency_us if self.latency_us is not None else self.bandwidth_gb_per_s
+        assert matrix is not None
+        return float(np.nanmedian(np.abs(matrix - matrix.T) / ((matrix + matrix.T) / 2)))
+
+    @checked
+    def topology(
+        self,
+        *,
+        name: str = "probe",
+        bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
+        oversubscription: Number = USUAL_OVERSUBSCRIPTION,
+    ) -> Topology:
+        """The topology of what was measured: a link a pair, a port a host, and uplinks of clusters.
+
+        Racks, and pods of racks, are found by clustering. What was not measured is assumed, and the notes of
+        the topology say so.
+
+        Parameters
+        ----------
+        name : str
+            Of the topology.
+        bandwidth_gb_per_s : number
+            Of every host's port, where no bandwidths were measured.
+        oversubscription : number
+            How many times what leaves a rack the hosts of it can send, where no uplinks were measured; each
+            further level passes half of that. 1: nothing is shared.
+        """
+        count, assumed = self.num_hosts, []
+        rate = float(exact_cost(bandwidth_gb_per_s, where="bandwidth_gb_per_s"))
+        over = float(exact_cost(oversubscription, where="oversubscription"))
+        if not (rate > 0 and over >= 1):
+            said = f"found {rate:g} GB/s, oversubscribed {over:g} times; expected above 0, and 1 or more"
+            raise InputError(said, where="bandwidth_gb_per_s, oversubscription")
+        if self.bandwidth_gb_per_s is not None:
+            slowness = completed(1.0 / self.bandwidth_gb_per_s)
+        else:
+            slowness = np.full((count, count), 1.0 / rate)
+            assumed.append(f"every port {rate:g} GB/s")
+        alpha = self.distance if self.latency_us is not None else np.full((count, count), _USUAL_LATENCY_US)
+        if self.latency_us is None:
+            assumed.append(f"every latency {_USUAL_LATENCY_US:g} us")
+        found = levels(self.distance)
+        innermost = found[0].tolist() if found else [0] * count
+        shared = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in self.uplinks]
+        if not self.uplinks and over > 1 and found:
+            times = [over * _FURTHER**depth for depth in range(len(found))]
+            assumed.append(f"uplinks oversubscribed {', then '.join(f'{each:g}' for each in times)} times")
+            own = 1.0 / np.min(np.where(np.eye(count, dtype=bool), np.inf, slowness), axis=1)
+            for kind, labels, each in zip(("rack", "pod", "zone"), found, times, strict=False):
+                clusters = [np.flatnonzero(labels == cluster) for cluster in range(int(labels.max()) + 1)]
+                shared += [
+                    # Whatever a rack is short of, one host of it is not.
+                    (f"{kind} {cluster}", ranks.tolist(), max(own[ranks].max(), own[ranks].sum() / each))
+                    for cluster, ranks in enumerate(clusters)
+                    if len(ranks) > 1
+                ]
+        crossed = []
+        for what, ranks, each in shared:
+            inside = np.zeros(count, dtype=bool)
+            inside[ranks] = True
+            crosses = inside[:, None] != inside[None, :]
+            # What no host could do alone at its full rate is as slow as what is shared.
+            slowness = np.where(crosses, np.maximum(slowness, 1.0 / each), slowness)
+            crossed.append((what, inside, Fraction(str(_rounded(np.array(1000.0 / each))))))
+        builder = TopologyBuilder(name, innermost, profile="measured")
+        ports = [
+            [builder.add_resource(f"port {way} {host}") for host in range(count)] for way in ("out", "in")
+        ]
+        alpha_us, beta = np.round(alpha, 3).tolist(), _rounded(1000.0 * slowness).tolist()
+        ends = np.array([*permutations(range(count), 2)])
+        for src, dst in ends.tolist():
+            link = builder.add_link(
+                src, dst, alpha_us=str(alpha_us[src][dst]), beta_us_per_mb=str(beta[src][dst])
+            )
+            hold_ends(builder, link, ports[0][src], ports[1][dst], alpha_us=builder.links[link].alpha_us)
+        for what, inside, held in crossed:
+            sides: tuple[tuple[Side, str], ...] = (("send", "uplink"), ("receive", "downlink"))
+            for side, way in sides:
+                near, far = ends.T if side == "send" else ends.T[::-1]
+                shared_way = builder.add_resource(f"{way} of {what}")
+                for link in np.flatnonzero(inside[near] & ~inside[far]).tolist():
+                    builder.add_hold(link, shared_way, alpha_us=0, beta_us_per_mb=held, side=side)
+        nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
+        notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
+        notes += [f"assumed, as it was not measured: {'; '.join(assumed)}"] if assumed else []
+        return builder.build(notes=notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The probe as plain values; None where nothing was measured."""
+        return {
+            "format": "taccl-probe",
+            "version": 1,
+            "hosts": list(self.hosts),
+            "latency_us": _plain(self.latency_us),
+            "bandwidth_gb_per_s": _plain(self.bandwidth_gb_per_s),
+            "sampled": self.sampled,
+            "uplinks": [{"ranks": list(ranks), "gb_per_s": rate} for ranks, rate in self.uplinks],
+            "latency_spread": self.latency_spread,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Probe:
+        """The probe that `to_dict` wrote."""
+        return cls(
+            tuple(map(str, data["hosts"])),
+            data["latency_us"],
+            data["bandwidth_gb_per_s"],
+            sampled=bool(data["sampled"]),
+            uplinks=tuple((tuple(each["ranks"]), float(each["gb_per_s"])) for each in data["uplinks"]),
+            latency_spread=data["latency_spread"],
+        )
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the probe as JSON: whole or not at all."""
+        write_whole(path, json.dumps(self.to_dict()) + "\n", overwrite=overwrite)
+
+    def __repr__(self) -> str:
+        known = [
+            f"median {np.nanmedian(matrix):.4g} {unit}"
+            for matrix, unit in ((self.latency_us, "us"), (self.bandwidth_gb_per_s, "GB/s"))
+            if matrix is not None
+        ]
+        return (
+            f"Probe({format_count(self.num_hosts, 'host')}, {', '.join(known)}{', sampled' * self.sampled})"
+        )
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """To three decimals, and never 0: exact times need round costs."""
+    return np.maximum(np.round(values, 3), 0.001)
+
+
+def _plain(matrix: NDArray[np.float64] | None) -> list[list[float | None]] | None:
+    if matrix is None:
+        return None
+    return [[None if math.isnan(value) else value for value in row] for row in matrix.tolist()]

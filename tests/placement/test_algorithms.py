@@ -1,0 +1,98 @@
+"""Stock algorithms in rank order: what they send, and that it does the collective."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.errors import InputError
+from taccl.placement.algorithms import of_schedule, stock
+from taccl.placement.placement import Placement
+from taccl.placement.reorder import Case
+
+KNOWN = [
+    ("ring", "allreduce", 5), ("ring", "allgather", 4), ("ring", "reduce-scatter", 4),
+    ("rings:3", "allreduce", 4), ("rings", "reduce-scatter", 5), ("double-tree", "allreduce", 4),
+    ("double-tree", "allreduce", 7), ("halving-doubling", "allreduce", 8), ("halving-doubling", "allreduce", 6),
+    ("halving-doubling", "allgather", 8), ("halving-doubling", "reduce-scatter", 4),
+    ("doubling", "allreduce", 8), ("pairwise", "alltoall", 5), ("hierarchical", "allreduce", 6),
+    ("hierarchical:2", "allreduce", 8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "collective", "num_ranks"), KNOWN)
+def test_algorithms_do_their_collective_in_any_order(name, collective, num_ranks):
+    """As a schedule with ranks on other hosts, each passes the verifier, and takes as long as predicted."""
+    topology = taccl.topologies.fully_connected(num_ranks)
+    case = Case(topology, collective, name, "1MB")
+    order = tuple(np.random.default_rng(0).permutation(num_ranks).tolist())
+    placement = Placement(
+        topology, case.algorithm, case.size_bytes, tuple(range(num_ranks)), order, 0.0, 0.0, 0.0
+    )
+    schedule = placement.schedule()
+    assert taccl.verify(schedule).ok
+    if not case.algorithm.in_steps:
+        # Links share nothing here, so that there is one way to time them.
+        assert schedule.finish_us == case.us(case.ticks(order))
+
+
+def test_ring_sends_to_the_next_rank_alone():
+    """A ring of 4 takes 2 * 3 steps of 4 messages, each to the rank after."""
+    ring = stock("ring", "allreduce", 4)
+    assert set(zip(ring.src.tolist(), ring.dst.tolist(), strict=True)) == {(0, 1), (1, 2), (2, 3), (3, 0)}
+    assert len(ring.message) == 24
+    assert ring.reduces.sum() == 12
+
+
+def test_halving_doubling_sends_half_to_the_nearest():
+    """Of 8 ranks, partners at a distance of 1 exchange 4 chunks each way, at 2 two, at 4 one, twice."""
+    steps = stock("halving-doubling", "allreduce", 8)
+    distance = steps.src ^ steps.dst
+    assert {d: int((distance == d).sum()) for d in (1, 2, 4)} == {1: 8 * 4 * 2, 2: 8 * 2 * 2, 4: 8 * 2}
+
+
+def test_a_message_waits_for_what_it_carries():
+    """In a ring, each message after the first step waits for the one that brought its chunk."""
+    ring = stock("ring", "allgather", 3)
+    waiting, earlier = ring.waits()
+    sent = {m: (s, d) for m, s, d in zip(ring.message.tolist(), ring.src, ring.dst, strict=True)}
+    assert len(waiting) == 3
+    for after, before in zip(waiting.tolist(), earlier.tolist(), strict=True):
+        assert sent[before][1] == sent[after][0]
+
+
+def test_steps_wait_for_the_step_before():
+    """Pairwise, a rank sends on once it has sent and received in the step before: 2 waits a message."""
+    waiting, _ = stock("pairwise", "alltoall", 4).waits()
+    assert np.bincount(waiting).tolist() == [0] * 4 + [2] * 8
+
+
+def test_a_schedule_of_ours_is_an_algorithm():
+    """A schedule as messages takes as long on its own topology as its exact times say, where nothing is shared."""
+    topology = taccl.topologies.fully_connected(4)
+    schedule = taccl.baselines.ring(taccl.make_problem(topology, "allreduce", size_bytes=4_000_000))
+    case = Case(topology, "allreduce", schedule, 4_000_000)
+    assert case.us(case.ticks(range(4))) == pytest.approx(schedule.finish_us)
+    assert of_schedule(schedule).num_ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "num_ranks", "complaint"),
+    [
+        ("rong", "allreduce", 4, "did you mean 'ring'"),
+        ("ring", "alltoall", 4, "ring does allreduce and allgather and reduce-scatter"),
+        ("ring:2", "allreduce", 4, "ring takes no number"),
+        ("rings:9", "allreduce", 4, "expected a number from 1 to 4"),
+        ("rings:x", "allreduce", 4, "expected a number"),
+        ("doubling", "allreduce", 6, "needs a power of two"),
+        ("halving-doubling", "allgather", 6, "needs a power of two"),
+        ("hierarchical", "allreduce", 7, "no way to cut them into groups"),
+        ("hierarchical:4", "allreduce", 6, "groups of 4 for 6 ranks"),
+        ("ring", "allreduce", 1, "found 1 ranks"),
+    ],
+)
+def test_what_cannot_be_done_is_said(name, collective, num_ranks, complaint):
+    """One sentence says what was found and what is expected."""
+    with pytest.raises(InputError, match=complaint):
+        stock(name, collective, num_ranks)

