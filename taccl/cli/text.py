@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
-    from taccl.topology.profiles import Constant
+    from taccl.topology.profile import Constant, Profile
     from taccl.topology.topology import Topology
 
 
@@ -235,5 +235,5 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 def _constants(topology: Topology) -> tuple[Constant, ...]:
     """The constants that a machine's topology was made with, those that a user gave included."""
-    constants: tuple[Constant, ...] = topology.memo.get("constants", ())
-    return constants
+    profile: Profile | None = topology.memo.get("profile")
+    return profile.constants if profile else ()

@@ -283,6 +283,8 @@ class _Topology(_Strict):
     profile: str
     cost_model: str
     alpha_meaning: Literal["occupies", "pipelined"]
+    protocol: str = ""
+    launch_us: _Cost = "0"
     node_of_rank: list[_Index]
     links: list[_Link]
     resources: list[str]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.measure.series import POINT_TO_POINT
-from taccl.measure.tuning import PROTOCOLS, SOURCE
+from taccl.topology.tuning import LAUNCH, LAUNCH_US, PROTOCOLS, SOURCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,6 @@ _SPREADS = {
     "launch": 0.8, "node": 0.7, "network": 1.2, "latency": 0.8, "node_bandwidth": 0.3,
     "network_bandwidth": 1.0, "share": 2.0,
 }  # fmt: skip
-_LAUNCH_US = 5.0
 LATENCIES = ("launch_us", "node_latency", "network_latency", "ll_latency", "ll128_latency", "simple_latency")
 PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll128_share")
 
@@ -50,9 +49,8 @@ PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll12
 def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> tuple[Parameter, ...]:
     """Every parameter as it is before anything was measured, in the order of `PARAMETERS`."""
     scale = (SOURCE, "times")
-    ours = "our choice: from the call to the first step of a kernel"
     rows = [
-        ("launch_us", _LAUNCH_US, _SPREADS["launch"], "us", ours),
+        ("launch_us", LAUNCH_US, _SPREADS["launch"], "us", LAUNCH),
         ("node_latency", 1.0, _SPREADS["node"], scale[1], scale[0]),
         ("network_latency", 1.0, _SPREADS["network"], scale[1], scale[0]),
         *((f"{p.name}_latency", 1.0, _SPREADS["latency"], scale[1], scale[0]) for p in PROTOCOLS),

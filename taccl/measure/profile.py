@@ -6,15 +6,15 @@ from math import exp, log
 from typing import TYPE_CHECKING
 
 from taccl.measure.machine import find_machine
-from taccl.measure.tuning import PROTOCOLS, SOURCE
 from taccl.reading import toml_text
 from taccl.topology.profiles import find_profile
+from taccl.topology.tuning import PROTOCOLS, SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from taccl.measure.fit import Fit, FittedParameter, FittedSeries
-    from taccl.measure.tuning import Protocol
+    from taccl.topology.tuning import Protocol
 
 __all__ = ["profile_toml"]
 

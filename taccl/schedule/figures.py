@@ -34,6 +34,22 @@ class Figures:
         return float(self.finish)
 
     @property
+    def launch(self) -> Fraction:
+        """What the machine takes before the first send, in exact microseconds; no part of the finish."""
+        launch: Fraction = self.problem.topology.launch_us
+        return launch
+
+    @property
+    def launch_us(self) -> float:
+        """What the machine takes before the first send, in microseconds."""
+        return float(self.launch)
+
+    @property
+    def predicted_us(self) -> float:
+        """Launch and finish, in microseconds: what a measurement is to be set beside."""
+        return float(self.launch + self.finish)
+
+    @property
     def size_bytes(self) -> int | None:
         """The larger of one rank's input and output buffer, as nccl-tests counts it; None if not known."""
         size: int | None = self.problem.size_bytes

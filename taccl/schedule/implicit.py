@@ -155,6 +155,11 @@ class ImplicitSchedule(Figures):
         return Fraction(self.finish_ticks, self.ticks.ticks_per_us)
 
     @property
+    def launch(self) -> Fraction:
+        """What the machine takes before the first send, in exact microseconds; no part of the finish."""
+        return Fraction(0) if isinstance(self.host, NamedFabric) else self.host.launch_us
+
+    @property
     def size_bytes(self) -> int:
         """The larger of one rank's input and output buffer, as nccl-tests counts it."""
         return self.num_ranks * self.chunks_per_rank * self.chunk_bytes

@@ -7,8 +7,9 @@ What all of them share:
 - Between nodes there is one link for every pair of ranks that may talk, with the alpha and the beta of the
   network. A send over it holds the egress of the source's NIC and the ingress of the destination's NIC,
   which ranks of that NIC share. Egress and ingress are separate. The network between NICs never blocks.
-- A NIC is held for ``bytes * beta`` only (``nic_alpha_us`` is 0): alpha is time on the way, during which the
-  NIC serves another rank's message. The link itself is held for alpha too, unless alpha pipelines.
+- A port is held for ``overhead + bytes * beta`` (in LogGP's terms, o and G), and a NIC for ``nic_alpha_us +
+  bytes * beta``: the rest of alpha is time on the way, during which they serve other messages. So is a link
+  itself, but in the published profile `taccl`, where links and ports are held for all of alpha.
 
 Constants come from `taccl.topology.profiles`, and ``constants=`` replaces any of them.
 """
@@ -16,19 +17,18 @@ Constants come from `taccl.topology.profiles`, and ``constants=`` replaces any o
 from __future__ import annotations
 
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.parts import add_crossbar, add_internode, check_num_links
-from taccl.topology.profiles import find_profile
+from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from taccl.arguments import Count, Number
-    from taccl.topology.profiles import Profile
 
 __all__ = [
     "SHAPES", "Shape", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "gb200_nvl72", "h200", "mi300x",
@@ -54,15 +54,15 @@ class Shape(NamedTuple):
     ranks_per_node: int
     ranks_per_nic: int
     pairs: Mapping[tuple[int, int], int] = {}
-    joint: str = "NVLink"
+    joint: str = "NVSwitch"
     network: str = "InfiniBand"
 
 
 #: The hybrid cube mesh of NDv2 is in the numbering of TACCL's published topology; that of DGX-1 in the
 #: numbering of `nvidia-smi topo -m`.
 SHAPES = {
-    "ndv2": Shape(8, 8, {pair: count for count, pairs in _NDV2.items() for pair in pairs}),
-    "dgx1": Shape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}),
+    "ndv2": Shape(8, 8, {pair: count for count, pairs in _NDV2.items() for pair in pairs}, "NVLink"),
+    "dgx1": Shape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}, "NVLink"),
     "dgx2": Shape(16, 2),
     "dgx-a100": Shape(8, 1),
     "dgx-h100": Shape(8, 1),
@@ -74,235 +74,124 @@ SHAPES = {
 }
 
 
-@checked_as(TopologyError)
-def ndv2(
-    nodes: Count = 1,
-    *,
-    profile: str = "taccl",
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.
+class _Make(Protocol):
+    """How every machine is made."""
+
+    def __call__(
+        self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None,
+        alpha_meaning: AlphaMeaning = "occupies", constants: Mapping[str, Number] | None = None,
+    ) -> Topology: ...  # fmt: skip
+
+
+class _MakeRailed(Protocol):
+    """The same of machines with a NIC for each rank."""
+
+    def __call__(
+        self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool = True,
+        alpha_meaning: AlphaMeaning = "occupies", constants: Mapping[str, Number] | None = None,
+    ) -> Topology: ...  # fmt: skip
+
+
+_DOC = """{what}
 
     Parameters
     ----------
     nodes : int
         Number of nodes.
-    profile : {"taccl", "nominal"}
-        Which constants; `taccl.topology.profiles` names their sources.
-    alpha_meaning : {"occupies", "pipelined"}
-        Whether a link stays busy during its alpha.
+    profile : str
+        Which constants: {profiles}, or a file that ``taccl fit`` wrote. `taccl.topology.profiles` names
+        their sources.
+    protocol : str, optional
+        By which messages are sent, of those that the profile has; default ``"simple"``.{rails}
+    alpha_meaning : {{"occupies", "pipelined"}}
+        Whether a link stays busy during its alpha (during its overhead, where the profile has one).
     constants : mapping of str to number, optional
         Constants of the profile to replace, by name.
 
     Raises
     ------
     TopologyError
-        If `nodes` is not a positive whole number, or the profile or a constant is unknown.
+        If `nodes` is not a positive whole number, or profile, protocol or a constant is unknown.{notes}
+    """
+_RAILS = """
+    rails : bool
+        With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
+        cabled; without, to every rank of every other node."""
+_NDV2_NOTES = """
 
     Notes
     -----
     The NIC hangs off the PCIe switch of two of the ranks, which is why sketches for NDv2 send off the node
     from one rank and receive on the other. No published rate of that switch is known to us, so the model
-    has no resource for it: any pair of ranks may talk across nodes at the NIC's rate.
-    """
-    return _build("ndv2", nodes, profile, alpha_meaning, constants)
+    has no resource for it: any pair of ranks may talk across nodes at the NIC's rate."""
 
 
-@checked_as(TopologyError)
-def dgx1(
-    nodes: Count = 1,
-    *,
-    profile: str = "taccl",
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """DGX-1: 8 V100 a node in a hybrid cube mesh, and four NICs, one for each pair of ranks.
-
-    Parameters
-    ----------
-    nodes, profile, alpha_meaning, constants
-        As in `ndv2`; errors are its, too.
-    """
-    return _build("dgx1", nodes, profile, alpha_meaning, constants)
+def _named(
+    make: Callable[..., Topology], machine: str, what: str, notes: str = ""
+) -> Callable[..., Topology]:
+    """The function of a machine under its own name, with its documentation."""
+    make.__name__ = make.__qualname__ = machine.replace("-", "_")
+    profiles = ", ".join(f'``"{each.name}"``' for each in PROFILES[machine])
+    rails = _RAILS if "rails" in (make.__kwdefaults__ or {}) else ""
+    make.__doc__ = _DOC.format(what=what, profiles=profiles, rails=rails, notes=notes)
+    return checked_as(TopologyError)(make)
 
 
-@checked_as(TopologyError)
-def dgx2(
-    nodes: Count = 1,
-    *,
-    profile: str = "taccl",
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.
+def _machine(machine: str, what: str, notes: str = "") -> _Make:
+    def make(
+        nodes: Count = 1, *, profile: str = PROFILES[machine][0].name, protocol: str | None = None,
+        alpha_meaning: AlphaMeaning = "occupies", constants: Mapping[str, Number] | None = None,
+    ) -> Topology:  # fmt: skip
+        return _build(machine, nodes, profile, protocol, alpha_meaning, constants)
 
-    Parameters
-    ----------
-    nodes, profile, alpha_meaning, constants
-        As in `ndv2`; errors are its, too.
-    """
-    return _build("dgx2", nodes, profile, alpha_meaning, constants)
+    return _named(make, machine, what, notes)
 
 
-@checked_as(TopologyError)
-def dgx_a100(
-    nodes: Count = 1,
-    *,
-    profile: str = "nominal",
-    rails: bool = True,
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """DGX-A100: 8 A100 a node behind NVSwitch, and eight NICs, one for each rank.
+def _railed(machine: str, what: str) -> _MakeRailed:
+    what += ", and a NIC for each rank."
 
-    Parameters
-    ----------
-    nodes, profile, alpha_meaning, constants
-        As in `ndv2`, with the one profile ``"nominal"``; errors are its, too.
-    rails : bool
-        With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
-        cabled; without, to every rank of every other node.
-    """
-    return _build("dgx-a100", nodes, profile, alpha_meaning, constants, rails=rails)
+    def make(
+        nodes: Count = 1, *, profile: str = PROFILES[machine][0].name, protocol: str | None = None,
+        rails: bool = True, alpha_meaning: AlphaMeaning = "occupies",
+        constants: Mapping[str, Number] | None = None,
+    ) -> Topology:  # fmt: skip
+        return _build(machine, nodes, profile, protocol, alpha_meaning, constants, rails=rails)
+
+    return _named(make, machine, what)
 
 
-@checked_as(TopologyError)
-def dgx_h100(
-    nodes: Count = 1,
-    *,
-    profile: str = "nominal",
-    rails: bool = True,
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """DGX-H100: 8 H100 a node behind NVSwitch, and eight NICs, one for each rank.
-
-    Parameters
-    ----------
-    nodes, profile, rails, alpha_meaning, constants
-        As in `dgx_a100`; errors are those of `ndv2`.
-    """
-    return _build("dgx-h100", nodes, profile, alpha_meaning, constants, rails=rails)
-
-
-@checked_as(TopologyError)
-def h200(
-    nodes: Count = 1,
-    *,
-    profile: str = "nominal",
-    rails: bool = True,
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch, and eight NICs, one for each rank.
-
-    Parameters
-    ----------
-    nodes, profile, rails, alpha_meaning, constants
-        As in `dgx_a100`; errors are those of `ndv2`.
-    """
-    return _build("h200", nodes, profile, alpha_meaning, constants, rails=rails)
-
-
-@checked_as(TopologyError)
-def b200(
-    nodes: Count = 1,
-    *,
-    profile: str = "nominal",
-    rails: bool = True,
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch, and eight NICs, one for each rank.
-
-    Parameters
-    ----------
-    nodes, profile, rails, alpha_meaning, constants
-        As in `dgx_a100`; errors are those of `ndv2`.
-    """
-    return _build("b200", nodes, profile, alpha_meaning, constants, rails=rails)
-
-
-@checked_as(TopologyError)
-def gb200_nvl72(
-    nodes: Count = 1,
-    *,
-    profile: str = "nominal",
-    rails: bool = True,
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """GB200 NVL72: racks of 72 GPUs behind NVSwitch, joined by a network, with a NIC for each rank.
-
-    Its nodes are racks.
-
-    Parameters
-    ----------
-    nodes, profile, rails, alpha_meaning, constants
-        As in `dgx_a100`; errors are those of `ndv2`.
-    """
-    return _build("gb200-nvl72", nodes, profile, alpha_meaning, constants, rails=rails)
-
-
-@checked_as(TopologyError)
-def mi300x(
-    nodes: Count = 1,
-    *,
-    profile: str = "nominal",
-    rails: bool = True,
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """MI300X server: 8 MI300X a node, each joined to each by xGMI, and eight NICs, one for each rank.
-
-    Parameters
-    ----------
-    nodes, profile, rails, alpha_meaning, constants
-        As in `dgx_a100`; errors are those of `ndv2`.
-    """
-    return _build("mi300x", nodes, profile, alpha_meaning, constants, rails=rails)
-
-
-@checked_as(TopologyError)
-def mi355x(
-    nodes: Count = 1,
-    *,
-    profile: str = "nominal",
-    rails: bool = True,
-    alpha_meaning: AlphaMeaning = "occupies",
-    constants: Mapping[str, Number] | None = None,
-) -> Topology:
-    """MI355X server: 8 MI355X a node, each joined to each by xGMI, and eight NICs, one for each rank.
-
-    Parameters
-    ----------
-    nodes, profile, rails, alpha_meaning, constants
-        As in `dgx_a100`; errors are those of `ndv2`.
-    """
-    return _build("mi355x", nodes, profile, alpha_meaning, constants, rails=rails)
-
-
-def _profile(machine: str, profile: str) -> Profile:
-    """The profile of a machine by name, or from a file."""
-    if not profile.lower().endswith((".toml", ".json")):
-        return find_profile(machine, profile)
-    from taccl.topology.profile_files import load_profile
-
-    return load_profile(profile, machine)
+ndv2 = _machine(
+    "ndv2",
+    "Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
+    _NDV2_NOTES,
+)
+dgx1 = _machine(
+    "dgx1", "DGX-1: 8 V100 a node in a hybrid cube mesh, and four NICs, one for each pair of ranks."
+)
+dgx2 = _machine("dgx2", "DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.")
+dgx_a100 = _railed("dgx-a100", "DGX-A100: 8 A100 a node behind NVSwitch")
+dgx_h100 = _railed("dgx-h100", "DGX-H100: 8 H100 a node behind NVSwitch")
+h200 = _railed("h200", "H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch")
+b200 = _railed("b200", "B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch")
+gb200_nvl72 = _railed("gb200-nvl72", "GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch")
+mi300x = _railed("mi300x", "MI300X server: 8 MI300X a node, each joined to each by xGMI")
+mi355x = _railed("mi355x", "MI355X server: 8 MI355X a node, each joined to each by xGMI")
 
 
 def _build(
     machine: str,
     nodes: int,
     profile: str,
+    protocol: str | None,
     alpha_meaning: AlphaMeaning,
     constants: Mapping[str, Number] | None,
     *,
     rails: bool = False,
 ) -> Topology:
     """The nodes of a machine, each by itself, and then what joins them."""
-    shape, values = SHAPES[machine], _profile(machine, profile).replaced(constants or {})
+    shape, kind = SHAPES[machine], SHAPES[machine].joint.lower()
+    values = find_profile(machine, profile).under(protocol).replaced(constants or {})
+    overhead = values.get(f"{kind}_overhead_us")
     size = shape.ranks_per_node
     joined = [(i, j) for i in range(size) for j in range(size) if i == j or not rails]
     check_num_links(nodes * size**2 + nodes * (nodes - 1) * len(joined), where=f"{machine}: nodes")
@@ -312,18 +201,20 @@ def _build(
         alpha_meaning=alpha_meaning,
         profile=values.name,
         machine=machine,
+        protocol=values.protocol,
+        launch_us=values.launch_us,
     )
     for node in range(nodes):
         if not shape.pairs:
             add_crossbar(
                 builder,
                 range(node * size, (node + 1) * size),
-                name=f"NVSwitch of node {node}",
-                alpha_us=values["nvswitch_alpha_us"],
-                beta_us_per_mb=values["nvswitch_beta_us_per_mb"],
-                link_name="NVSwitch",
+                name=f"{shape.joint} of node {node}",
+                alpha_us=values[f"{kind}_alpha_us"],
+                beta_us_per_mb=values[f"{kind}_beta_us_per_mb"],
+                overhead_us=overhead,
+                link_name=shape.joint,
             )
-        kind = shape.joint.lower()
         for (a, b), count in sorted(shape.pairs.items()):
             beta = values[f"{kind}_double_beta_us_per_mb" if count > 1 else f"{kind}_beta_us_per_mb"]
             for src, dst in ((a, b), (b, a)):
@@ -332,6 +223,7 @@ def _build(
                     node * size + dst,
                     alpha_us=values[f"{kind}_alpha_us"],
                     beta_us_per_mb=beta,
+                    overhead_us=overhead,
                     name=f"{shape.joint} x2" if count > 1 else shape.joint,
                 )
     if nodes > 1:
@@ -346,8 +238,9 @@ def _build(
             alpha_us=values["internode_alpha_us"],
             beta_us_per_mb=values["internode_beta_us_per_mb"],
             nic_alpha_us=values["nic_alpha_us"],
+            overhead_us=None if overhead is None else values["nic_alpha_us"],
             link_name=shape.network,
         )
     topology = builder.build()
-    topology.memo["constants"] = values.constants
+    topology.memo["profile"] = values
     return topology

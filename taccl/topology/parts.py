@@ -106,22 +106,26 @@ def add_crossbar(
     name: str,
     alpha_us: Fraction,
     beta_us_per_mb: Fraction,
+    overhead_us: Fraction | None = None,
     link_name: str = "",
 ) -> None:
     """Join `ranks` by a switch: a link for every ordered pair, a port out and a port in for every rank.
 
     A send holds the source's port out and the destination's port in for as long as it holds its own link:
-    with its alpha where alpha occupies, without where it pipelines. A rank thus sends to one rank at a time,
-    and receives from one rank at a time.
+    with its alpha, or the overhead that is part of it, where alpha occupies, without where it pipelines. A
+    rank thus sends to one rank at a time, and receives from one rank at a time.
     """
     port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
     links = []
     for src, dst in permutations(ranks, 2):
         link = builder.add_link(
-            src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, name=link_name or name
-        )
+            src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, overhead_us=overhead_us,
+            name=link_name or name,
+        )  # fmt: skip
         held_alpha_us, _ = builder.links[link].held_us(builder.alpha_meaning)
+        if overhead_us is not None:
+            held_alpha_us = min(held_alpha_us, overhead_us)
         hold_ends(builder, link, port_out[src], port_in[dst], alpha_us=held_alpha_us)
         links.append(link)
     builder.add_switch(name, ranks, links)
@@ -135,6 +139,7 @@ def add_internode(
     alpha_us: Fraction,
     beta_us_per_mb: Fraction,
     nic_alpha_us: Fraction,
+    overhead_us: Fraction | None = None,
     link_name: str,
 ) -> None:
     """Join ranks of different nodes: a link for every pair, at the rate of its NICs.
@@ -146,7 +151,10 @@ def add_internode(
     egress = {nic: builder.add_resource(f"{nic} egress") for nic in dict.fromkeys(nic_of_rank.values())}
     ingress = {nic: builder.add_resource(f"{nic} ingress") for nic in egress}
     for src, dst in pairs:
-        link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, name=link_name)
+        link = builder.add_link(
+            src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, overhead_us=overhead_us,
+            name=link_name,
+        )  # fmt: skip
         hold_ends(builder, link, egress[nic_of_rank[src]], ingress[nic_of_rank[dst]], alpha_us=nic_alpha_us)
 
 

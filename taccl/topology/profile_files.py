@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
-from taccl.topology.profiles import PROFILES, Constant, Profile
+from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.units import exact
 from taccl.validation import validated
 
@@ -55,6 +55,11 @@ class ProtocolTable(_Table):
     network_hop_us: Measured
     bandwidth_share: Measured
 
+    def costs(self, name: str) -> ProtocolCosts:
+        """The costs of the protocol of that name."""
+        fields = ("base_us", "node_hop_us", "network_hop_us", "bandwidth_share")
+        return ProtocolCosts(name, *(_constant(field, getattr(self, field)) for field in fields))
+
 
 class Protocols(_Table):
     """Those that the machine has."""
@@ -86,31 +91,51 @@ class ProfileFile(_Table):
     range: list[Range] = []
 
 
-def load_profile(path: str, machine: str) -> Profile:
-    """The profile of a machine in a file, under the path as its name.
+def load_profile(path: str, nominal: Profile) -> Profile:
+    """The profile in a file, under the path as its name, of the machine that `nominal` is of.
 
     Raises
     ------
     FormatError
         If the file cannot be read.
     TopologyError
-        If it is of another machine, or a constant is unknown, missing or no bandwidth.
+        If it is of another machine, or a constant is unknown, missing (but for overheads) or no bandwidth.
     """
     file = validated(
         ProfileFile, parse(read_text(path), source=path, exact=True), source=path, error=TopologyError
     )
+    machine = nominal.machine
     if file.machine != machine:
         said = f"found a profile of {file.machine}; expected one of {machine}: give another file"
         raise TopologyError(said, where=f"{path}: machine")
-    known = [constant.name for constant in PROFILES[machine][0].constants]
+    known = {constant.name: constant for constant in nominal.constants}
+    overheads = {name: each for name, each in known.items() if name.endswith("_overhead_us")}
     for name in (*(each for each in known if each not in file.constants), *file.constants):
         where = f"{path}: constants.{name}"
-        if name not in file.constants:
+        if name not in file.constants and name not in overheads:
             raise TopologyError("found nothing; this constant is required; add it", where=where)
         if name not in known:
             said = f"found an unknown constant; {machine} has {', '.join(known)}: remove it"
             raise TopologyError(said, where=where)
         if "_beta_" in name and not file.constants[name].value:
             raise TopologyError("found 0 us per MB; expected a positive number", where=where)
-    values = ((name, file.constants[name]) for name in known)
-    return Profile(machine, path, tuple(Constant(name, each.value, each.told()) for name, each in values))
+    found = overheads | {name: _constant(name, each) for name, each in file.constants.items()}
+    protocols = {name: getattr(file.protocol, name) for name in type(file.protocol).model_fields}
+    for name, each in protocols.items():
+        if each is not None and not 0 < each.bandwidth_share.value <= 1:
+            raise TopologyError(
+                f"found {each.bandwidth_share.value}; expected a share above 0 and at most 1",
+                where=f"{path}: protocol.{name}.bandwidth_share",
+            )
+    return Profile(
+        machine,
+        path,
+        tuple(found[name] for name in known),
+        None if file.launch is None else _constant("launch_us", file.launch.latency_us),
+        tuple(each.costs(name) for name, each in protocols.items() if each is not None),
+        tuple(file.range),
+    )
+
+
+def _constant(name: str, measured: Measured) -> Constant:
+    return Constant(name, measured.value, measured.told())

@@ -2,62 +2,40 @@
 
 `taccl` is what the authors of TACCL published with their code; `nominal` is what data sheets
 promise, and what published bounds on bandwidth are stated for. A data sheet promises no latency, so alpha
-is 0 in `nominal`.
+is 0 in `nominal`. `nccl` is what NCCL takes machines for when it chooses an algorithm, with a launch and
+three protocols.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.errors import TopologyError
-from taccl.topology.parts import beta_of_bandwidth, exact_cost
+from taccl.topology.parts import beta_of_bandwidth
+from taccl.topology.profile import Constant, Profile, ProtocolCosts
+from taccl.topology.tuning import (
+    LAUNCH,
+    LAUNCH_US,
+    LL_GB_PER_S,
+    NVLINK_GB_PER_S,
+    PROTOCOLS,
+    SOURCE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PROFILES", "Constant", "Profile", "find_profile"]
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """One constant of a machine, in the unit that its name ends in, and where the value comes from."""
-
-    name: str
-    value: Fraction
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """The constants of one machine under one name, e.g. ``"nominal"``."""
-
-    machine: str
-    name: str
-    constants: tuple[Constant, ...]
-
-    def __getitem__(self, name: str) -> Fraction:
-        """The value of a constant; `KeyError` if there is none of that name."""
-        return {constant.name: constant.value for constant in self.constants}[name]
-
-    def replaced(self, values: Mapping[str, int | float | str | Fraction]) -> Profile:
-        """The profile with some constants replaced by a person's own, which must be known and costs."""
-        constants = {constant.name: constant for constant in self.constants}
-        for name, value in values.items():
-            if name not in constants:
-                raise TopologyError(
-                    f"{self.machine} has no constant {name!r}; it has {', '.join(constants)}",
-                    where="constants",
-                )
-            cost = exact_cost(value, where=f"constants: {name}")
-            constants[name] = Constant(name, cost, "given by the user")
-        return replace(self, constants=tuple(constants.values()))
+__all__ = ["PROFILES", "find_profile"]
 
 
 def find_profile(machine: str, profile: str) -> Profile:
-    """The profile of a machine by name; `TopologyError` names the known ones."""
+    """The profile of a machine by name, or from a file; `TopologyError` names the known ones."""
     known = {each.name: each for each in PROFILES[machine]}
+    if profile.lower().endswith((".toml", ".json")):
+        from taccl.topology.profile_files import load_profile
+
+        return load_profile(profile, known["nominal"])
     if profile not in known:
         raise TopologyError(
             f"found {profile!r}; {machine} has the profiles {', '.join(known)}", where=f"{machine}: profile"
@@ -77,6 +55,8 @@ _NIC_ALPHA = Constant(
     Fraction(0),
     "our choice: alpha is time on the way, during which the NIC serves another rank's message",
 )
+_OVERHEAD_US = Fraction("0.02")
+_OVERHEAD = "our choice: of alpha, at most so much holds a port; the rest is time on the way"
 _V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per link and direction, 6 links"
 _EDR = "EDR InfiniBand, 100 Gb/s"
 
@@ -88,12 +68,44 @@ def _nominal(machine: str, link: str, nic: tuple[int | str, str], **rates: tuple
         "nominal",
         (
             Constant(f"{link}_alpha_us", Fraction(0), _NO_ALPHA),
+            Constant(f"{link}_overhead_us", _OVERHEAD_US, _OVERHEAD),
             *(_rate(f"{kind}_beta_us_per_mb", *rate) for kind, rate in rates.items()),
             Constant("internode_alpha_us", Fraction(0), _NO_ALPHA),
             _rate("internode_beta_us_per_mb", *nic),
             _NIC_ALPHA,
         ),
     )
+
+
+def _nccl(nominal: Profile, generation: str, num_links: int) -> Profile:
+    """What NCCL's tables say of GPUs of a generation with so many NVLinks each; NICs are as promised."""
+    named = {each.name: each for each in PROTOCOLS}
+
+    def costs(name: str) -> ProtocolCosts:
+        table = named[name]
+
+        def tabled(what: str, value: float | str) -> Constant:
+            return Constant(what, Fraction(str(value)), SOURCE)
+
+        return ProtocolCosts(
+            name,
+            tabled("base_us", table.ring_base_us),
+            tabled("node_hop_us", table.ring_hop_us),
+            tabled("network_hop_us", table.ring_network_us),
+            tabled("bandwidth_share", table.bandwidth_share),
+            tabled("node_gb_per_s", LL_GB_PER_S[generation]) if name == "ll" else None,
+        )
+
+    protocols = tuple(costs(name) for name in ("simple", "ll", "ll128"))
+    rate = num_links * Fraction(NVLINK_GB_PER_S[generation])
+    source = f"{num_links} NVLinks of {NVLINK_GB_PER_S[generation]} GB/s: {SOURCE}"
+    given = {
+        "nvswitch_beta_us_per_mb": Constant("nvswitch_beta_us_per_mb", beta_of_bandwidth(rate), source),
+        "nic_alpha_us": Constant("nic_alpha_us", _OVERHEAD_US, _OVERHEAD),
+    }
+    constants = tuple(protocols[0].of(given.get(each.name, each)) for each in nominal.constants)
+    launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
+    return Profile(nominal.machine, "nccl", constants, launch, protocols)
 
 
 def _published(machine: str, link: str, file: str, remark: str = "", **betas: tuple[int, str]) -> Profile:
@@ -128,7 +140,7 @@ def _mesh(machine: str, nic_source: str, remark: str = "") -> tuple[Profile, Pro
     )  # fmt: skip
 
 
-PROFILES: Mapping[str, tuple[Profile, ...]] = {
+_DATA_SHEETS: Mapping[str, tuple[Profile, ...]] = {
     "ndv2": _mesh("ndv2", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
     "dgx1": _mesh(
         "dgx1",
@@ -210,4 +222,13 @@ PROFILES: Mapping[str, tuple[Profile, ...]] = {
         ),
     ),
 }  # fmt: skip
+#: The generation of GPUs, and how many NVLinks each has.
+_NVLINKS = {
+    "dgx-a100": ("Ampere", 12), "dgx-h100": ("Hopper", 18), "h200": ("Hopper", 18), "b200": ("Blackwell", 18),
+    "gb200-nvl72": ("Blackwell", 18),
+}  # fmt: skip
+PROFILES: Mapping[str, tuple[Profile, ...]] = {
+    machine: (*known, _nccl(known[0], *_NVLINKS[machine])) if machine in _NVLINKS else known
+    for machine, known in _DATA_SHEETS.items()
+}
 """Profiles of every machine model; the first is the default."""

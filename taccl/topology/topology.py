@@ -122,6 +122,10 @@ class Topology:
         The machine model or fabric, e.g. ``"ndv2"``; empty for a person's own.
     cost_model : {"physical", "upstream"}
         ``upstream`` follows the published tool's per-chunk integer costs.
+    protocol : str
+        By which messages are sent: ``"simple"``, ``"ll"`` or ``"ll128"``; empty where costs hold for all.
+    launch_us : Fraction
+        What a collective takes before its first step, in microseconds; no part of a schedule's finish.
     """
 
     name: str
@@ -134,6 +138,8 @@ class Topology:
     profile: str = ""
     machine: str = ""
     cost_model: str = "physical"
+    protocol: str = ""
+    launch_us: Fraction = Fraction(0)
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -207,13 +213,25 @@ class Topology:
             ),
         )
 
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """By which protocols messages can be sent, by the machine's profile; empty if it has none."""
+        from taccl.topology.profiles import PROFILES, find_profile
+
+        if not self.protocol or self.machine not in PROFILES:
+            return ()
+        return tuple(each.name for each in find_profile(self.machine, self.profile).protocols)
+
+    under = transform.under
     without = transform.without
     degraded = transform.degraded
 
     def to_dict(self) -> dict[str, Any]:
         """The topology as plain values; fractions as text."""
+        costs = {"protocol": self.protocol, "launch_us": str(self.launch_us)}
         return {
             **{name: getattr(self, name) for name in _WORDS},
+            **(costs if self.protocol or self.launch_us else {}),
             "node_of_rank": list(self.node_of_rank),
             "links": [_plain(link) for link in self.links],
             "resources": [resource.name for resource in self.resources],
@@ -228,6 +246,8 @@ class Topology:
         try:
             content: dict[str, Any] = {
                 **{name: data[name] for name in _WORDS},
+                "protocol": data.get("protocol", ""),
+                "launch_us": Fraction(data.get("launch_us", 0)),
                 "node_of_rank": tuple(data["node_of_rank"]),
                 "links": tuple(
                     Link(
@@ -291,7 +311,7 @@ class TopologyBuilder:
     """Collects links, resources and holds; `build` makes a `Topology` of them.
 
     Every link added gets a resource of its own, which it holds for alpha + bytes * beta where alpha
-    occupies, and for bytes * beta where it pipelines.
+    occupies (for an overhead in place of alpha, where one is given), and for bytes * beta where it pipelines.
 
     Parameters
     ----------
@@ -306,6 +326,8 @@ class TopologyBuilder:
     profile: str = ""
     machine: str = ""
     cost_model: str = "physical"
+    protocol: str = ""
+    launch_us: Fraction = Fraction(0)
     links: list[Link] = field(default_factory=list, init=False)
     _resources: list[Resource] = field(default_factory=list, init=False)
     _holds: list[Hold] = field(default_factory=list, init=False)
@@ -319,6 +341,7 @@ class TopologyBuilder:
         *,
         alpha_us: Number,
         beta_us_per_mb: Number,
+        overhead_us: Number | None = None,
         name: str = "",
     ) -> int:
         """Add a link with its own resource; returns the link's index.
@@ -329,6 +352,8 @@ class TopologyBuilder:
             A rank, or several: of a multicast the destinations, of a reduction inside a switch the sources.
         alpha_us, beta_us_per_mb : number
             Latency in microseconds, and microseconds for 10**6 bytes.
+        overhead_us : number, optional
+            The part of alpha that keeps the link busy, where alpha occupies it; default: all of it.
         name : str
             Tells links of the same ends apart.
         """
@@ -339,7 +364,10 @@ class TopologyBuilder:
         link = replace(link, alpha_us=alpha, beta_us_per_mb=beta)
         index = len(self.links)
         self.links.append(link)
-        self._holds.append(Hold(index, self.add_resource(f"link {link}"), *link.held_us(self.alpha_meaning)))
+        held_us, beta = link.held_us(self.alpha_meaning)
+        if overhead_us is not None:
+            held_us = min(held_us, self._exact(overhead_us, 0, f"link {link}: overhead")[0])
+        self._holds.append(Hold(index, self.add_resource(f"link {link}"), held_us, beta))
         return index
 
     @checked_as(TopologyError)
@@ -394,7 +422,7 @@ class TopologyBuilder:
     def build(self, *, notes: Sequence[str] = ()) -> Topology:
         """The topology; `TopologyError` says what is not there, or which cost is wrong."""
         return Topology(
-            **{name: getattr(self, name) for name in _WORDS},
+            **{name: getattr(self, name) for name in (*_WORDS, "protocol", "launch_us")},
             node_of_rank=tuple(self.node_of_rank),
             links=tuple(self.links),
             resources=tuple(self._resources),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taccl.arguments import Number
     from taccl.topology.topology import Link, Topology
 
-__all__ = ["degraded", "relabel", "scale", "subset", "without"]
+__all__ = ["degraded", "relabel", "scale", "subset", "under", "without"]
 
 
 @checked_as(TopologyError)
@@ -148,6 +148,56 @@ def scale(topology: Topology, *, alpha: Number = 1, beta: Number = 1) -> Topolog
     # A hold of alpha alone is none once alpha is scaled to 0.
     holds = tuple(scaled(hold) for hold in topology.holds if hold.beta_us_per_mb or by_alpha)
     return replace(topology, links=tuple(map(scaled, topology.links)), holds=holds)
+
+
+@checked_as(TopologyError)
+def under(topology: Topology, protocol: str) -> Topology:
+    """The topology with messages sent by another protocol of its machine's profile.
+
+    Latencies and rates change as the profile's do from one protocol to the other, so that links that are
+    slower than the profile says stay so.
+
+    Raises
+    ------
+    TopologyError
+        If the profile has no such protocol.
+    """
+    from taccl.topology.profiles import PROFILES, find_profile
+
+    if protocol == topology.protocol:
+        return topology
+    if not topology.protocol or topology.machine not in PROFILES:
+        said = f"found {protocol!r}; {topology.name} has no protocols: leave it out"
+        raise TopologyError(said, where="protocol")
+    profile = find_profile(topology.machine, topology.profile)
+    old, new = profile.under(topology.protocol), profile.under(protocol)
+
+    def factor(between: bool, cost: str) -> Fraction:
+        name = next(c.name for c in old.constants if c.name.endswith(cost) and is_between(c.name) == between)
+        return new[name] / old[name] if old[name] else Fraction(1)
+
+    def is_between(name: str) -> bool:
+        return name.startswith("internode")
+
+    factors = {
+        between: (factor(between, "_alpha_us"), factor(between, "_beta_us_per_mb"))
+        for between in (False, True)
+    }
+    by = [factors[topology.is_internode(e)] for e in range(len(topology.links))]
+    links = tuple(
+        replace(link, alpha_us=link.alpha_us * alpha, beta_us_per_mb=link.beta_us_per_mb * beta)
+        for link, (alpha, beta) in zip(topology.links, by, strict=True)
+    )
+    holds = tuple(
+        replace(
+            hold,
+            alpha_us=min(hold.alpha_us, links[hold.link].alpha_us),
+            beta_us_per_mb=hold.beta_us_per_mb * by[hold.link][1],
+        )
+        for hold in topology.holds
+    )
+    launch_us = topology.launch_us + new.launch_us - old.launch_us
+    return replace(topology, protocol=protocol, launch_us=launch_us, links=links, holds=holds)
 
 
 def _links_of_resource(topology: Topology, name: str) -> set[int]:

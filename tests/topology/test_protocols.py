@@ -1,0 +1,86 @@
+"""Protocols of a machine: latencies, shares of bandwidth, and what a collective takes before its first step."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from taccl.errors import TopologyError
+from taccl.topologies import Topology, dgx2, dgx_h100
+
+
+@pytest.mark.parametrize(
+    ("protocol", "alpha_us", "network_us", "gb_per_s", "nic_gb_per_s", "base_us"),
+    [
+        ("simple", "3.4", 14, "370.8", 50, "8.4"),
+        ("ll", "0.6", "2.7", 141, 25, "6.6"),  # half of 370.8 GB/s is more than LL moves on Hopper
+        ("ll128", "1.9", 4, "341.136", 46, 14),
+    ],
+)
+def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s, nic_gb_per_s, base_us):
+    """18 NVLinks of 20.6 GB/s, and each protocol's share of them and of the NIC."""
+    topology = dgx_h100(2, profile="nccl", protocol=protocol)
+    inner, outer = (topology.links[topology.links_between(0, dst)[0]] for dst in (1, 8))
+    assert (inner.alpha_us, outer.alpha_us) == (Fraction(alpha_us), Fraction(network_us))
+    assert 1000 / inner.beta_us_per_mb == Fraction(gb_per_s)
+    assert 1000 / outer.beta_us_per_mb == Fraction(nic_gb_per_s)
+    assert topology.launch_us == 7 + Fraction(base_us)
+    assert topology.protocol == protocol
+
+
+def test_a_topology_goes_over_to_another_protocol():
+    """As if it had been made under it."""
+    simple = dgx_h100(2, profile="nccl")
+    assert simple.protocols == ("simple", "ll", "ll128")
+    for protocol in simple.protocols:
+        assert simple.under(protocol) == dgx_h100(2, profile="nccl", protocol=protocol)
+        assert simple.under(protocol).under("simple") == simple
+
+
+def test_what_is_slow_stays_so():
+    """Half of a link's bandwidth is half under any protocol."""
+    slow = dgx_h100(profile="nccl").degraded({(0, 1): "1/2"})
+    assert slow.under("ll") == dgx_h100(profile="nccl", protocol="ll").degraded({(0, 1): "1/2"})
+
+
+def test_protocol_and_launch_are_kept_in_files():
+    """`to_dict` holds both; what was written without them has none."""
+    topology = dgx_h100(profile="nccl", protocol="ll")
+    assert Topology.from_dict(topology.to_dict()) == topology
+    assert not {"protocol", "launch_us"} & set(dgx2().to_dict())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: dgx_h100(profile="nccl", protocol="ll3"),
+            "found 'll3'; .* has the protocols simple, ll, ll128",
+        ),
+        (lambda: dgx2(protocol="ll"), "found 'll'; dgx2 in profile taccl has no protocols: leave it out"),
+        (lambda: dgx2().under("ll"), "found 'll'; dgx2 x1 has no protocols"),
+        (
+            lambda: dgx_h100(profile="nccl").under("ll3"),
+            "found 'll3'; .* has the protocols simple, ll, ll128",
+        ),
+    ],
+)
+def test_a_protocol_that_a_machine_lacks(make, said):
+    """The error names those that there are."""
+    with pytest.raises(TopologyError, match=said):
+        make()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ports_are_held_for_the_overhead_alone(nodes):
+    """Alpha is on the way: a port, a NIC and the link itself are free again after 0.02 us and the bytes."""
+    topology = dgx_h100(nodes, profile="nccl")
+    assert {hold.alpha_us for hold in topology.holds} == {Fraction("0.02")}
+
+
+def test_an_overhead_is_part_of_alpha():
+    """Where alpha is less than the overhead, all of it holds the port; where it pipelines, none does."""
+    held = {hold.alpha_us for hold in dgx_h100(constants={"nvswitch_alpha_us": "0.01"}).holds}
+    assert held == {Fraction("0.01")}
+    assert {hold.alpha_us for hold in dgx_h100(profile="nccl", alpha_meaning="pipelined").holds} == {0}
