@@ -34,11 +34,13 @@ __all__ = [
 
 
 @checked_as(TopologyError)
-def load(path: str | PathLike[str], **arguments: Any) -> Topology:
+def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments: Any) -> Topology:
     """The topology in a file: TOML or JSON of our own, or what another tool wrote, told by its content.
 
     Parameters
     ----------
+    protocol : str, optional
+        By which messages are sent, of those that the profile of the file's machine has.
     **arguments
         What the file does not say, for files of other tools; see `load_nccl_topology`, `load_nvidia_smi` and
         `load_astra_network` in `taccl.formats`, and `load_probe_topology` in `taccl.placement.matrices`.
@@ -46,8 +48,13 @@ def load(path: str | PathLike[str], **arguments: Any) -> Topology:
     Raises
     ------
     InputError
-        If the file cannot be read, or it has no use for an argument.
+        If the file cannot be read, it has no use for an argument, or the machine lacks the protocol.
     """
+    found = _load(path, arguments)
+    return found if protocol is None else found.under(protocol)
+
+
+def _load(path: str | PathLike[str], arguments: dict[str, Any]) -> Topology:
     # The readers of files need pydantic, which machines and fabrics do not wait for.
     from taccl.formats.registry import foreign_topology
     from taccl.topology.files import load_topology

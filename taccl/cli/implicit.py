@@ -102,7 +102,7 @@ def _text(result: ImplicitResult) -> str:
     )
     chunks = format_count(schedule.chunks_per_rank, "chunk")
     rows = [
-        ("finish", format_us(schedule.finish) + bandwidth),
+        ("finish", schedule.timing + bandwidth),
         ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
         ("gap", f"{result.gap:.2%}" + (f" (best for {chunks} a rank)" if result.gap == 0 else "")),
         ("schedule", rows_repeated),

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import taccl
-from taccl.cli.things import is_file, kind_of, names_topology, sketch_from_word, topology_from_word
+from taccl.cli.things import (
+    is_file,
+    kind_of,
+    names_topology,
+    sketch_from_word,
+    topology_from_word,
+    under_protocol,
+)
 from taccl.errors import InputError
 from taccl.names import did_you_mean, matching
-from taccl.units import parse_size
+from taccl.units import format_size, format_us, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +92,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--topology": {"metavar": "FILE|NAME", "help": _A_TOPOLOGY},
     "--nodes": {"type": positive, "metavar": "N", "help": "number of nodes; rescales sketches"},
     "--profile": {"metavar": "P", "help": "which constants of the machine, e.g. nominal"},
+    "--protocol": {
+        "type": str.lower, "choices": ("auto", "simple", "ll", "ll128"), "default": "auto",
+        "help": "by which messages are sent (default auto: the one that promises least for the size)",
+    },
     "--collective": {
         "required": True, "type": _collective, "metavar": "NAME",
         "help": ", ".join(taccl.collectives.COLLECTIVES),
@@ -179,7 +191,7 @@ def add_problem_options(parser: argparse.ArgumentParser, *, collective_required:
     help = "what to make of the costs in an upstream topology file"
     group.add_argument("--cost-model", choices=("upstream", "physical"), help=help)
     add_options(group, "--time-unit-us", help="microseconds in an upstream file's unit of time")
-    add_options(group, "--nodes", "--profile")
+    add_options(group, "--nodes", "--profile", "--protocol")
     add_size(parser.add_argument_group("size, one of"))
     add_options(group, "--chunks-per-rank", "--root")
     group.add_argument("--roots", type=_ranks, metavar="R,R", help="ranks; of the multi-root collectives")
@@ -218,6 +230,13 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     topology = topology_for(options, sketch)
     if sketch is None:
         settle_size(options)
+    return _under_best_protocol(_problem_on(topology, sketch, options, reachable=reachable), options)
+
+
+def _problem_on(
+    topology: Topology, sketch: Sketch | None, options: argparse.Namespace, *, reachable: bool
+) -> Problem:
+    """The problem of the options on a topology."""
     size, chunk_size = options.size, options.chunk_size
     cut = {name: getattr(options, name) for name in ("chunks_per_rank", "root", "roots")}
     if sketch is not None:
@@ -231,6 +250,27 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         chunk_bytes=None if chunk_size is None else parse_size(chunk_size, where="--chunk-size"),
         **cut,
     )
+
+
+def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
+    """The problem under the protocol that promises least by baselines, unless one is asked for; says so."""
+    protocols, size = problem.topology.protocols, problem.size_bytes
+    if options.protocol != "auto" or len(protocols) < 2 or size is None:
+        return problem
+    from taccl.cli.output import say
+
+    problems = {each: replace(problem, topology=problem.topology.under(each)) for each in protocols}
+    promised = {}
+    for name, each in problems.items():
+        plain = taccl.make_problem(each.topology, each.collective, size_bytes=size)
+        try:
+            promised[name] = taccl.baselines.best(plain, cut=False).predicted_us
+        except InputError:  # no baseline can do it
+            return problem
+    chosen = min(promised, key=promised.__getitem__)
+    said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
+    say(f"note: protocol {chosen} promises least for {format_size(size)} by baselines ({said})")
+    return problems[chosen]
 
 
 def settle_topology(options: argparse.Namespace) -> None:
@@ -250,6 +290,10 @@ def settle_size(options: argparse.Namespace) -> None:
 
 def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
     """The topology of the options; of a machine, with the nodes and the profile of the sketch."""
+    return under_protocol(_topology_for(options, sketch), options.protocol)
+
+
+def _topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
     nodes, profile = options.nodes, options.profile
     if options.topology is None:
         assert sketch is not None
@@ -271,8 +315,10 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
     """The problem on an upstream topology file; its costs are kept where the sketch is upstream's too."""
     from taccl.sketch.upstream import load_problem
 
-    if options.profile is not None:
-        raise InputError("an upstream topology file has no profiles; leave --profile out", where="--profile")
+    for name, given in (("profile", options.profile), ("protocol", options.protocol)):
+        if given not in (None, "auto"):
+            said = f"an upstream topology file has no {name}s; leave --{name} out"
+            raise InputError(said, where=f"--{name}")
     both = options.sketch is not None and kind_of(options.sketch) == "upstream sketch"
     names = (
         "collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank", "root", "roots",

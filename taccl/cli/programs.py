@@ -10,7 +10,7 @@ from taccl.cli.text import picked
 from taccl.cli.things import is_file, topology_from_word
 from taccl.errors import FormatError, InputError
 from taccl.names import shown, table
-from taccl.units import format_count, format_gap, format_us
+from taccl.units import format_count, format_gap
 
 if TYPE_CHECKING:
     import argparse
@@ -63,7 +63,7 @@ def following_text(schedule: Schedule, noun: str = "program") -> str:
     """How long a schedule, or a program's, takes, how near that is to the bound, and what is busiest."""
     values = following_values(schedule)
     return (
-        f"the {noun} takes {format_us(schedule.finish)}, a gap of {format_gap(values['gap'])} to the bound; "
+        f"the {noun} takes {schedule.timing}, a gap of {format_gap(values['gap'])} to the bound; "
         f"busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
     )
 
@@ -76,7 +76,7 @@ def following_values(schedule: Schedule) -> dict[str, Any]:
     busiest = max(uses, key=lambda use: use.busy, default=None)
     return {
         "size_bytes": schedule.problem.size_bytes,
-        **picked(schedule, "finish_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+        **picked(schedule, "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s"),
         "bound_us": bound.bound_us, "bound_limits": bound.limits,
         "gap": None if gap == float("inf") else gap,
         "busiest": None if busiest is None else busiest.name,

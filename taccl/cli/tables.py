@@ -112,8 +112,17 @@ def _text(rows: list[dict[str, Any]]) -> str:
     """What tells runs apart, and how good each is; a reason where there is no schedule."""
     may_differ = ("sketch", "size_bytes", "chunks_per_rank", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows}) > 1]
-    lines = [(*(_HEADS.get(name, name) for name in labels), "backend", *_FIGURES)]
-    lines += [(*(_shown(name, row[name]) for name in labels), row["backend"], *_figures(row)) for row in rows]
+    launched = ["predicted_us"] if any(row["predicted_us"] != row["finish_us"] for row in rows) else []
+
+    def cells(row: dict[str, Any], names: list[str]) -> tuple[str, ...]:
+        return tuple(_shown(name, row[name]) for name in names)
+
+    heads = [[_HEADS.get(name, name) for name in names] for names in (labels, launched)]
+    lines = [(*heads[0], "backend", "finish", *heads[1], *_FIGURES)]
+    lines += [
+        (*cells(row, labels), row["backend"], *cells(row, ["finish_us", *launched]), *_figures(row))
+        for row in rows
+    ]
     one = {n: rows[0][n] for n in ("collective", "topology", "sketch", "size_bytes")}
     title = f"{one['collective']} on {shown(str(one['topology']), 100)}"
     title += f", sketch {one['sketch']}" if "sketch" not in labels and one["sketch"] != "none" else ""
@@ -124,13 +133,12 @@ def _text(rows: list[dict[str, Any]]) -> str:
     return "\n".join([shown(title), table(lines, indent="  "), *(f"  {shown(each)}" for each in reasons)])
 
 
-_HEADS = {"size_bytes": "size", "chunks_per_rank": "chunks/rank"}
-_FIGURES = ("finish", "gap", "GB/s", "seconds", "status")
+_HEADS = {"size_bytes": "size", "predicted_us": "predicted", "chunks_per_rank": "chunks/rank"}
+_FIGURES = ("gap", "GB/s", "seconds", "status")
 
 
 def _figures(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        "-" if row["finish_us"] is None else format_us(row["finish_us"]),
         "-" if row["gap"] is None else f"{row['gap']:.2%}",
         "-" if row["algbw_gb_per_s"] is None else f"{row['algbw_gb_per_s']:.4g}",
         "-" if row["seconds"] is None else f"{row['seconds']:.2f}",
@@ -141,7 +149,9 @@ def _figures(row: dict[str, Any]) -> tuple[str, ...]:
 def _shown(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    return format_size(value) if name == "size_bytes" else str(value)
+    if name == "size_bytes":
+        return format_size(value)
+    return format_us(value) if name.endswith("_us") else str(value)
 
 
 def _seeds(text: str) -> Sequence[int]:

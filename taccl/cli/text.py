@@ -35,7 +35,7 @@ def result_text(result: Result) -> str:
     """A result as a person reads it: the figures, then a row per stage."""
     schedule = result.schedule
     rows = [
-        ("finish", f"{format_us(result.finish_us)}{_bandwidths(schedule)}"),
+        ("finish", f"{schedule.timing}{_bandwidths(schedule)}"),
         *bound_rows(result.bound),
         ("gap", format_gap(result.gap) + (f" ({result.standing})" if result.standing else "")),
         ("schedule", f"{_transfers(schedule)}, verified"),
@@ -53,7 +53,7 @@ def result_text(result: Result) -> str:
 def schedule_text(schedule: Schedule, found: dict[str, Any], *, limit: int) -> str:
     """A schedule's figures and first transfers; `found` says how it was found, as far as that is known."""
     rows = [
-        ("finish", f"{format_us(schedule.finish_us)}{_bandwidths(schedule)}"),
+        ("finish", f"{schedule.timing}{_bandwidths(schedule)}"),
         ("schedule", _transfers(schedule)),
         ("producer", schedule.producer or "not known"),
     ]
@@ -83,7 +83,10 @@ def topology_text(topology: Topology) -> str:
         ("alpha", {"occupies": "occupies the link"}.get(topology.alpha_meaning, "pipelined")),
         ("cost model", topology.cost_model),
         ("profile", topology.profile or "none"),
+        ("protocol", _protocol(topology)),
+        ("launch", format_us(topology.launch_us) if topology.launch_us else ""),
     ]
+    rows = [row for row in rows if row[1]]
     classes = Counter(
         ("between nodes" if topology.is_internode(e) else "inside nodes", link.alpha_us, link.beta_us_per_mb)
         for e, link in enumerate(topology.links)
@@ -164,12 +167,17 @@ def bound_values(prices: Prices, granted: Certificate | None, *, proven: bool | 
 
 def simulation_text(schedule: Schedule, found: Sequence[tuple[Simulation, SteadyState]]) -> str:
     """What becomes of a schedule at each size: one pass, and tiles that follow one another."""
-    head = ("size", "finish", "GB/s", "bus GB/s", "interval", "GB/s in tiles", "limited by")
+    launches = any(simulation.launch for simulation, _ in found)
+    head = (
+        "size", "finish", *(("predicted",) if launches else ()), "GB/s", "bus GB/s", "interval",
+        "GB/s in tiles", "limited by",
+    )  # fmt: skip
     rows = []
     for simulation, steady in found:
         size = simulation.problem.size_bytes
         rows.append(
             ("not known" if size is None else format_size(size), format_us(simulation.finish),
+             *((format_us(simulation.predicted_us),) if launches else ()),
              _rate(simulation.algbw_gb_per_s), _rate(simulation.busbw_gb_per_s), format_us(steady.interval),
              _rate(steady.algbw_gb_per_s), steady.limits)
         )  # fmt: skip
@@ -177,7 +185,7 @@ def simulation_text(schedule: Schedule, found: Sequence[tuple[Simulation, Steady
     assumed = [f"alpha {first.problem.topology.alpha_meaning}", format_count(first.tiles, "tile")]
     if first.jitter:
         assumed.append(f"jitter {first.jitter:g}, seed {first.seed}")
-    own = f"  its own finish is {format_us(schedule.finish_us)}; simulated with {', '.join(assumed)}"
+    own = f"  its own finish is {schedule.timing}; simulated with {', '.join(assumed)}"
     lines = [_title(schedule.problem), own, "", table([head, *rows], indent="  ")]
     return "\n".join(lines + _notes(first.problem.notes))
 
@@ -186,13 +194,15 @@ def simulation_values(schedule: Schedule, found: Sequence[tuple[Simulation, Stea
     """Simulations of a schedule as plain values."""
     first = found[0][0]
     return {
-        "finish_us": schedule.finish_us, "collective": schedule.problem.collective.name,
+        **picked(schedule, "finish_us", "launch_us", "predicted_us"),
+        "collective": schedule.problem.collective.name,
         "topology": schedule.problem.topology.name, "alpha": first.problem.topology.alpha_meaning,
         **picked(first, "tiles", "jitter", "seed"), "digest": schedule.digest(),
         "sizes": [
             {
                 "size_bytes": simulation.problem.size_bytes,
-                **picked(simulation, "finish_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+                **picked(simulation, "finish_us", "launch_us", "predicted_us"),
+                **picked(simulation, "algbw_gb_per_s", "busbw_gb_per_s"),
                 "interval_us": steady.interval_us, "interval_limits": steady.limits,
                 "interval_algbw_gb_per_s": steady.algbw_gb_per_s,
                 "interval_busbw_gb_per_s": steady.busbw_gb_per_s,
@@ -233,7 +243,13 @@ def _notes(notes: Sequence[str]) -> list[str]:
     return ["", *(f"  note: {shown(note)}" for note in notes)] if notes else []
 
 
+def _protocol(topology: Topology) -> str:
+    """The protocol of a topology's costs, and the others that its profile has."""
+    others = [each for each in topology.protocols if each != topology.protocol]
+    return topology.protocol + (f" (of {', '.join(topology.protocols)})" if others else "")
+
+
 def _constants(topology: Topology) -> tuple[Constant, ...]:
     """The constants that a machine's topology was made with, those that a user gave included."""
     profile: Profile | None = topology.memo.get("profile")
-    return profile.constants if profile else ()
+    return () if profile is None else profile.told()

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 import taccl
-from taccl.errors import FormatError, InputError
+from taccl.errors import FormatError, InputError, TopologyError
 
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
@@ -23,8 +23,24 @@ _FIELDS_OF_SKETCHES = frozenset(
 )
 
 
-def topology_from_word(word: str, *, nodes: int | None = None, profile: str | None = None) -> Topology:
-    """The topology in a file, or of a machine's or fabric's name."""
+def topology_from_word(
+    word: str, *, nodes: int | None = None, profile: str | None = None, protocol: str | None = None
+) -> Topology:
+    """The topology in a file, or of a machine's or fabric's name, under a protocol that was asked for."""
+    return under_protocol(_topology_from_word(word, nodes, profile), protocol)
+
+
+def under_protocol(topology: Topology, protocol: str | None) -> Topology:
+    """The topology under a protocol that was asked for."""
+    if protocol in (None, "auto"):
+        return topology
+    try:
+        return topology.under(protocol)
+    except TopologyError as error:
+        raise InputError(error.message, where="--protocol") from None
+
+
+def _topology_from_word(word: str, nodes: int | None, profile: str | None) -> Topology:
     if not is_file(word):
         return taccl.topologies.parse(word, nodes=nodes, profile=profile)
     if profile is not None:
@@ -37,7 +53,7 @@ def topology_from_word(word: str, *, nodes: int | None = None, profile: str | No
 
     foreign = foreign_topology(word)
     if foreign is not None and foreign[0] != "astra-sim-network":
-        return taccl.topologies.load(word, **({} if nodes is None else {"nodes": nodes}))
+        return taccl.topologies.load(word) if nodes is None else taccl.topologies.load(word, nodes=nodes)
     topology = taccl.topologies.load(word)
     if nodes is not None and nodes != topology.num_nodes:
         said = f"found --nodes {nodes}, but the topology has {topology.num_nodes}"

@@ -108,7 +108,7 @@ def draw_bars(
     ax.grid(axis="x", linewidth=0.5, alpha=0.4)
     ax.set_xlabel("time in us")
     ax.axvline(finish_us, color=INK, linewidth=0.8)
-    finish = f"finish {finish_us:.4g} us"
+    finish = f"finish {finish_us:.4g} us{schedule.predicted_text}"
     if bound_us:
         ax.axvline(bound_us, color=INK, linewidth=0.8, linestyle="--")
         finish += f", bound {bound_us:.4g} us (dashed)"

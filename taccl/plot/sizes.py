@@ -21,7 +21,7 @@ from taccl.clauses import BINDING
 from taccl.errors import CollectiveError, InputError
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, headline, remark, schedule_of
-from taccl.units import format_size, parse_size
+from taccl.units import format_size, gb_per_s, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ _MOST_TRANSFERS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Bandwidths:
-    """Bus bandwidths in GB/s, one at each size; None where there is none to be had.
+    """Bus bandwidths in GB/s, one at each size, the launch counted; None where there is none to be had.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def bandwidths(
     every = usual_sizes(problem.size_bytes) if sizes is None else tuple(sorted(set(map(parse_size, sizes))))
     if not every:
         raise InputError("found no size; give at least one, or leave it out", where="sizes")
-    rates = tuple(simulate(own, size=size).busbw_gb_per_s for size in every)
+    rates = tuple(simulate(own, size=size).predicted_busbw_gb_per_s for size in every)
     free = without_sketch(problem)
     baselines: dict[str, tuple[float | None, ...]] = {}
     undefined: dict[str, str] = {}
@@ -226,8 +226,9 @@ def bandwidths(
 
 def _bounds(problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...]:
     """The bus bandwidth that no schedule can pass, at each size."""
-    factor = problem.collective.busbw_factor
-    found = [lower_bound(assume(problem, size=size), budget_s=_BOUND_S).algbw_gb_per_s for size in sizes]
+    factor, launch = problem.collective.busbw_factor, problem.topology.launch_us
+    bounds = (lower_bound(assume(problem, size=size), budget_s=_BOUND_S).bound for size in sizes)
+    found = [gb_per_s(size, launch + bound) for size, bound in zip(sizes, bounds, strict=True)]
     return tuple(None if each is None else each * factor for each in found)
 
 
@@ -244,4 +245,4 @@ def _rates(name: str, problem: Problem, sizes: tuple[int, ...]) -> tuple[float |
         made = BASELINES[name](assume(problem, size=size), cut=False)  # the bound is that of its chunks
         forms.setdefault((made.chunk.tobytes(), made.link.tobytes()), made)
     simulations = [[simulate(made, size=size) for made in forms.values()] for size in sizes]
-    return tuple(min(each, key=lambda found: found.finish).busbw_gb_per_s for each in simulations)
+    return tuple(min(each, key=lambda found: found.finish).predicted_busbw_gb_per_s for each in simulations)

@@ -42,6 +42,9 @@ CHANNELS = ("single", "round-robin", "by-chunk", "by-peer")
 THREADBLOCKS = ("per-direction", "per-peer", "relay")
 _LAST = 2**62
 
+#: Protocols of topologies, as runtimes write them.
+_PROTOCOLS = {"": "Simple", "simple": "Simple", "ll": "LL", "ll128": "LL128"}
+
 
 class _Move(NamedTuple):
     """A chunk of a message with its places: read at `src`, kept at `dst`, added to what is at `added`."""
@@ -56,7 +59,7 @@ def lower(
     schedule: Schedule | CompactSchedule,
     *,
     in_place: bool = False,
-    protocol: str = "Simple",
+    protocol: str | None = None,
     channels: str = "single",
     num_channels: Count = 1,
     threadblocks: str = "per-direction",
@@ -73,8 +76,8 @@ def lower(
         A valid one.
     in_place : bool
         Whether input and output are one buffer. The rest of the input is left as it was in either case.
-    protocol : str
-        ``"Simple"``, ``"LL"`` or ``"LL128"``.
+    protocol : str, optional
+        ``"Simple"``, ``"LL"`` or ``"LL128"``; default: that of the topology, or Simple where it has none.
     channels : str
         ``"single"``: everything over one channel. ``"round-robin"``: sends between two ranks take turns.
         ``"by-chunk"``: chunk by chunk. ``"by-peer"``: by the distance between the two ranks' numbers, so that
@@ -138,7 +141,7 @@ def lower(
         ),
         collective,
         in_place,
-        protocol,
+        protocol or _PROTOCOLS[problem.topology.protocol],
         problem.topology.node_of_rank,
         None if problem.size_bytes is None else (problem.size_bytes // 2, 2 * problem.size_bytes),
     )

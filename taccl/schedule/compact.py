@@ -162,5 +162,6 @@ class CompactSchedule(Figures):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.problem.title}: "
-            f"{self.num_transfers} transfers, finish {self.finish_us:.3f} us, {format_size(self.num_bytes)})"
+            f"{self.num_transfers} transfers, finish {self.finish_us:.3f} us{self.predicted_text}, "
+            f"{format_size(self.num_bytes)})"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taccl.units import gb_per_s
+from taccl.units import format_us, gb_per_s
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -50,6 +50,18 @@ class Figures:
         return float(self.launch + self.finish)
 
     @property
+    def predicted_text(self) -> str:
+        """What to say behind a finish if there is a launch: ``", predicted 9 us with a launch of 8 us"``."""
+        if not self.launch:
+            return ""
+        return f", predicted {format_us(self.launch + self.finish)} with a launch of {format_us(self.launch)}"
+
+    @property
+    def timing(self) -> str:
+        """The finish, and where there is a launch what that makes together, as text."""
+        return format_us(self.finish) + self.predicted_text
+
+    @property
     def size_bytes(self) -> int | None:
         """The larger of one rank's input and output buffer, as nccl-tests counts it; None if not known."""
         size: int | None = self.problem.size_bytes
@@ -70,4 +82,10 @@ class Figures:
     def busbw_gb_per_s(self) -> float | None:
         """Bus bandwidth in GB/s, as nccl-tests defines it; None without a size, or if nothing is sent."""
         algbw = self.algbw_gb_per_s
+        return None if algbw is None else algbw * self.busbw_factor
+
+    @property
+    def predicted_busbw_gb_per_s(self) -> float | None:
+        """The same with the launch counted, as a measurement counts it."""
+        algbw = gb_per_s(self.size_bytes, self.launch + self.finish)
         return None if algbw is None else algbw * self.busbw_factor

@@ -46,7 +46,7 @@ IMPLICIT_COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
 _BLOCK = 1 << 20
 _SUMMARY = (
     "collective", "num_ranks", "chunks_per_rank", "chunk_bytes", "size_bytes", "producer", "num_rows",
-    "num_transfers", "finish_us", "algbw_gb_per_s", "busbw_gb_per_s",
+    "num_transfers", "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s",
 )  # fmt: skip
 #: While a schedule is written out: its own columns, and what they are made from and sorted by.
 _BYTES_PER_TRANSFER = 150
@@ -311,5 +311,6 @@ class ImplicitSchedule(Figures):
         return (
             f"ImplicitSchedule({self.collective} on {self.host.name}: "
             f"{format_count(self.num_transfers, 'transfer')} as {format_count(self.num_rows, 'row')} under "
-            f"{format_count(self.num_ranks, 'translation')}, finish {self.finish_us:.3f} us)"
+            f"{format_count(self.num_ranks, 'translation')}, finish {self.finish_us:.3f} us"
+            f"{self.predicted_text})"
         )

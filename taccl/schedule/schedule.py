@@ -13,7 +13,7 @@ from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown
 from taccl.schedule.figures import Figures
-from taccl.units import format_count, format_us
+from taccl.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -180,7 +180,7 @@ class Schedule(Figures):
         problem = self.problem
         algbw, busbw = self.algbw_gb_per_s, self.busbw_gb_per_s
         figures = [
-            ("finish", format_us(self.finish)),
+            ("finish", self.timing),
             ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
             ("transfers", f"{self.num_transfers} in {format_count(self.num_sends, 'send')}"),
             ("producer", self.producer),
@@ -195,7 +195,7 @@ class Schedule(Figures):
         return (
             f"Schedule({self.problem.title}: "
             f"{format_count(self.num_transfers, 'transfer')} in {format_count(self.num_sends, 'send')}, "
-            f"finish {self.finish_us:.3f} us)"
+            f"finish {self.finish_us:.3f} us{self.predicted_text})"
         )
 
 

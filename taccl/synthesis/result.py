@@ -127,6 +127,11 @@ class Result:
         return self.schedule.finish_us
 
     @property
+    def predicted_us(self) -> float:
+        """The machine's launch and the finish, in microseconds: what a measurement is to be set beside."""
+        return self.schedule.predicted_us
+
+    @property
     def bound_us(self) -> float:
         """A proven lower bound on the finish of any schedule of the problem, in microseconds."""
         return self.bound.bound_us
@@ -186,7 +191,7 @@ class Result:
         schedule = self.schedule
         algbw, busbw = schedule.algbw_gb_per_s, schedule.busbw_gb_per_s
         figures = [
-            ("finish", format_us(self.finish_us)),
+            ("finish", schedule.timing),
             ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
             *bound_rows(self.bound),
             ("gap", format_gap(self.gap) + (f" ({self.standing})" if self.standing else "")),
@@ -211,7 +216,7 @@ class Result:
         limits += [f"  bound of every cut: {shown(text, 300)}" for _, text in every]
         lines = [
             f"{schedule.problem.title}: "
-            f"finish {format_us(self.finish_us)}, bound {format_us(self.bound_us)}, "
+            f"finish {schedule.timing}, bound {format_us(self.bound_us)}, "
             f"gap {format_gap(self.gap)}{best}"
             + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
             f"  {self._size}; found by {shown(schedule.producer or self.backend)} in {self.seconds:.2f} s",
@@ -233,12 +238,15 @@ def schedule_figures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
     problem = schedule.problem
     return {
         "finish_us": schedule.finish_us,
+        "launch_us": schedule.launch_us,
+        "predicted_us": schedule.predicted_us,
         "algbw_gb_per_s": schedule.algbw_gb_per_s,
         "busbw_gb_per_s": schedule.busbw_gb_per_s,
         "collective": problem.collective.name,
         "topology": problem.topology.name,
         "sketch": problem.clauses.name or None,
         "cost_model": problem.topology.cost_model,
+        "protocol": problem.topology.protocol or None,
         "size_bytes": problem.size_bytes,
         "num_ranks": problem.topology.num_ranks,
         "num_chunks": problem.collective.num_chunks,

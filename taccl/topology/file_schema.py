@@ -185,6 +185,7 @@ class TopologyFile(BaseModel):
     machine: str | None = None
     fabric: str | None = None
     profile: str | None = None
+    protocol: str | None = None
     rails: Annotated[bool, Field(strict=True)] | None = None
     constants: dict[str, _Cost] | None = None
     bandwidth_gb_per_s: Annotated[list[_PositiveCost], BeforeValidator(_as_list)] | None = None
@@ -208,7 +209,7 @@ class TopologyFile(BaseModel):
         if kind == "node" and self.nodes is not None:
             raise ValueError("found nodes beside [node]; say it under [network]")
         allowed = {
-            "machine": {"profile", "rails", "constants"},
+            "machine": {"profile", "protocol", "rails", "constants"},
             "fabric": {"bandwidth_gb_per_s", "alpha_us", "ranks_per_node"},
             "node": {"nics", "network"},
             "links": {"ranks_per_node", "link", "resource", "switch"},

@@ -63,7 +63,7 @@ def load_topology(path: str | PathLike[str]) -> Topology:
 def _from_name(file: TopologyFile) -> Topology:
     """The machine or fabric that a file names, with what it says differs."""
     options: dict[str, Any] = {"alpha_meaning": file.alpha_meaning}
-    for field in ("rails", "constants", "alpha_us", "bandwidth_gb_per_s", "ranks_per_node"):
+    for field in ("protocol", "rails", "constants", "alpha_us", "bandwidth_gb_per_s", "ranks_per_node"):
         value = getattr(file, field)
         if value is not None:
             options[field] = value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -102,6 +102,18 @@ class Profile:
         """The value of a constant; None if there is none of that name."""
         return {constant.name: constant.value for constant in self.constants}.get(name)
 
+    def told(self) -> tuple[Constant, ...]:
+        """Every constant, then the launch, and what each protocol takes under its own name."""
+        of_protocols = (
+            replace(constant, name=f"{each.name}.{constant.name}")
+            for each in self.protocols
+            for constant in (
+                each.base_us, each.node_hop_us, each.network_hop_us, each.bandwidth_share, each.node_gb_per_s,
+            )
+            if constant is not None
+        )  # fmt: skip
+        return (*self.constants, *(() if self.launch is None else (self.launch,)), *of_protocols)
+
     @property
     def launch_us(self) -> Fraction:
         """What a collective takes before its first step, with the base of the protocol."""

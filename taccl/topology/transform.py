@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from taccl.arguments import Number
+    from taccl.topology.profile import Profile
     from taccl.topology.topology import Link, Topology
 
 __all__ = ["degraded", "relabel", "scale", "subset", "under", "without"]
@@ -171,19 +172,19 @@ def under(topology: Topology, protocol: str) -> Topology:
         raise TopologyError(said, where="protocol")
     profile = find_profile(topology.machine, topology.profile)
     old, new = profile.under(topology.protocol), profile.under(protocol)
-
-    def factor(between: bool, cost: str) -> Fraction:
-        name = next(c.name for c in old.constants if c.name.endswith(cost) and is_between(c.name) == between)
-        return new[name] / old[name] if old[name] else Fraction(1)
-
-    def is_between(name: str) -> bool:
-        return name.startswith("internode")
-
-    factors = {
-        between: (factor(between, "_alpha_us"), factor(between, "_beta_us_per_mb"))
-        for between in (False, True)
-    }
-    by = [factors[topology.is_internode(e)] for e in range(len(topology.links))]
+    # What a user gave in place of a constant stays.
+    now: Profile = topology.memo.get("profile", old)
+    kept = {o.name: n for o, n in zip(old.constants, now.constants, strict=True) if o.value != n.value}
+    new = replace(new, constants=tuple(kept.get(each.name, each) for each in new.constants))
+    factors: dict[tuple[bool, str], Fraction] = {}
+    for constant in new.constants:
+        kind, _, cost = constant.name.partition("_us")[0].rpartition("_")
+        if kind != "nic" and now[constant.name]:
+            factors[kind == "internode", cost] = constant.value / now[constant.name]
+    by = [
+        tuple(factors.get((topology.is_internode(e), cost), Fraction(1)) for cost in ("alpha", "beta"))
+        for e in range(len(topology.links))
+    ]
     links = tuple(
         replace(link, alpha_us=link.alpha_us * alpha, beta_us_per_mb=link.beta_us_per_mb * beta)
         for link, (alpha, beta) in zip(topology.links, by, strict=True)
@@ -197,7 +198,9 @@ def under(topology: Topology, protocol: str) -> Topology:
         for hold in topology.holds
     )
     launch_us = topology.launch_us + new.launch_us - old.launch_us
-    return replace(topology, protocol=protocol, launch_us=launch_us, links=links, holds=holds)
+    found = replace(topology, protocol=protocol, launch_us=launch_us, links=links, holds=holds)
+    found.memo["profile"] = new
+    return found
 
 
 def _links_of_resource(topology: Topology, name: str) -> set[int]:

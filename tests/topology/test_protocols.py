@@ -44,6 +44,13 @@ def test_what_is_slow_stays_so():
     assert slow.under("ll") == dgx_h100(profile="nccl", protocol="ll").degraded({(0, 1): "1/2"})
 
 
+def test_what_a_user_gave_stays():
+    """A constant that was replaced holds under any protocol."""
+    given = {"nvswitch_alpha_us": "1.5"}
+    topology = dgx_h100(profile="nccl", constants=given).under("ll")
+    assert topology == dgx_h100(profile="nccl", protocol="ll", constants=given)
+
+
 def test_protocol_and_launch_are_kept_in_files():
     """`to_dict` holds both; what was written without them has none."""
     topology = dgx_h100(profile="nccl", protocol="ll")

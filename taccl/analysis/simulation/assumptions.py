@@ -129,13 +129,14 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
 
 
 def _model(topology: Topology, profile: str, **options: Any) -> Topology:
-    return parse(
+    model = parse(
         topology.machine,
         nodes=topology.num_nodes,
         profile=profile,
         alpha_meaning=topology.alpha_meaning,
         **options,
     )
+    return model.under(topology.protocol) if topology.protocol in model.protocols else model
 
 
 def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
@@ -152,6 +153,8 @@ def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
     return replace(
         topology,
         profile=model.profile,
+        protocol=model.protocol,
+        launch_us=model.launch_us,
         links=tuple(e for e in new_links if e is not None),
         holds=tuple(
             replace(old, alpha_us=new.alpha_us, beta_us_per_mb=new.beta_us_per_mb)

@@ -14,7 +14,7 @@ from taccl.errors import InputError
 from taccl.names import shown
 from taccl.schedule.figures import Figures
 from taccl.schedule.schedule import make_schedule
-from taccl.units import format_count, format_size, format_us
+from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -271,7 +271,7 @@ class Simulation(Figures):
         problem = self.problem
         algbw, busbw = self.algbw_gb_per_s, self.busbw_gb_per_s
         figures = [
-            ("finish", format_us(self.finish)),
+            ("finish", self.timing),
             ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
             ("size", format_size(problem.size_bytes) if problem.size_bytes else "not known"),
             ("alpha", problem.topology.alpha_meaning),
@@ -297,7 +297,8 @@ class Simulation(Figures):
             details.append(f"jitter {self.jitter:g}, seed {self.seed}")
         algbw = self.algbw_gb_per_s
         rate = "" if algbw is None else f", {algbw:.2f} GB/s"
-        return f"Simulation({problem.title}, {', '.join(details)}: finish {self.finish_us:.3f} us{rate})"
+        finish = f"finish {self.finish_us:.3f} us{self.predicted_text}"
+        return f"Simulation({problem.title}, {', '.join(details)}: {finish}{rate})"
 
 
 def describe_wait(

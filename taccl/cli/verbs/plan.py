@@ -49,10 +49,8 @@ def add(verb: ArgumentParser) -> None:
     group.add_argument(
         "--in-place", action="store_true", help="for calls whose input and output are one buffer"
     )
-    protocols = ("Simple", "LL", "LL128")
-    group.add_argument(
-        "--protocol", choices=protocols, default="Simple", help="of the runtime (default Simple)"
-    )
+    help = "by which messages are sent (default auto: in each range the one that promises least)"
+    add_options(group, "--protocol", help=help)
     help = "cut every chunk into so many parts (default 1)"
     group.add_argument("--instances", type=positive, default=1, metavar="N", help=help)
 

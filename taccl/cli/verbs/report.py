@@ -34,6 +34,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Write a page in HTML about a schedule: figures, proof, pictures, load, bandwidth over size."""
+    from taccl.cli.text import picked
     from taccl.cli.verbs.plot import details_of
     from taccl.plot.report.page import write_report
 
@@ -48,7 +49,8 @@ def run(options: argparse.Namespace) -> Answer:
             budget_s=options.budget,
         )  # fmt: skip
     verification = taccl.verify(schedule)
-    values = {"file": options.output, "ok": verification.ok, "finish_us": schedule.finish_us}
+    values = {"file": options.output, "ok": verification.ok}
+    values |= picked(schedule, "finish_us", "launch_us", "predicted_us")
     broken = "" if verification.ok else format_count(len(verification.violations), "rule")
     complaint = f"{shown(options.file)}: the schedule breaks {broken}; the page says which" if broken else ""
     return judged(f"written to {shown(options.output)}", values, complaint)

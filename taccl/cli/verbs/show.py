@@ -27,7 +27,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("thing", metavar="THING", help="a file, a shipped sketch, a machine, or a fabric")
     add_options(verb, "--nodes", help="number of nodes")
-    add_options(verb, "--profile", help="which constants of a machine")
+    add_options(verb, "--profile", help="which constants of a machine, by name or in a file")
+    add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")
     rows = number(int, lambda n: n >= -1, "a number of rows, or -1 for all")
     help = "rows of transfers, or of a program's steps (default 20, -1: all)"
     verb.add_argument("--transfers", type=rows, default=20, metavar="N", help=help)
@@ -36,9 +37,9 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Show a schedule, a program, a sketch, or a topology with its constants' sources."""
     if holds_program(options.thing):
-        for name, given in (("--nodes", options.nodes), ("--profile", options.profile)):
-            if given is not None:
-                raise InputError("found a program, which has none; leave it out", where=name)
+        for name in ("nodes", "profile", "protocol"):
+            if getattr(options, name) is not None:
+                raise InputError("found a program, which has none; leave it out", where=f"--{name}")
         program = load_program(options.thing)
         limit = program.num_steps if options.transfers < 0 else options.transfers
         return Answer(program_text(program, limit=limit), program_values(program))
@@ -55,8 +56,9 @@ def run(options: argparse.Namespace) -> Answer:
 def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
     from taccl.cli import text
 
-    if options.profile is not None and "topology" not in kind:
-        raise InputError(f"found a {kind}, which has no profiles; leave it out", where="--profile")
+    for name in ("profile", "protocol"):
+        if getattr(options, name) is not None and "topology" not in kind:
+            raise InputError(f"found a {kind}, which has no {name}s; leave it out", where=f"--{name}")
     if options.nodes is not None and kind == "schedule":
         raise InputError("found a schedule, whose nodes are fixed; leave it out", where="--nodes")
     if kind == "schedule":
@@ -72,5 +74,7 @@ def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
         if options.nodes is not None:
             sketch = sketch.with_nodes(options.nodes)
         return Answer(sketch.to_toml().rstrip(), {"kind": "sketch", **sketch.to_dict()})
-    topology = topology_from_word(options.thing, nodes=options.nodes, profile=options.profile)
+    topology = topology_from_word(
+        options.thing, nodes=options.nodes, profile=options.profile, protocol=options.protocol
+    )
     return Answer(text.topology_text(topology), text.topology_values(topology))

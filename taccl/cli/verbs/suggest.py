@@ -35,6 +35,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(positionals=("topology",))
     add_options(verb, "--nodes", help="number of nodes of a machine")
     add_options(verb, "--profile", "--collective")
+    add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")
     add_size(verb)
     add_options(verb, "--chunks-per-rank", help="default: as many as finish first")
     add_options(verb, "--root")
@@ -50,7 +51,9 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Suggest sketches for a topology, a collective and a size; or check one that you write."""
-    topology = topology_from_word(options.topology, nodes=options.nodes, profile=options.profile)
+    topology = topology_from_word(
+        options.topology, nodes=options.nodes, profile=options.profile, protocol=options.protocol
+    )
     if options.check is not None:
         return _checked(options, topology)
     settle_size(options)

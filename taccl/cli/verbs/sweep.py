@@ -29,6 +29,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "topology")
     group = verb.add_argument_group("combinations")
     add_options(group, "--collective", "--nodes", "--profile", "--root")
+    add_options(group, "--protocol", default=None, help="by which messages are sent (default simple)")
     help = "shipped names or files, with commas between; none for no sketch (the default)"
     group.add_argument("--sketches", type=words, default=("none",), metavar="A,B", help=help)
     help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"
@@ -40,7 +41,9 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Show what is found for every combination of sketches, sizes and backends."""
     check_table(options)
-    topology = topology_from_word(options.topology, nodes=options.nodes, profile=options.profile)
+    topology = topology_from_word(
+        options.topology, nodes=options.nodes, profile=options.profile, protocol=options.protocol
+    )
     found = taccl.sweep(
         topology,
         options.collective,

@@ -43,6 +43,10 @@ def summary(found: Findings) -> str:
     every = [(name, text.partition(",")[0]) for name, text in bound_rows(limit)[1:]]
     cards = [
         (format_us(schedule.finish), "finish"),
+        (
+            format_us(schedule.launch + schedule.finish) if schedule.launch else "",
+            "predicted: launch and finish",
+        ),
         (_rate(schedule.busbw_gb_per_s), "bus bandwidth"),
         (_rate(schedule.algbw_gb_per_s), "algorithm bandwidth"),
         (format_us(limit.bound), f"bound: no schedule of {limit.scope} is faster"),
@@ -273,6 +277,8 @@ def problem(found: Findings) -> str:
         *it.facts(),
         ("links", f"{len(topology.links)}, which hold {format_count(len(topology.resources), 'resource')}"),
         ("profile", topology.profile),
+        ("protocol", topology.protocol),
+        ("launch", format_us(topology.launch_us) if topology.launch_us else ""),
         ("cost model", topology.cost_model),
         *said,
     ]

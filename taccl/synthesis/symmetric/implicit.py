@@ -73,7 +73,7 @@ class ImplicitResult:
         schedule, bound = self.schedule, self.bound
         return (
             f"ImplicitResult({schedule.collective} on {schedule.host.name}: {schedule.num_transfers} "
-            f"transfers, finish {format_us(schedule.finish)}, bound {format_us(bound.bound)}, gap "
+            f"transfers, finish {schedule.timing}, bound {format_us(bound.bound)}, gap "
             f"{self.gap:.2%}; limited by {bound.limits})"
         )
 
