@@ -93,13 +93,13 @@ class Speed:
 
 
 SPEEDS = (
-    Speed("DGX-H100 x16", lambda: taccl.topologies.dgx_h100(16), "allgather", 5),
+    Speed("DGX-H100 x16", lambda: taccl.topologies.dgx_h100(16, profile="nominal"), "allgather", 5),
     Speed("NDv2 x16", lambda: taccl.topologies.ndv2(16), "allgather", 5),
     Speed("rail rings 16x8", lambda: rail_rings(16), "allgather", 5),
     Speed("random 8-regular 128", lambda: random_regular(128, 8), "allgather", 5),
-    Speed("DGX-H100 x128", lambda: taccl.topologies.dgx_h100(128), "allgather", 120),
+    Speed("DGX-H100 x128", lambda: taccl.topologies.dgx_h100(128, profile="nominal"), "allgather", 120),
     Speed("random 8-regular 64", lambda: random_regular(64, 8), "alltoall", 30),
-    Speed("DGX-H100 x8", lambda: taccl.topologies.dgx_h100(8), "alltoall", 30),
+    Speed("DGX-H100 x8", lambda: taccl.topologies.dgx_h100(8, profile="nominal"), "alltoall", 30),
     Speed("NDv2 x8", lambda: taccl.topologies.ndv2(8), "alltoall", 30),
 )
 
@@ -124,9 +124,19 @@ SMALL = (
 
 #: Families that grow: (name, collective, topology of so many ranks, numbers of ranks).
 GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] = (
-    ("DGX-H100", "allgather", lambda n: taccl.topologies.dgx_h100(n // 8), (16, 32, 64, 128, 256, 512, 1024)),
+    (
+        "DGX-H100",
+        "allgather",
+        lambda n: taccl.topologies.dgx_h100(n // 8, profile="nominal"),
+        (16, 32, 64, 128, 256, 512, 1024),
+    ),
     ("random 8-regular", "allgather", lambda n: random_regular(n, 8), (16, 32, 64, 128, 256, 512, 1024)),
-    ("DGX-H100", "alltoall", lambda n: taccl.topologies.dgx_h100(n // 8), (16, 32, 64, 128)),
+    (
+        "DGX-H100",
+        "alltoall",
+        lambda n: taccl.topologies.dgx_h100(n // 8, profile="nominal"),
+        (16, 32, 64, 128),
+    ),
     ("random 8-regular", "alltoall", lambda n: random_regular(n, 8), (16, 32, 64, 128)),
 )
 

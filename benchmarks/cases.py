@@ -130,7 +130,7 @@ PLAIN_CASES = (
     PlainCase("allreduce DGX-2 x4 16MB", lambda: taccl.topologies.dgx2(4), "allreduce", 16 << 20, gap=0.08),
     PlainCase(
         "broadcast DGX-H100 x4, 16 chunks",
-        lambda: taccl.topologies.dgx_h100(4),
+        lambda: taccl.topologies.dgx_h100(4, profile="nominal"),
         "broadcast",
         16 * MB,
         16,

@@ -130,7 +130,7 @@ class ImplicitCase:
 
 
 def _h100(nodes: int) -> Callable[[], Topology]:
-    return lambda: taccl.topologies.dgx_h100(nodes)
+    return lambda: taccl.topologies.dgx_h100(nodes, profile="nominal")
 
 
 def _mesh(*dims: int, **costs: Any) -> Callable[[], Topology]:
@@ -412,7 +412,7 @@ def _square_meshes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def warm_up(case: Case) -> None:
     """Have the kernels compiled, or read from their cache."""
     compile_improvement()
-    for topology in (taccl.topologies.ring(4), taccl.topologies.dgx_h100(2)):
+    for topology in (taccl.topologies.ring(4), taccl.topologies.dgx_h100(2, profile="nominal")):
         made = taccl.collectives.make(case.collective, topology.num_ranks)
         some = taccl.collectives.make(case.collective, 2).among([0, 2], num_ranks=topology.num_ranks)
         for collective in (made, some):

@@ -86,7 +86,7 @@ def oversubscribed(nodes: int = 64, nodes_per_leaf: int = 32) -> Topology:
     A leaf joins one rail of `nodes_per_leaf` nodes. What leaves it for another leaf goes over an uplink, and
     enters over a downlink, each as fast as a port, and each shared by two nodes.
     """
-    topology = taccl.topologies.dgx_h100(nodes)
+    topology = taccl.topologies.dgx_h100(nodes, profile="nominal")
     resources, holds = list(topology.resources), list(topology.holds)
     for side in ("uplink", "downlink"):
         resources += [Resource(f"{side} {i} of rail {r}") for i in range(-(-nodes // 2)) for r in range(8)]

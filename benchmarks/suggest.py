@@ -117,7 +117,7 @@ def against_shipped(case: Case, cost_model: str, *, limit_s: float, seed: int) -
 
 def against_bound(name: str, collective: str, *, limit_s: float, seed: int) -> dict[str, Any]:
     """One larger machine, against the bound of its physical problem."""
-    topology = taccl.topologies.parse(name, nodes=LARGER_NODES)
+    topology = taccl.topologies.parse(name, nodes=LARGER_NODES, profile="nominal")
     size_bytes = 64 * 10**6
     since = time.monotonic()
     plain = taccl.make_problem(

@@ -313,7 +313,9 @@ class TestJointSchedules:
         """
         groups = [[2 * g, 2 * g + 1, 2 * g + 8, 2 * g + 9] for g in range(4)]
         joint = together([collectives.allgather(4).among(g, num_ranks=16) for g in groups])
-        case = make_problem(dgx_h100(2), joint, chunk_bytes=MB).with_clauses(relays=frozenset())
+        case = make_problem(dgx_h100(2, profile="nominal"), joint, chunk_bytes=MB).with_clauses(
+            relays=frozenset()
+        )
         found = schedule_large(case).expand()
         assert verify(found).ok
         assert found.finish <= lower_bound(case).bound * 1.25

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.every_cut import bound_rows
 from taccl.names import shown, table
+from taccl.topology.profiles import profile_of
 from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
-    from taccl.topology.profile import Constant, Profile
+    from taccl.topology.profile import Constant
     from taccl.topology.topology import Topology
 
 
@@ -251,5 +252,5 @@ def _protocol(topology: Topology) -> str:
 
 def _constants(topology: Topology) -> tuple[Constant, ...]:
     """The constants that a machine's topology was made with, those that a user gave included."""
-    profile: Profile | None = topology.memo.get("profile")
+    profile = profile_of(topology)
     return () if profile is None else profile.told()

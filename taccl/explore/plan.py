@@ -46,6 +46,7 @@ def plan(
     threads: Count | None = None,
     seed: Natural = 0,
     max_ranges: Count = 4,
+    protocol: str = "auto",
     lowering: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -71,6 +72,9 @@ def plan(
         Of all syntheses; what one leaves over is for those after it.
     max_ranges : int
         At most so many; the MSCCL runtime loads four files. What is lost by the limit is noted.
+    protocol : str
+        By which messages are sent, of those that the topology has; ``"auto"`` compares all of them, and takes
+        at every size the one whose launch and finish come to least.
     lowering : mapping, optional
         Options of `taccl.lower`.
     progress : callable, optional
@@ -92,6 +96,7 @@ def plan(
     """
     began = time.monotonic()
     fabric = topology if isinstance(topology, Topology) else parse(topology)
+    fabric = fabric if protocol == "auto" else fabric.under(protocol)
     grid = _grid(sizes)
     chosen = loaded(sketches)
     check_lowering(lowering or {})
@@ -100,7 +105,8 @@ def plan(
          _problems(fabric, collective, root, sketch, grid))
         for sketch in chosen
     ]  # fmt: skip
-    search = PlanSearch(grid, progress or (lambda _: None))
+    topologies = [fabric.under(each) for each in fabric.protocols if protocol == "auto"] or [fabric]
+    search = PlanSearch(grid, progress or (lambda _: None), topologies)
     try:
         if baselines:
             search.add_baselines(cases)

@@ -63,6 +63,15 @@ class PlanRange:
         return self.bound.gap(self.schedule.finish)
 
     @property
+    def protocol(self) -> str:
+        """By which its messages are sent; empty where the topology has no protocols."""
+        return self.schedule.problem.topology.protocol
+
+    def predicted_us(self, finish: Fraction) -> float:
+        """The launch and one of its finishes, in microseconds."""
+        return float(self.schedule.launch + finish)
+
+    @property
     def scratch_bytes(self) -> int:
         """What the program needs at a rank beside the user's buffers, at the largest size."""
         if self.program is None or self.program.collective is None:
@@ -74,7 +83,10 @@ class PlanRange:
         schedule, low, high = self.schedule, self.finish_min, self.finish_max
         return {
             "min_bytes": self.min_bytes, "max_bytes": self.max_bytes, "source": self.source,
-            "size_bytes": schedule.problem.size_bytes, "finish_us": schedule.finish_us,
+            "protocol": self.protocol or None, "size_bytes": schedule.problem.size_bytes,
+            "finish_us": schedule.finish_us, "launch_us": schedule.launch_us,
+            "predicted_us": schedule.predicted_us, "predicted_us_at_min": self.predicted_us(low),
+            "predicted_us_at_max": self.predicted_us(high),
             "bound_us": self.bound.bound_us, "bound_limits": self.bound.limits, "gap": _number(self.gap),
             "finish_us_at_min": float(low), "finish_us_at_max": float(high),
             "gap_at_min": _number(self.bound_min.gap(low)), "gap_at_max": _number(self.bound_max.gap(high)),
@@ -159,11 +171,15 @@ class Plan:
 
     def table(self) -> str:
         """The ranges as text, one a row."""
-        rows: list[tuple[str, ...]] = [("from", "to", "finish", "gap", "GB/s at the end", "schedule")]
+        launches = any(each.schedule.launch for each in self.ranges)
+        head = ("from", "to", *(("protocol", "predicted") if launches else ()), "finish", "gap")
+        rows: list[tuple[str, ...]] = [(*head, "GB/s at the end", "schedule")]
         for each in self.ranges:
             gaps = (each.bound_min.gap(each.finish_min), each.bound_max.gap(each.finish_max))
+            ends = (format_us(each.predicted_us(finish)) for finish in (each.finish_min, each.finish_max))
+            predicted = (each.protocol, " to ".join(ends)) if launches else ()
             rows.append(
-                (f"{each.min_bytes} B", f"{each.max_bytes} B",
+                (f"{each.min_bytes} B", f"{each.max_bytes} B", *predicted,
                  f"{format_us(each.finish_min)} to {format_us(each.finish_max)}",
                  " to ".join(format_gap(gap, num_decimals=1) for gap in gaps),
                  f"{rate:.4g}" if (rate := gb_per_s(each.max_bytes, each.finish_max)) else "-", each.source)

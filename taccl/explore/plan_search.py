@@ -23,7 +23,7 @@ from taccl.explore.plan_ranges import PlanRange
 from taccl.problem import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.synthesize import synthesize
-from taccl.units import format_gap, format_size, format_us
+from taccl.units import format_gap, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
     from taccl.program.program import Program
+    from taccl.topology.topology import Topology
 
 __all__ = ["PlanSearch"]
 
@@ -49,7 +50,7 @@ def _spread(count: int) -> list[int]:
 
 
 class _Candidate:
-    """A schedule, and its finish at any size.
+    """A schedule, and at any size its finish behind the launch of its protocol.
 
     The order of sends is kept, so that the finish is the longest of many ways through them, each of which
     takes some time and some more for every byte: a convex function of bytes that never falls. Two sizes on
@@ -66,17 +67,23 @@ class _Candidate:
         s = self.schedule
         columns = (s.chunk, s.link, s.group, s.reduce)
         carried = str(s.contributions) if s.carries is not None else ""
-        return (s.problem.collective.num_chunks, carried, *(column.tobytes() for column in columns))
+        return (
+            s.problem.topology.protocol,
+            s.problem.collective.num_chunks,
+            carried,
+            *(column.tobytes() for column in columns),
+        )
 
     def _chunk_bytes(self, size: int) -> int:
         return -(-size // self.schedule.problem.collective.size_chunks)
 
     def finish(self, size: int) -> Fraction | float:
-        """Exact microseconds; infinite where its order cannot be kept."""
+        """Exact microseconds, the launch counted; infinite where its order cannot be kept."""
         key = self._chunk_bytes(size)
         if key not in self._finish:
             try:
-                self._finish[key] = simulate(self.schedule, size=size).finish
+                found = simulate(self.schedule, size=size)
+                self._finish[key] = found.launch + found.finish
             except InputError:
                 self._finish[key] = math.inf
         return self._finish[key]
@@ -117,8 +124,10 @@ def _winner(candidates: Sequence[_Candidate], size: int) -> _Candidate:
 class PlanSearch:
     """The candidates as they are found."""
 
-    def __init__(self, grid: Sequence[int], progress: Callable[[str], None]) -> None:
-        self.grid, self.progress = grid, progress
+    def __init__(
+        self, grid: Sequence[int], progress: Callable[[str], None], topologies: Sequence[Topology] = ()
+    ) -> None:
+        self.grid, self.topologies, self.progress = grid, topologies, progress
         self.candidates: list[_Candidate] = []
         self.shapes: set[tuple[object, ...]] = set()
         self.notes: list[str] = []
@@ -126,11 +135,17 @@ class PlanSearch:
         self.failure: Exception | None = None
 
     def add(self, schedule: Schedule, source: str) -> None:
-        """Add a schedule as a candidate, unless it is one already."""
-        candidate = _Candidate(schedule, source)
-        if candidate.shape not in self.shapes:
-            self.shapes.add(candidate.shape)
-            self.candidates.append(candidate)
+        """Add a schedule as a candidate under every protocol, unless it is one already."""
+        for topology in self.topologies or (schedule.problem.topology,):
+            try:
+                same = topology is schedule.problem.topology
+                found = schedule if same else simulate(schedule, topology=topology).as_schedule()
+            except InputError:  # its order cannot be kept there
+                continue
+            candidate = _Candidate(found, source)
+            if candidate.shape not in self.shapes:
+                self.shapes.add(candidate.shape)
+                self.candidates.append(candidate)
 
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]]) -> None:
         """Every baseline that can do it, for small, middle and large sizes, and each cut of the data."""
@@ -170,9 +185,13 @@ class PlanSearch:
                 if share <= 0:
                     self.stopped = "time limit"
                     continue
+                problem = problems[place]
+                if len(self.topologies) > 1 and self.candidates:
+                    best = _winner(self.candidates, size).schedule.problem.topology
+                    problem = replace(problem, topology=best)
                 try:
                     result = synthesize(
-                        problems[place], backend=backend, time_limit_s=share, threads=threads, seed=seed
+                        problem, backend=backend, time_limit_s=share, threads=threads, seed=seed
                     )
                 except (InfeasibleError, NoSolutionError) as error:
                     self.failure = error
@@ -180,7 +199,7 @@ class PlanSearch:
                     continue
                 found = result.schedule if isinstance(result.schedule, Schedule) else result.schedule.expand()
                 self.add(found, f"{name}, for {format_size(size)}")
-                said.append(f"{name} {format_us(result.finish_us)} (gap {format_gap(result.gap)})")
+                said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
                 if result.interrupted:
                     self.stopped = "interrupted"
                     return

@@ -22,7 +22,7 @@ from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import layout
 from taccl.program.messages import NamedSums, events_of, follow, follow_named, messages_of
-from taccl.program.program import Program, Slot
+from taccl.program.program import PROTOCOLS, Program, Slot
 from taccl.program.replicate import replicate
 from taccl.schedule.compact import CompactSchedule
 
@@ -41,9 +41,6 @@ MERGED = ("split", "pack")
 CHANNELS = ("single", "round-robin", "by-chunk", "by-peer")
 THREADBLOCKS = ("per-direction", "per-peer", "relay")
 _LAST = 2**62
-
-#: Protocols of topologies, as runtimes write them.
-_PROTOCOLS = {"": "Simple", "simple": "Simple", "ll": "LL", "ll128": "LL128"}
 
 
 class _Move(NamedTuple):
@@ -119,6 +116,7 @@ def lower(
             "chunks of one size; cut the data into equal chunks",
             where="schedule",
         )
+    protocol = protocol or problem.topology.protocol or "Simple"
     messages = messages_of(schedule)
     layouts = layout(collective)
     if schedule.carries is None:
@@ -141,7 +139,7 @@ def lower(
         ),
         collective,
         in_place,
-        protocol or _PROTOCOLS[problem.topology.protocol],
+        next((each for each in PROTOCOLS if each.lower() == protocol.lower()), protocol),
         problem.topology.node_of_rank,
         None if problem.size_bytes is None else (problem.size_bytes // 2, 2 * problem.size_bytes),
     )

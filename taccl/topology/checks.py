@@ -26,6 +26,8 @@ def _faults(topology: Topology) -> Iterator[str]:
         yield f"found {topology.alpha_meaning!r}; expected 'occupies' or 'pipelined'"
     if topology.cost_model not in ("physical", "upstream"):
         yield f"found {topology.cost_model!r}; expected 'physical' or 'upstream'"
+    if topology.launch_us < 0:
+        yield f"found a launch of {topology.launch_us} us; expected at least 0"
     if topology.num_ranks == 0:
         yield "found no ranks; expected at least one"
     nodes = set(topology.node_of_rank)

@@ -46,6 +46,7 @@ def described_machine(file: TopologyFile, default_name: str) -> Topology:
         default_name if file.name is None else file.name,
         [number for number in range(num_nodes) for _ in range(size)],
         alpha_meaning=file.alpha_meaning,
+        launch_us=file.launch_us or Fraction(0),
     )
     for number in range(num_nodes):
         _add_node(builder, node, number, pairs)
@@ -105,12 +106,16 @@ def _add_node(
     if node.fabric == "switch" and node.gpus > 1:
         ranks = range(first, first + node.gpus)
         name = f"switch of node {number}"
-        add_crossbar(builder, ranks, name=name, alpha_us=node.alpha_us, beta_us_per_mb=node.rate())
+        add_crossbar(
+            builder, ranks, name=name, alpha_us=node.alpha_us, beta_us_per_mb=node.rate(),
+            overhead_us=node.overhead_us,
+        )  # fmt: skip
     for (a, b), count in sorted(pairs.items()):
         for src, dst in ((a, b), (b, a)):
             builder.add_link(
-                first + src, first + dst, alpha_us=node.alpha_us, beta_us_per_mb=node.rate() / count
-            )
+                first + src, first + dst, alpha_us=node.alpha_us, beta_us_per_mb=node.rate() / count,
+                overhead_us=node.overhead_us,
+            )  # fmt: skip
 
 
 def _add_network(
@@ -138,7 +143,8 @@ def _add_network(
         alpha_us=nics.alpha_us,
         # What no card could do at its full rate alone is as slow as the node's uplink.
         beta_us_per_mb=max(beta, uplink_beta),
-        nic_alpha_us=Fraction(0),
+        nic_alpha_us=min(nics.overhead_us, nics.alpha_us),
+        overhead_us=nics.overhead_us,
         link_name="network",
     )
     if oversubscription == 1:

@@ -171,6 +171,7 @@ def star(
     *,
     bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
     alpha_us: Number = ALPHA_US,
+    overhead_us: Number | None = None,
     alpha_meaning: AlphaMeaning = "occupies",
     ranks_per_node: Count | None = None,
 ) -> Topology:
@@ -182,6 +183,8 @@ def star(
     ----------
     num_ranks, bandwidth_gb_per_s, alpha_us, alpha_meaning, ranks_per_node
         As in `ring`; errors are its, too.
+    overhead_us : number, optional
+        The part of alpha that keeps ports busy; default: all of it.
     """
     check_count(num_ranks, where="star: num_ranks", least=2)
     builder = _start(
@@ -193,6 +196,7 @@ def star(
         name="switch",
         alpha_us=exact_cost(alpha_us, where="star: alpha_us"),
         beta_us_per_mb=beta_of_bandwidth(bandwidth_gb_per_s, where="star: bandwidth_gb_per_s"),
+        overhead_us=None if overhead_us is None else exact_cost(overhead_us, where="star: overhead_us"),
     )
     return builder.build()
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from taccl.arguments import quoted
-from taccl.topology.parts import beta_of_bandwidth
+from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.units import exact
 
 __all__ = [
@@ -98,6 +98,8 @@ class LinkEntry(_Rated):
     src: _Ranks
     dst: _Ranks
     alpha_us: _Cost = Fraction(0)
+    #: The part of alpha that keeps the link busy; all of it unless said.
+    overhead_us: _Cost | None = None
     bidirectional: Annotated[bool, Field(strict=True)] = False
     #: Several destinations are those of one link that multicasts, and not of a link each.
     multicast: Annotated[bool, Field(strict=True)] = False
@@ -136,22 +138,29 @@ class SwitchEntry(_Costed):
     name: str = "switch"
     ranks: Annotated[list[_Rank], Field(min_length=2)]
     alpha_us: _Cost = Fraction(0)
+    overhead_us: _Cost | None = None
 
     @model_validator(mode="after")
     def _a_rate_with_alpha(self) -> SwitchEntry:
-        if not self.has_rate and self.alpha_us:
-            raise ValueError("found alpha_us without a rate; give beta_us_per_mb or bandwidth_gb_per_s too")
+        if not self.has_rate and (self.alpha_us or self.overhead_us is not None):
+            raise ValueError(
+                "found alpha_us or overhead_us without a rate; give beta_us_per_mb or bandwidth_gb_per_s too"
+            )
         if len(set(self.ranks)) < len(self.ranks):
             raise ValueError("found a rank twice in ranks; name each once")
         return self
 
 
 class NodeEntry(_Rated):
-    """What joins the GPUs of a node: the rate is that of a link, or of a GPU's port at the switch."""
+    """What joins the GPUs of a node: the rate is that of a link, or of a GPU's port at the switch.
+
+    Of alpha, the overhead keeps a link, a port or a card busy; the rest is time on the way.
+    """
 
     gpus: _Count
     fabric: Literal["mesh", "switch", "ring", "hybrid"]
     alpha_us: _Cost = Fraction(0)
+    overhead_us: _Cost = OVERHEAD_US
 
 
 class NicsEntry(_Rated):
@@ -159,6 +168,7 @@ class NicsEntry(_Rated):
 
     count: _Count
     alpha_us: _Cost = Fraction(0)
+    overhead_us: _Cost = OVERHEAD_US
     gpus: list[_Ranks] | None = None
 
 
@@ -194,6 +204,8 @@ class TopologyFile(BaseModel):
     node: Annotated[NodeEntry, BeforeValidator(_table)] | None = None
     nics: Annotated[NicsEntry, BeforeValidator(_table)] | None = None
     network: Annotated[NetworkEntry, BeforeValidator(_table)] | None = None
+    #: What a collective takes before its first step.
+    launch_us: _Cost | None = None
     # Link by link; a fabric may also be cut by ranks_per_node.
     ranks_per_node: Annotated[list[_Count], BeforeValidator(_as_list), Field(min_length=1)] | None = None
     link: list[LinkEntry] = []
@@ -211,8 +223,8 @@ class TopologyFile(BaseModel):
         allowed = {
             "machine": {"profile", "protocol", "rails", "constants"},
             "fabric": {"bandwidth_gb_per_s", "alpha_us", "ranks_per_node"},
-            "node": {"nics", "network"},
-            "links": {"ranks_per_node", "link", "resource", "switch"},
+            "node": {"launch_us", "nics", "network"},
+            "links": {"launch_us", "ranks_per_node", "link", "resource", "switch"},
         }
         for field in sorted(set.union(*allowed.values()) - allowed[kind]):
             if getattr(self, field) not in (None, []):

@@ -44,10 +44,13 @@ def dump_topology(topology: Topology) -> str:
             "chunk; keep its own file"
         )
     named = topology.machine or topology.profile
-    lost = ["the names of machine and profile, which it keeps as a comment"] if named else []
+    names = "machine, profile and protocol" if topology.protocol else "machine and profile"
+    lost = [f"the names of {names}, which it keeps as a comment"] if named else []
     lines = [*_comments(topology), "schema = 1", f"name = {toml_text(topology.name)}"]
     if topology.alpha_meaning != "occupies":
         lines.append(f'alpha_meaning = "{topology.alpha_meaning}"')
+    if topology.launch_us:
+        lines.append(f"launch_us = {_number(topology.launch_us)}")
     counts = [len(ranks) for ranks in topology.ranks_of_node]
     if list(topology.node_of_rank) != [node for node, count in enumerate(counts) for _ in range(count)]:
         raise ExportError(
@@ -57,37 +60,38 @@ def dump_topology(topology: Topology) -> str:
     lines.append(f"nodes = {topology.num_nodes}")
     lines.append(f"ranks_per_node = {counts[0] if len(set(counts)) == 1 else counts}")
     lines += ["", "# Costs in microseconds, and microseconds per MB of 10^6 bytes.", "link = ["]
-    for link in topology.links:
+    own = _own_resources(topology)
+    for link, hold in zip(topology.links, own, strict=True):
+        held_us, _ = link.held_us(topology.alpha_meaning)
+        overhead = f"overhead_us = {_number(hold.alpha_us)}, " if hold.alpha_us != held_us else ""
         alpha = f"alpha_us = {_number(link.alpha_us)}, " if link.alpha_us else ""
         name = f", name = {toml_text(link.name)}" if link.name else ""
         ends = f"src = {_ranks(link.srcs)}, dst = {_ranks(link.dsts)}"
         several = "multicast = true, " if len(link.dsts) > 1 else ""
-        lines.append(
-            f"  {{ {ends}, {several}{alpha}beta_us_per_mb = {_number(link.beta_us_per_mb)}{name} }},"
-        )
+        beta = f"beta_us_per_mb = {_number(link.beta_us_per_mb)}"
+        lines.append(f"  {{ {ends}, {several}{alpha}{overhead}{beta}{name} }},")
     lines.append("]")
     for switch in topology.switches:
         if links_among(topology.links, switch.ranks) != sorted(switch.links) or len(switch.ranks) < 2:
             lost.append(f"which links run through switch {switch.name!r}, if not all among its ranks")
         if len(switch.ranks) > 1:
             lines += ["", "[[switch]]", f"name = {toml_text(switch.name)}", f"ranks = {list(switch.ranks)}"]
-    lines += _resource_lines(topology)
+    lines += _resource_lines(topology, {hold.resource for hold in own})
     for what in dict.fromkeys(lost):
         warnings.warn(f"a topology file has no place for {what}", LossyConversionWarning, stacklevel=2)
     return "\n".join(lines) + "\n"
 
 
 def _comments(topology: Topology) -> Iterator[str]:
-    named = [("machine", topology.machine), ("profile", topology.profile)]
+    named = [(what, getattr(topology, what)) for what in ("machine", "profile", "protocol")]
     told = ", ".join(f"{what} {name}" for what, name in named if name)
     for text in (f"From {told}." if told else "", *topology.notes):
         if text:
             yield "# " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def _resource_lines(topology: Topology) -> Iterator[str]:
+def _resource_lines(topology: Topology, own: set[int]) -> Iterator[str]:
     """An entry for each resource but those that reading makes, one for each link; more where rates differ."""
-    own = _own_resources(topology)
     holds_of: dict[int, list[Hold]] = defaultdict(list)
     for hold in topology.holds:
         if hold.resource not in own:
@@ -132,25 +136,26 @@ def _resource_lines(topology: Topology) -> Iterator[str]:
                 yield f"beta_us_per_mb = {_number(beta_us_per_mb)}"
 
 
-def _own_resources(topology: Topology) -> set[int]:
-    """The resource of every link that is the link itself."""
+def _own_resources(topology: Topology) -> list[Hold]:
+    """Of every link, the hold of the resource that is the link itself."""
     holders = Counter(hold.resource for hold in topology.holds)
-    own: set[int] = set()
+    own: list[Hold] = []
     for link, holds in zip(topology.links, topology.holds_of_link, strict=True):
-        costs = (*link.held_us(topology.alpha_meaning), "send")
+        alpha_us, beta_us_per_mb = link.held_us(topology.alpha_meaning)
         mine = [
-            hold.resource
+            hold
             for hold in holds
             if holders[hold.resource] == 1
             and topology.resources[hold.resource].name == f"link {link}"
-            and (hold.alpha_us, hold.beta_us_per_mb, hold.side) == costs
+            and (hold.beta_us_per_mb, hold.side) == (beta_us_per_mb, "send")
+            and hold.alpha_us <= alpha_us
         ]
         if not mine:
             raise ExportError(
                 f"in a topology file every link is a resource of its own, and link {link} holds none; "
                 "give it one"
             )
-        own.add(mine[0])
+        own.append(mine[0])
     return own
 
 

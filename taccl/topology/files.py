@@ -6,6 +6,7 @@ docs/formats.md shows the fields. Decimal costs are exact: 0.1 is one tenth.
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,7 @@ def _from_links(file: TopologyFile, default_name: str) -> Topology:
         default_name if file.name is None else file.name,
         _node_of_rank(file),
         alpha_meaning=file.alpha_meaning,
+        launch_us=file.launch_us or Fraction(0),
     )
     num_ranks = len(builder.node_of_rank)
     for i, link in enumerate(file.link):
@@ -93,7 +95,10 @@ def _from_links(file: TopologyFile, default_name: str) -> Topology:
         check_ranks(link.dst, num_ranks, where=f"link[{i}].dst")
         directions = [(link.src, link.dst), (link.dst, link.src)]
         for src, dst in directions if link.bidirectional else directions[:1]:
-            builder.add_link(src, dst, alpha_us=link.alpha_us, beta_us_per_mb=link.rate(), name=link.name)
+            builder.add_link(
+                src, dst, alpha_us=link.alpha_us, beta_us_per_mb=link.rate(), overhead_us=link.overhead_us,
+                name=link.name,
+            )  # fmt: skip
     for i, switch in enumerate(file.switch):
         check_ranks(switch.ranks, num_ranks, where=f"switch[{i}].ranks")
         _add_switch(builder, switch)
@@ -133,8 +138,9 @@ def _add_switch(builder: TopologyBuilder, switch: SwitchEntry) -> None:
     if switch.has_rate:
         check_num_links(len(switch.ranks) ** 2, where=f"switch {switch.name}")
         add_crossbar(
-            builder, switch.ranks, name=switch.name, alpha_us=switch.alpha_us, beta_us_per_mb=switch.rate()
-        )
+            builder, switch.ranks, name=switch.name, alpha_us=switch.alpha_us, beta_us_per_mb=switch.rate(),
+            overhead_us=switch.overhead_us,
+        )  # fmt: skip
     else:
         builder.add_switch(switch.name, switch.ranks, links_among(builder.links, switch.ranks))
 

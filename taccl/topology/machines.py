@@ -191,7 +191,7 @@ def _build(
     """The nodes of a machine, each by itself, and then what joins them."""
     shape, kind = SHAPES[machine], SHAPES[machine].joint.lower()
     values = find_profile(machine, profile).under(protocol).replaced(constants or {})
-    overhead = values.get(f"{kind}_overhead_us")
+    overhead = values.overhead_us(between=False)
     size = shape.ranks_per_node
     joined = [(i, j) for i in range(size) for j in range(size) if i == j or not rails]
     check_num_links(nodes * size**2 + nodes * (nodes - 1) * len(joined), where=f"{machine}: nodes")
@@ -238,7 +238,7 @@ def _build(
             alpha_us=values["internode_alpha_us"],
             beta_us_per_mb=values["internode_beta_us_per_mb"],
             nic_alpha_us=values["nic_alpha_us"],
-            overhead_us=None if overhead is None else values["nic_alpha_us"],
+            overhead_us=values.overhead_us(between=True),
             link_name=shape.network,
         )
     topology = builder.build()

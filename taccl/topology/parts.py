@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Link, TopologyBuilder
 
 __all__ = [
-    "MAX_LINKS", "add_crossbar", "add_internode", "beta_of_bandwidth", "check_count", "check_num_links",
-    "check_ranks", "exact_cost", "hold_ends", "links_among", "rates_of_axes",
+    "MAX_LINKS", "OVERHEAD_US", "add_crossbar", "add_internode", "beta_of_bandwidth", "check_count",
+    "check_num_links", "check_ranks", "exact_cost", "hold_ends", "links_among", "rates_of_axes",
 ]  # fmt: skip
 
+OVERHEAD_US = Fraction("0.02")
+"""Our choice: of alpha, a message keeps a port, a card or a link of a machine busy for at most so long."""
 MAX_LINKS = 1_000_000
 """More links than this are refused: they take about 1 GB, and most of a minute to build."""
 

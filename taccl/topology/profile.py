@@ -98,9 +98,10 @@ class Profile:
         """The value of a constant; `KeyError` if there is none of that name."""
         return {constant.name: constant.value for constant in self.constants}[name]
 
-    def get(self, name: str) -> Fraction | None:
-        """The value of a constant; None if there is none of that name."""
-        return {constant.name: constant.value for constant in self.constants}.get(name)
+    def overhead_us(self, *, between: bool) -> Fraction | None:
+        """What of alpha keeps a link busy, in nodes or between them; None where all of it does."""
+        inside = next((each.value for each in self.constants if each.name.endswith("_overhead_us")), None)
+        return self["nic_alpha_us"] if between and inside is not None else inside
 
     def told(self) -> tuple[Constant, ...]:
         """Every constant, then the launch, and what each protocol takes under its own name."""

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.errors import TopologyError
-from taccl.topology.parts import beta_of_bandwidth
+from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.topology.tuning import (
     LAUNCH,
@@ -26,13 +26,28 @@ from taccl.topology.tuning import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PROFILES", "find_profile"]
+    from taccl.topology.topology import Topology
+
+__all__ = ["PROFILES", "find_profile", "profile_of"]
+
+
+def profile_of(topology: Topology) -> Profile | None:
+    """The profile that a machine's topology was made with, under its protocol; None if it has none."""
+    known: Profile | None = topology.memo.get("profile")
+    named = {each.name for each in PROFILES.get(topology.machine, ())}
+    if known is None and (topology.profile in named or (named and _is_file(topology.profile))):
+        known = find_profile(topology.machine, topology.profile).under(topology.protocol or None)
+    return known
+
+
+def _is_file(profile: str) -> bool:
+    return profile.lower().endswith((".toml", ".json"))
 
 
 def find_profile(machine: str, profile: str) -> Profile:
     """The profile of a machine by name, or from a file; `TopologyError` names the known ones."""
     known = {each.name: each for each in PROFILES[machine]}
-    if profile.lower().endswith((".toml", ".json")):
+    if _is_file(profile):
         from taccl.topology.profile_files import load_profile
 
         return load_profile(profile, known["nominal"])
@@ -55,7 +70,6 @@ _NIC_ALPHA = Constant(
     Fraction(0),
     "our choice: alpha is time on the way, during which the NIC serves another rank's message",
 )
-_OVERHEAD_US = Fraction("0.02")
 _OVERHEAD = "our choice: of alpha, at most so much holds a port; the rest is time on the way"
 _V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per link and direction, 6 links"
 _EDR = "EDR InfiniBand, 100 Gb/s"
@@ -68,7 +82,7 @@ def _nominal(machine: str, link: str, nic: tuple[int | str, str], **rates: tuple
         "nominal",
         (
             Constant(f"{link}_alpha_us", Fraction(0), _NO_ALPHA),
-            Constant(f"{link}_overhead_us", _OVERHEAD_US, _OVERHEAD),
+            Constant(f"{link}_overhead_us", OVERHEAD_US, _OVERHEAD),
             *(_rate(f"{kind}_beta_us_per_mb", *rate) for kind, rate in rates.items()),
             Constant("internode_alpha_us", Fraction(0), _NO_ALPHA),
             _rate("internode_beta_us_per_mb", *nic),
@@ -101,7 +115,7 @@ def _nccl(nominal: Profile, generation: str, num_links: int) -> Profile:
     source = f"{num_links} NVLinks of {NVLINK_GB_PER_S[generation]} GB/s: {SOURCE}"
     given = {
         "nvswitch_beta_us_per_mb": Constant("nvswitch_beta_us_per_mb", beta_of_bandwidth(rate), source),
-        "nic_alpha_us": Constant("nic_alpha_us", _OVERHEAD_US, _OVERHEAD),
+        "nic_alpha_us": Constant("nic_alpha_us", OVERHEAD_US, _OVERHEAD),
     }
     constants = tuple(protocols[0].of(given.get(each.name, each)) for each in nominal.constants)
     launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
@@ -228,7 +242,7 @@ _NVLINKS = {
     "gb200-nvl72": ("Blackwell", 18),
 }  # fmt: skip
 PROFILES: Mapping[str, tuple[Profile, ...]] = {
-    machine: (*known, _nccl(known[0], *_NVLINKS[machine])) if machine in _NVLINKS else known
+    machine: (_nccl(known[0], *_NVLINKS[machine]), *known) if machine in _NVLINKS else known
     for machine, known in _DATA_SHEETS.items()
 }
 """Profiles of every machine model; the first is the default."""

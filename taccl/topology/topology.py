@@ -216,11 +216,10 @@ class Topology:
     @property
     def protocols(self) -> tuple[str, ...]:
         """By which protocols messages can be sent, by the machine's profile; empty if it has none."""
-        from taccl.topology.profiles import PROFILES, find_profile
+        from taccl.topology.profiles import profile_of
 
-        if not self.protocol or self.machine not in PROFILES:
-            return ()
-        return tuple(each.name for each in find_profile(self.machine, self.profile).protocols)
+        profile = profile_of(self) if self.protocol else None
+        return () if profile is None else tuple(each.name for each in profile.protocols)
 
     under = transform.under
     without = transform.without

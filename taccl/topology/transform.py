@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from taccl.arguments import Number
-    from taccl.topology.profile import Profile
     from taccl.topology.topology import Link, Topology
 
 __all__ = ["degraded", "relabel", "scale", "subset", "under", "without"]
@@ -163,17 +162,17 @@ def under(topology: Topology, protocol: str) -> Topology:
     TopologyError
         If the profile has no such protocol.
     """
-    from taccl.topology.profiles import PROFILES, find_profile
+    from taccl.topology.profiles import find_profile, profile_of
 
     if protocol == topology.protocol:
         return topology
-    if not topology.protocol or topology.machine not in PROFILES:
+    now = profile_of(topology) if topology.protocol else None
+    if now is None:
         said = f"found {protocol!r}; {topology.name} has no protocols: leave it out"
         raise TopologyError(said, where="protocol")
     profile = find_profile(topology.machine, topology.profile)
     old, new = profile.under(topology.protocol), profile.under(protocol)
     # What a user gave in place of a constant stays.
-    now: Profile = topology.memo.get("profile", old)
     kept = {o.name: n for o, n in zip(old.constants, now.constants, strict=True) if o.value != n.value}
     new = replace(new, constants=tuple(kept.get(each.name, each) for each in new.constants))
     factors: dict[tuple[bool, str], Fraction] = {}

@@ -35,7 +35,7 @@ PORT_US = Fraction(20, 9)
 
 def h100(name: str, *, nodes: int = 4, chunks: int = 16, **clauses: object) -> Problem:
     """Chunks of 1 MB on DGX-H100; no sends merge unless the clauses say so."""
-    topology = dgx_h100(nodes)
+    topology = dgx_h100(nodes, profile="nominal")
     made = collectives.make(name, topology.num_ranks, chunks_per_rank=chunks)
     return make_problem(topology, made, chunk_bytes=MB, clauses=Clauses(**clauses))  # type: ignore[arg-type]
 
@@ -77,7 +77,7 @@ def test_merged_chunks_enter_no_sooner() -> None:
     But three chunks may come to a rank at 60 us over its own NIC. Of 16 missing, 3 * 3 do, and of the 7 others
     some node has 3.
     """
-    merging = frozenset(dgx_h100(4).internode_links)
+    merging = frozenset(dgx_h100(4, profile="nominal").internode_links)
     problem = h100("broadcast", max_merge=6, merging=merging)
     assert best_us(problem) == 60 + 3 * PORT_US
     assert lower_bound(problem).check()

@@ -21,7 +21,7 @@ MB = 10**6
 
 def problem(name: str, nodes: int = 4, **clauses: object) -> Problem:
     """DGX-H100 with 1 MB chunks: 20 us over a NIC, 20/9 us over a port of NVSwitch; no sends merge."""
-    topology = dgx_h100(nodes)
+    topology = dgx_h100(nodes, profile="nominal")
     made = collectives.make(name, topology.num_ranks)
     return make_problem(topology, made, chunk_bytes=MB, clauses=Clauses(**clauses))  # type: ignore[arg-type]
 
@@ -50,7 +50,7 @@ def test_the_last_chunks_still_spread_inside(name: str, entering: bool) -> None:
 
 def test_merged_chunks_may_come_at_once() -> None:
     """No less than where all 3 chunks that a rank's own NIC passes by 60 us are among the last 8: 5 more come."""
-    topology = dgx_h100(4)
+    topology = dgx_h100(4, profile="nominal")
     merging = make_problem(
         topology,
         collectives.allgather(32),

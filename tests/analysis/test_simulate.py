@@ -187,8 +187,8 @@ def test_profile_is_that_of_the_machine_model(name):
 
 def test_profile_of_a_machine_without_rails():
     """A cluster cabled without rails keeps all its links."""
-    topology = topologies.dgx_a100(2, rails=False, constants={"internode_alpha_us": 5})
-    expected = topologies.dgx_a100(2, rails=False)
+    topology = topologies.dgx_a100(2, rails=False, constants={"internode_alpha_us": 5}, profile="nominal")
+    expected = topologies.dgx_a100(2, rails=False, profile="nominal")
     assert assume(machine_problem(topology), profile="nominal").topology == expected
 
 

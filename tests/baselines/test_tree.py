@@ -58,7 +58,7 @@ def test_chunks_follow_one_another_down():
 
 def test_all_network_cards_carry_sums_of_an_allreduce():
     """Trees of nodes below every rank of a node use each network card, both ways, where chunks are enough."""
-    topology = machines.dgx_a100(2)
+    topology = machines.dgx_a100(2, profile="nominal")
     problem = make_problem(topology, collectives.allreduce(16, chunks_per_rank=2), size_bytes=1 << 25)
     schedule = tree(problem, cut=False)
     held = {h.resource for t in schedule for h in topology.holds_of_link[t.link]}

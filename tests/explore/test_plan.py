@@ -330,7 +330,7 @@ def test_a_size_outside_the_plan_is_said():
 @pytest.mark.slow
 def test_each_size_is_cut_into_as_many_chunks_as_are_best():
     """1 GB on two DGX-H100 needs 3750 us, the bound; in one chunk a rank no allreduce was found below 4444."""
-    topology = taccl.topologies.dgx_h100(nodes=2)
+    topology = taccl.topologies.dgx_h100(nodes=2, profile="nominal")
     (only,) = taccl.plan(topology, "allreduce", sizes=["1GB"], time_limit_s=60).ranges
     alone = taccl.synthesize(taccl.make_problem(topology, "allreduce", size_bytes=10**9), time_limit_s=60)
     assert only.schedule.problem.collective.chunks_per_rank > 1
@@ -353,7 +353,7 @@ def test_a_sketch_that_says_how_many_chunks_is_obeyed():
         # One-shot: 1 KB over every link, 0.5 us and 20 us/MB.
         (taccl.topologies.fully_connected(4), "0.52"),
         # No latency there: all that counts is the data.
-        (taccl.topologies.dgx_a100(nodes=1), "0.006"),
+        (taccl.topologies.dgx_a100(nodes=1, profile="nominal"), "0.006"),
         # Doubling: four exchanges inside nodes and one across.
         (taccl.topologies.dgx2(nodes=2), "4.05"),
     ],

@@ -24,7 +24,7 @@ def test_every_link_has_a_line():
 
 def test_switches_have_ports():
     """A DGX-A100 has a switch with a way in and out for 8 ranks; two of them have 16 links between nodes."""
-    assert lines_by_kind(taccl.topologies.dgx_a100(nodes=2)) == {"port": 32, "link": 16}
+    assert lines_by_kind(taccl.topologies.dgx_a100(nodes=2, profile="nominal")) == {"port": 32, "link": 16}
 
 
 def test_many_links_between_nodes_are_one_line():
@@ -40,7 +40,7 @@ def test_borders_of_a_torus_lead_round():
 @pytest.mark.slow
 def test_many_ranks_are_drawn_by_node():
     """With 264 ranks in 33 nodes a dot is a node, and a line a pair of nodes: 33 * 32 / 2."""
-    topology = taccl.topologies.dgx_a100(nodes=33)
+    topology = taccl.topologies.dgx_a100(nodes=33, profile="nominal")
     assert lay_out(topology).by_node
     assert lines_by_kind(topology) == {"between nodes": 528}
 

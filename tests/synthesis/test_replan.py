@@ -296,7 +296,7 @@ class TestFigures:
         are 7 for one of them, 140 us; a sum of 8 inside a node before, and copies to 8 behind, take 3 sends
         of 20/9 us each: 153.3 us.
         """
-        healthy = dgx_h100(4)
+        healthy = dgx_h100(4, profile="nominal")
         lost = without(healthy, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])
         collective = collectives.allreduce(32)
         old = baselines.recursive(make_problem(healthy, collective, chunk_bytes=MB), cut=False)

@@ -12,7 +12,7 @@ from taccl.topology.topology import TopologyBuilder
 @pytest.fixture(scope="module")
 def a100():
     """Three DGX-A100 nodes."""
-    return taccl.topologies.dgx_a100(nodes=3)
+    return taccl.topologies.dgx_a100(nodes=3, profile="nominal")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_proposal_shows_its_figures(proposals):
 @pytest.mark.parametrize(("size", "policy"), [("2KB", "max-connections"), ("200MB", "min-connections")])
 def test_the_policy_of_a_switch_follows_the_size(size, policy):
     """Small chunks want many connections, large ones few; latency and bytes balance at 25 KB here."""
-    topology = taccl.topologies.dgx_a100(nodes=2, constants={"internode_alpha_us": 1})
+    topology = taccl.topologies.dgx_a100(nodes=2, constants={"internode_alpha_us": 1}, profile="nominal")
     (best,) = taccl.suggest_sketches(topology, "allgather", size, chunks_per_rank=1, most=1, time_limit_s=0.1)
     assert best.sketch.switch[0].policy == policy
 
@@ -100,7 +100,7 @@ def test_a_chunk_size_fixes_the_chunks(a100):
 
 def test_no_chunk_is_smaller_than_a_byte():
     """Of 24 bytes for 24 ranks none is cut."""
-    topology = taccl.topologies.dgx_a100(nodes=3)
+    topology = taccl.topologies.dgx_a100(nodes=3, profile="nominal")
     (best,) = taccl.suggest_sketches(topology, "allgather", 24, most=1, time_limit_s=0.1)
     assert best.problem.collective.chunks_per_rank == 1
 
@@ -123,7 +123,7 @@ def test_a_fabric_gets_its_symmetry():
 
 def test_a_topology_of_ones_own_needs_no_machine():
     """Without a machine that makes it again, the sketch names none."""
-    slower = taccl.topologies.dgx_a100(nodes=2, constants={"internode_beta_us_per_mb": 50})
+    slower = taccl.topologies.dgx_a100(nodes=2, constants={"internode_beta_us_per_mb": 50}, profile="nominal")
     (best,) = taccl.suggest_sketches(slower, "allgather", "16MB", most=1, time_limit_s=0.1)
     assert best.sketch.machine == ""
 

@@ -124,6 +124,6 @@ def test_clauses_of_a_sketch_hold_for_every_number():
 @pytest.mark.slow
 def test_a_large_machine_is_cut_as_on_the_command_line():
     """The 16 ranks of two DGX-H100 pass 1 GB on in pieces: 1875 us is the bound, and one piece takes 2222."""
-    machine = taccl.topologies.dgx_h100(nodes=2)
+    machine = taccl.topologies.dgx_h100(nodes=2, profile="nominal")
     problem = taccl.Sketch().apply(machine, "allgather", size="1GB")
     assert taccl.choose_chunks(problem).collective.chunks_per_rank > 1

@@ -75,7 +75,7 @@ def test_progress_never_gets_worse(result):
 
 def test_a_proposal_may_be_given():
     """What `suggest_sketches` returned is used in place of the best."""
-    topology = taccl.topologies.dgx_a100(nodes=2)
+    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
     proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
     plain = taccl.make_problem(topology, proposal.problem.collective, size_bytes=16_000_000)
     result = taccl.synthesize(plain, time_limit_s=1, sketch=proposal)
@@ -84,7 +84,7 @@ def test_a_proposal_may_be_given():
 
 def test_a_proposal_for_other_chunks_is_refused():
     """A sketch for two chunks a rank cannot guide a problem of one."""
-    topology = taccl.topologies.dgx_a100(nodes=2)
+    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
     proposal = taccl.suggest_sketches(
         topology, "allgather", "16MB", chunks_per_rank=2, most=1, time_limit_s=0.1
     )[0]
@@ -139,7 +139,7 @@ def test_what_a_sketch_cannot_speak_of_is_searched_without():
 
 def test_a_proposal_beside_a_sketch_is_refused():
     """A problem that has a sketch cannot be guided by another."""
-    topology = taccl.topologies.dgx_a100(nodes=2)
+    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
     proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
     with pytest.raises(InputError, match="has a sketch already"):
         taccl.synthesize(proposal.problem, sketch=proposal)
@@ -147,7 +147,7 @@ def test_a_proposal_beside_a_sketch_is_refused():
 
 def test_a_proposal_guides_the_portfolio_alone():
     """A solver that is named gets a problem with the sketch applied instead."""
-    topology = taccl.topologies.dgx_a100(nodes=2)
+    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
     proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
     plain = taccl.make_problem(topology, proposal.problem.collective, size_bytes=16_000_000)
     with pytest.raises(InputError, match="guides the portfolio alone"):

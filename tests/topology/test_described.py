@@ -71,7 +71,7 @@ def test_two_servers_of_a_full_mesh(load):
 def test_servers_behind_switches(load):
     """A switch gives every GPU a port out and one in, as NVSwitch does."""
     topology = load(on_switch(TWO_SERVERS))
-    assert ends_and_rates(topology) == ends_and_rates(dgx_h100(2))
+    assert ends_and_rates(topology) == ends_and_rates(dgx_h100(2, profile="nominal"))
     assert [switch.ranks for switch in topology.switches] == [tuple(range(8)), tuple(range(8, 16))]
 
 

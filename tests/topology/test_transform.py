@@ -146,7 +146,7 @@ def test_what_fails_must_exist(failed: dict[str, list[int]], message: str) -> No
 
 def test_a_nic_takes_its_links_along() -> None:
     """NIC 3 of node 1 joins it to NIC 3 of node 0: a link each way, of 8."""
-    topology = dgx_h100(2)
+    topology = dgx_h100(2, profile="nominal")
     left = without(topology, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])
     assert set(edges(topology)) - set(edges(left)) == {(3, 11), (11, 3)}
     assert "NIC 3 of node 1 egress" not in names(left)
@@ -168,7 +168,7 @@ def test_a_degraded_link_is_slower_by_itself() -> None:
 
 def test_a_degraded_link_leaves_what_it_shares_alone() -> None:
     """A NIC that several links share passes bytes as fast as ever."""
-    topology = dgx_h100(3)
+    topology = dgx_h100(3, profile="nominal")
     e = topology.links_between(0, 8)[0]
     held = {topology.resources[h.resource].name: h for h in degraded(topology, {e: 0.5}).holds_of_link[e]}
     assert held["link 0->8 (InfiniBand)"].beta_us_per_mb == 40
@@ -177,7 +177,7 @@ def test_a_degraded_link_leaves_what_it_shares_alone() -> None:
 
 def test_a_degraded_nic_slows_its_links() -> None:
     """At half its rate every send holds it for twice as long, and takes as long."""
-    topology = dgx_h100(3)
+    topology = dgx_h100(3, profile="nominal")
     slow = degraded(topology, {"NIC 0 of node 0 egress": 0.5})
     for there in (8, 16):
         (e,) = slow.links_between(0, there)

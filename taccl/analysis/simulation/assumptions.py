@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import known_word
 from taccl.errors import InputError
+from taccl.topology.profiles import profile_of
 from taccl.topology.registry import machine_names, machine_options, parse
 from taccl.units import parse_size
 
@@ -85,6 +86,15 @@ def _with_alpha(topology: Topology, alpha: str) -> Topology:
         link = topology.links[hold.link]
         if num_holders[hold.resource] == 1 and hold.beta_us_per_mb == link.beta_us_per_mb:
             own.setdefault(hold.link, hold)
+    profile = profile_of(topology)
+    overheads = [None if profile is None else profile.overhead_us(between=each) for each in (False, True)]
+
+    def kept_us(link: int) -> Fraction:
+        alpha_us, overhead = topology.links[link].alpha_us, overheads[topology.is_internode(link)]
+        return (
+            Fraction(0) if alpha == "pipelined" else alpha_us if overhead is None else min(alpha_us, overhead)
+        )
+
     switched = {link for switch in topology.switches for link in switch.links}
 
     def follows(hold: Hold) -> bool:
@@ -98,10 +108,7 @@ def _with_alpha(topology: Topology, alpha: str) -> Topology:
         topology,
         alpha_meaning=alpha,  # type: ignore[arg-type]
         holds=tuple(
-            replace(hold, alpha_us=topology.links[hold.link].alpha_us if alpha == "occupies" else Fraction(0))
-            if follows(hold)
-            else hold
-            for hold in topology.holds
+            replace(hold, alpha_us=kept_us(hold.link)) if follows(hold) else hold for hold in topology.holds
         ),
     )
 

@@ -61,13 +61,17 @@ def run(options: Namespace) -> Answer:
 
     if options.output is not None:
         check_folder(options.output, overwrite=options.overwrite)
+    asked, options.protocol = options.protocol, "auto"
     topology, sketches = _topology_and_sketches(options)
+    lowering = {name: getattr(options, name) for name in ("in_place", "instances")}
+    if asked != "auto" and not topology.protocols:  # costs are the same for all
+        asked, lowering["protocol"] = "auto", asked
     found = taccl.plan(
         topology, options.collective, sketches=sketches, baselines=not options.no_baselines,
         time_limit_s=options.time_limit, progress=say,
         **{name: getattr(options, name)
            for name in ("sizes", "root", "backend", "threads", "seed", "max_ranges")},
-        lowering={name: getattr(options, name) for name in ("in_place", "protocol", "instances")},
+        protocol=asked, lowering=lowering,
     )  # fmt: skip
     if found.stopped != "done":
         why = "Ctrl-C" if found.stopped == "interrupted" else "the time limit"

@@ -246,6 +246,7 @@ def test_ndv4_with_nvlinks_given_is_an_nvswitch(load):
             "internode_alpha_us": "2.6",
             "internode_beta_us_per_mb": GEN4,
         },
+        profile="nominal",
     )
     assert [link.beta_us_per_mb for link in topology.links] == [link.beta_us_per_mb for link in machine.links]
     assert [(link.src, link.dst) for link in topology.links] == [

@@ -256,7 +256,9 @@ def test_who_asks_for_more_is_sent_away() -> None:
 
 def test_the_calendar_holds_one_send_at_a_time() -> None:
     """After a search no two entries of a resource overlap, and the load is what all sends hold."""
-    problem = make_problem(topologies.dgx_h100(2), collectives.allgather(16), chunk_bytes=MB)
+    problem = make_problem(
+        topologies.dgx_h100(2, profile="nominal"), collectives.allgather(16), chunk_bytes=MB
+    )
     search = Improvement(problem, bare_trees(problem))
     search.run(turns=30)
     best, arcs = search.best, search.arcs

@@ -112,7 +112,9 @@ def test_a_limit_stops_growing_trees() -> None:
 
 def test_loads_are_those_of_the_trees() -> None:
     """What is kept up to date while trees are ripped up and grown is what their sends come to, one by one."""
-    fabric, demand, _ = arrays(topologies.dgx_h100(2), collectives.broadcast(16, chunks_per_rank=4))
+    fabric, demand, _ = arrays(
+        topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
+    )
     router = Router(fabric, demand)
     router.route(np.arange(4), 1)
     peak = router.route(np.arange(4), 2)
@@ -130,7 +132,9 @@ def test_loads_are_those_of_the_trees() -> None:
 
 def test_the_same_seed_finds_the_same() -> None:
     """Twice the same starts."""
-    fabric, demand, _ = arrays(topologies.dgx_h100(2), collectives.broadcast(16, chunks_per_rank=4))
+    fabric, demand, _ = arrays(
+        topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
+    )
     one, two = (send_along_trees(fabric, demand, Limits(seed=5), limit_ticks=2**60) for _ in range(2))
     assert one is not None and two is not None
     assert (one.start == two.start).all() and (one.link == two.link).all()
@@ -138,7 +142,9 @@ def test_the_same_seed_finds_the_same() -> None:
 
 def test_nothing_is_returned_that_ends_after_the_limit() -> None:
     """No broadcast ends at once."""
-    fabric, demand, _ = arrays(topologies.dgx_h100(2), collectives.broadcast(16, chunks_per_rank=4))
+    fabric, demand, _ = arrays(
+        topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
+    )
     assert send_along_trees(fabric, demand, limit_ticks=1) is None
 
 
@@ -171,7 +177,7 @@ def test_process_groups_share_nics_evenly(nodes: int, kind: str, at_most: float)
         random.Random(0).shuffle(order)
     parts = [order[g::nodes] if kind == "strided" else order[8 * g : 8 * g + 8] for g in range(nodes)]
     groups = [collectives.allgather(8).among(sorted(ranks), num_ranks=len(order)) for ranks in parts]
-    problem = make_problem(topologies.dgx_h100(nodes), together(groups), chunk_bytes=MB)
+    problem = make_problem(topologies.dgx_h100(nodes, profile="nominal"), together(groups), chunk_bytes=MB)
     found = schedule_large(problem)
     bound = lower_bound(problem, budget_s=1)
     assert verify(found.expand()).ok

@@ -182,7 +182,7 @@ def test_mesh_meets_its_bound():
         topologies.mesh(12, 12),
         topologies.mesh(10, 10, bandwidth_gb_per_s=(75, 50)),
         topologies.mesh(10, 10, alpha_meaning="pipelined"),
-        topologies.dgx_h100(8),
+        topologies.dgx_h100(8, profile="nominal"),
         topologies.dgx2(4),
         without(topologies.torus(9, 9), links=[(0, 1)]),
     ],
@@ -364,7 +364,7 @@ def test_kernel_is_the_same_undecorated():
         "from taccl.synthesis.heuristic.limits import Limits\n"
         "from taccl.synthesis.heuristic.relays import with_relays\n"
         "from taccl.synthesis.heuristic.spreading import spread\n"
-        "for topology, name in ((taccl.topologies.dgx_a100(2), 'allgather'), (taccl.topologies.mesh(3, 3), 'scatter')):\n"
+        "for topology, name in ((taccl.topologies.dgx_a100(2, profile='nominal'), 'allgather'), (taccl.topologies.mesh(3, 3), 'scatter')):\n"
         "    collective = taccl.collectives.make(name, topology.num_ranks)\n"
         "    fabric, demand = problem_arrays(make_problem(topology, collective, chunk_bytes=10**6))\n"
         "    found = spread(fabric, with_relays(fabric, demand), Limits(seed=3, num_runs=2))\n"
