@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
+from taccl.errors import NumericsWarning
 from taccl.names import shown
 from taccl.units import format_gap, format_us
 
@@ -20,6 +23,19 @@ __all__ = ["STAGE_COLUMNS", "ModelRun", "Moment", "Result", "Stage", "schedule_f
 
 #: The heads of a table with a row per stage.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
+
+#: Below this, latencies that a data sheet does not state are most of what a machine takes.
+_TOLD_BELOW_US = 20.0
+
+
+@cache
+def _tell_no_latency() -> None:
+    """Warn once a process."""
+    said = (
+        "profile nominal counts no latency, so that times of small messages are bounds and no predictions; "
+        "take a profile with latencies, such as nccl or one that `taccl fit` writes"
+    )
+    warnings.warn(said, NumericsWarning, stacklevel=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +131,12 @@ class Result:
     notes: tuple[str, ...] = ()
     progress: tuple[Moment, ...] = ()
     choice: str = ""
+
+    def __post_init__(self) -> None:
+        topology = self.schedule.problem.topology
+        is_short = topology.profile == "nominal" and 0 < self.finish_us < _TOLD_BELOW_US
+        if is_short and not any(link.alpha_us for link in topology.links):
+            _tell_no_latency()
 
     @property
     def interrupted(self) -> bool:

@@ -1,0 +1,100 @@
+"""Protocols, launches and predictions on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import taccl
+from tests.measure.logs import table
+
+H100 = ("--topology", "dgx-h100", "--collective", "allreduce")
+
+
+def test_the_protocol_that_promises_least_is_taken_and_said(run):
+    """8 bytes by ll, 1 GB by simple; what each promises is a note, and the answer says launch and prediction."""
+    for size, protocol in (("8B", "ll"), ("1GB", "simple")):
+        code, out, err = run("baseline", "best", *H100, "--size", size)
+        assert code == 0
+        assert f"note: protocol {protocol} promises least for {size}" in err
+        assert "us, predicted " in out and " with a launch of " in out
+
+
+def test_a_protocol_can_be_asked_for(run_json):
+    """One step of 3.4 us under simple, and 15.4 us before it."""
+    code, found = run_json("baseline", "one-shot", *H100, "--size", "8B", "--protocol", "Simple")
+    assert (code, found["protocol"], found["launch_us"]) == (0, "simple", 15.4)
+    assert found["predicted_us"] == pytest.approx(15.4 + found["finish_us"])
+
+
+@pytest.mark.parametrize("words", [
+    ("baseline", "ring", "--topology", "ndv2", "--collective", "allgather", "--size", "1MB", "--protocol", "ll"),
+    ("show", "torus:4x4", "--protocol", "ll"),
+    ("sweep", "dgx2", "--collective", "allgather", "--protocol", "ll128"),
+])  # fmt: skip
+def test_a_protocol_that_a_machine_lacks_is_said(run, words):
+    """In one sentence, with the option."""
+    code, _, err = run(*words)
+    assert code == 2
+    assert "--protocol: found" in err and "has no protocols: leave it out" in err
+
+
+def test_show_names_constants_launch_and_protocols(run, tmp_path):
+    """Each with its source; those of a fit with the interval."""
+    (tmp_path / "a.log").write_text(table())
+    profile = tmp_path / "mine.toml"
+    profile.write_text(taccl.fit([str(tmp_path / "a.log")], "dgx-h100").to_toml())
+    code, out, _ = run("show", "dgx-h100", "--profile", profile)
+    assert code == 0
+    for name in ("nvswitch_overhead_us", "launch_us", "ll128.node_hop_us", "simple.bandwidth_share"):
+        assert name in out
+    launch = next(line for line in out.splitlines() if line.strip().startswith("launch_us"))
+    assert "(90 %: " in launch
+    assert "simple (of simple, ll, ll128)" in out
+
+
+def test_topology_files_of_a_machine_take_a_protocol(run, tmp_path):
+    """In the file, or over it."""
+    path = tmp_path / "mine.toml"
+    path.write_text('schema = 1\nmachine = "dgx-h100"\nprotocol = "ll"\n')
+    assert taccl.topologies.load(path) == taccl.topologies.dgx_h100(protocol="ll")
+    assert taccl.topologies.load(path, protocol="ll128") == taccl.topologies.dgx_h100(protocol="ll128")
+    code, out, _ = run("show", path, "--protocol", "ll128")
+    assert (code, "ll128 (of simple, ll, ll128)" in out) == (0, True)
+
+
+@pytest.mark.slow
+def test_a_plan_names_the_protocol_of_each_range(run_json, tmp_path):
+    """Small sums by ll, large ones by simple; the programs are for the same, and ranges follow one another."""
+    words = (
+        "--collective",
+        "allreduce",
+        "--sizes",
+        "1KB,64KB,256MB",
+        "--time-limit",
+        "3",
+        "-o",
+        tmp_path / "plan",
+    )
+    code, found = run_json("plan", "dgx-h100", *words)
+    assert code == 0
+    protocols = [each["protocol"] for each in found["ranges"]]
+    assert (protocols[0], protocols[-1]) == ("ll", "simple")
+    for number, each in enumerate(found["ranges"], 1):
+        assert each["predicted_us"] == pytest.approx(each["launch_us"] + each["finish_us"])
+        xml = (tmp_path / "plan" / f"range-{number:02}.xml").read_text()
+        spelt = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}[each["protocol"]]
+        assert f'proto="{spelt}"' in xml
+        assert f'minBytes="{each["min_bytes"]}"' in xml
+        executed = tmp_path / "plan" / f"range-{number:02}.plan.json"
+        if executed.exists():
+            assert json.loads(executed.read_text())["protocol"] == spelt
+
+
+@pytest.mark.slow
+def test_a_plan_takes_no_other_protocol_than_asked(run_json):
+    """LL128 alone."""
+    words = ("--collective", "allgather", "--sizes", "1KB,1MB", "--time-limit", "2", "--protocol", "LL128")
+    code, found = run_json("plan", "dgx-h100", *words)
+    assert (code, {each["protocol"] for each in found["ranges"]}) == (0, {"ll128"})

@@ -1,0 +1,63 @@
+"""Predictions: the launch and the finish, beside published measurements and beside a fit."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from tests.measure.logs import table
+
+
+def predicted_us(name, topology, collective, size):
+    """The prediction of a baseline."""
+    problem = taccl.make_problem(topology, collective, size_bytes=size)
+    return taccl.baselines.baseline(name, problem).predicted_us
+
+
+@pytest.mark.parametrize("protocol", ["simple", "ll"])
+def test_eight_bytes_on_eight_h100_take_what_logs_say(protocol):
+    """Published logs: 14 to 25 us. One step of ll: 7 + 6.6 + 0.6 us, and 6 messages more of 0.02 us."""
+    topology = taccl.topologies.dgx_h100(protocol=protocol)
+    found = predicted_us("best", topology, "allreduce", 8)
+    assert 14 <= found <= 25
+    if protocol == "ll":
+        assert found == pytest.approx(14.2 + 6 * 0.02, abs=1e-3)
+
+
+def test_large_messages_stay_within_what_was_measured():
+    """A ring of 1 GiB on 8 H100: no faster than the log's 442 GB/s, which switches help that reduce."""
+    topology = taccl.topologies.dgx_h100()
+    bus_gb_per_s = 2 * 7 / 8 * 2**30 / predicted_us("ring", topology, "allreduce", 2**30) / 1000
+    assert 0.75 * 442 <= bus_gb_per_s <= 442
+
+
+def test_launch_is_no_part_of_finish_or_bound():
+    """Prediction less finish is the launch, whatever is sent."""
+    topology = taccl.topologies.dgx_h100(protocol="ll")
+    problem = taccl.make_problem(topology, "allgather", size_bytes=8000)
+    schedule = taccl.baselines.ring(problem)
+    assert schedule.launch == topology.launch_us
+    assert schedule.predicted_us == float(topology.launch_us + schedule.finish)
+    assert taccl.lower_bound(problem).bound <= schedule.finish
+    assert f"predicted {schedule.predicted_us:.3f}".rstrip("0") in repr(schedule)
+
+
+def test_an_allgather_takes_one_alpha_and_not_seven():
+    """8 KB on 8 ranks, 1.5 us a link: the other 6 messages of a port wait for 0.02 us and 1 KB each."""
+    topology = taccl.topologies.dgx_h100(profile="nominal", constants={"nvswitch_alpha_us": "1.5"})
+    problem = taccl.make_problem(topology, "allgather", size_bytes=8000)
+    finish_us = taccl.baselines.pairwise(problem).finish_us
+    assert finish_us == pytest.approx(1.5 + 6 * 0.02 + 7 * 1000 / 450_000)
+
+
+def test_a_fitted_profile_predicts_what_its_fit_does(tmp_path):
+    """A ring on 8 ranks, large messages, by baseline and by plan: within 3 %."""
+    (tmp_path / "a.log").write_text(table())
+    fit = taccl.fit([str(tmp_path / "a.log")], "dgx-h100")
+    (tmp_path / "mine.toml").write_text(fit.to_toml())
+    topology = taccl.topologies.parse("dgx-h100", profile=str(tmp_path / "mine.toml"))
+    for size in (2**28, 2**30, 2**32):
+        expected = fit.predict_us("allreduce", 8, 1, size)
+        assert predicted_us("ring", topology, "allreduce", size) == pytest.approx(expected, rel=0.03)
+    launch = next(each for each in fit.parameters if each.name == "launch_us").value
+    assert float(topology.launch_us) > launch  # the base of simple is a part

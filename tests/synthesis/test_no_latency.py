@@ -1,0 +1,46 @@
+"""The profile of data sheets says once that it counts no latency."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+import taccl
+from taccl.synthesis.result import _tell_no_latency
+
+
+@pytest.fixture(autouse=True)
+def told():
+    """Nothing was told yet, nor is what these tests tell."""
+    _tell_no_latency.cache_clear()
+    yield
+    _tell_no_latency.cache_clear()
+
+
+def warnings_of(size, **options):
+    """What synthesizing a broadcast on a DGX-A100 twice warns of, but for rounding."""
+    topology = taccl.topologies.dgx_a100(**options)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            problem = taccl.make_problem(topology, "broadcast", size_bytes=size)
+            taccl.synthesize(problem, backend="greedy", time_limit_s=1)
+    return [str(each.message) for each in found if "latency" in str(each.message)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "options", "count"),
+    [
+        (8, {"profile": "nominal"}, 1),
+        (10**9, {"profile": "nominal"}, 0),
+        (8, {"profile": "nominal", "constants": {"nvswitch_alpha_us": 1, "internode_alpha_us": 3}}, 0),
+        (8, {}, 0),
+    ],
+)
+def test_it_is_said_once_where_it_matters(size, options, count):
+    """Of 8 bytes under data sheets; not of 1 GB, nor where latencies are given."""
+    found = warnings_of(size, **options)
+    assert len(found) == count
+    assert all("profile nominal counts no latency" in each for each in found)
