@@ -3,13 +3,13 @@
 `taccl` is what the authors of TACCL published with their code; `nominal` is what data sheets
 promise, and what published bounds on bandwidth are stated for. A data sheet promises no latency, so alpha
 is 0 in `nominal`. `nccl` is what NCCL takes machines for when it chooses an algorithm, with a launch and
-three protocols.
+three protocols; `rccl` is a fit to published logs, with the same.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
@@ -21,6 +21,7 @@ from taccl.topology.tuning import (
     NVLINK_GB_PER_S,
     PROTOCOLS,
     SOURCE,
+    Protocol,
 )
 
 if TYPE_CHECKING:
@@ -92,34 +93,50 @@ def _nominal(machine: str, link: str, nic: tuple[int | str, str], **rates: tuple
 
 
 def _nccl(nominal: Profile, generation: str, num_links: int) -> Profile:
-    """What NCCL's tables say of GPUs of a generation with so many NVLinks each; NICs are as promised."""
-    named = {each.name: each for each in PROTOCOLS}
+    """What NCCL's tables say of GPUs of a generation with so many NVLinks each."""
+    costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
+    most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[generation]), SOURCE)
+    launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
+    rate = num_links * Fraction(NVLINK_GB_PER_S[generation])
+    said = f"{num_links} NVLinks of {NVLINK_GB_PER_S[generation]} GB/s: {SOURCE}"
+    return _by_protocol(nominal, "nccl", launch, rate, said, costs, SOURCE, most)
 
-    def costs(name: str) -> ProtocolCosts:
-        table = named[name]
 
-        def tabled(what: str, value: float | str) -> Constant:
-            return Constant(what, Fraction(str(value)), SOURCE)
+def _by_protocol(
+    nominal: Profile,
+    name: str,
+    launch: Constant,
+    gb_per_s: Fraction,
+    rate_source: str,
+    costs: Mapping[str, tuple[Any, Any, Any]],
+    source: str,
+    most: Constant | None = None,
+) -> Profile:
+    """A profile with the rate of a link in a node, and base, hop and share by protocol.
 
+    NICs are as promised, hops between nodes as in NCCL's tables; `most` is what LL moves in a node.
+    """
+
+    def costs_of(table: Protocol) -> ProtocolCosts:
+        base, hop, share = (Fraction(str(value)) for value in costs[table.name])
         return ProtocolCosts(
-            name,
-            tabled("base_us", table.ring_base_us),
-            tabled("node_hop_us", table.ring_hop_us),
-            tabled("network_hop_us", table.ring_network_us),
-            tabled("bandwidth_share", table.bandwidth_share),
-            tabled("node_gb_per_s", LL_GB_PER_S[generation]) if name == "ll" else None,
+            table.name,
+            Constant("base_us", base, source),
+            Constant("node_hop_us", hop, source),
+            Constant("network_hop_us", Fraction(str(table.ring_network_us)), SOURCE),
+            Constant("bandwidth_share", share, source),
+            most if table.name == "ll" else None,
         )
 
-    protocols = tuple(costs(name) for name in ("simple", "ll", "ll128"))
-    rate = num_links * Fraction(NVLINK_GB_PER_S[generation])
-    source = f"{num_links} NVLinks of {NVLINK_GB_PER_S[generation]} GB/s: {SOURCE}"
+    kind = nominal.constants[0].name.partition("_")[0]
+    beta, nic = f"{kind}_beta_us_per_mb", "nic_alpha_us"
     given = {
-        "nvswitch_beta_us_per_mb": Constant("nvswitch_beta_us_per_mb", beta_of_bandwidth(rate), source),
-        "nic_alpha_us": Constant("nic_alpha_us", OVERHEAD_US, _OVERHEAD),
+        beta: Constant(beta, beta_of_bandwidth(gb_per_s), rate_source),
+        nic: Constant(nic, OVERHEAD_US, _OVERHEAD),
     }
-    constants = tuple(protocols[0].of(given.get(each.name, each)) for each in nominal.constants)
-    launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
-    return Profile(nominal.machine, "nccl", constants, launch, protocols)
+    simple, ll, ll128 = (costs_of(table) for table in (PROTOCOLS[2], *PROTOCOLS[:2]))
+    constants = tuple(simple.of(given.get(each.name, each)) for each in nominal.constants)
+    return Profile(nominal.machine, name, constants, launch, (simple, ll, ll128))
 
 
 def _published(machine: str, link: str, file: str, remark: str = "", **betas: tuple[int, str]) -> Profile:
@@ -241,8 +258,32 @@ _NVLINKS = {
     "dgx-a100": ("Ampere", 12), "dgx-h100": ("Hopper", 18), "h200": ("Hopper", 18), "b200": ("Blackwell", 18),
     "gb200-nvl72": ("Blackwell", 18),
 }  # fmt: skip
+_RCCL: Mapping[str, tuple[str, str, str, Mapping[str, tuple[str, str, str]]]] = {
+    "mi300x": (
+        "7", "45.2", "allreduce, median error 1.6 %; the launch and the share of ll are priors",
+        {"simple": ("7.69", "3.11", "1"), "ll": ("5.46", "0.5", "0.5"), "ll128": ("3.05", "0.41", "0.575")},
+    ),
+    "mi355x": (
+        "20.2", "56.7", "allreduce and alltoall, median error 2.7 %",
+        {"simple": ("3.72", "0.59", "1"), "ll": ("10.6", "0.37", "0.31"), "ll128": ("8.97", "0.48", "0.547")},
+    ),
+}  # fmt: skip
+"""What fits say: the launch in us, GB/s of a link, of which logs, and (base, hop, share) by protocol."""
+
+
+def _measured(nominal: Profile) -> tuple[Profile, ...]:
+    """The profile of a machine that counts latencies, if we know any."""
+    if nominal.machine in _NVLINKS:
+        return (_nccl(nominal, *_NVLINKS[nominal.machine]),)
+    if nominal.machine not in _RCCL:
+        return ()
+    launch_us, rate, logs, costs = _RCCL[nominal.machine]
+    source = f"taccl fit of published rccl-tests logs of one node: {logs}"
+    launch = Constant("launch_us", Fraction(launch_us), source)
+    return (_by_protocol(nominal, "rccl", launch, Fraction(rate), source, costs, source),)
+
+
 PROFILES: Mapping[str, tuple[Profile, ...]] = {
-    machine: (_nccl(known[0], *_NVLINKS[machine]), *known) if machine in _NVLINKS else known
-    for machine, known in _DATA_SHEETS.items()
+    machine: (*_measured(known[0]), *known) for machine, known in _DATA_SHEETS.items()
 }
 """Profiles of every machine model; the first is the default."""

@@ -65,7 +65,7 @@ def on_switch(text: str) -> str:
 def test_two_servers_of_a_full_mesh(load):
     """Two servers of eight GPUs and a card for each take at most 15 lines, and are the machine of that name."""
     assert len(TWO_SERVERS.splitlines()) <= 15
-    assert ends_and_rates(load(TWO_SERVERS)) == ends_and_rates(mi300x(2))
+    assert ends_and_rates(load(TWO_SERVERS)) == ends_and_rates(mi300x(2, profile="nominal"))
 
 
 def test_servers_behind_switches(load):

@@ -176,7 +176,7 @@ def test_every_pair_of_ranks_of_two_nodes_is_linked() -> None:
 @pytest.mark.parametrize(("make", "gb_per_s"), [(mi300x, 448), (mi355x, "537.6")])
 def test_a_rank_of_a_full_mesh_has_seven_links(make: Callable[..., Topology], gb_per_s: int | str) -> None:
     """One to each of the seven others, which come to seven times the rate of one."""
-    topology = make()
+    topology = make(profile="nominal")
     assert [len(links) for links in topology.links_to] == [7] * 8
     assert ingress_gb_per_s(topology, 3) == Fraction(gb_per_s)
     assert not topology.switches

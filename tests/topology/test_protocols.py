@@ -7,7 +7,17 @@ from fractions import Fraction
 import pytest
 
 from taccl.errors import TopologyError
-from taccl.topologies import Topology, dgx2, dgx_h100
+from taccl.topologies import (
+    Topology,
+    b200,
+    dgx2,
+    dgx_a100,
+    dgx_h100,
+    gb200_nvl72,
+    h200,
+    mi300x,
+    mi355x,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +37,16 @@ def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s,
     assert 1000 / outer.beta_us_per_mb == Fraction(nic_gb_per_s)
     assert topology.launch_us == 7 + Fraction(base_us)
     assert topology.protocol == protocol
+
+
+@pytest.mark.parametrize("make", [dgx_a100, dgx_h100, h200, b200, gb200_nvl72, mi300x, mi355x])
+def test_machines_of_today_count_latencies(make):
+    """By default, with three protocols, of which `ll` has the shortest hop but for `ll128` where a log says so."""
+    topology = make()
+    assert topology.protocols == ("simple", "ll", "ll128")
+    alphas = {name: topology.under(name).links[0].alpha_us for name in topology.protocols}
+    assert 0 < min(alphas["ll"], alphas["ll128"]) < alphas["simple"]
+    assert topology.launch_us > 7
 
 
 def test_a_topology_goes_over_to_another_protocol():
