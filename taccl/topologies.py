@@ -39,6 +39,8 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
 
     Parameters
     ----------
+    path : str or path
+        The file.
     protocol : str, optional
         By which messages are sent, of those that the profile of the file's machine has.
     **arguments
