@@ -64,7 +64,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("error", "string", "the reason, where there is no schedule"),
     Column("stopped", "string", "why the search ended, as in `Result.stopped`"),
     Column("finish_us", "float64", "the last arrival"),
-    Column("predicted_us", "float64", "the machine's launch and the finish"),
+    Column("launch_us", "float64", "what the machine takes before the first send"),
+    Column("predicted_us", "float64", "the launch and the finish"),
     Column("bound_us", "float64", _BOUND),
     Column("gap", "float64", "(finish - bound) / bound; 0 is an optimum for as many chunks"),
     Column("bound_of_every_cut_us", "float64", "no schedule finishes sooner, however the data is cut"),
@@ -120,8 +121,8 @@ SHORT = (
 
 #: The columns that only a schedule fills.
 OF_SCHEDULES = (
-    "finish_us", "predicted_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers", "num_sends",
-    "producer", "first_schedule_s", "proven_s", "schedule_digest",
+    "finish_us", "launch_us", "predicted_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
+    "num_sends", "producer", "first_schedule_s", "proven_s", "schedule_digest",
 )  # fmt: skip
 
 _STAGE_COLUMNS = {
@@ -258,8 +259,8 @@ def figures(result: Result) -> dict[str, Any]:
 def _measures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
     """What can be read off a schedule at any time."""
     names = (
-        "finish_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers", "num_sends",
-        "producer",
+        "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
+        "num_sends", "producer",
     )  # fmt: skip
     return {name: getattr(schedule, name) for name in names} | {"verified": True}
 

@@ -80,10 +80,24 @@ def _of_program(options: argparse.Namespace) -> Answer:
         for size in sizes
     ]
     first, figures = schedules[0].problem, [following_values(each) for each in schedules]
-    rows = [("size", "finish", "GB/s", "bus GB/s", "bound", "gap", "busiest", "busy")]
+    launches = any(each["launch_us"] for each in figures)
+    rows = [
+        (
+            "size",
+            "finish",
+            *(("predicted",) if launches else ()),
+            "GB/s",
+            "bus GB/s",
+            "bound",
+            "gap",
+            "busiest",
+            "busy",
+        )
+    ]
     rows += [
         (
-            format_size(each["size_bytes"]), format_us(each["finish_us"]), f"{each['algbw_gb_per_s']:.4g}",
+            format_size(each["size_bytes"]), format_us(each["finish_us"]),
+            *((format_us(each["predicted_us"]),) if launches else ()), f"{each['algbw_gb_per_s']:.4g}",
             f"{each['busbw_gb_per_s']:.4g}", format_us(each["bound_us"]),
             format_gap(each["gap"]), each["busiest"], f"{each['utilisation']:.1%}",
         )
