@@ -83,6 +83,8 @@ def _ranks(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"found {text!r}; expected ranks such as 0,4") from None
 
 
+#: Protocols are compared by baselines where so few chunks arrive, and by bounds up to so many.
+_TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: What is synthesized where neither a sketch nor an option says how much.
 _USUAL_SIZE = "64MB"
 _A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
@@ -253,23 +255,34 @@ def _problem_on(
 
 
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
-    """The problem under the protocol that promises least by baselines, unless one is asked for; says so."""
+    """The problem under the protocol that promises least, unless one is asked for; says so.
+
+    Promises are those of the best baseline, and of the bound where baselines would take long.
+    """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
         return problem
     from taccl.cli.output import say
 
+    arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
+    if arrivals > _BOUNDED_ARRIVALS:
+        taken = problem.topology.protocol
+        say(f"note: protocol {taken} is taken; so many ranks are not compared: --protocol takes others")
+        return problem
     problems = {each: replace(problem, topology=problem.topology.under(each)) for each in protocols}
     promised = {}
     for name, each in problems.items():
         plain = taccl.make_problem(each.topology, each.collective, size_bytes=size)
         try:
-            promised[name] = taccl.baselines.best(plain, cut=False).predicted_us
+            if arrivals <= _TRIED_ARRIVALS:
+                promised[name] = taccl.baselines.best(plain, cut=False).predicted_us
+                continue
         except InputError:  # no baseline can do it
-            return problem
+            pass
+        promised[name] = float(taccl.lower_bound(plain, budget_s=0.1).bound + each.topology.launch_us)
     chosen = min(promised, key=promised.__getitem__)
     said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
-    say(f"note: protocol {chosen} promises least for {format_size(size)} by baselines ({said})")
+    say(f"note: protocol {chosen} promises least for {format_size(size)} ({said})")
     return problems[chosen]
 
 

@@ -116,7 +116,9 @@ def lower(
             "chunks of one size; cut the data into equal chunks",
             where="schedule",
         )
-    protocol = protocol or problem.topology.protocol or "Simple"
+    if protocol is None:
+        costs = problem.topology.protocol or "simple"
+        protocol = next((each for each in PROTOCOLS if each.lower() == costs), costs)
     messages = messages_of(schedule)
     layouts = layout(collective)
     if schedule.carries is None:
@@ -139,7 +141,7 @@ def lower(
         ),
         collective,
         in_place,
-        next((each for each in PROTOCOLS if each.lower() == protocol.lower()), protocol),
+        protocol,
         problem.topology.node_of_rank,
         None if problem.size_bytes is None else (problem.size_bytes // 2, 2 * problem.size_bytes),
     )

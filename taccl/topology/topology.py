@@ -246,7 +246,7 @@ class Topology:
             content: dict[str, Any] = {
                 **{name: data[name] for name in _WORDS},
                 "protocol": data.get("protocol", ""),
-                "launch_us": Fraction(data.get("launch_us", 0)),
+                "launch_us": exact(data.get("launch_us", 0)),
                 "node_of_rank": tuple(data["node_of_rank"]),
                 "links": tuple(
                     Link(

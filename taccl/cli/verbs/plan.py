@@ -58,6 +58,7 @@ def add(verb: ArgumentParser) -> None:
 def run(options: Namespace) -> Answer:
     """Find the best schedule for every size of a range, and write files that a runtime registers."""
     from taccl.explore.plan_files import check_folder
+    from taccl.program.program import PROTOCOLS
 
     if options.output is not None:
         check_folder(options.output, overwrite=options.overwrite)
@@ -65,7 +66,7 @@ def run(options: Namespace) -> Answer:
     topology, sketches = _topology_and_sketches(options)
     lowering = {name: getattr(options, name) for name in ("in_place", "instances")}
     if asked != "auto" and not topology.protocols:  # costs are the same for all
-        asked, lowering["protocol"] = "auto", asked
+        asked, lowering["protocol"] = "auto", next(each for each in PROTOCOLS if each.lower() == asked)
     found = taccl.plan(
         topology, options.collective, sketches=sketches, baselines=not options.no_baselines,
         time_limit_s=options.time_limit, progress=say,
