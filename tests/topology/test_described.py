@@ -195,3 +195,36 @@ def test_a_multicast_is_said_to_be_one(load, fields, said):
     """A list of destinations is refused without `multicast = true`, and that without a list."""
     with pytest.raises(TopologyError, match=said):
         load(f"schema = 1\nranks_per_node = 3\n[[link]]\n{fields}\nbeta_us_per_mb = 1\n")
+
+
+def test_alpha_holds_no_port_for_longer_than_the_overhead(load):
+    """Ports, cards and links are busy for 0.02 us, or what the file says, beside the bytes; alpha is on the way."""
+    text = (
+        on_switch(TWO_SERVERS)
+        .replace("= 450", "= 450\nalpha_us = 2")
+        .replace("= 50\n", "= 50\nalpha_us = 9\n")
+    )
+    topology = load(text.replace("schema = 1", "schema = 1\nlaunch_us = 7"))
+    assert {hold.alpha_us for hold in topology.holds} == {Fraction("0.02")}
+    assert {link.alpha_us for link in topology.links} == {2, 9}
+    assert topology.launch_us == 7
+    said = load(text.replace("alpha_us = 2", "alpha_us = 2\noverhead_us = 1.5"))
+    held = {hold.alpha_us for hold in said.holds if not said.is_internode(hold.link)}
+    assert held == {Fraction("1.5")}
+
+
+def test_overheads_and_launch_are_written_back(load, tmp_path):
+    """A topology file lists them link by link."""
+    text = (
+        on_switch(TWO_SERVERS)
+        .replace("= 450", "= 450\nalpha_us = 2")
+        .replace("schema = 1", "schema = 1\nlaunch_us = 7")
+    )
+    topology = load(text)
+    (tmp_path / "listed.toml").write_text(dump_topology(topology))
+    again = load_topology(tmp_path / "listed.toml")
+    assert (again.links, again.launch_us) == (topology.links, topology.launch_us)
+    held = [sorted((h.alpha_us, h.beta_us_per_mb, h.side) for h in holds) for holds in again.holds_of_link]
+    assert held == [
+        sorted((h.alpha_us, h.beta_us_per_mb, h.side) for h in holds) for holds in topology.holds_of_link
+    ]
