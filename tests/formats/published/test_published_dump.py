@@ -112,13 +112,13 @@ def test_overlapping_algorithm_is_refused(path):
         ("ndv2:2", "allreduce", "hierarchical"),
         ("dgx2:2", "reduce-scatter", "pairwise"),
         ("ndv2:4", "allgather", "pairwise"),
-        ("dgx-a100:2", "alltoall", "pairwise"),
+        ("dgx-a100:2:nominal", "alltoall", "pairwise"),
     ],
 )
 def test_baselines_come_back(topology, collective, baseline, tmp_path):
     """Schedules of physical machines keep every time, and hold under the tool's model."""
-    name, _, nodes = topology.partition(":")
-    machine = taccl.topologies.parse(name, nodes=int(nodes))
+    name, nodes, *profile = topology.split(":")
+    machine = taccl.topologies.parse(name, nodes=int(nodes), profile=next(iter(profile), None))
     problem = make_problem(machine, collectives.make(collective, machine.num_ranks), chunk_bytes=10**6)
     schedule = taccl.baselines.baseline(baseline, problem)
     back, _ = _round_trip(schedule, tmp_path)
