@@ -237,6 +237,9 @@ class PlanSearch:
                 f"with so few ranges, or the format's limits, some sizes take up to {float(worst):.2%} "
                 "longer than the best schedule that was found for them"
             )
+        for first, last, winner in tiles:
+            ends = f"{format_size(first)} to {format_size(last)}"
+            notes += [f"{ends}: {note}" for note in programs[winner].notes]
         return tuple(_range(first, last, winner, programs[winner]) for first, last, winner in tiles), notes
 
 

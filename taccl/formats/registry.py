@@ -44,11 +44,12 @@ _OTHERS = {
 
 
 class Conversion(NamedTuple):
-    """From which format to which, and the files written."""
+    """From which format to which, the files written, and what there is to say of them."""
 
     source: FileFormat
     target: FileFormat
     paths: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
 
 
 @checked
@@ -84,7 +85,7 @@ def write(
     """
     target = _writable(format_of_name(path) if format is None else format_named(format))
     kind = _kind(schedule)
-    return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)
+    return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)[0]
 
 
 @checked
@@ -143,14 +144,14 @@ def convert(
     _check_options(reading, (_found(reading.load),), to_read, besides=(writing, writers))
     check_writable(target, overwrite=overwrite)
     thing = read(source, format=reading.name, **to_read)
-    paths = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
+    paths, notes = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
     if writing.loses and writing.name != reading.name:
         warnings.warn(
             f"a file of format {writing.name} has no place for {writing.loses}",
             LossyConversionWarning,
             stacklevel=3,
         )
-    return Conversion(reading, writing, paths)
+    return Conversion(reading, writing, paths, notes)
 
 
 def format_named(name: str, *, where: str = "format") -> FileFormat:
@@ -306,18 +307,20 @@ def _write(
     *,
     overwrite: bool,
     options: Mapping[str, Any],
-) -> tuple[Path, ...]:
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The files written, and the notes of a program that was made on the way."""
     dump = _found(target.dump)
     _check_options(target, (*route, dump), options)
     for step in route:
         thing = step(thing, **_taken(step, options))
+    notes = tuple(getattr(thing, "notes", ())) if route else ()
     taken = _taken(dump, options)
     if "path" not in inspect.signature(dump).parameters:
         check_writable(path, overwrite=overwrite)
         write_whole(path, dump(thing, **taken), overwrite=overwrite)
-        return (Path(path),)
+        return (Path(path),), notes
     written = dump(thing, path, overwrite=overwrite, **taken)
-    return (Path(path),) if written is None else tuple(written)
+    return (Path(path),) if written is None else tuple(written), notes
 
 
 def _check_options(

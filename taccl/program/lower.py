@@ -12,18 +12,20 @@ before it in one order of all sends). So the sends can be done in that order.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from taccl.arguments import checked, known_word
-from taccl.errors import InputError
+from taccl.errors import InputError, LossyConversionWarning
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import layout
 from taccl.program.messages import NamedSums, events_of, follow, follow_named, messages_of
 from taccl.program.program import PROTOCOLS, Program, Slot
-from taccl.program.replicate import replicate
+from taccl.program.replicate import choose_instances, replicate
 from taccl.schedule.compact import CompactSchedule
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def lower(
     threadblocks: str = "per-direction",
     merged: str = "split",
     max_count: Count = 64,
-    instances: Count = 1,
+    instances: Count | Literal["auto"] = 1,
     name: str = "",
 ) -> Program:
     """The program that does what a verified schedule says.
@@ -92,10 +94,17 @@ def lower(
         before and apart after it (`Program.num_copies` counts that).
     max_count : int
         Chunks in a step at most.
-    instances : int
-        See `replicate`.
+    instances : int or "auto"
+        Copies of the program, each of which moves a part of every chunk over channels of its own. ``"auto"``:
+        as many as the fastest link's bandwidth needs, within what MSCCL and MSCCL++ run; `Program.notes` says
+        how many, and why.
     name : str
         Default: the collective's and the topology's.
+
+    Warns
+    -----
+    LossyConversionWarning
+        If sends have several ends, where a switch multicasts or reduces: a program has a send for each end.
 
     Raises
     ------
@@ -144,8 +153,32 @@ def lower(
         protocol,
         problem.topology.node_of_rank,
         None if problem.size_bytes is None else (problem.size_bytes // 2, 2 * problem.size_bytes),
+        _replaced(schedule),
     )
+    if instances == "auto":
+        links = problem.topology.links
+        betas = [links[e].beta_us_per_mb for e in set(schedule.link.tolist())]
+        instances, said = choose_instances(
+            program,
+            gb_per_s=float(1000 / min(betas, default=1000)),
+            chunk_bytes=min(problem.chunk_bytes, default=0),
+        )
+        program = replace(program, notes=(*program.notes, said))
     return replicate(program, instances)
+
+
+def _replaced(schedule: Schedule) -> tuple[str, ...]:
+    """What there is to say of sends of several ends, which no program has; warned of, too."""
+    links = schedule.problem.topology.links
+    wide = {t.group for t in schedule if len(links[t.link].srcs) + len(links[t.link].dsts) > 2}
+    if not wide:
+        return ()
+    said = (
+        f"{len(wide)} of {schedule.num_sends} sends have several ends, as a switch multicasts or reduces "
+        "them; the program has a send for each end, and takes longer than the schedule"
+    )
+    warnings.warn(said, LossyConversionWarning, stacklevel=4)
+    return (said,)
 
 
 def _channel_chooser(policy: str, num_channels: int, num_ranks: int) -> Callable[[int, int, int], int]:

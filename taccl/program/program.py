@@ -163,6 +163,8 @@ class Program:
     sizes_bytes : tuple of int, optional
         The least and the largest size that it is meant for, of the larger of a rank's two buffers, where they
         are known; they make no two programs differ either.
+    notes : tuple of str
+        What there is to say of how it was made.
     """
 
     name: str
@@ -172,6 +174,7 @@ class Program:
     protocol: str = "Simple"
     node_of_rank: tuple[int, ...] | None = field(default=None, compare=False)
     sizes_bytes: tuple[int, int] | None = field(default=None, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         known_word(self.protocol, PROTOCOLS, "protocol")
@@ -236,6 +239,7 @@ class Program:
             "protocol": self.protocol,
             "node_of_rank": None if self.node_of_rank is None else list(self.node_of_rank),
             "sizes_bytes": None if self.sizes_bytes is None else list(self.sizes_bytes),
+            "notes": list(self.notes),
             "ranks": [
                 {
                     **{each.name: getattr(rank, each.name) for each in fields(rank)},
@@ -261,6 +265,7 @@ class Program:
                 "collective": None if collective is None else Collective.from_dict(collective),
                 "node_of_rank": None if nodes is None else tuple(nodes),
                 "sizes_bytes": None if sizes is None else tuple(sizes),
+                "notes": tuple(data.get("notes", ())),
             }
         )
 
@@ -272,7 +277,7 @@ class Program:
             f"{format_count(self.num_steps, 'step')},{copies} at most "
             f"{format_count(self.max_threadblocks, 'threadblock')} and "
             f"{format_count(self.scratch_chunks, 'chunk')} of scratch a rank, "
-            f"{format_count(self.num_channels, 'channel')}, {self.protocol})"
+            f"{'; '.join((format_count(self.num_channels, 'channel') + ', ' + self.protocol, *self.notes))})"
         )
 
 

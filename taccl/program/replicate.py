@@ -3,11 +3,61 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil, log2
 
 from taccl.errors import InputError
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from taccl.program.split import weight
 
-__all__ = ["replicate"]
+__all__ = ["CHANNEL_GB_PER_S", "choose_instances", "replicate"]
+
+#: What one threadblock moves over its channel: our choice, of the 20 to 40 GB/s that GPUs come to.
+CHANNEL_GB_PER_S = 30
+#: Parts of chunks are no smaller, as latency is all that they take: our choice.
+_LEAST_PART_BYTES = 1024
+#: What both runtimes run: MSCCL's channels, steps of a threadblock, elements of a rank and threadblocks that
+#: steps wait for; and MSCCL++'s threadblocks of a rank.
+MAX_CHANNELS, MAX_STEPS, MAX_ELEMENTS, MAX_DEPENDED, MAX_THREADBLOCKS = 32, 256, 4095, 128, 80
+
+
+def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> tuple[int, str]:
+    """As many instances as a link's bandwidth needs and both runtimes run, and a sentence that says why.
+
+    A power of two, as sizes divide by those.
+
+    Parameters
+    ----------
+    gb_per_s : float
+        What the program's fastest link carries, over one channel if there is one instance.
+    chunk_bytes : int
+        The least chunk.
+    """
+    needed = 2 ** ceil(log2(max(gb_per_s / CHANNEL_GB_PER_S, 1)))
+    threadblocks = [tb for rank in program.ranks for tb in rank.threadblocks]
+    lengths = [[_length(tb) for tb in rank.threadblocks] for rank in program.ranks]
+    pieces = ceil(max(map(max, filter(None, lengths)), default=1) / MAX_STEPS)  # of the longest, when split
+    elements = max(sum(own) + len(own) for own in lengths)
+    depended = max((t for tb in threadblocks for step in tb.steps for t, _ in step.depends), default=0)
+    limits = {
+        f"parts of chunks have {_LEAST_PART_BYTES} bytes": chunk_bytes // _LEAST_PART_BYTES,
+        f"MSCCL has {MAX_CHANNELS} channels": MAX_CHANNELS // (program.num_channels * pieces),
+        f"MSCCL has {MAX_ELEMENTS} elements a rank": (MAX_ELEMENTS - program.num_ranks) // max(elements, 1),
+        f"steps of MSCCL wait for {MAX_DEPENDED} threadblocks": MAX_DEPENDED // (depended + 1),
+        f"MSCCL++ runs {MAX_THREADBLOCKS} threadblocks a rank": (
+            MAX_THREADBLOCKS // max(program.max_threadblocks * pieces, 1)
+        ),
+    }
+    why, least = min(limits.items(), key=lambda limit: limit[1])
+    most = 2 ** (max(least, 1).bit_length() - 1)
+    said = f"{needed} for {gb_per_s:g} GB/s at {CHANNEL_GB_PER_S} GB/s a channel"
+    if most >= needed:
+        return needed, f"instances: {said}"
+    return most, f"instances: {most}, and not {said}: {why}"
+
+
+def _length(threadblock: Threadblock) -> int:
+    """Its steps where each moves one chunk and waits for one step."""
+    return sum(weight(step) * max(step.count, 1) for step in threadblock.steps)
 
 
 def replicate(program: Program, instances: int) -> Program:

@@ -39,6 +39,21 @@ def test_traces_are_files_of_ranks(run_json, saved, tmp_path):
     assert len(values["lost"]) == 1
 
 
+def test_instances_as_needed_are_told(run, run_json, saved, tmp_path):
+    """Chunks of 1000 bytes are not cut any further, and the answer says so; as do ranges of a plan."""
+    words = ("--set", "instances=auto")
+    code, values = run_json("convert", saved, tmp_path / "x.xml", *words)
+    assert (code, values["notes"][0][:13]) == (0, "instances: 1,")
+    assert "1024 bytes" in run("convert", saved, tmp_path / "y.xml", *words)[1]
+    code, out, _ = run(
+        "plan", "ring:2", "--collective", "allgather", "--sizes", "16MB", "--instances", "auto",
+        "--backend", "greedy", "--time-limit", "2",
+    )  # fmt: skip
+    assert code == 0
+    assert "note: 16MB to 16MB: instances: 2 for 50 GB/s" in out
+    assert run("plan", "ring:2", "--collective", "allgather", "--instances", "some")[0] == 2
+
+
 def test_there_and_back(run, saved, tmp_path):
     """A schedule goes to the published tool's format, and comes back with its size and times."""
     there, back = tmp_path / "there", tmp_path / "back.json"

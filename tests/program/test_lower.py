@@ -9,7 +9,7 @@ import pytest
 import taccl
 from taccl.collectives import COLLECTIVES, allgather, broadcast, reduce
 from taccl.collectives import custom as custom_collective
-from taccl.errors import InputError
+from taccl.errors import InputError, LossyConversionWarning
 from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
@@ -164,11 +164,16 @@ def test_a_multicast_goes_to_each():
     """One send over a switch that multicasts is a send to each end."""
     builder = TopologyBuilder("multicast", [0] * 3)
     builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
-    program = lower(timed(problem_of(builder.build(), broadcast(3)), [(0, 0, 0, 0, False)]), in_place=True)
+    schedule = timed(problem_of(builder.build(), broadcast(3)), [(0, 0, 0, 0, False)])
+    with pytest.warns(LossyConversionWarning, match="1 of 1 sends have several ends") as warned:
+        program = lower(schedule, in_place=True)
+    assert program.notes == (str(warned[0].message),)
+    assert warned[0].filename == __file__
     assert sorted(step.operation for _, step in program.steps()) == ["receive", "receive", "send", "send"]
     interpret(program).raise_if_failed()
 
 
+@pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 def test_a_reducing_switch_is_added_up_at_its_end():
     """One send from two ranks is two messages, both added."""
     builder = TopologyBuilder("reducing", [0] * 3)
@@ -177,6 +182,7 @@ def test_a_reducing_switch_is_added_up_at_its_end():
     interpret(program).raise_if_failed()
 
 
+@pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 def test_a_reducing_switch_whose_sum_is_put_in_place():
     """Rank 2 contributes nothing: what comes from rank 0 is put there, and what comes from rank 1 added."""
     builder = TopologyBuilder("reducing", [0] * 3)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
+
+import taccl
+from taccl.formats.msccl import reading
+from taccl.formats.msccl.xml import dump_msccl_xml
+from taccl.formats.mscclpp.plan import build_mscclpp_plan
+from taccl.program import replicate as limits
 from taccl.program.interpret import interpret
 from taccl.program.program import Slot
 from taccl.program.replicate import replicate
+from taccl.units import parse_size
 from tests.program.examples import program_of
+
+
+def ring_on_h100(size: str) -> taccl.Schedule:
+    """An allgather on eight GPUs, whose links carry 450 GB/s, over one ring."""
+    topology = taccl.topologies.dgx_h100(profile="nominal")
+    problem = taccl.make_problem(topology, taccl.collectives.allgather(8), size_bytes=parse_size(size))
+    return taccl.baselines.ring(problem, cut=False)
 
 
 def test_one_instance_is_the_program():
@@ -30,3 +45,50 @@ def test_instances_of_instances():
     program = replicate(replicate(program_of("allreduce", "ring:3"), 2), 2)
     assert program.num_channels == 4
     interpret(program, capacity=1).raise_if_failed()
+
+
+def test_as_many_as_the_links_need():
+    """450 GB/s at 30 GB/s a channel take 15 channels; sizes divide by 16. The interpreter runs all of them."""
+    program = taccl.lower(ring_on_h100("64MB"), instances="auto", threadblocks="relay")
+    assert program.num_channels == 16
+    assert program.notes == ("instances: 16 for 450 GB/s at 30 GB/s a channel",)
+    assert "16 for 450 GB/s" in repr(program)
+    interpret(program).raise_if_failed()
+    dump_msccl_xml(program)
+    build_mscclpp_plan(program)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "most", "why"),
+    [
+        ("64MB", {"channels": "by-chunk", "num_channels": 3}, 8, "MSCCL has 32 channels"),
+        ("64KB", {"threadblocks": "relay"}, 4, "parts of chunks have 1024 bytes"),
+    ],
+)
+def test_what_limits_instances_is_said(size, options, most, why):
+    """Of three channels MSCCL runs 32 / 3, so 8; 8 KB chunks make 7 parts of 1024 bytes, so 4."""
+    program = taccl.lower(ring_on_h100(size), instances="auto", **options)
+    assert program.notes[0].startswith(f"instances: {most}, and not 16 for 450 GB/s")
+    assert program.notes[0].endswith(why)
+    dump_msccl_xml(program)
+
+
+def test_threadblocks_limit_instances():
+    """To each of seven others from a threadblock of its own: 14 of them, and MSCCL++ runs 80."""
+    topology = taccl.topologies.dgx_h100(profile="nominal")
+    problem = taccl.make_problem(topology, taccl.collectives.alltoall(8), size_bytes=64_000_000)
+    program = taccl.lower(taccl.baselines.pairwise(problem, cut=False), instances="auto")
+    assert program.notes[0].startswith("instances: 4, and not 16")
+    assert program.max_threadblocks <= 80 < 2 * program.max_threadblocks
+    assert "MSCCL++ runs 80 threadblocks a rank" in program.notes[0]
+    build_mscclpp_plan(program)
+
+
+def test_limits_are_those_of_the_formats():
+    """What is assumed of both runtimes is what their formats refuse to exceed."""
+    assert (limits.MAX_CHANNELS, limits.MAX_STEPS) == (reading.MAX_CHANNELS, reading.MAX_STEPS)
+    assert (limits.MAX_ELEMENTS, limits.MAX_DEPENDED) == (
+        reading.LIMIT_ELEMENTS - 1,
+        reading.MAX_DEPENDED_ID + 1,
+    )
+    assert build_mscclpp_plan.__wrapped__.__kwdefaults__["max_threadblocks"] == limits.MAX_THREADBLOCKS

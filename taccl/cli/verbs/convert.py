@@ -87,10 +87,9 @@ def run(options: argparse.Namespace) -> Answer:
     lost = [str(each.message) for each in caught if issubclass(each.category, LossyConversionWarning)]
     paths = [str(path) for path in done.paths]
     where = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
-    return Answer(
-        f"{done.source.name} -> {done.target.name}: written to {shown(where)}",
-        {"from": done.source.name, "to": done.target.name, "files": paths, "lost": lost},
-    )
+    lines = [f"{done.source.name} -> {done.target.name}: written to {shown(where)}", *done.notes]
+    values = {"from": done.source.name, "to": done.target.name, "files": paths, "lost": lost}
+    return Answer("\n".join(lines), {**values, "notes": list(done.notes)})
 
 
 def _listed(formats: tuple[FileFormat, ...]) -> Answer:

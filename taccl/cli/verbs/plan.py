@@ -51,8 +51,8 @@ def add(verb: ArgumentParser) -> None:
     )
     help = "by which messages are sent (default auto: in each range the one that promises least)"
     add_options(group, "--protocol", help=help)
-    help = "cut every chunk into so many parts (default 1)"
-    group.add_argument("--instances", type=positive, default=1, metavar="N", help=help)
+    help = "cut every chunk into so many parts, or auto: as many as the links need (default 1)"
+    group.add_argument("--instances", type=_instances, default=1, metavar="N", help=help)
 
 
 def run(options: Namespace) -> Answer:
@@ -87,6 +87,11 @@ def run(options: Namespace) -> Answer:
     if len(register) > 1:
         lines.append(f"  with MSCCL++, in Python: register_plans.register(rank), from {shown(register[1])}")
     return Answer("\n".join(lines), {**values, "files": paths})
+
+
+def _instances(word: str) -> int | str:
+    """A number, or auto."""
+    return word if word == "auto" else positive(word)
 
 
 def _topology_and_sketches(options: Namespace) -> tuple[Topology, list[Sketch | None]]:
