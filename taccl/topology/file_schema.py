@@ -103,6 +103,8 @@ class LinkEntry(_Rated):
     bidirectional: Annotated[bool, Field(strict=True)] = False
     #: Several destinations are those of one link that multicasts, and not of a link each.
     multicast: Annotated[bool, Field(strict=True)] = False
+    #: A link of several ends shares no port of its ranks, beyond what [[resource]] says.
+    own_port: Annotated[bool, Field(strict=True)] = False
     name: str = ""
 
     @model_validator(mode="after")
@@ -118,6 +120,8 @@ class LinkEntry(_Rated):
             raise ValueError(
                 "found multicast = true on a link to one rank; leave it out, or give several in dst"
             )
+        if self.own_port and several is None:
+            raise ValueError("found own_port = true on a link between two ranks; leave it out")
         return self
 
 

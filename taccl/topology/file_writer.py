@@ -68,6 +68,7 @@ def dump_topology(topology: Topology) -> str:
         name = f", name = {toml_text(link.name)}" if link.name else ""
         ends = f"src = {_ranks(link.srcs)}, dst = {_ranks(link.dsts)}"
         several = "multicast = true, " if len(link.dsts) > 1 else ""
+        several += "own_port = true, " if len(link.srcs) + len(link.dsts) > 2 else ""
         beta = f"beta_us_per_mb = {_number(link.beta_us_per_mb)}"
         lines.append(f"  {{ {ends}, {several}{alpha}{overhead}{beta}{name} }},")
     lines.append("]")

@@ -5,8 +5,10 @@ docs/formats.md shows the fields. Decimal costs are exact: 0.1 is one tenth.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +17,14 @@ from taccl.reading import parse, read_text
 from taccl.topology import registry
 from taccl.topology.described import described_machine
 from taccl.topology.parts import add_crossbar, check_num_links, check_ranks, links_among
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.topology import OTHER_SIDE, Hold, Resource, TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
     from taccl.topology.file_schema import ResourceEntry, SwitchEntry, TopologyFile
-    from taccl.topology.topology import Topology
+    from taccl.topology.topology import Side, Topology
 
     Ends = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -90,21 +92,24 @@ def _from_links(file: TopologyFile, default_name: str) -> Topology:
         launch_us=file.launch_us or Fraction(0),
     )
     num_ranks = len(builder.node_of_rank)
+    sharing: list[int] = []
     for i, link in enumerate(file.link):
         check_ranks(link.src, num_ranks, where=f"link[{i}].src")
         check_ranks(link.dst, num_ranks, where=f"link[{i}].dst")
         directions = [(link.src, link.dst), (link.dst, link.src)]
         for src, dst in directions if link.bidirectional else directions[:1]:
-            builder.add_link(
+            added = builder.add_link(
                 src, dst, alpha_us=link.alpha_us, beta_us_per_mb=link.rate(), overhead_us=link.overhead_us,
                 name=link.name,
             )  # fmt: skip
+            if len(src) + len(dst) > 2 and not link.own_port:
+                sharing.append(added)
     for i, switch in enumerate(file.switch):
         check_ranks(switch.ranks, num_ranks, where=f"switch[{i}].ranks")
         _add_switch(builder, switch)
     links_of: dict[Ends, list[int]] = {}
-    for index, added in enumerate(builder.links):
-        links_of.setdefault((added.srcs, added.dsts), []).append(index)
+    for index, built in enumerate(builder.links):
+        links_of.setdefault((built.srcs, built.dsts), []).append(index)
     named: dict[str, int] = {}
     for i, resource in enumerate(file.resource):
         if resource.continues != (resource.name in named):
@@ -116,7 +121,51 @@ def _from_links(file: TopologyFile, default_name: str) -> Topology:
         if not resource.continues:
             named[resource.name] = builder.add_resource(resource.name)
         _add_holds(builder, named[resource.name], resource, links_of, f"resource[{i}].links")
-    return builder.build()
+    return _with_shared_ports(builder.build(), sharing)
+
+
+def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
+    """The topology in which some links of several ends share the ports of their ranks.
+
+    Such a link holds what links from its sources to its destinations hold beside themselves, or with each of
+    them a port if that is nothing; and those of one rank hold a port of that rank.
+    """
+    resources, holds = list(topology.resources), list(topology.holds)
+    held = {(hold.link, hold.resource) for hold in holds}
+    ports: dict[str, int] = {}
+
+    def port(name: str) -> int:
+        if name not in ports:
+            ports[name] = len(resources)
+            resources.append(Resource(name))
+        return ports[name]
+
+    def share(link: int, resource: int, side: Side = "send") -> None:
+        if (link, resource) not in held:
+            held.add((link, resource))
+            own = topology.holds_of_link[link][0]  # by the link itself
+            holds.append(Hold(link, resource, own.alpha_us, own.beta_us_per_mb, side))
+
+    for side in OTHER_SIDE:
+        field = "srcs" if side == "send" else "dsts"
+        ends = [(link, rank) for link in sharing for rank in getattr(topology.links[link], field)]
+        number = Counter(rank for _, rank in ends)
+        for link, rank in ends:
+            if number[rank] > 1:
+                share(link, port(f"port {'out' if side == 'send' else 'in'} {rank}"), side)
+    for link in sharing:
+        for src, dst in product(topology.links[link].srcs, topology.links[link].dsts):
+            for other in topology.links_between(src, dst):
+                if len(topology.links[other].srcs) + len(topology.links[other].dsts) > 2:
+                    continue
+                _, *shared = topology.holds_of_link[other]
+                for hold in shared:
+                    share(link, hold.resource, hold.side)
+                if not shared:
+                    both = port(f"port of link {other}, {topology.links[other].ends}")
+                    share(other, both)
+                    share(link, both)
+    return replace(topology, resources=tuple(resources), holds=tuple(holds))
 
 
 def _node_of_rank(file: TopologyFile) -> list[int]:

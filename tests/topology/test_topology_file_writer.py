@@ -131,6 +131,19 @@ def test_a_resource_at_two_rates_is_continued(tmp_path):
     assert 'continues = true\nlinks = [[0, 2]]\nbeta_us_per_mb = "1/3"' in text
 
 
+@pytest.mark.parametrize("other", ["[[link]]\nsrc = 0\ndst = 1\n", "[[switch]]\nranks = [0, 1, 2]\n"])
+def test_shared_ports_return(tmp_path, other):
+    """What a link of several ends shares is listed, and not shared once more when the file is read again."""
+    path = tmp_path / "multicast.toml"
+    path.write_text(
+        "schema = 1\nranks_per_node = 3\n[[link]]\nsrc = 0\ndst = [1, 2]\nmulticast = true\n"
+        f"beta_us_per_mb = 1\nbidirectional = true\n{other}beta_us_per_mb = 1\n"
+    )
+    topology = read(path)
+    written, found = said(again(topology, tmp_path)), said(topology)
+    assert {**written, "switches": None} == {**found, "switches": None}  # all links among its ranks, then
+
+
 def test_lost_names_are_said():
     """A machine's name and profile have no place, and are kept as a comment."""
     with pytest.warns(LossyConversionWarning, match="machine and profile"):

@@ -94,6 +94,46 @@ def test_lists_of_ranks_make_one_link(load: Load) -> None:
     assert [(e.srcs, e.dsts) for e in topology.links] == [((0,), (1, 2)), ((1, 2), (0,))]
 
 
+LINKS = [f"[[link]]\nsrc = {a}\ndst = {b}\nbeta_us_per_mb = 1\n" for a, b in ((0, 1), (0, 2), (0, 3))]
+MULTICAST = "[[link]]\nsrc = 0\ndst = [1, 2]\nmulticast = true\nbeta_us_per_mb = 1\n"
+SWITCH = "[[switch]]\nranks = [0, 1, 2]\nbeta_us_per_mb = 1\n"
+
+
+def held_with(topology, link: int) -> set[str]:
+    """The links whose sends cannot be under way at the same time as one over a link."""
+    mine = {hold.resource for hold in topology.holds_of_link[link]}
+    return {topology.links[hold.link].ends for hold in topology.holds if hold.resource in mine}
+
+
+@pytest.mark.parametrize(
+    ("rest", "shared"),
+    [
+        # Port out of 0, ports into 1 and 2: all but what comes back to 0.
+        (SWITCH, {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
+        # Wires: those that it goes over, and not those of others.
+        (f"{LINKS[0]}{LINKS[1]}{LINKS[2]}", {"0->1,2", "0->1", "0->2"}),
+        # Nothing but another multicast of the same rank, or of others to one of its ranks.
+        ("[[link]]\nsrc = 0\ndst = [2, 3]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "0->2,3"}),
+        ("[[link]]\nsrc = 3\ndst = [0, 2]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "3->0,2"}),
+        # A reduction inside the switch.
+        (f"{SWITCH}[[link]]\nsrc = [1, 2]\ndst = 0\nbeta_us_per_mb = 1\n",
+         {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
+    ],
+)  # fmt: skip
+def test_a_link_of_several_ends_shares_the_ports_of_its_ranks(load, rest, shared):
+    """As what a rank sends and receives goes through its ports; unless the file gives it ports of its own."""
+    text = f"schema = 1\nranks_per_node = 4\n{MULTICAST}{rest}"
+    assert held_with(load(text), 0) == shared
+    own = load(text.replace("multicast = true", "multicast = true\nown_port = true"))
+    assert held_with(own, 0) == {"0->1,2"}
+
+
+def test_own_port_is_for_several_ends(load):
+    """A link between two ranks has no ports to share beyond what its resources say."""
+    with pytest.raises(TopologyError, match="own_port = true on a link between two ranks"):
+        load(f"{LINK}own_port = true\nbeta_us_per_mb = 1\n")
+
+
 @pytest.mark.parametrize(
     ("fields", "nodes"),
     [
