@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taccl.measure.model import Parameter, Work
 
-__all__ = ["Estimate", "Observed", "estimate", "refit"]
+__all__ = ["Estimate", "Observed", "estimate", "refit", "shows_latency"]
 
 #: A parameter is determined where the data shrink its prior's spread to this part of it.
 _DETERMINED = 0.5
@@ -25,6 +25,9 @@ _DETERMINED = 0.5
 _CONTRADICTED = 1.0
 #: Latencies show where times grow so much slower than sizes (as a power of them).
 _FLAT = 0.5
+#: A library takes the protocol that it believes to be the fastest: what is taken is slower by this at most,
+#: give or take (our choice).
+_CHOICE = 0.1
 _MAX_ROUNDS = 4
 _LEAST_SHARE = 1e-4
 
@@ -50,11 +53,6 @@ class Estimate:
     free: NDArray[np.bool_]
     protocols: tuple[NDArray[np.int64], ...]
 
-    def predicted_us(self, work: Work, size_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Times under the fastest protocol at each size, where no measurement says which is taken."""
-        found: NDArray[np.float64] = np.min(times_us(work, size_bytes, self.logs), axis=0)
-        return found
-
     def predicted_like_us(
         self, index: int, seen: Observed, size_bytes: NDArray[np.float64]
     ) -> NDArray[np.float64]:
@@ -69,7 +67,7 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
     """The likeliest parameters of all series; those that the data do not determine are at their priors."""
     protocols = tuple(_first_protocols(each) for each in observed)
     free = np.ones(len(priors), bool)
-    if not any(_shows_latency(each) for each in observed):
+    if not any(shows_latency(each) for each in observed):
         free &= [each.name not in LATENCIES for each in priors]
     logs = _best_start(observed, protocols, priors, free)
     for _ in range(_MAX_ROUNDS):
@@ -108,7 +106,7 @@ def _first_protocols(each: Observed) -> NDArray[np.int64]:
     if each.work.streams:
         return np.full(len(each.size_bytes), 2)
     found = lines(each.size_bytes, each.times_us)
-    if (found == 2).all() and _shows_latency(each) and each.times_us[-1] < 2 * each.times_us[0]:
+    if (found == 2).all() and shows_latency(each) and each.times_us[-1] < 2 * each.times_us[0]:
         return np.zeros(len(found), np.int64)  # nothing but small messages
     return found
 
@@ -123,7 +121,7 @@ def _again(each: Observed, old: NDArray[np.int64], logs: NDArray[np.float64]) ->
     return reassigned(predicted, each.times_us)
 
 
-def _shows_latency(each: Observed) -> bool:
+def shows_latency(each: Observed) -> bool:
     """Whether the smallest sizes take times that do not grow with them."""
     if each.work.streams or len(each.size_bytes) < 2:
         return False
@@ -164,11 +162,13 @@ def _residuals(
     observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
     logs: NDArray[np.float64], *, smoothed: bool = True,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Relative errors in units of noise, large ones softened; then distances of parameters from priors."""
+    """Relative errors, and how much faster another protocol were, softened; then distances from priors."""
     errors = []
     for each, chosen in zip(observed, protocols, strict=True):
-        predicted = times_us(each.work, each.size_bytes, logs)[chosen, np.arange(len(chosen))]
+        found = times_us(each.work, each.size_bytes, logs)
+        predicted = found[chosen, np.arange(len(chosen))]
         errors.append(np.log(predicted / each.times_us) / NOISE)
+        errors.append(np.log(predicted / found[np.unique(chosen)].min(axis=0)) / _CHOICE)
     relative = np.concatenate(errors)
     if smoothed:
         relative = np.sign(relative) * np.sqrt(2 * (np.sqrt(1 + relative**2) - 1))

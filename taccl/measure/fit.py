@@ -10,7 +10,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
-from taccl.measure.estimate import Observed, estimate, refit
+from taccl.measure.estimate import Observed, estimate, refit, shows_latency
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import find_machine
 from taccl.measure.model import COLLECTIVES, priors, times_us, work_of
@@ -71,6 +71,8 @@ class Fit:
         Relative errors of all sizes; and of each tenth of the sizes under a fit to the others.
     rows_left_out : tuple of str
         File and line of each row that disagrees with itself, and why.
+    protocols : tuple of int
+        Those that were taken; all, where no log goes down to sizes that tell.
     """
 
     machine: str
@@ -79,6 +81,7 @@ class Fit:
     errors: tuple[float, ...]
     left_out_errors: tuple[float, ...]
     rows_left_out: tuple[str, ...]
+    protocols: tuple[int, ...] = (0, 1, 2)
 
     @property
     def median_error(self) -> float:
@@ -102,7 +105,7 @@ class Fit:
 
     @checked
     def predict_us(self, collective: str, num_ranks: Count, num_nodes: Count, size_bytes: Bytes) -> float:
-        """The time of a collective, under the protocol that is the fastest.
+        """The time of a collective, under the fastest of the protocols that were taken.
 
         Parameters
         ----------
@@ -116,7 +119,7 @@ class Fit:
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
         work = work_of(asked, find_machine(self.machine).ranks_per_nic)
-        return float(np.min(times_us(work, np.array([float(size_bytes)]), logs)))
+        return float(np.min(times_us(work, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
         """A profile of the machine, which works wherever a profile's name does.
@@ -216,12 +219,15 @@ def fit(
         predicted = _under(found, seen, protocols)
         errors += list(np.abs(predicted / seen.times_us - 1))
         fitted.append(FittedSeries(each, tuple(predicted.tolist()), tuple(protocols.tolist())))
+    taken = (0, 1, 2)
+    if any(map(shows_latency, observed)):
+        taken = tuple(np.unique(np.concatenate(found.protocols)).tolist())
     source = ", ".join(os.path.basename(log.path) for log in read)
     rows = tuple(f"{log.path}: {row}" for log in read for row in log.left_out)
     return Fit(
         machine.name, _parameters(observed, before, found, source, seed), tuple(fitted),
         tuple(map(float, errors)),
-        tuple(_left_out(observed, before)), rows,
+        tuple(_left_out(observed, before)), rows, taken,
     )  # fmt: skip
 
 

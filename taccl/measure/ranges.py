@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 __all__ = ["lines", "protocols_at", "reassigned", "robust"]
 
 #: Relative errors up to this are noise (our choice); beyond, they count by their size and not its square.
-NOISE = 0.03
+NOISE = 0.02
 #: What a further line must explain, in units of noise.
 _PRICE = 3.0
 _ROUNDS = 5
+#: Fewer sizes than this are no range: a line explains any two of them, however far off they are.
+_LEAST = 3
 
 
 def robust(relative: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -55,6 +57,7 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
     """
     n = len(size_bytes)
     begins, ends = np.triu_indices(n + 1, 1)
+    short = ends - begins < min(_LEAST, n)
     places = np.arange(n)
     inside = ((places >= begins[:, None]) & (places < ends[:, None])).astype(float)
     # Sizes over times that differ by many powers of ten: each scaled by its largest.
@@ -78,6 +81,7 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
         weights = inside / np.sqrt(1 + (errors / NOISE) ** 2)
     costs = np.full((n, n + 1), np.inf)
     costs[begins, ends] = robust(errors).sum(axis=1)
+    costs[begins[short], ends[short]] = np.inf
     return costs
 
 
@@ -88,6 +92,8 @@ def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64])
     sums = np.concatenate([np.zeros((3, 1)), np.cumsum(costs, axis=1)], axis=1)
     first, second = np.triu_indices(n + 1)
     totals = sums[0, first] + sums[1, second] - sums[1, first] + sums[2, n] - sums[2, second]
+    lengths = np.stack([first, second - first, n - second])
+    totals = np.where(((lengths > 0) & (lengths < min(_LEAST, n))).any(axis=0), np.inf, totals)
     at = int(np.argmin(totals))
     found = np.full(n, 2)
     found[: second[at]] = 1

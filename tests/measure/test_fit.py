@@ -7,7 +7,9 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
+from taccl.measure.estimate import Observed, estimate
 from taccl.measure.model import PARAMETERS, priors, times_us, work_of
+from taccl.measure.ranges import lines
 from taccl.measure.series import Series
 from tests.measure.logs import table
 
@@ -118,3 +120,24 @@ def test_priors_that_times_contradict_are_given_up(tmp_path):
     fit = taccl.fit([str(path)], "dgx-h100")
     assert fit.median_error < 0.03
     assert found_in(fit)["launch_us"].value < 1.2
+
+
+def test_two_sizes_are_no_range():
+    """A size that takes ten times as long, and one beside it, are no protocol of their own; three may be."""
+    sizes = 2.0 ** np.arange(3, 20)
+    for odd, is_range in ((1, False), (2, False), (4, True)):
+        times = 10 + sizes / 1e5
+        times[:odd] *= 10
+        assert (len(set(lines(sizes, times).tolist())) > 1) == is_range
+
+
+def test_what_is_taken_is_about_the_fastest():
+    """Up to 4 KiB 20 us flat, 30 us and more beyond: so what was taken first is not faster there, either."""
+    work = work_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
+    sizes = 2.0 ** np.arange(3, 33)
+    truth = np.log([5, 1, 1, 1, 1, 25 / 56, 450, 50, 0.5, 0.9])
+    chosen = np.where(sizes < 2**13, 0, 2)
+    times = times_us(work, sizes, truth)[chosen, np.arange(len(sizes))]
+    found = estimate([Observed(work, sizes, times)], priors(450.0, 50.0, ""))
+    predicted = times_us(work, sizes, found.logs)[[0, 2]].min(axis=0)
+    assert (predicted / times < 0.9).sum() <= 2  # with the share at its prior, 7
