@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -12,13 +13,15 @@ if TYPE_CHECKING:
     from taccl.baselines.routes import Routes
     from taccl.topology.topology import Topology
 
-__all__ = ["find_rings"]
+__all__ = ["find_rings", "find_rings_apart"]
 
 #: How many partial orders one search looks at before it gives up.
 _MAX_VISITS = 20_000
 
 #: How many rings a set may have.
 _MAX_RINGS = 8
+#: How many sets of rings that share nothing are tried: the first is nearly always as large as can be.
+_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,34 @@ def find_rings(topology: Topology, routes: Routes) -> list[list[int]]:
                 if (a, b) == (src, dst) and topology.is_internode(direct[1]):
                     used_resources.update(h.resource for h in topology.holds_of_link[direct[1]])
     return rings or [every_rank]
+
+
+def find_rings_apart(topology: Topology, routes: Routes) -> list[list[int]]:
+    """Orders of all ranks of a node that share no resource, each one way; of several nodes, `find_rings`.
+
+    Behind a switch that is one ring; eight ranks that are all linked have seven, of which each goes one way.
+    """
+    if topology.num_nodes > 1:
+        return find_rings(topology, routes)
+    most = min(len(set(topology.links[e].dst for e in links)) for links in topology.links_from)
+    found: list[list[int]] = []
+    for seed in range(_TRIES):
+        rings: list[list[int]] = []
+        used: set[int] = set()
+        shuffled = random.Random(seed)
+        while len(rings) < _MAX_RINGS:
+            path = _search(_pattern(topology, routes, used, set(), alternate=False), shuffled)
+            if path is None:
+                break
+            rings.append([topology.ranks_of_node[0][local] for local in path])
+            pairs = zip(rings[-1], rings[-1][1:] + rings[-1][:1], strict=True)
+            steps = [routes.direct(*pair) for pair in pairs]
+            held = {h.resource for step in steps if step for h in topology.holds_of_link[step[1]]}
+            used |= {hold.link for hold in topology.holds if hold.resource in held}
+        found = max(found, rings, key=len)
+        if len(found) == most:
+            break
+    return found or [list(topology.ranks_of_node[0])]
 
 
 def _next_ring(topology: Topology, routes: Routes, links: set[int], resources: set[int]) -> list[int] | None:
@@ -113,20 +144,25 @@ def _pattern(
     )
 
 
-def _search(pattern: _Pattern) -> list[int] | None:
+def _search(pattern: _Pattern, shuffled: random.Random | None = None) -> list[int] | None:
     """A walk of all local ranks whose slowest step is as fast as the search finds; None without one."""
     step_costs = sorted({ticks for steps in pattern.steps for ticks in steps.values()} or {0})
     closing_costs = sorted(set(pattern.closings.values()))
     for step_limit in step_costs:
         for closing_limit in (closing_costs[:1] + closing_costs[-1:])[: len(closing_costs)]:
-            path = _walk(pattern, step_limit, closing_limit)
+            path = _walk(pattern, step_limit, closing_limit, shuffled)
             if path is not None:
                 return path
     return None
 
 
-def _walk(pattern: _Pattern, step_limit: int, closing_limit: int) -> list[int] | None:
-    """Depth-first search that tries ranks with few ways on first (Warnsdorff's rule)."""
+def _walk(
+    pattern: _Pattern, step_limit: int, closing_limit: int, shuffled: random.Random | None
+) -> list[int] | None:
+    """Depth-first search that tries ranks with few ways on first (Warnsdorff's rule); the others by number.
+
+    Or by chance, if `shuffled` is given.
+    """
     size = len(pattern.steps)
     ways = [{b for b, ticks in steps.items() if ticks <= step_limit} for steps in pattern.steps]
     closing = {pair for pair, ticks in pattern.closings.items() if ticks <= closing_limit}
@@ -134,7 +170,10 @@ def _walk(pattern: _Pattern, step_limit: int, closing_limit: int) -> list[int] |
     visits = 0
 
     def onward(rank: int, visited: set[int]) -> Iterator[int]:
-        return iter(sorted(ways[rank] - visited, key=lambda b: (len(ways[b] - visited), b)))
+        left = sorted(ways[rank] - visited)
+        if shuffled is not None:
+            shuffled.shuffle(left)
+        return iter(sorted(left, key=lambda b: len(ways[b] - visited)))
 
     for start in starts:
         path, visited = [start], {start}

@@ -7,21 +7,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
-from taccl.baselines.cycles import find_rings
+from taccl.baselines.cut import cut_chunks, cut_while_it_pays
+from taccl.baselines.cycles import find_rings, find_rings_apart
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_everywhere
+from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_everywhere, without_sketch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+    FindRings = Callable[[Topology, Routes], list[list[int]]]
 
     #: A ring of ranks, and the chunks at each place of it.
     LoadedRing = tuple[Sequence[int], Sequence[Sequence[int]]]
 
-__all__ = ["pass_round", "ring"]
+__all__ = ["pass_round", "ring", "rings_apart"]
 
 
 @checked
@@ -55,13 +58,28 @@ def ring(problem: Problem, *, cut: bool = True) -> Schedule:
     NVIDIA Collective Communications Library.
     """
     require_everywhere(problem, baseline="ring")
-    num_rings = len(find_rings(problem.topology, Routes(problem)))
-    parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
-    make = partial(_fastest_rings, num_rings=num_rings)
+    make, parts = _rings(problem, find_rings, (1, 2))
     return cut_while_it_pays(problem, make, cut=cut, parts=max(2, parts))
 
 
-def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
+def rings_apart(problem: Problem, *, cut: bool = True) -> Schedule:
+    """The same as NCCL does it: one way, over rings that share nothing in a node, a chunk for each rank."""
+    require_everywhere(problem, baseline="ring")
+    make, parts = _rings(problem, find_rings_apart, (1,))
+    problem = without_sketch(problem)
+    return make(cut_chunks(problem, min(parts, *problem.chunk_bytes)) if cut else problem)
+
+
+def _rings(
+    problem: Problem, find: FindRings, ways: tuple[int, ...]
+) -> tuple[Callable[[Problem], Schedule], int]:
+    """The fastest form of a problem, and into how many each chunk is cut that all ranks of rings have one."""
+    num_rings = len(find(problem.topology, Routes(problem)))
+    parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
+    return partial(_fastest_rings, find=find, ways=ways, num_rings=num_rings), parts
+
+
+def _fastest_rings(problem: Problem, *, find: FindRings, ways: tuple[int, ...], num_rings: int) -> Schedule:
     """The fastest form; where every rank has a chunk for each ring, one ring alone is not tried."""
     own = Counter(
         chunk.root if chunk.root is not None else chunk.origins[0] for chunk in problem.collective.chunks
@@ -69,7 +87,7 @@ def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
     are_full = min(own[rank] for rank in range(problem.topology.num_ranks)) >= num_rings
     numbers = (None,) if are_full else (1, None)
     return fastest_form(
-        problem, (partial(_go_round, max_rings=n, ways=ways) for n in numbers for ways in (1, 2))
+        problem, (partial(_go_round, find=find, max_rings=n, ways=way) for n in numbers for way in ways)
     )
 
 
@@ -90,9 +108,9 @@ def pass_round(spread: Spread, rings: Sequence[LoadedRing], ways: int) -> None:
         spread.step(moves)
 
 
-def _go_round(problem: Problem, *, max_rings: int | None, ways: int) -> Schedule:
+def _go_round(problem: Problem, *, find: FindRings, max_rings: int | None, ways: int) -> Schedule:
     spread = Spread(problem)
-    rings = find_rings(problem.topology, spread.routes)[:max_rings]
+    rings = find(problem.topology, spread.routes)[:max_rings]
     slowest = [_slowest_step(spread, order) for order in rings]
     num_dealt = [0] * len(rings)
     chunks_of_ring: list[list[list[int]]] = [[[] for _ in order] for order in rings]

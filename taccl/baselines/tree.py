@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
+from taccl.baselines.cycles import find_rings_apart
 from taccl.baselines.spread import Spread, fastest, require_everywhere, run
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["tree"]
+__all__ = ["tree", "tree_of_nodes"]
 
 #: The edges of a tree, as (depth, parent, child), parents before children.
 Edges = list[tuple[int, int, int]]
@@ -55,17 +57,26 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     version 2.4.
     """
     require_everywhere(problem, baseline="tree")
-    return cut_while_it_pays(problem, _both_trees, cut=cut)
+    several = problem.topology.num_nodes > 1
+    return cut_while_it_pays(problem, partial(_both_trees, nodes=several, ranks=True), cut=cut)
 
 
-def _both_trees(problem: Problem) -> Schedule:
+def tree_of_nodes(problem: Problem, *, cut: bool = True) -> Schedule:
+    """The same, but always trees of nodes with a chain inside each: of a single node, the chain."""
+    require_everywhere(problem, baseline="tree")
+    return cut_while_it_pays(problem, partial(_both_trees, nodes=True, ranks=False), cut=cut)
+
+
+def _both_trees(problem: Problem, *, nodes: bool, ranks: bool) -> Schedule:
     topology, chunks = problem.topology, problem.collective.chunks
     is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
-    forms: list[tuple[str, tuple[int, ...]]] = [("ranks", (0,))]
-    if topology.num_nodes > 1:
-        first = topology.ranks_of_node[0]
-        # Ranks half a node apart use different network cards where there are several; all ranks, all.
-        forms = [("nodes", (first[0], first[len(first) // 2])), ("nodes", first), *forms]
+    first = topology.ranks_of_node[0]
+    # Ranks half a node apart use different network cards where there are several; all ranks, all.
+    forms: list[tuple[str, tuple[int, ...]]] = [
+        ("nodes", (first[0], first[len(first) // 2])),
+        ("nodes", first),
+    ]
+    forms = [*(forms if nodes else ()), *([("ranks", (0,))] if ranks else ())]
     return fastest(
         run(
             problem,
@@ -112,15 +123,21 @@ def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
 
 
 def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Schedule:
-    """Even chunks go down the first tree of their root, odd ones down the second."""
+    """Even chunks go down their root's first tree, odd ones down the second; in one node, chains in turn."""
     spread, num_ranks = Spread(problem), problem.topology.num_ranks
+    is_chain = members == "nodes" and problem.topology.num_nodes == 1
+    orders = find_rings_apart(problem.topology, spread.routes) if is_chain else []
     chunks_of_tree: dict[tuple[int, int], list[int]] = {}
     for c, chunk in enumerate(problem.collective.chunks):
-        chunks_of_tree.setdefault((chunk.origins[0], c % 2), []).append(c)
+        chunks_of_tree.setdefault((chunk.origins[0], c % (len(orders) or 2)), []).append(c)
     # Chunk number k of a tree takes an edge of depth d in step k + d, so that chunks follow each other down.
     moves: dict[int, list[tuple[list[int], int, int]]] = {}
     for (root, which), chunks in chunks_of_tree.items():
-        if members == "ranks":
+        if orders:
+            first = orders[which].index(root)
+            chain = orders[which][first:] + orders[which][:first]
+            edges = [(depth, *pair) for depth, pair in enumerate(itertools.pairwise(chain))]
+        elif members == "ranks":
             edges = two_trees([(root + place) % num_ranks for place in range(num_ranks)])[which]
         else:
             shared = (root, 1 - which) in chunks_of_tree
@@ -130,7 +147,8 @@ def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Sch
                 moves.setdefault(number + depth, []).append(([c], src, dst))
     for step in sorted(moves):
         spread.step(moves[step])
-    return spread.schedule(producer=f"tree (double binary tree of {members})")
+    name = f"double binary tree of {members}" if not orders else f"{len(orders)} chains of ranks"
+    return spread.schedule(producer=f"tree ({name})")
 
 
 def _trees_of_nodes(topology: Topology, root: int, *, shared: bool) -> tuple[Edges, Edges]:

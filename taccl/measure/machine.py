@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
 
-__all__ = ["Machine", "find_machine"]
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
+
+__all__ = ["Machine", "find_machine", "machine_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,7 @@ class Machine:
     node_gb_per_s : float
         What a rank can send inside its node, over all of its links.
     network_gb_per_s : float
-        What a NIC can send.
+        What a NIC can send; 0 of a single node.
     """
 
     name: str
@@ -36,23 +40,28 @@ def find_machine(name: str) -> Machine:
     if machine not in machine_names():
         said = f"found {name!r}; expected a machine model ({', '.join(machine_names())})"
         raise InputError(said, where="topology")
-    topology = parse(machine, nodes=2, profile="nominal")
-    ours = [index for index, link in enumerate(topology.links) if link.src == 0]
-    inside = [index for index in ours if not topology.is_internode(index)]
-    across = [index for index in ours if topology.is_internode(index)]
+    return machine_of(parse(machine, nodes=2, profile="nominal"))
+
+
+def machine_of(topology: Topology) -> Machine:
+    """The same facts of any topology, as rank 0 sees them; its nodes are taken to be alike."""
+    ours = topology.links_from[0]
+    inside = [e for e in ours if not topology.is_internode(e) and len(topology.links[e].dsts) == 1]
+    across = [e for e in ours if topology.is_internode(e)]
     holds: dict[int, dict[int, float]] = {}
     users: dict[int, set[int]] = {}
     for hold in topology.holds:
         users.setdefault(hold.resource, set()).add(topology.links[hold.link].src)
         if hold.side == "send" and topology.links[hold.link].src == 0:
             holds.setdefault(hold.resource, {})[hold.link] = float(hold.beta_us_per_mb)
-    rate = float(sum(1000 / topology.links[each].beta_us_per_mb for each in inside))
-    shared = [max(betas.values()) for betas in holds.values() if set(inside) <= set(betas)]
-    nics = [each for each, betas in holds.items() if set(across) & set(betas)]
+
+    def rate(links: list[int]) -> float:
+        """What all of some links carry together, or what they share."""
+        total = float(sum(1000 / topology.links[each].beta_us_per_mb for each in links))
+        shared = [max(betas.values()) for betas in holds.values() if set(links) <= set(betas)]
+        return min([total, *(1000 / beta for beta in shared if beta)]) if links else 0.0
+
+    nics = [len(users[each]) for each, betas in holds.items() if set(across) & set(betas)]
     return Machine(
-        machine,
-        topology.num_ranks // 2,
-        max(len(users[each]) for each in nics),
-        min([rate, *(1000 / beta for beta in shared if beta)]),
-        min(float(1000 / topology.links[each].beta_us_per_mb) for each in across),
+        topology.machine, len(topology.ranks_of_node[0]), max(nics, default=1), rate(inside), rate(across)
     )

@@ -3,7 +3,8 @@
     time = launch + scale_p * (base_p + node * hops * hop_p + network * network hops * network hop_p)
            + bytes / (bandwidth * share_p)
 
-Hops and bytes are those of rings and of trees (in a node along its ring); the rest are parameters.
+Hops and bytes are those of rings or of trees (in a node along its ring), whichever is faster; the rest are
+parameters. It is the model by which NCCL chooses.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.measure.series import POINT_TO_POINT
-from taccl.topology.tuning import LAUNCH, LAUNCH_US, PROTOCOLS, SOURCE
+from taccl.topology.tuning import LAUNCH, LAUNCH_US, PROTOCOLS, SOURCE, TREE_SHARE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.measure.series import Series
+    from taccl.topology.tuning import Protocol
 
-__all__ = ["COLLECTIVES", "LATENCIES", "PARAMETERS", "Parameter", "Work", "priors", "times_us", "work_of"]
+__all__ = [
+    "COLLECTIVES", "LATENCIES", "PARAMETERS", "Parameter", "Way", "Work", "priors", "times_us", "ways",
+    "work_of",
+]  # fmt: skip
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall", POINT_TO_POINT)
 
@@ -61,17 +66,45 @@ def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> 
     return tuple(Parameter(*row) for row in rows)
 
 
+class Way(NamedTuple):
+    """What an algorithm asks of a machine.
+
+    Parameters
+    ----------
+    algorithm : str
+        ``"ring"``, ``"tree"`` or ``"pairwise"``.
+    node_hops, network_hops : int
+        One after the other, in nodes and between them.
+    node_volume, network_volume : float
+        Of every byte, how much a rank sends inside its node, and to other nodes; more where the bandwidth is
+        not come to.
+    """
+
+    algorithm: str
+    node_hops: int
+    network_hops: int
+    node_volume: float
+    network_volume: float
+
+    def tabled_us(self, protocol: Protocol) -> tuple[float, float, float]:
+        """By NCCL's tables: the begin of a collective, and its hops in nodes and between them."""
+        if self.algorithm == "tree":
+            hops = protocol.tree_base_us, protocol.tree_hop_us, protocol.tree_network_us
+        else:
+            hops = protocol.ring_base_us, protocol.ring_hop_us, protocol.ring_network_us
+        return hops[0], self.node_hops * hops[1], self.network_hops * hops[2]
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a collective asks of a machine.
 
     Parameters
     ----------
-    base_us, node_us, network_us : (3,) float64
+    base_us, node_us, network_us : (ways, 3) float64
         By protocol, as the tables have it: the begin, and the hops in nodes and between them.
-    volumes : tuple of (float, float)
-        For each algorithm that a library may take: of every byte, how much a rank sends inside its node,
-        and how much a NIC sends.
+    node_volume, network_volume : (ways,) float64
+        Of every byte, how much a rank sends inside its node, and how much a NIC sends.
     streams : bool
         Whether only the bandwidth tells.
     """
@@ -79,65 +112,55 @@ class Work:
     base_us: NDArray[np.float64]
     node_us: NDArray[np.float64]
     network_us: NDArray[np.float64]
-    volumes: tuple[tuple[float, float], ...]
+    node_volume: NDArray[np.float64]
+    network_volume: NDArray[np.float64]
     streams: bool
 
 
 def work_of(series: Series, ranks_per_nic: int) -> Work:
     """What a series asks of a machine whose NICs serve so many ranks each."""
-    n, m = series.num_ranks, series.num_nodes
-    g = max(n // m, 1)
-    sharing = min(g, ranks_per_nic)
-    hops, volumes = _ways(series.collective, n, m, g)
-    latencies = []
-    for protocol in PROTOCOLS:
-        ring = (protocol.ring_base_us, protocol.ring_hop_us, protocol.ring_network_us)
-        tree = (protocol.tree_base_us, protocol.tree_hop_us, protocol.tree_network_us)
-        of_way = {"ring": ring, "tree": tree}
-        each = [
-            (base, in_node * hop, between * across)
-            for way, (in_node, between) in hops.items()
-            for base, hop, across in (of_way[way],)
-        ]
-        latencies.append(min(each, key=sum))
-    base, node, network = (np.array(column) for column in zip(*latencies, strict=True))
-    shared = tuple((in_node, across * sharing) for in_node, across in volumes)
-    return Work(base, node, network, shared, series.streams)
+    sharing = min(max(series.num_ranks // series.num_nodes, 1), ranks_per_nic)
+    found = ways(series.collective, series.num_ranks, series.num_nodes)
+    tabled = np.array([[way.tabled_us(protocol) for protocol in PROTOCOLS] for way in found])
+    base, node, network = tabled.transpose(2, 0, 1)
+    volumes = np.array([(way.node_volume, way.network_volume * sharing) for way in found])
+    return Work(base, node, network, volumes[:, 0], volumes[:, 1], series.streams)
 
 
-def _ways(
-    collective: str, n: int, m: int, g: int
-) -> tuple[dict[str, tuple[int, int]], tuple[tuple[float, float], ...]]:
-    """Hops (in nodes, between them) of each algorithm; and bytes of every byte (in a node, at a rank's NIC).
+def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
+    """The algorithms by which a library may do a collective on ranks in equal nodes.
 
-    There is a ring for each rank of a node, so that of what a rank sends one part in `g` leaves the node.
+    There is a ring for each rank of a node, so that of what a rank sends one part in as many leaves the node;
+    hops between nodes are as many as a chunk makes that goes round (NCCL counts two for each node but one).
     """
-    inside, leaves = (g - 1) / g, (1 / g if m > 1 else 0.0)
-    if m == 1:
-        inside = 1.0
-    levels = ceil(log2(m)) if m > 1 else 0
-    between = m - 1
-    part = (n - 1) / n
+    n, m, g = num_ranks, num_nodes, max(num_ranks // num_nodes, 1)
+    inside, leaves = ((g - 1) / g, 1 / g) if m > 1 else (1.0, 0.0)
+
+    def ring(hops: int, volume: float) -> Way:
+        across = ceil(hops * m / n) if m > 1 else 0
+        return Way("ring", hops - across, across, volume * inside, volume * leaves)
+
     if collective == "allreduce":
-        hops = {"ring": (2 * (n - 1) - 2 * between, 2 * between), "tree": (2 * (g - 1), 2 * levels)}
-        ring, tree = (2 * part * inside, 2 * part * leaves), (2 * (g - 1) / g, 2 * between / m / g)
-        return hops, (ring, tree) if m > 1 else (ring,)
+        sent = 2 / TREE_SHARE
+        tree = Way("tree", 2 * (g - 1), 2 * ceil(log2(m)), sent * (g - 1) / g, sent * (m - 1) / m / g)
+        return ring(2 * (n - 1), 2 * (n - 1) / n), tree
     if collective in ("allgather", "reduce-scatter"):
-        return {"ring": (n - 1 - between, between)}, ((part * inside, part * leaves),)
+        return (ring(n - 1, (n - 1) / n),)
     if collective in ("broadcast", "reduce"):
-        return {"ring": (n - 1 - between, between)}, ((inside, leaves),)
+        return (ring(n - 1, 1.0),)
     if collective == POINT_TO_POINT:
-        return {"ring": (int(m == 1), int(m > 1))}, ((float(m == 1), float(m > 1)),)
-    return {"ring": (int(g > 1), int(m > 1))}, (((g - 1) / n, (n - g) / n),)
+        return (Way("pairwise", int(m == 1), int(m > 1), float(m == 1), float(m > 1)),)
+    return (Way("pairwise", int(g > 1), int(m > 1), (g - 1) / n, (n - g) / n),)
 
 
 def times_us(work: Work, size_bytes: NDArray[np.float64], logs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Times by protocol and size, (3, sizes), of parameters by their logarithms."""
+    """Times by protocol and size, (3, sizes), of parameters by their logarithms; the faster algorithm's."""
     launch, node, network, *rest = np.exp(logs)
     scales, (in_node, across), shares = np.array(rest[:3]), rest[3:5], np.array([*rest[5:], 1.0])
-    us_per_byte = min(max(a / in_node, b / across) for a, b in work.volumes) / 1000
+    us_per_byte = np.maximum(work.node_volume / in_node, work.network_volume / across) / 1000
     if work.streams:
-        return np.broadcast_to(us_per_byte * size_bytes, (3, len(size_bytes)))
+        return np.broadcast_to(us_per_byte.min() * size_bytes, (3, len(size_bytes)))
     latency = launch + scales * (work.base_us + node * work.node_us + network * work.network_us)
-    found: NDArray[np.float64] = latency[:, None] + us_per_byte / shares[:, None] * size_bytes
-    return found
+    found = latency[:, :, None] + us_per_byte[:, None, None] / shares[:, None] * size_bytes
+    fastest: NDArray[np.float64] = found.min(axis=0)
+    return fastest

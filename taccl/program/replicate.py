@@ -8,16 +8,15 @@ from math import ceil, log2
 from taccl.errors import InputError
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.split import weight
+from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS
 
-__all__ = ["CHANNEL_GB_PER_S", "choose_instances", "replicate"]
+__all__ = ["choose_instances", "replicate"]
 
-#: What one threadblock moves over its channel: our choice, of the 20 to 40 GB/s that GPUs come to.
-CHANNEL_GB_PER_S = 30
 #: Parts of chunks are no smaller, as latency is all that they take: our choice.
 _LEAST_PART_BYTES = 1024
-#: What both runtimes run: MSCCL's channels, steps of a threadblock, elements of a rank and threadblocks that
-#: steps wait for; and MSCCL++'s threadblocks of a rank.
-MAX_CHANNELS, MAX_STEPS, MAX_ELEMENTS, MAX_DEPENDED, MAX_THREADBLOCKS = 32, 256, 4095, 128, 80
+#: What both runtimes run: MSCCL's steps of a threadblock, elements of a rank and threadblocks that steps wait
+#: for; and MSCCL++'s threadblocks of a rank.
+MAX_STEPS, MAX_ELEMENTS, MAX_DEPENDED, MAX_THREADBLOCKS = 256, 4095, 128, 80
 
 
 def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> tuple[int, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "LAUNCH", "LAUNCH_US", "LL_GB_PER_S", "NVLINK_GB_PER_S", "PROTOCOLS", "SOURCE", "Protocol",
+    "CHANNEL_GB_PER_S", "LAUNCH", "LAUNCH_US", "LL_GB_PER_S", "MAX_CHANNELS", "NVLINK_GB_PER_S", "PROTOCOLS",
+    "SOURCE", "TREE_SHARE", "Protocol",
 ]  # fmt: skip
 
 SOURCE = "NCCL 2.30, tuning tables"
@@ -40,3 +41,7 @@ PROTOCOLS = (
 #: GB/s of an NVLink, one way, and what LL moves at most in a node, by generation of GPUs.
 NVLINK_GB_PER_S = {"Ampere": "20", "Hopper": "20.6", "Blackwell": "40.1"}
 LL_GB_PER_S = {"Ampere": "87.7", "Hopper": "141", "Blackwell": "282"}
+#: The part of a ring's bandwidth that sums over trees come to.
+TREE_SHARE = 0.92
+#: What one threadblock moves over its channel (our choice: GPUs come to 20 to 40 GB/s), and channels at most.
+CHANNEL_GB_PER_S, MAX_CHANNELS = 30, 32
