@@ -228,6 +228,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "collective.split": {"parts": 2},
     **{f"baselines.{name}": {"problem": "@problem"} for name in ("best", "ring", "pairwise")},
     "baselines.baseline": {"name": "ring", "problem": "@problem"},
+    **{f"baselines.{name}": {"problem": "@problem"} for name in ("nccl", "nccl_choices")},
     **{
         f"topologies.{name}": {
             "num_ranks": 3, "bandwidth_gb_per_s": 50, "alpha_us": 1, "alpha_meaning": "occupies",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
 from taccl.baselines.hierarchical import hierarchical
+from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.one_shot import one_shot
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.recursive import recursive
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "BASELINES", "baseline", "best", "bine", "hierarchical", "one_shot", "pairwise", "recursive", "ring",
-    "swing", "tree",
+    "BASELINES", "baseline", "best", "bine", "hierarchical", "nccl", "nccl_choices", "one_shot",
+    "pairwise", "recursive", "ring", "swing", "tree",
 ]  # fmt: skip
 
 #: Every baseline, by name.
@@ -50,19 +51,18 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     Parameters
     ----------
     name : str
-        One of `BASELINES`, or ``"best"``.
+        One of `BASELINES`, ``"best"`` of them, or ``"nccl"``: what that library would choose, under a
+        protocol that it also chooses.
     problem : Problem
         What is to be done.
     cut : bool
         Whether chunks may be cut, for as long as that pays.
     """
-    known = {**BASELINES, "best": best}
+    known = {**BASELINES, "best": best, "nccl": nccl}
     found = matching(name, known)
     if found is None:
-        raise InputError(
-            f"found {name!r}; expected one of {', '.join(BASELINES)}, or best{did_you_mean(name, known)}",
-            where="baseline",
-        )
+        near = did_you_mean(name, known)
+        raise InputError(f"found {name!r}; expected one of {', '.join(known)}{near}", where="baseline")
     return known[found](problem, cut=cut)
 
 

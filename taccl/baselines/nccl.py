@@ -12,14 +12,16 @@ from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked
+from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.ring import rings_apart
 from taccl.baselines.tree import tree_of_nodes
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
-from taccl.measure.model import COLLECTIVES, ways
+from taccl.measure.model import COLLECTIVES, Way, ways
+from taccl.schedule.timing import exact_times
 from taccl.topology.profiles import find_profile
-from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, PROTOCOLS, TREE_SHARE
+from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, NVLS_US, PROTOCOLS, TREE_SHARE
 from taccl.units import format_us
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
+    from taccl.topology.topology import Link, Topology
 
 __all__ = ["Considered", "nccl", "nccl_choices"]
 
@@ -77,9 +79,13 @@ def nccl_choices(problem: Problem) -> tuple[Considered, ...]:
         machine = machine_of(topology.under(protocol) if protocol else topology)
         rate = max(machine.node_gb_per_s, machine.network_gb_per_s)
         channels = min(2 ** ceil(log2(max(rate / CHANNEL_GB_PER_S, 1))), MAX_CHANNELS)
-        for way in ways(problem.collective.name, topology.num_ranks, topology.num_nodes):
+        known = ways(problem.collective.name, topology.num_ranks, topology.num_nodes)
+        nvls = _nvls_ways(problem) if protocol in ("", "simple") else ()
+        for way in (*known, *nvls):
             on = _topology(topology, protocol, way.algorithm)
             node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
+            if way.algorithm == "nvls":
+                node_us = max(float(e.alpha_us) for e in on.links if _is_wide(e))
             latency = float(on.launch_us) + way.node_hops * node_us + way.network_hops * network_us
             shared = way.network_volume * machine.ranks_per_nic
             loads = ((way.node_volume, machine.node_gb_per_s), (shared, machine.network_gb_per_s))
@@ -114,7 +120,10 @@ def nccl(problem: Problem, *, cut: bool = True) -> Schedule:
     """
     best = nccl_choices(problem)[0]
     on = _topology(problem.topology, best.protocol, best.algorithm)
-    schedule = _SCHEDULES[best.algorithm](replace(problem, topology=on), cut=cut)
+    functions: dict[str, Callable[..., Schedule]] = {
+        "ring": rings_apart, "tree": tree_of_nodes, "pairwise": pairwise, "nvls": _nvls,
+    }  # fmt: skip
+    schedule = functions[best.algorithm](replace(problem, topology=on), cut=cut)
     return replace(
         schedule, producer=f"nccl ({best}: {format_us(best.time_us)} by its model): {schedule.producer}"
     )
@@ -133,10 +142,54 @@ def _check(problem: Problem) -> None:
         raise CollectiveError(f"nccl {said}", where="baseline")
 
 
+def _is_wide(link: Link) -> bool:
+    return len(link.srcs) + len(link.dsts) > 2
+
+
+def _switch_links(topology: Topology) -> tuple[int, int] | None:
+    """The links by which a switch adds up all ranks' data into rank 0, and by which 0 reaches all."""
+    others = tuple(range(1, topology.num_ranks))
+    links = [(e.srcs, e.dsts) for e in topology.links]
+    ends = (others, (0,)), ((0,), others)
+    is_there = len(others) > 1 and all(each in links for each in ends)
+    return (links.index(ends[0]), links.index(ends[1])) if is_there else None
+
+
+def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
+    """Sums in the switch, where one joins all ranks: every byte goes there once, and comes back once."""
+    found = _switch_links(problem.topology)
+    if found is None or problem.collective.name != "allreduce":
+        return ()
+    beta = problem.topology.links[found[0]].beta_us_per_mb
+    volume = float(beta) * machine_of(problem.topology).node_gb_per_s / 1000
+    return (Way("nvls", 2, 0, volume, 0.0),)
+
+
+def _nvls(problem: Problem, *, cut: bool) -> Schedule:
+    """Each chunk is added up on its way to rank 0, and spread from there while the next one is added up."""
+
+    def through_switch(problem: Problem) -> Schedule:
+        found = _switch_links(problem.topology)
+        assert found is not None, "there is such a way"
+        count = problem.collective.num_chunks
+        return exact_times(
+            problem,
+            chunk=[*range(count), *range(count)],
+            link=[found[0]] * count + [found[1]] * count,
+            sequence=[*range(0, 2 * count, 2), *range(3, 2 * count + 3, 2)],
+            reduce=[True] * count + [False] * count,
+            producer="sums in the switch",
+        )
+
+    return cut_while_it_pays(problem, through_switch, cut=cut)
+
+
 def _hop_us(topology: Topology, *, between: bool) -> float:
-    """The longest alpha of a link in a node, or between nodes."""
-    found = (float(e.alpha_us) for i, e in enumerate(topology.links) if topology.is_internode(i) == between)
-    return max(found, default=0.0)
+    """The longest alpha of a link between two ranks in a node, or between nodes."""
+    links = (
+        e for i, e in enumerate(topology.links) if not _is_wide(e) and topology.is_internode(i) == between
+    )
+    return max((float(e.alpha_us) for e in links), default=0.0)
 
 
 def _topology(topology: Topology, protocol: str, algorithm: str) -> Topology:
@@ -144,6 +197,11 @@ def _topology(topology: Topology, protocol: str, algorithm: str) -> Topology:
     if not protocol:
         return topology
     found = topology.under(protocol)
+    if algorithm == "nvls":
+        hop_us = Fraction(NVLS_US, 2)
+        return replace(
+            found, links=tuple(replace(e, alpha_us=hop_us) if _is_wide(e) else e for e in found.links)
+        )
     row = next((each for each in PROTOCOLS if each.name == protocol), None)
     if algorithm != "tree" or row is None:
         return found

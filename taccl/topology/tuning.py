@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "CHANNEL_GB_PER_S", "LAUNCH", "LAUNCH_US", "LL_GB_PER_S", "MAX_CHANNELS", "NVLINK_GB_PER_S", "PROTOCOLS",
-    "SOURCE", "TREE_SHARE", "Protocol",
+    "CHANNEL_GB_PER_S", "LAUNCH", "LAUNCH_US", "LL_GB_PER_S", "MAX_CHANNELS", "NVLINK_GB_PER_S", "NVLS_US",
+    "PROTOCOLS", "SOURCE", "TREE_SHARE", "Protocol",
 ]  # fmt: skip
 
 SOURCE = "NCCL 2.30, tuning tables"
@@ -41,7 +41,7 @@ PROTOCOLS = (
 #: GB/s of an NVLink, one way, and what LL moves at most in a node, by generation of GPUs.
 NVLINK_GB_PER_S = {"Ampere": "20", "Hopper": "20.6", "Blackwell": "40.1"}
 LL_GB_PER_S = {"Ampere": "87.7", "Hopper": "141", "Blackwell": "282"}
-#: The part of a ring's bandwidth that sums over trees come to.
-TREE_SHARE = 0.92
+#: The part of a ring's bandwidth that sums over trees come to; and what sums in a switch take beside bytes.
+TREE_SHARE, NVLS_US = 0.92, 25
 #: What one threadblock moves over its channel (our choice: GPUs come to 20 to 40 GB/s), and channels at most.
 CHANNEL_GB_PER_S, MAX_CHANNELS = 30, 32

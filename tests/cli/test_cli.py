@@ -377,7 +377,7 @@ class TestBaseline:
 
     def test_list(self, run, run_json):
         """``--list`` names every baseline."""
-        assert list(run_json("baseline", "--list")[1]["baselines"]) == list(taccl.baselines.BASELINES)
+        assert list(run_json("baseline", "--list")[1]["baselines"]) == [*taccl.baselines.BASELINES, "nccl"]
         rows = run("baseline", "--list")[1].splitlines()
         assert all(row.split(maxsplit=1)[1].startswith("A schedule ") for row in rows)
 
@@ -392,6 +392,16 @@ class TestBaseline:
     def test_too_little(self, run, words):
         """Without a known name and a collective there is nothing to do."""
         assert run("baseline", *words)[0] == 2
+
+    def test_what_nccl_considered_is_shown(self, run_json, run):
+        """A table of all algorithms and protocols with their times, and why there is no NVLS."""
+        words = ("nccl", "dgx-h100", "--profile", "nccl", "--collective", "allreduce", "--size", "1KB")
+        code, values = run_json("baseline", *words)
+        assert code == 0
+        assert {(each["algorithm"], each["protocol"]) for each in values["considered"]} == {
+            (a, p) for a in ("ring", "tree") for p in ("ll", "ll128", "simple")
+        }
+        assert "nvls: none" in run("baseline", *words)[1]
 
     def test_refused(self, run):
         """A baseline that cannot do the collective says what can."""

@@ -10,21 +10,25 @@ from taccl.cli.answer import Answer
 from taccl.cli.options import add_problem_options, add_sketch, need_collective, problem_from_options
 from taccl.cli.output import add_output, check_output, with_file
 from taccl.errors import InputError
-from taccl.names import table
+from taccl.names import matching, table
+from taccl.units import format_us
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from taccl.baselines.nccl import Considered
+
 #: What its help ends with.
 EXAMPLES = (
     "taccl baseline best dgx2 --collective allreduce --size 64MB",
+    "taccl baseline nccl dgx-h100 --nodes 2 --collective allreduce --size 1MB",
     "taccl baseline ring ring:8 --collective allgather --size 1MB -o ring.json",
 )
 
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
-    verb.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or best")
+    verb.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or best of all but nccl")
     add_sketch(verb)
     verb.add_argument("--list", action="store_true", help="list the baselines")
     add_problem_options(verb, collective_required=False)
@@ -37,7 +41,7 @@ def run(options: Namespace) -> Answer:
     from taccl.synthesis.result import Result
 
     if options.list:
-        known = taccl.baselines.BASELINES.items()
+        known = {**taccl.baselines.BASELINES, "nccl": taccl.baselines.nccl}.items()
         rows = [(name, (function.__doc__ or "").splitlines()[0]) for name, function in known]
         return Answer(table(rows), {"baselines": dict(rows)})
     if options.name is None:
@@ -51,4 +55,21 @@ def run(options: Namespace) -> Answer:
     taccl.verify(schedule).raise_if_failed()
     bound = taccl.lower_bound(schedule.problem, divisible=False)
     result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=problem.notes)
-    return with_file(Answer(result_text(result), result.to_dict()), schedule, options)
+    text, values = result_text(result), result.to_dict()
+    if matching(options.name, ["nccl"]):
+        choices = taccl.baselines.nccl_choices(problem)
+        values["considered"] = [each._asdict() for each in choices]
+        text += f"\n\n{_considered(choices)}"
+    return with_file(Answer(text, values), schedule, options)
+
+
+def _considered(choices: tuple[Considered, ...]) -> str:
+    """Every algorithm and protocol as a table, and what is missing."""
+    rows = [("considered", "protocol", "channels", "latency", "GB/s", "time by NCCL's model")]
+    rows += [
+        (each.algorithm, each.protocol or "-", str(each.channels), format_us(each.latency_us),
+         f"{each.gb_per_s:.4g}", format_us(each.time_us))
+        for each in choices
+    ]  # fmt: skip
+    absent = "nvls" not in {each.algorithm for each in choices}
+    return table(rows) + "\nnvls: none, as no switch here adds up all ranks' data" * absent
