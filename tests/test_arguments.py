@@ -369,7 +369,7 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "plot.gantt": {"schedule": "@schedule", "by": "link", "colour": "origin", "max_rows": 48, "ax": None},
     "plot.topology": {"topology": "@topology", "schedule": None, "ax": None},
-    "plot.bandwidths": {"schedule": "@schedule", "sizes": ["1KB"], "budget_s": 0.2},
+    "plot.bandwidths": {"schedule": "@schedule", "sizes": ["1KB"], "budget_s": 0.2, "measured": []},
     "plot.progress": {"result": "@result", "ax": None},
     "plot.save": {"picture": "@figure", "path": "picture.svg", "overwrite": True},
     "plot.render": {"picture": "@figure", "format": "svg"},

@@ -72,7 +72,7 @@ class Fit:
     rows_left_out : tuple of str
         File and line of each row that disagrees with itself, and why.
     protocols : tuple of int
-        Those that were taken; all, where no log goes down to sizes that tell.
+        Those that were taken, and simple; all, where no log goes down to sizes that tell.
     """
 
     machine: str
@@ -221,7 +221,7 @@ def fit(
         fitted.append(FittedSeries(each, tuple(predicted.tolist()), tuple(protocols.tolist())))
     taken = (0, 1, 2)
     if any(map(shows_latency, observed)):
-        taken = tuple(np.unique(np.concatenate(found.protocols)).tolist())
+        taken = tuple(np.unique(np.concatenate([*found.protocols, [2]])).tolist())
     source = ", ".join(os.path.basename(log.path) for log in read)
     rows = tuple(f"{log.path}: {row}" for log in read for row in log.left_out)
     return Fit(

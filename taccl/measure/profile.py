@@ -41,8 +41,8 @@ def profile_toml(fit: Fit, name: str) -> str:
             lines += [f"value = {_number(value)}", f"source = {toml_text(constant.source)}"]
         lines.append("")
     lines += ["[launch.latency_us]", *_measured([found["launch_us"]]), ""]
-    for protocol in PROTOCOLS:
-        lines += _protocol(protocol, found)
+    for index in fit.protocols:
+        lines += _protocol(PROTOCOLS[index], found)
     for series in fit.series:
         lines += _ranges(series)
     return "\n".join(lines)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from taccl.units import format_count
+
 __all__ = ["POINT_TO_POINT", "Log", "Series"]
 
 #: Messages of one rank to another; as a stream of them where a log states bandwidth alone.
@@ -39,8 +41,8 @@ class Series:
     @property
     def title(self) -> str:
         """The collective, and on what: ``"allreduce on 16 ranks in 2 nodes"``."""
-        where = f"{self.num_ranks} ranks in {self.num_nodes} node{'' if self.num_nodes == 1 else 's'}"
-        return f"{self.collective} on {where}"
+        nodes = f" in {format_count(self.num_nodes, 'node')}" if self.num_nodes else ""
+        return f"{self.collective} on {format_count(self.num_ranks, 'rank')}{nodes}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
 from taccl.clauses import BINDING
 from taccl.errors import CollectiveError, InputError
+from taccl.measure.logs import read_log
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, headline, remark, schedule_of
-from taccl.units import format_size, gb_per_s, parse_size
+from taccl.units import format_count, format_size, gb_per_s, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,6 +70,8 @@ class Bandwidths:
     baselines : mapping of name to tuple of float
     undefined : mapping of name to text
         Why there is no such baseline here.
+    measured : tuple of (int, float)
+        Sizes and bus bandwidths of logs.
     """
 
     problem: Problem
@@ -78,6 +81,7 @@ class Bandwidths:
     bound_under_sketch: tuple[float | None, ...] = ()
     baselines: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     undefined: Mapping[str, str] = field(default_factory=dict)
+    measured: tuple[tuple[int, float], ...] = ()
 
     @property
     def best_baseline(self) -> tuple[tuple[str, float] | None, ...]:
@@ -96,6 +100,7 @@ def bandwidth(
     schedule: Bandwidths | Result | Schedule | CompactSchedule,
     *,
     sizes: Sequence[Size] | None = None,
+    measured: Sequence[str] = (),
     ax: Axes | None = None,
 ) -> Axes:
     """Lines of bus bandwidth over size, for a schedule, its bound, every baseline and the best of these.
@@ -106,6 +111,8 @@ def bandwidth(
         Bandwidths that are worked out already (`taccl.plot.bandwidths`), or what to work them out for.
     sizes : sequence of int or str, optional
         As nccl-tests counts them, where they are to be worked out.
+    measured : sequence of str
+        Files of logs (see `taccl.fit`), whose bandwidths are drawn as points.
     ax : Axes, optional
         Where to draw; a new figure unless given.
 
@@ -114,7 +121,9 @@ def bandwidth(
     InputError
         If a size is none, the schedule's own is not known, or it has too many transfers.
     """
-    found = schedule if isinstance(schedule, Bandwidths) else bandwidths(schedule, sizes=sizes)
+    found = schedule
+    if not isinstance(found, Bandwidths):
+        found = bandwidths(found, sizes=sizes, measured=measured)
     ax = axes(ax, height=5.2)
     at, aside = found.sizes_bytes, found.bound_under_sketch
     dashed = {"color": INK, "linestyle": "--", "linewidth": 1.2}
@@ -137,6 +146,9 @@ def bandwidth(
         points = [(size, rate) for size, rate in zip(at, line, strict=bool(line)) if rate]
         if points:
             ax.plot(*zip(*points, strict=True), label=label, **how)
+    if found.measured:
+        sizes_of, rates_of = zip(*found.measured, strict=True)
+        ax.plot(sizes_of, rates_of, "o", label="measured", color=INK, markersize=4, markerfacecolor="none")
     problem = found.problem
     assert problem.size_bytes is not None, "bandwidths needs it"
     ax.axvline(problem.size_bytes, color=GREY, linewidth=0.8, linestyle=":")
@@ -170,6 +182,7 @@ def bandwidths(
     *,
     sizes: Sequence[Size] | None = None,
     budget_s: Duration = 30.0,
+    measured: Sequence[str] = (),
 ) -> Bandwidths:
     """The bus bandwidth of a schedule at many sizes, what no schedule can pass, and that of every baseline.
 
@@ -179,11 +192,14 @@ def bandwidths(
         As nccl-tests counts them. Default: from 1 KiB to 1 GiB, and the schedule's own.
     budget_s : float
         When baselines are left out that are not timed yet; `Bandwidths.undefined` says which.
+    measured : sequence of str
+        Files of logs (see `taccl.fit`) of the same collective on as many ranks.
 
     Raises
     ------
     InputError
-        If a size is none, the schedule's own is not known, or it has too many transfers.
+        If a size is none, the schedule's own is not known, it has too many transfers, or a log is of
+        something else.
     """
     began = time.monotonic()
     own = schedule_of(schedule)
@@ -202,6 +218,7 @@ def bandwidths(
     every = usual_sizes(problem.size_bytes) if sizes is None else tuple(sorted(set(map(parse_size, sizes))))
     if not every:
         raise InputError("found no size; give at least one, or leave it out", where="sizes")
+    points = _measured(problem, measured)
     rates = tuple(simulate(own, size=size).predicted_busbw_gb_per_s for size in every)
     free = without_sketch(problem)
     baselines: dict[str, tuple[float | None, ...]] = {}
@@ -221,7 +238,33 @@ def bandwidths(
         # The search for a bound may come less far under the sketch, which passes nothing without it.
         pairs = zip(_bounds(problem, every), at_most, strict=True)
         under = tuple(a if a is None or b is None else min(a, b) for a, b in pairs)
-    return Bandwidths(problem, every, rates, at_most, under, baselines, undefined)
+    return Bandwidths(problem, every, rates, at_most, under, baselines, undefined, points)
+
+
+def _measured(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    """The sizes and bus bandwidths of logs."""
+    points: list[tuple[int, float]] = []
+    topology, name = problem.topology, problem.collective.name
+    for path in paths:
+        series = read_log(path).series
+        fitting = [
+            each
+            for each in series
+            if each.collective == name
+            and each.num_ranks in (0, topology.num_ranks)
+            and each.num_nodes in (0, topology.num_nodes)
+        ]
+        if not fitting:
+            found = ", ".join(each.title for each in series)
+            wanted = f"{name} on {topology.num_ranks} ranks in {format_count(topology.num_nodes, 'node')}"
+            raise InputError(f"found {found}; expected {wanted}: give another log", where=path)
+        factor = problem.collective.busbw_factor
+        points += [
+            (size, size / time_us / 1000 * factor)
+            for each in fitting
+            for size, time_us in zip(each.size_bytes, each.times_us, strict=True)
+        ]
+    return tuple(sorted(points))
 
 
 def _bounds(problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...]:

@@ -13,7 +13,9 @@ from tests.foreign import OURS
 def test_pictures_are_written(run, saved, tmp_path, what):
     """Each kind of picture of a schedule's file; the answer says where."""
     path = tmp_path / f"{what}.svg"
-    options = ("--sizes", "1KB,1MB") if what == "bandwidth" else ()
+    log = tmp_path / "allgather.log"
+    log.write_text("# all_gather_perf\n 1000000 250000 float none -1 10.0 100.00 75.00 0\n")
+    options = ("--sizes", "1KB,1MB", "--measured", log) if what == "bandwidth" else ()
     code, out, _ = run("plot", saved, "--what", what, "-o", path, *options)
     assert code == 0
     assert str(path) in out

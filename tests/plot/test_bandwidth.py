@@ -28,6 +28,27 @@ def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
     assert rates.schedule[1] == pytest.approx(found.schedule.busbw_gb_per_s)
 
 
+def test_a_log_is_drawn_as_points(found, tmp_path):
+    """1 MB summed on 4 ranks in 10 us are 100 GB/s, and 150 of bus bandwidth."""
+    log = tmp_path / "allreduce.log"
+    log.write_text("# all_reduce_perf\n 1000000 250000 float sum -1 10.0 100.00 150.00 0\n")
+    ax = taccl.plot.bandwidth(found, sizes=["4MB"], measured=[str(log)])
+    (points,) = (line for line in ax.get_lines() if line.get_label() == "measured")
+    assert (list(points.get_xdata()), list(points.get_ydata())) == ([10**6], [pytest.approx(150.0)])
+    page = taccl.report(found, budget_s=0.2, measured=[str(log)])
+    assert "Circles are measured: 1 size of the logs given." in page
+
+
+def test_a_log_of_something_else_is_refused(found, tmp_path):
+    """Eight ranks are not four."""
+    log = tmp_path / "other.log"
+    log.write_text("# all_gather_perf\n 1000000 250000 float none -1 10.0 100.00 87.50 0\n")
+    said = r"other\.log: found allgather on 8 ranks; expected allreduce on 4 ranks in 2 nodes"
+    for draw in (taccl.plot.bandwidth, taccl.report):
+        with pytest.raises(InputError, match=said):
+            draw(found, measured=[str(log)])
+
+
 def test_no_line_passes_the_bound(rates):
     """Neither the schedule nor a baseline."""
     for line in (rates.schedule, *rates.baselines.values()):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WHATS = {
     "gantt": ("by", "colour", "max_rows"),
     "topology": ("nodes",),
-    "bandwidth": ("sizes",),
+    "bandwidth": ("sizes", "measured"),
     "progress": (),
 }
 
@@ -42,6 +42,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--colour", choices=("origin", "chunk"), help=help)
     verb.add_argument("--max-rows", type=positive, metavar="N", help="rows of a gantt at most (default 48)")
     verb.add_argument("--sizes", type=sizes, metavar="S,S", help="sizes of bandwidth, e.g. 1KB,1MB,1GB")
+    help = "a log of nccl-tests or the like, drawn as points of bandwidth; more than once for several"
+    verb.add_argument("--measured", action="append", metavar="LOG", help=help)
     add_options(verb, "--nodes", help="number of nodes, where FILE names a topology")
 
 
@@ -84,7 +86,9 @@ def _drawn(options: argparse.Namespace) -> Axes:
         found = schedule.problem.topology
         return plots.topology(found, schedule, ax=figure(height=height_of(found)))
     if options.what == "bandwidth":
-        return plots.bandwidth(schedule, sizes=options.sizes, ax=figure(height=5.2))
+        return plots.bandwidth(
+            schedule, sizes=options.sizes, measured=options.measured or (), ax=figure(height=5.2)
+        )
     details = details_of(options.file)
     if options.what == "progress":
         from taccl.plot.progress import draw_moments, moments_in

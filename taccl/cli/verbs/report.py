@@ -28,6 +28,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(verb)
     add_output(verb, "the page, e.g. report.html", required=True)
+    help = "a log of nccl-tests or the like, set beside the bandwidths; more than once for several"
+    verb.add_argument("--measured", action="append", default=[], metavar="LOG", help=help)
     help = "seconds for baselines (default 30)"
     verb.add_argument("--budget", type=seconds, default=30.0, metavar="S", help=help)
 
@@ -46,7 +48,7 @@ def run(options: argparse.Namespace) -> Answer:
         write_report(
             schedule, options.output, overwrite=options.overwrite, details=details_of(options.file),
             command=shlex.join(["taccl", "report", options.file, "-o", options.output]),
-            budget_s=options.budget,
+            budget_s=options.budget, measured=options.measured,
         )  # fmt: skip
     verification = taccl.verify(schedule)
     values = {"file": options.output, "ok": verification.ok}

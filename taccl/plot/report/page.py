@@ -27,7 +27,7 @@ from taccl.units import format_count
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.simulation.simulation import Simulation
@@ -89,8 +89,9 @@ class Findings:
 
 
 def _look_into(
-    found: Result | Schedule | CompactSchedule, details: Mapping[str, Any] | None, *, budget_s: float
-) -> Findings:
+    found: Result | Schedule | CompactSchedule, details: Mapping[str, Any] | None, *, budget_s: float,
+    measured: Sequence[str],
+) -> Findings:  # fmt: skip
     """Verify, bound, replay and time a schedule at many sizes."""
     missing: dict[str, str] = {}
     schedule = found.schedule if isinstance(found, Result) else found
@@ -118,8 +119,10 @@ def _look_into(
         except TacclError as error:
             missing["load"] = f"left out: {error}"
         try:
-            rates = bandwidths(whole, budget_s=budget_s)
+            rates = bandwidths(whole, budget_s=budget_s, measured=measured)
         except TacclError as error:
+            if measured:
+                raise
             missing["sizes"] = f"left out: {error}"
     moments = found.progress if isinstance(found, Result) else moments_in(details)
     return Findings(
@@ -135,6 +138,7 @@ def report(
     details: Mapping[str, Any] | None = None,
     command: str = "",
     budget_s: Duration = 30.0,
+    measured: Sequence[str] = (),
 ) -> str:
     """A page about a schedule: figures, verification, bound, pictures, load, bandwidth over size, transfers.
 
@@ -149,13 +153,15 @@ def report(
         What was typed to make the page.
     budget_s : float
         When baselines are left out that are not timed yet.
+    measured : sequence of str
+        Files of logs (see `taccl.fit`), set beside the bandwidths over size.
 
     Returns
     -------
     str
         HTML. Of a very large schedule pictures are left out, and the page says so.
     """
-    known = _look_into(found, details, budget_s=budget_s)
+    known = _look_into(found, details, budget_s=budget_s, measured=measured)
     contents = "".join(f'<a href="#{name}">{as_html(title)}</a>' for name, title in _CONTENTS.items())
     parts = (getattr(sections, name)(known) for name in _CONTENTS if name != "versions")
     body = "".join(
@@ -185,6 +191,7 @@ def write_report(
     details: Mapping[str, Any] | None = None,
     command: str = "",
     budget_s: Duration = 30.0,
+    measured: Sequence[str] = (),
 ) -> None:
     """Write a report to a file, whole or not at all; the other parameters are those of `report`.
 
@@ -194,7 +201,7 @@ def write_report(
         Of the page.
     overwrite : bool
         Whether a file of that name may be replaced.
-    found, details, command, budget_s
+    found, details, command, budget_s, measured
         As in `report`.
 
     Raises
@@ -205,7 +212,7 @@ def write_report(
     from taccl.formats.files import check_writable, write_whole
 
     check_writable(path, overwrite=overwrite)
-    page = report(found, details=details, command=command, budget_s=budget_s)
+    page = report(found, details=details, command=command, budget_s=budget_s, measured=measured)
     write_whole(path, page, overwrite=overwrite)
 
 

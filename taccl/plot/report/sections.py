@@ -229,6 +229,8 @@ def sizes(found: Findings) -> str:
         text += (
             " They leave the sketch aside, which binds the schedule: there is a bound with it and without."
         )
+    if rates.measured:
+        text += f" Circles are measured: {format_count(len(rates.measured), 'size')} of the logs given."
     why = ((NAMES_OF_BASELINES[name], why) for name, why in rates.undefined.items())
     undefined = [paragraph(f"{name}: {reason}", kind="note") for name, reason in why]
     shown = picture(drawn, "bandwidth-picture", "bus bandwidth over size")
