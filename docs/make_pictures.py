@@ -1,8 +1,14 @@
-"""Draw the pictures of `plots.md` and `concepts.md` anew: ``python docs/make_pictures.py``."""
+"""Draw the pictures of the pages anew: ``python docs/make_pictures.py``.
+
+One on the first page is of a published log, in the folder that the environment says in TACCL_TEST_DATA.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import taccl
@@ -34,8 +40,31 @@ def main() -> None:
         "holds": holds(taccl.topologies.dgx2(nodes=2), 0, 16),
         "ring": taccl.plot.gantt(taccl.synthesize(ring), ax=figure(height=3.2)),
     }
+    pictures |= measured()
     for name, ax in pictures.items():
         taccl.plot.save(ax, IMAGES / f"{name}.svg", overwrite=True)
+
+
+def measured() -> dict[str, Axes]:
+    """Fits of a published log and of that of `real-machines.md`, and a baseline beside the latter."""
+    published = Path(os.environ["TACCL_TEST_DATA"]) / "nccl-tests" / "p5_x1_allreduce_aws_batch.txt"
+    pages = IMAGES.parent / "real-machines.md"
+    text = re.search(r'title="allreduce.log"\n(.*?)```', pages.read_text(), re.DOTALL)
+    assert text is not None, "the page has a log"
+    with TemporaryDirectory() as made:
+        log, profile = Path(made) / "allreduce.log", Path(made) / "mine.toml"
+        log.write_text(text[1])
+        fit = taccl.fit([str(log)], "dgx-h100")
+        profile.write_text(fit.to_toml())
+        topology = taccl.topologies.dgx_h100(profile=str(profile))
+        problem = taccl.make_problem(topology, "allreduce", size_bytes=64_000_000)
+        sizes = ["8B", "32KB", "1MB", "8MB", "64MB", "1GB"]
+        beside = taccl.plot.bandwidth(taccl.baselines.nccl(problem), sizes=sizes, measured=[str(log)])
+    return {
+        "p5": taccl.plot.measured(taccl.fit([str(published)], "dgx-h100"), ax=figure()),
+        "measured": taccl.plot.measured(fit, ax=figure()),
+        "beside": beside,
+    }
 
 
 def holds(topology: taccl.Topology, src: int, dst: int) -> Axes:

@@ -66,8 +66,8 @@ def rings_apart(problem: Problem, *, cut: bool = True) -> Schedule:
     """The same as NCCL does it: one way, over rings that share nothing in a node, a chunk for each rank."""
     require_everywhere(problem, baseline="ring")
     make, parts = _rings(problem, find_rings_apart, (1,))
-    problem = without_sketch(problem)
-    return make(cut_chunks(problem, min(parts, *problem.chunk_bytes)) if cut else problem)
+    problem, parts = without_sketch(problem), min(parts, *problem.chunk_bytes)
+    return make(cut_chunks(problem, parts) if cut and parts > 1 else problem)
 
 
 def _rings(

@@ -112,7 +112,8 @@ def bandwidth(
     sizes : sequence of int or str, optional
         As nccl-tests counts them, where they are to be worked out.
     measured : sequence of str
-        Files of logs (see `taccl.fit`), whose bandwidths are drawn as points.
+        Files of logs (see `taccl.fit`), whose bandwidths between the smallest and the largest size are drawn
+        as points.
     ax : Axes, optional
         Where to draw; a new figure unless given.
 
@@ -146,9 +147,10 @@ def bandwidth(
         points = [(size, rate) for size, rate in zip(at, line, strict=bool(line)) if rate]
         if points:
             ax.plot(*zip(*points, strict=True), label=label, **how)
-    if found.measured:
-        sizes_of, rates_of = zip(*found.measured, strict=True)
-        ax.plot(sizes_of, rates_of, "o", label="measured", color=INK, markersize=4, markerfacecolor="none")
+    points = [each for each in found.measured if at[0] <= each[0] <= at[-1]]
+    if points:
+        x, y = zip(*points, strict=True)
+        ax.plot(x, y, "o", label="measured", color=INK, markersize=4, markerfacecolor="none")
     problem = found.problem
     assert problem.size_bytes is not None, "bandwidths needs it"
     ax.axvline(problem.size_bytes, color=GREY, linewidth=0.8, linestyle=":")

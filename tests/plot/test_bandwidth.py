@@ -32,7 +32,7 @@ def test_a_log_is_drawn_as_points(found, tmp_path):
     """1 MB summed on 4 ranks in 10 us are 100 GB/s, and 150 of bus bandwidth."""
     log = tmp_path / "allreduce.log"
     log.write_text("# all_reduce_perf\n 1000000 250000 float sum -1 10.0 100.00 150.00 0\n")
-    ax = taccl.plot.bandwidth(found, sizes=["4MB"], measured=[str(log)])
+    ax = taccl.plot.bandwidth(found, sizes=["1MB", "4MB"], measured=[str(log)])
     (points,) = (line for line in ax.get_lines() if line.get_label() == "measured")
     assert (list(points.get_xdata()), list(points.get_ydata())) == ([10**6], [pytest.approx(150.0)])
     page = taccl.report(found, budget_s=0.2, measured=[str(log)])
