@@ -239,8 +239,8 @@ def _fit(data: dict[str, Any]) -> str:
     said = (
         "To be met: median 6%, 90th percentile 20%, left out 8%, 5 s; mean of the medians of single logs 4%, "
         f"which is {data['mean_of_medians']:.1%}. Two nodes of MI300X at 1 GiB, from a log of one and a "
-        f"NIC rate written by hand: off {ahead['error']:.1%}, at most 15%. What the baseline `nccl` predicts on a "
-        "profile fitted to a log, beside that log (median over sizes, at most 15%): "
+        f"NIC rate written by hand: off {ahead['error']:.1%}, at most 15%. What the baseline `nccl` predicts "
+        "on a profile fitted to a log, beside that log (median over sizes, at most 15%): "
         + ", ".join(f"{row['log']} {row['median']:.1%}" for row in data["beside"])
         + "."
     )
