@@ -21,6 +21,7 @@ from taccl.errors import InputError
 from taccl.problem import Clauses
 from taccl.topologies import TopologyBuilder, ring
 from tests.fuzzing import cases
+from tests.measure.logs import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -423,6 +424,7 @@ def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
     for slow in ("timeline", "load", "sizes", "search"):
         monkeypatch.setattr(f"taccl.plot.report.sections.{slow}", lambda found: "")
     taccl.save(small.result, "here.json")
+    (tmp_path / "here.txt").write_text(table(sizes=(2**20, 2**30)))
     builder = TopologyBuilder("two", [0, 0])
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     things = vars(small) | {

@@ -97,7 +97,7 @@ def nccl_choices(problem: Problem) -> tuple[Considered, ...]:
 
 @checked
 def nccl(problem: Problem, *, cut: bool = True) -> Schedule:
-    """The schedule that NCCL would follow, on the topology under the protocol that it would take.
+    """A schedule such as NCCL would choose, on the topology under the protocol that it would take.
 
     Its `producer` says which algorithm and protocol; `nccl_choices` has all that were considered.
 

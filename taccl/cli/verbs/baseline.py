@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 #: What its help ends with.
 EXAMPLES = (
-    "taccl baseline best dgx2 --collective allreduce --size 64MB",
     "taccl baseline nccl dgx-h100 --nodes 2 --collective allreduce --size 1MB",
-    "taccl baseline ring ring:8 --collective allgather --size 1MB -o ring.json",
+    "taccl baseline best ring:8 --collective allgather --size 1MB -o best.json",
 )
 
 
