@@ -35,8 +35,8 @@ class Row(NamedTuple):
 
 
 def plain(line: str) -> str:
-    """The line without colours, and without the spaces at its end."""
-    return _ESCAPES.sub("", line).replace("\u00a0", " ").rstrip()
+    """The line without colours, bars of a table, and the spaces at its end."""
+    return _ESCAPES.sub("", line).replace("\u00a0", " ").replace("|", " ").rstrip()
 
 
 def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:

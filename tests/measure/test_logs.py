@@ -32,6 +32,14 @@ def test_prefixes_are_passed_over(read, prefix):
     assert found.times_us[0] == pytest.approx(time_us(8), abs=0.01)
 
 
+def test_tables_of_web_pages_are_read(read):
+    """Bars between the cells are those of a page, and a cut row at the end is passed over."""
+    rows = (row(size, time_us(size)) for size in SIZES)
+    text = "".join(f"| {' | '.join(each.split())} |\n" for each in rows)
+    (found,) = read(f"# all_reduce_perf\n{text}| 17179869184 | 42949").series
+    assert (found.size_bytes, found.num_ranks) == (SIZES, 8)
+
+
 def test_ranks_are_told_by_bandwidths(read):
     """busbw / algbw of an allreduce is 2 (n - 1) / n: 1.875 means 16 ranks, though no list of devices says so."""
     (found,) = read(table(ranks=16)).series
