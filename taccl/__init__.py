@@ -97,6 +97,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.symmetric.implicit import ImplicitResult as ImplicitResult
     from taccl.synthesis.symmetric.implicit import synthesize_implicit as synthesize_implicit
     from taccl.synthesis.synthesize import synthesize as synthesize
+    from taccl.topology.products import Dimensions as Dimensions
+    from taccl.topology.recognise import dimensions as dimensions
     from taccl.topology.topology import Topology as Topology
 
     __version__: str
@@ -156,6 +158,8 @@ _NAMES_OF_MODULE = {
     "taccl.synthesis.synthesize": ("synthesize",),
     "taccl.synthesis.replan": ("Replan", "replan"),
     "taccl.synthesis.result": ("Result",),
+    "taccl.topology.products": ("Dimensions",),
+    "taccl.topology.recognise": ("dimensions",),
     "taccl.topology.topology": ("Topology",),
 }  # fmt: skip
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}

@@ -243,6 +243,10 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "topologies.ndv2": {"nodes": 1, "profile": "taccl", "alpha_meaning": "occupies", "constants": {}},
     "topologies.dgx_a100": {"nodes": 1, "profile": "nominal", "rails": True, "constants": {}},
+    "topologies.multidim": {
+        "dims": "ring2@50", "alpha_us": 0.5, "alpha_meaning": "pipelined", "num_ranks": 2, "ranks_per_node": 1,
+    },
+    "dimensions": {"topology": "ring:2", "sizes": None},
     "topologies.parse": {"name": "ring:2", "nodes": None, "profile": None},
     "topologies.TopologyBuilder": {
         "name": "mine", "node_of_rank": [0, 0], "alpha_meaning": "occupies", "profile": "", "machine": "",
@@ -387,7 +391,8 @@ ODD: tuple[object, ...] = (
 
 #: Public names that are no function of their caller's making: what the library returns, and errors.
 RETURNED = (
-    "Certificate", "CompactSchedule", "Execution", "Explanation", "Fit", "ImplicitResult", "ImplicitSchedule",
+    "Certificate", "CompactSchedule", "Dimensions", "Execution", "Explanation", "Fit", "ImplicitResult",
+    "ImplicitSchedule",
     "Interpretation", "Placement", "Plan", "Prices", "Program", "Replan", "Result", "Schedule", "Simulation", "Sketch",
     "SketchProposal", "SketchReport", "SteadyState", "Verification", "plot.Bandwidths",
 )  # fmt: skip
@@ -461,6 +466,7 @@ def misuse(function, given, part):
             "chunk_bytes",
             "schema",
             "x:",
+            "here.txt",
             *([str(given[part])] if isinstance(given[part], (str, Path)) else ()),
         )
         return "" if any(name in str(error) for name in known) else f"does not name it: {error}"

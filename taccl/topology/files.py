@@ -65,7 +65,8 @@ def load_topology(path: str | PathLike[str]) -> Topology:
 
 def _from_name(file: TopologyFile) -> Topology:
     """The machine or fabric that a file names, with what it says differs."""
-    options: dict[str, Any] = {"alpha_meaning": file.alpha_meaning}
+    is_said = "alpha_meaning" in file.model_fields_set
+    options: dict[str, Any] = {"alpha_meaning": file.alpha_meaning} if is_said else {}
     for field in ("protocol", "rails", "constants", "alpha_us", "bandwidth_gb_per_s", "ranks_per_node"):
         value = getattr(file, field)
         if value is not None:

@@ -17,6 +17,7 @@ from taccl.arguments import quoted
 from taccl.errors import TopologyError
 from taccl.topology.fabrics import ALPHA_US, BANDWIDTH_GB_PER_S
 from taccl.topology.parts import check_count, exact_cost, rates_of_axes
+from taccl.topology.products import Dimension, multidim, name_of, read_dimensions
 from taccl.topology.registry import FABRICS, dims_of_size, find_kind
 from taccl.topology.topology import AlphaMeaning
 
@@ -38,14 +39,16 @@ _GRIDS = ("ring", "torus", "mesh")
 
 @dataclass(frozen=True, slots=True)
 class NamedFabric:
-    """A ring, torus, mesh, hypercube, fully connected fabric or star of at most `MAX_NAMED_RANKS` ranks.
+    """A ring, torus, mesh, hypercube, fully connected fabric, star or product, of `MAX_NAMED_RANKS` at most.
 
     Parameters
     ----------
     dims : tuple of int
         As behind the colon of the name: ranks along every axis, ranks, or the hypercube's dimension.
     betas : tuple of Fraction
-        Us per MB of the links along every axis; one where the fabric is no grid.
+        Us per MB of the links along every axis; one where the fabric has no axes.
+    product : tuple of Dimension
+        The dimensions of a ``"multidim"``, the first varying fastest; its alpha is that of the slowest.
     """
 
     kind: str
@@ -53,6 +56,7 @@ class NamedFabric:
     alpha_us: Fraction
     betas: tuple[Fraction, ...]
     alpha_meaning: AlphaMeaning = "occupies"
+    product: tuple[Dimension, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in FABRICS:
@@ -82,7 +86,16 @@ class NamedFabric:
     @property
     def num_axes(self) -> int:
         """Kinds of links that may differ in cost: axes of a grid, one of any other fabric."""
-        return len(self.dims) if self.kind in _GRIDS else 1
+        return len(self.dims) if self.kind in (*_GRIDS, "multidim") else 1
+
+    @property
+    def alphas(self) -> tuple[Fraction, ...]:
+        """Microseconds of the links along every axis."""
+        return tuple(each.alpha_us for each in self.product) or (self.alpha_us,) * self.num_axes
+
+    def has_ports(self, axis: int) -> bool:
+        """Whether links along an axis run through a switch, with a port out and a port in for each rank."""
+        return self.product[axis].kind == "switch" if self.product else self.kind == "star"
 
     @property
     def num_ranks(self) -> int:
@@ -92,6 +105,8 @@ class NamedFabric:
     @property
     def name(self) -> str:
         """The name that `parse_named` reads."""
+        if self.product:
+            return name_of(self.product)
         return f"{self.kind}:{'x'.join(map(str, self.dims))}"
 
     def axis(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -99,22 +114,28 @@ class NamedFabric:
         if self.kind == "hypercube":
             differ = src ^ dst
             return np.where((differ != 0) & (differ & (differ - 1) == 0), 0, -1)
-        if self.kind not in _GRIDS:
+        if self.kind not in (*_GRIDS, "multidim"):
             return np.where(src != dst, 0, -1)
         axis = np.full(len(src), -1, dtype=np.int64)
         differing = np.zeros(len(src), dtype=np.int8)
-        stride = self.num_ranks
-        for place, dim in enumerate(self.dims):
-            stride //= dim
+        strides = [math.prod(self.dims[place + 1 :]) for place in range(len(self.dims))]
+        if self.product:
+            strides = [math.prod(self.dims[:place]) for place in range(len(self.dims))]
+        for place, (dim, stride) in enumerate(zip(self.dims, strides, strict=True)):
             gap = src // stride % dim - dst // stride % dim
             np.abs(gap, out=gap)
             differing += gap != 0
-            axis[(gap == 1) | ((gap == dim - 1) & (gap > 0) & (self.kind != "mesh"))] = place
+            if self.product and self.product[place].kind != "ring":
+                axis[gap > 0] = place
+            else:
+                axis[(gap == 1) | ((gap == dim - 1) & (gap > 0) & (self.kind != "mesh"))] = place
         axis[differing != 1] = -1
         return axis
 
     def to_topology(self) -> Topology:
         """The topology, link for link; `TopologyError` if they are too many to be listed."""
+        if self.product:
+            return multidim(self.product, alpha_meaning=self.alpha_meaning)
         rates = [Fraction(1000) / beta for beta in self.betas]
         return FABRICS[self.kind](
             *self.dims,
@@ -141,14 +162,15 @@ def parse_named(
     *,
     bandwidth_gb_per_s: Number | Sequence[Number] = BANDWIDTH_GB_PER_S,
     alpha_us: Number = ALPHA_US,
-    alpha_meaning: AlphaMeaning = "occupies",
+    alpha_meaning: AlphaMeaning | None = None,
 ) -> NamedFabric:
     """The fabric that a name such as ``"torus:100x100x100"`` stands for; nothing is listed.
 
     Parameters
     ----------
     bandwidth_gb_per_s, alpha_us, alpha_meaning
-        As in `taccl.topology.fabrics`; a bandwidth for every axis is for a mesh or a torus.
+        As in `taccl.topology.fabrics`; a bandwidth for every axis is for a mesh or a torus, and the name of a
+        ``"multidim"`` says its own.
 
     Raises
     ------
@@ -159,6 +181,11 @@ def parse_named(
         raise TopologyError(f"found {quoted(name)}; expected a fabric, e.g. 'torus:100x100'", where="fabric")
     kind, _, size = name.strip().partition(":")
     kind = find_kind(kind, name)
+    if kind == "multidim":
+        parts = read_dimensions(size, alpha_us=alpha_us)
+        slowest = max(each.alpha_us for each in parts)
+        sizes, costs = zip(*((each.size, each.beta_us_per_mb) for each in parts), strict=True)
+        return NamedFabric(kind, sizes, slowest, costs, alpha_meaning or "pipelined", parts)
     if kind not in FABRICS:
         raise TopologyError(
             f"found {quoted(name)}, a machine; expected a fabric, e.g. 'torus:100x100'", where="fabric"
@@ -167,7 +194,7 @@ def parse_named(
     num_axes = len(dims) if kind in _GRIDS else 1
     alpha = exact_cost(alpha_us, where=f"{kind}: alpha_us")
     betas = rates_of_axes(bandwidth_gb_per_s, num_axes, where=f"{kind}: bandwidth_gb_per_s")
-    return NamedFabric(kind, dims, alpha, betas, alpha_meaning)
+    return NamedFabric(kind, dims, alpha, betas, alpha_meaning or "occupies")
 
 
 def as_named(topology: Topology) -> NamedFabric | None:
@@ -179,6 +206,10 @@ def as_named(topology: Topology) -> NamedFabric | None:
     if kind != topology.machine or not size or not topology.links:
         return None
     try:
+        if kind == "multidim":
+            found = parse_named(topology.name, alpha_meaning=topology.alpha_meaning)
+            listed = found.to_topology()
+            return found if (listed.links, listed.holds) == (topology.links, topology.holds) else None
         dims = tuple(int(dim) for dim in size.split("x"))
         alpha, betas = topology.links[0].alpha_us, _betas(kind, dims, topology)
         found = NamedFabric(kind, dims, alpha, betas, topology.alpha_meaning)

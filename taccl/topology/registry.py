@@ -11,9 +11,10 @@ from taccl.arguments import checked_as, quoted
 from taccl.errors import TopologyError
 from taccl.names import did_you_mean, matching
 from taccl.topology import fabrics, machines
+from taccl.topology.products import multidim, read_dimensions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from taccl.arguments import Count
     from taccl.topology.topology import Topology
@@ -41,8 +42,12 @@ FABRICS: Mapping[str, Callable[..., Topology]] = {
     "hypercube": fabrics.hypercube,
     "fully-connected": fabrics.fully_connected,
     "star": fabrics.star,
+    "multidim": multidim,
 }
-_EXAMPLES = ("ring:8", "mesh:4x4", "torus:4x4", "hypercube:3", "fully-connected:8", "star:16")
+_EXAMPLES = (
+    "ring:8", "mesh:4x4", "torus:4x4", "hypercube:3", "fully-connected:8", "star:16",
+    "multidim:switch16@100,ring8@50",
+)  # fmt: skip
 _GRIDS = ("mesh", "torus")
 
 
@@ -96,10 +101,14 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
         return _call(_MACHINES[kind], kind, (nodes or 1,), options)
     if profile is not None:
         raise TopologyError(f"found {profile!r}; a fabric has no profiles: leave it out", where="profile")
-    dims = dims_of_size(kind, size)
+    if kind == "multidim":
+        dims = tuple(each.size for each in read_dimensions(size))
+        made: tuple[Any, ...] = (size,)
+    else:
+        made = dims = dims_of_size(kind, size)
     if nodes is not None:
         options["ranks_per_node"] = _ranks_per_node(kind, dims, nodes)
-    return _call(FABRICS[kind], kind, dims, options)
+    return _call(FABRICS[kind], kind, made, options)
 
 
 def find_kind(kind: str, name: str) -> str:
@@ -126,7 +135,7 @@ def dims_of_size(kind: str, size: str) -> tuple[int, ...]:
     return tuple(int(dim) for dim in size.lower().split("x"))
 
 
-def _ranks_per_node(kind: str, dims: tuple[int, ...], nodes: int) -> int:
+def _ranks_per_node(kind: str, dims: Sequence[int], nodes: int) -> int:
     num_ranks = 2 ** min(dims[0], 64) if kind == "hypercube" else prod(dims)
     if num_ranks % nodes:
         raise TopologyError(
@@ -137,7 +146,7 @@ def _ranks_per_node(kind: str, dims: tuple[int, ...], nodes: int) -> int:
 
 
 def _call(
-    make: Callable[..., Topology], kind: str, sizes: tuple[int, ...], options: Mapping[str, Any]
+    make: Callable[..., Topology], kind: str, sizes: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Topology:
     known = _options(make)
     unknown = [option for option in options if option not in known]

@@ -113,7 +113,7 @@ class Translations:
 
 
 def translations_of_fabric(fabric: NamedFabric) -> Translations:
-    """The translations of a ring, torus, hypercube, fully connected fabric or star, from its definition."""
+    """The translations of any fabric but a mesh, from its definition."""
     num_ranks = fabric.num_ranks
     if fabric.kind == "mesh":
         raise TopologyError("a mesh has no translations; use the ring through it", where=fabric.name)
@@ -127,6 +127,14 @@ def translations_of_fabric(fabric: NamedFabric) -> Translations:
             stride = math.prod(fabric.dims[axis + 1 :])
             steps += [(stride, axis)] if dim > 1 else []
             steps += [((dim - 1) * stride, axis)] if dim > 2 else []
+    elif fabric.kind == "multidim":
+        group = CyclicProduct(fabric.dims[::-1])
+        steps = [
+            (step * math.prod(fabric.dims[:axis]), axis)
+            for axis, each in enumerate(fabric.product)
+            for step in range(1, each.size)
+            if each.kind != "ring" or step in (1, each.size - 1)
+        ]
     elif num_ranks > _MOST_CLASSES:
         raise TopologyError(
             f"found {num_ranks} ranks, each linked to all others; expected at most {_MOST_CLASSES}",
@@ -163,16 +171,16 @@ def along_ring(fabric: NamedFabric, ranks: Sequence[int] | NDArray[np.int64]) ->
 
 
 def _classes(fabric: NamedFabric, steps: Sequence[tuple[int, int]]) -> tuple[LinkClass, ...]:
-    """A class for every step and axis; a star's links hold a port at either end too."""
-    alpha = fabric.alpha_us
-    held_alpha = alpha if fabric.alpha_meaning == "occupies" else Fraction(0)
+    """A class for every step and axis; links through a switch hold a port at either end too."""
     classes = []
     for own, (dst, axis) in enumerate(steps):
-        beta = fabric.betas[axis]
+        alpha, beta = fabric.alphas[axis], fabric.betas[axis]
+        held_alpha = alpha if fabric.alpha_meaning == "occupies" else Fraction(0)
         holds = [ClassHold(own, held_alpha, beta)]
-        if fabric.kind == "star":
-            holds.append(ClassHold(len(steps), held_alpha, beta))
-            holds.append(ClassHold(len(steps) + 1, held_alpha, beta, "receive"))
+        if fabric.has_ports(axis):
+            port = len(steps) + 2 * axis
+            holds.append(ClassHold(port, held_alpha, beta))
+            holds.append(ClassHold(port + 1, held_alpha, beta, "receive"))
         classes.append(LinkClass(dst, alpha, beta, tuple(holds)))
     return tuple(classes)
 

@@ -97,7 +97,7 @@ def collective_bound(
         servers = _servers(costs)
         into = f"{len(servers)} resource{'s' if len(servers) > 1 else ''} of each rank"
         jobs = [(servers, chunks_per_rank * needed, f"{into}: {why}")]
-        if collective == "alltoall" and isinstance(host, NamedFabric) and host.kind == "torus":
+        if collective == "alltoall" and isinstance(host, NamedFabric) and host.kind in ("torus", "multidim"):
             jobs += _along_axes(host, translations, chunks_per_rank, costs)
     best = (far, "latency", f"the way from the farthest rank, which takes {format_us(_us(far, costs))}")
     for servers, needed, where in jobs:
@@ -121,12 +121,12 @@ def _us(ticks: int, costs: ClassTicks) -> Fraction:
     return Fraction(ticks, costs.ticks_per_us)
 
 
-def _servers(costs: ClassTicks) -> list[tuple[int, int]]:
+def _servers(costs: ClassTicks, classes: set[int] | None = None) -> list[tuple[int, int]]:
     """(hold, latency) ticks of resources that share no send: of every class of links, one that it holds."""
-    left = set(range(len(costs.latency)))
+    left = set(range(len(costs.latency))) if classes is None else set(classes)
     users: dict[int, set[int]] = {}
-    for g, holds in enumerate(costs.holds):
-        for resource, _, _ in holds:
+    for g in sorted(left):
+        for resource, _, _ in costs.holds[g]:
             users.setdefault(resource, set()).add(g)
     servers = []
     for resource in sorted(users, key=lambda r: -len(users[r])):
@@ -176,13 +176,11 @@ def _along_axes(
     place_0 = np.zeros(len(costs.latency), dtype=np.int64)
     axis_of = host.axis(place_0, np.array([each.dst for each in translations.classes])).tolist()
     jobs = []
-    for axis, dim in enumerate(host.dims):
-        servers = [
-            (costs.holds[g][0][1], int(costs.latency[g])) for g, other in enumerate(axis_of) if other == axis
-        ]
+    for axis in range(host.num_axes):
+        servers = _servers(costs, {g for g, other in enumerate(axis_of) if other == axis})
         if servers:
-            into = f"the {len(servers)} links of each rank along axis {axis}"
-            needed = pieces * _hops_along(host, dim)
+            into = f"the {len(servers)} ways out of each rank along axis {axis}"
+            needed = pieces * _hops_along(host, axis)
             jobs.append((servers, needed, f"{into}: every hop of every chunk is a send"))
     return jobs
 
@@ -194,17 +192,30 @@ def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]
         return _searched(translations, costs)
     slowest = int(costs.latency.max())
     if host.kind == "hypercube":
-        return host.dims[0] * _hops_along(host, 2), host.dims[0] * slowest
-    if host.kind not in ("ring", "torus"):
+        return host.dims[0] * host.num_ranks // 2, host.dims[0] * slowest
+    if host.kind not in ("ring", "torus", "multidim"):
         return host.num_ranks - 1, slowest
-    latency = dict(zip((c.beta_us_per_mb for c in translations.classes), costs.latency.tolist(), strict=True))
-    far = sum(dim // 2 * latency[beta] for dim, beta in zip(host.dims, host.betas, strict=True) if dim > 1)
-    return sum(_hops_along(host, dim) for dim in host.dims), far
+    cost_of = zip(
+        ((c.alpha_us, c.beta_us_per_mb) for c in translations.classes), costs.latency.tolist(), strict=True
+    )
+    latency = dict(cost_of)
+    far = sum(
+        max(_hops_of_axis(host, axis)) * latency[alpha, beta]
+        for axis, (alpha, beta) in enumerate(zip(host.alphas, host.betas, strict=True))
+        if host.dims[axis] > 1
+    )
+    return sum(_hops_along(host, axis) for axis in range(host.num_axes)), far
 
 
-def _hops_along(host: NamedFabric, dim: int) -> int:
-    """The sum of hops from place 0 to all others along an axis of so many ranks that goes round."""
-    return host.num_ranks // dim * sum(min(x, dim - x) for x in range(dim))
+def _hops_of_axis(host: NamedFabric, axis: int) -> tuple[int, ...]:
+    """Links to every rank along an axis that goes round, or of a product."""
+    dim = host.dims[axis]
+    return host.product[axis].hops if host.product else tuple(min(x, dim - x) for x in range(dim))
+
+
+def _hops_along(host: NamedFabric, axis: int) -> int:
+    """The sum of hops along an axis from place 0 to all others."""
+    return host.num_ranks // host.dims[axis] * sum(_hops_of_axis(host, axis))
 
 
 def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:

@@ -76,6 +76,7 @@ class _Judge:
         self.violations: list[Violation] = []
         self.meaningless = False
         self.num_redundant = 0
+        self.ports_of_axis: dict[int, list[int]] = {}
         #: How many holds of classes of links name every class of resources.
         self.uses = Counter(hold.resource for each in self.shape.classes for hold in each.holds)
 
@@ -291,23 +292,25 @@ def _check_named(
         at = int(wrong[0])
         judge.report("symmetry", f"class {number}: {host.name} has no link {src[at]}->{dst[at]}")
         return False
-    betas = {host.betas[a] for a in np.flatnonzero(np.bincount(axis))}
-    if betas != {each.beta_us_per_mb} or each.alpha_us != host.alpha_us:
+    axes = np.flatnonzero(np.bincount(axis)).tolist()
+    costs = {(host.alphas[a], host.betas[a]) for a in axes}
+    if costs != {(each.alpha_us, each.beta_us_per_mb)}:
+        known = ", ".join(f"{alpha} us and {beta} us/MB" for alpha, beta in sorted(costs))
         judge.report(
             "times",
             f"class {number}: alpha {each.alpha_us} us and {each.beta_us_per_mb} us/MB; {host.name} has "
-            f"{host.alpha_us} us and {', '.join(map(str, sorted(betas)))} us/MB",
+            f"{known}",
         )
         return False
     held = each.alpha_us if host.alpha_meaning == "occupies" else 0 * each.alpha_us
     expected = [(held, each.beta_us_per_mb, "send")]
-    if host.kind == "star":
+    if any(host.has_ports(a) for a in axes):
         expected += [(held, each.beta_us_per_mb, "send"), (held, each.beta_us_per_mb, "receive")]
     found = [(hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in each.holds]
     uses = [judge.uses[hold.resource] for hold in each.holds]
-    first = judge.shape.classes[0].holds
     ports = [hold.resource for hold in each.holds[1:]]
-    sound = found == expected and uses[0] == 1 and ports == [hold.resource for hold in first[1:]]
+    # All links of a switch share its ports.
+    sound = found == expected and uses[0] == 1 and ports == judge.ports_of_axis.setdefault(axes[0], ports)
     if not sound or len(set(ports)) < len(ports):
         judge.report("contention", f"class {number}: found holds {found}; expected those of {host.name}")
         return False

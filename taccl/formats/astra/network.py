@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from fractions import Fraction
-from itertools import permutations
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked_as, quoted
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.reading import read_text
-from taccl.topology.parts import add_crossbar, check_count, check_num_links
+from taccl.topology.parts import check_count, check_num_links
+from taccl.topology.products import Dimension, Kind, add_dimensions
 from taccl.topology.topology import AlphaMeaning, TopologyBuilder
 from taccl.units import exact
 
@@ -32,7 +33,7 @@ MAX_FILE_BYTES = 10**6
 _MAX_DIMENSIONS = 16
 _BYTES_PER_GB = 2**30
 _FIELDS = ("topology", "npus_count", "bandwidth", "latency")
-_BLOCKS = ("Ring", "FullyConnected", "Switch")
+_KINDS: dict[str, Kind] = {"Ring": "ring", "FullyConnected": "fully-connected", "Switch": "switch"}
 _KEY = re.compile(r"^([A-Za-z_][\w-]*|'[^']*'|\"[^\"]*\")\s*:(?:\s+(.*))?$")
 _ITEM = re.compile(r"""^(?:'([^'\\]*)'|"([^"\\]*)"|([^\s'"&*!|>%@`{}\[\],#:][^'"{}\[\],#:]*))$""")
 
@@ -79,32 +80,17 @@ def load_astra_network(
         Path(where).stem, [rank // per_node for rank in range(num_ranks)],
         alpha_meaning=alpha_meaning, profile="astra-sim",
     )  # fmt: skip
-    stride = 1
-    for dimension, (block, count) in enumerate(zip(blocks, counts, strict=True)):
-        firsts = [rank for rank in range(num_ranks) if rank // stride % count == 0]
-        for number, first in enumerate(firsts):
-            ranks = [first + i * stride for i in range(count)]
-            name = f"switch {number} of dimension {dimension}"
-            _add_block(builder, block, ranks, alphas[dimension], betas[dimension], name)
-        stride *= count
+    # The file's bandwidth is a link's, and a product's a rank's; a switch is two links away.
+    dims = [
+        Dimension(_KINDS[block], count, Fraction(1000), (2 if block == "Switch" else 1) * alpha)
+        for block, count, alpha in zip(blocks, counts, alphas, strict=True)
+    ]
+    dims = [
+        replace(each, bandwidth_gb_per_s=1000 * each.num_ways / beta)
+        for each, beta in zip(dims, betas, strict=True)
+    ]
+    add_dimensions(builder, dims, names={kind: block for block, kind in _KINDS.items()})
     return builder.build(notes=_notes(lists, blocks, alpha_meaning, ranks_per_node))
-
-
-def _add_block(
-    builder: TopologyBuilder, block: str, ranks: list[int], alpha_us: Fraction, beta: Fraction, name: str
-) -> None:
-    if block == "Switch":
-        # To the switch and from it: two links.
-        add_crossbar(
-            builder, ranks, name=name, alpha_us=2 * alpha_us, beta_us_per_mb=beta, link_name="Switch"
-        )
-        return
-    pairs: list[tuple[int, int]] = list(permutations(ranks, 2))
-    if block == "Ring" and len(ranks) > 2:
-        upwards = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
-        pairs = upwards + [(dst, src) for src, dst in upwards]
-    for src, dst in pairs:
-        builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=beta, name=block)
 
 
 def _notes(
@@ -141,9 +127,9 @@ def _fields(
                 f"each of 1 to {_MAX_DIMENSIONS} dimensions; correct the lists",
                 where=f"{where}: {name}",
             )
-    blocks = f"{', '.join(_BLOCKS[:-1])} or {_BLOCKS[-1]}"
+    blocks = f"{', '.join(tuple(_KINDS)[:-1])} or {tuple(_KINDS)[-1]}"
     for name, pattern, expected in (
-        ("topology", "|".join(_BLOCKS), blocks),
+        ("topology", "|".join(_KINDS), blocks),
         ("npus_count", "0*([2-9]|[1-9][0-9]{1,8})", "a whole number of at least 2"),
     ):
         for text, line in lists[name]:

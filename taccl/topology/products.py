@@ -1,0 +1,327 @@
+"""Products: networks of several dimensions, each a ring, a fully connected group or a switch of its own.
+
+Ranks are numbered in mixed radix, the first dimension's digit varying fastest; two ranks are joined where
+they differ in one digit. `multidim` makes such a topology, and `Dimensions` says of any what its dimensions
+are; `taccl.topology.recognise` finds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import permutations
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from taccl.arguments import checked_as, quoted
+from taccl.errors import InputError, TopologyError
+from taccl.names import did_you_mean, matching
+from taccl.topology.fabrics import ALPHA_US
+from taccl.topology.parts import add_crossbar, check_count, check_num_links, exact_cost
+from taccl.topology.topology import AlphaMeaning, TopologyBuilder
+from taccl.units import parse_time_us
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.arguments import Count, Number
+    from taccl.topology.named import NamedFabric
+    from taccl.topology.topology import Topology
+
+__all__ = [
+    "MAX_DIMENSIONS", "Dimension", "Dimensions", "Kind", "add_dimensions", "multidim", "name_of",
+    "read_dimensions", "wrong_product",
+]  # fmt: skip
+
+Kind = Literal["ring", "fully-connected", "switch", "line"]
+MAX_DIMENSIONS = 16
+_EXAMPLE = "'multidim:switch16@100,ring8@50'"
+_MADE = ("ring", "fully-connected", "switch")
+_WORD = re.compile(r"\s*([A-Za-z][A-Za-z_-]*?)-?([0-9]{1,9})\s*(?:@([^@]*))?(?:@([^@]*))?")
+_RATE = re.compile(r"\s*([0-9.eE+/-]+)\s*([A-Za-z/]*)\s*")
+#: A small b is a bit.
+_RATE_UNITS = {"": Fraction(1), "GB/s": Fraction(1), "Gb/s": Fraction(1, 8), "Gbps": Fraction(1, 8)}
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension of a product: `size` ranks that differ in one digit, and how they are joined.
+
+    Parameters
+    ----------
+    kind : {"ring", "fully-connected", "switch", "line"}
+        A ring goes both ways; a line is a ring that is cut open, as in a mesh.
+    bandwidth_gb_per_s : Fraction
+        What a rank sends, and receives, over all its links of the dimension together, in 10**9 bytes a
+        second; of a line, over one.
+    alpha_us : Fraction
+        Latency of a link in microseconds.
+    """
+
+    kind: Kind
+    size: int
+    bandwidth_gb_per_s: Fraction
+    alpha_us: Fraction
+
+    @property
+    def num_ways(self) -> int:
+        """Links of a rank that share the bandwidth: a switch has one port each way."""
+        if self.kind == "ring":
+            return min(2, self.size - 1)
+        return self.size - 1 if self.kind == "fully-connected" else 1
+
+    @property
+    def beta_us_per_mb(self) -> Fraction:
+        """Microseconds for 10**6 bytes over one link."""
+        return 1000 * self.num_ways / self.bandwidth_gb_per_s
+
+    @property
+    def hops(self) -> tuple[int, ...]:
+        """Links from a rank to each of the `size` ranks of its ring, group or switch; of a line, at most."""
+        if self.kind == "ring":
+            return tuple(min(d, self.size - d) for d in range(self.size))
+        if self.kind == "line":
+            return tuple(range(self.size))
+        return tuple(min(d, 1) for d in range(self.size))
+
+    def __str__(self) -> str:
+        rate, alpha = (
+            f"{each.numerator}" if each.denominator == 1 else repr(float(each))
+            if Fraction(repr(float(each))) == each else str(each)
+            for each in (self.bandwidth_gb_per_s, self.alpha_us)
+        )  # fmt: skip
+        return f"{self.kind}{self.size}@{rate}" + (f"@{alpha}" if self.alpha_us != ALPHA_US else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Dimensions(Sequence[Dimension]):
+    """The dimensions of a network, as `taccl.dimensions` finds them; rank is the sum of digit times stride.
+
+    Parameters
+    ----------
+    dims : tuple of Dimension
+        The first dimension's digit varies fastest.
+    host : Topology or NamedFabric
+        Of which these are the dimensions.
+    """
+
+    dims: tuple[Dimension, ...]
+    host: Topology | NamedFabric
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dims[index]
+
+    def __len__(self) -> int:
+        return len(self.dims)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ranks along every dimension."""
+        return tuple(each.size for each in self.dims)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return prod(self.sizes)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """By how much ranks differ that are neighbours along each dimension."""
+        return tuple(prod(self.sizes[:k]) for k in range(len(self.dims)))
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether the network looks the same from every rank: no dimension is a line."""
+        return all(each.kind != "line" for each in self.dims)
+
+    def digits(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(number of dimensions, number of ranks): every rank's digits."""
+        strides, sizes = (np.array(each, np.int64)[:, None] for each in (self.strides, self.sizes))
+        return np.asarray(ranks // strides % sizes)
+
+    def loads_us_per_mb(self, order: Sequence[int], *, exchange: bool = False) -> tuple[Fraction, ...]:
+        """For how long each dimension is busy with 10**6 bytes of data that take an order.
+
+        Parameters
+        ----------
+        order : sequence of int
+            As a reduction takes the dimensions: the data shrinks by the size of every one that it has passed.
+        exchange : bool
+            Whether ranks have something else for each other rank: then it does not, and goes every hop.
+        """
+        loads, left = [Fraction(0)] * len(self.dims), Fraction(1)
+        for k in order:
+            each = self.dims[k]
+            hops = sum(each.hops) if exchange else each.size - 1
+            loads[k] = left * Fraction(hops, each.size) * 1000 / each.bandwidth_gb_per_s
+            left /= 1 if exchange else each.size
+        return tuple(loads)
+
+    def __repr__(self) -> str:
+        return f"Dimensions({self.host.name}: {' x '.join(map(str, self.dims))})"
+
+
+@checked_as(TopologyError)
+def multidim(
+    dims: str | Sequence[Any],
+    *,
+    alpha_us: Number = ALPHA_US,
+    alpha_meaning: AlphaMeaning = "pipelined",
+    num_ranks: Count | None = None,
+    ranks_per_node: Count | None = None,
+) -> Topology:
+    """A product of dimensions, e.g. ``multidim([("switch", 16, "100GB/s", "0.5us"), ("ring", 8, 50)])``.
+
+    Ranks are numbered in mixed radix, the first dimension's digit fastest.
+
+    Parameters
+    ----------
+    dims : sequence of (kind, size, bandwidth[, alpha]), or str
+        A kind is ``"ring"`` (both ways), ``"fully-connected"`` or ``"switch"``. The bandwidth is a rank's,
+        each way, over all its links of the dimension together: a number of GB/s, ``"100GB/s"`` or
+        ``"800Gbps"``. An alpha is a number of microseconds, or ``"0.5us"``. As text:
+        ``"switch16@100,ring8@50@0.7us"``.
+    alpha_us : number
+        Latency of dimensions that say none.
+    alpha_meaning : {"occupies", "pipelined"}
+        Whether a link stays busy during its alpha; by default it does not, as in ASTRA-sim.
+    num_ranks : int, optional
+        Refuses dimensions of any other number of ranks.
+    ranks_per_node : int, optional
+        Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node.
+
+    Raises
+    ------
+    TopologyError
+        If a kind is unknown, a size is less than 2, a bandwidth is missing or not positive, or the product of
+        the sizes is not `num_ranks`.
+    """
+    found = read_dimensions(dims, alpha_us=alpha_us)
+    count = prod(each.size for each in found)
+    if num_ranks is not None and count != num_ranks:
+        raise TopologyError(wrong_product([each.size for each in found], num_ranks), where="multidim: dims")
+    check_num_links(
+        sum(count * (each.num_ways if each.kind == "ring" else each.size - 1) for each in found),
+        where="multidim",
+    )
+    per_node = ranks_per_node or count
+    if count % per_node:
+        raise TopologyError(
+            f"found {per_node}; expected a divisor of the {count} ranks", where="multidim: ranks_per_node"
+        )
+    builder = TopologyBuilder(
+        name_of(found), [rank // per_node for rank in range(count)],
+        alpha_meaning=alpha_meaning, machine="multidim",
+    )  # fmt: skip
+    add_dimensions(builder, found)
+    return builder.build()
+
+
+def name_of(dims: Sequence[Dimension]) -> str:
+    """The name that stands for dimensions on the command line."""
+    return f"multidim:{','.join(map(str, dims))}"
+
+
+def add_dimensions(
+    builder: TopologyBuilder, dims: Sequence[Dimension], *, names: Mapping[str, str] | None = None
+) -> None:
+    """Add the links of a product; `names` say what links of a kind are called, by default like their kind."""
+    num_ranks, stride = len(builder.node_of_rank), 1
+    for number, each in enumerate(dims):
+        costs = {"alpha_us": each.alpha_us, "beta_us_per_mb": each.beta_us_per_mb}
+        name = (names or {}).get(each.kind, each.kind)
+        firsts = [rank for rank in range(num_ranks) if rank // stride % each.size == 0]
+        for line, first in enumerate(firsts):
+            ranks = [first + i * stride for i in range(each.size)]
+            if each.kind == "switch":
+                switch = f"switch {line} of dimension {number}"
+                add_crossbar(builder, ranks, name=switch, link_name=name, **costs)
+                continue
+            pairs: list[tuple[int, int]] = list(permutations(ranks, 2))
+            if each.kind == "ring" and each.size > 2:
+                upwards = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+                pairs = upwards + [(dst, src) for src, dst in upwards]
+            for src, dst in pairs:
+                builder.add_link(src, dst, name=name, **costs)
+        stride *= each.size
+
+
+def read_dimensions(dims: str | Sequence[Any], *, alpha_us: Number = ALPHA_US) -> tuple[Dimension, ...]:
+    """Dimensions from words or tuples, as `multidim` takes them; `TopologyError` says what is none."""
+    where = "multidim: dims"
+    given: Sequence[Any] = [_split(word) for word in dims.split(",")] if isinstance(dims, str) else dims
+    if isinstance(given, Mapping) or not 0 < len(given) <= MAX_DIMENSIONS:
+        raise TopologyError(
+            f"found {len(given)} dimensions; expected 1 to {MAX_DIMENSIONS}, as in {_EXAMPLE}", where=where
+        )
+    return tuple(
+        _read(each, alpha_us, f"multidim: dimension {number}") for number, each in enumerate(given, 1)
+    )
+
+
+def _split(word: str) -> tuple[str | None, ...]:
+    match = _WORD.fullmatch(word)
+    if match is None:
+        raise TopologyError(
+            f"found {quoted(word)}; expected a kind, a size and a bandwidth in GB/s, as in {_EXAMPLE}",
+            where="multidim: dims",
+        )
+    return match.groups()
+
+
+def _read(given: Any, default_alpha: Number, where: str) -> Dimension:
+    if isinstance(given, Dimension):
+        given = (given.kind, given.size, given.bandwidth_gb_per_s, given.alpha_us)
+    if isinstance(given, str) or not isinstance(given, Sequence) or not 2 <= len(given) <= 4:
+        raise TopologyError(
+            f"found {quoted(given)}; expected a kind, a size, a bandwidth, and an alpha if it differs, e.g. "
+            "('switch', 16, '100GB/s', '0.5us')",
+            where=where,
+        )
+    kind, size, rate, alpha = (*given, None, None)[:4]
+    known = matching(kind, _MADE) if isinstance(kind, str) else None
+    if known is None:
+        hint = did_you_mean(kind, _MADE) if isinstance(kind, str) else ""
+        raise TopologyError(f"found {quoted(kind)}; expected a kind, {', '.join(_MADE)}{hint}", where=where)
+    if isinstance(size, str) and size.strip().isdecimal():
+        size = int(size)
+    size = check_count(size, where=f"{where}: size", least=2)
+    assert known in get_args(Kind)
+    return Dimension(known, size, _rate(rate, f"{where}: bandwidth"), _alpha(alpha, default_alpha, where))  # type: ignore[arg-type]
+
+
+def _rate(given: Any, where: str) -> Fraction:
+    """A bandwidth in GB/s of 10**9 bytes: a number, or text with a unit."""
+    if given is None or (isinstance(given, str) and not given.strip()):
+        raise TopologyError("found none; give the GB/s of a rank, e.g. switch16@100", where=where)
+    number, unit = given, ""
+    if isinstance(given, str):
+        match = _RATE.fullmatch(given)
+        if match is None or match[2] not in _RATE_UNITS:
+            raise TopologyError(
+                f"found {quoted(given)}; expected GB/s, e.g. 100, '100GB/s' or '800Gbps'", where=where
+            )
+        number, unit = match[1], match[2]
+    rate = exact_cost(number, where=where) * _RATE_UNITS[unit]
+    if not rate:
+        raise TopologyError("found 0 GB/s; expected a positive bandwidth", where=where)
+    return rate
+
+
+def _alpha(given: Any, default: Number, where: str) -> Fraction:
+    try:
+        return parse_time_us(default if given is None else given, where=f"{where}: alpha")  # type: ignore[arg-type]
+    except InputError as error:
+        raise TopologyError(error.message, where=error.where) from None
+
+
+def wrong_product(sizes: Sequence[int], num_ranks: int) -> str:
+    """What is wrong with dimensions of another number of ranks."""
+    return (
+        f"found {' x '.join(map(str, sizes))} = {prod(sizes)} ranks; expected dimensions whose product is "
+        f"{num_ranks}, the number of ranks"
+    )

@@ -1,0 +1,219 @@
+"""Which products topologies are: their dimensions, read off their links, or why they have none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise, permutations
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.arguments import checked_as
+from taccl.errors import TopologyError
+from taccl.topology.products import Dimension, Dimensions, wrong_product
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.arguments import Count
+    from taccl.topology.named import NamedFabric
+    from taccl.topology.products import Kind
+    from taccl.topology.topology import Topology
+
+__all__ = ["dimensions", "links_along"]
+
+#: What a send costs: alpha and beta of its link, and of every hold.
+Cost = tuple[tuple[object, ...], ...]
+
+
+@checked_as(TopologyError)
+def dimensions(topology: Topology | NamedFabric | str, *, sizes: Sequence[Count] | None = None) -> Dimensions:
+    """The dimensions whose product a topology is, the first varying fastest.
+
+    Found where ranks are numbered in mixed radix: tori, meshes, hypercubes, `multidim`, nodes that rails join
+    (DGX, GB200 racks). Each link is then along one dimension, all of one cost, and what it holds is held by
+    one rank's links of that dimension alone.
+
+    Parameters
+    ----------
+    topology : Topology, NamedFabric or str
+        A name is a fabric's, as ``taccl.topologies.parse`` reads it.
+    sizes : sequence of int, optional
+        Ranks along every dimension, where they are to be just these.
+
+    Raises
+    ------
+    TopologyError
+        Why it is no product; or that the product of `sizes` is not the number of ranks.
+    """
+    from taccl.topology.named import NamedFabric, parse_named
+
+    if isinstance(topology, str):
+        topology = parse_named(topology)
+    if sizes is not None and prod(sizes) != topology.num_ranks:
+        raise TopologyError(wrong_product(sizes, topology.num_ranks), where="dimensions: sizes")
+    if isinstance(topology, NamedFabric):
+        found = _of_fabric(topology)
+    else:
+        name = f"dimensions {sizes}"
+        if name not in topology.memo:
+            try:
+                topology.memo[name] = _of_links(topology, sizes)
+            except TopologyError as error:
+                topology.memo[name] = error
+        found = topology.memo[name]
+        if isinstance(found, TopologyError):
+            raise TopologyError(found.message, where=found.where)
+    if sizes is not None and found.sizes != tuple(sizes):
+        said = f"found {' x '.join(map(str, found.sizes))}; expected {' x '.join(map(str, sizes))}"
+        raise TopologyError(f"{said}: leave sizes out", where=topology.name)
+    return found
+
+
+def links_along(dims: Dimensions, topology: Topology) -> list[NDArray[np.int64]]:
+    """Of every dimension (num_ranks, size): the link from a rank to that with another digit, or -1."""
+    name = f"links along {dims.sizes}"
+    if name not in topology.memo:
+        index = _fastest_links(topology)
+        ends = np.array(list(index), np.int64).reshape(-1, 2).T
+        links = np.array(list(index.values()), np.int64)
+        digits = [dims.digits(each) for each in ends]
+        tables = [np.full((topology.num_ranks, size), -1, np.int64) for size in dims.sizes]
+        for axis, table in enumerate(tables):
+            along = digits[0][axis] != digits[1][axis]
+            table[ends[0][along], digits[1][axis][along]] = links[along]
+        topology.memo[name] = tables
+    found: list[NDArray[np.int64]] = topology.memo[name]
+    return found
+
+
+def _of_fabric(fabric: NamedFabric) -> Dimensions:
+    """The dimensions of a fabric, from its definition."""
+    if fabric.product:
+        return Dimensions(fabric.product, fabric)
+    kinds: dict[str, Kind] = {"mesh": "line", "star": "switch", "fully-connected": "fully-connected"}
+    sizes = (2,) * fabric.dims[0] if fabric.kind == "hypercube" else fabric.dims
+    betas = fabric.betas * (len(sizes) if fabric.num_axes == 1 else 1)
+    dims = [
+        _dimension(kinds.get(fabric.kind, "ring"), size, fabric.alpha_us, beta)
+        for size, beta in zip(sizes, betas, strict=True)
+        if size > 1
+    ]
+    return Dimensions(tuple(reversed(dims)), fabric)
+
+
+def _dimension(kind: Kind, size: int, alpha_us: Fraction, beta: Fraction) -> Dimension:
+    each = Dimension(kind, size, Fraction(1), alpha_us)
+    return Dimension(kind, size, 1000 * each.num_ways / beta, alpha_us)
+
+
+def _of_links(topology: Topology, sizes: Sequence[int] | None) -> Dimensions:
+    """The dimensions of a topology, from its links; the largest first dimension that fits, and so on."""
+    if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
+        raise _none(topology, "it has links of several ends")
+    index = _fastest_links(topology)
+    cost = {ends: _cost(topology, e) for ends, e in index.items()}
+    num_ranks, stride = topology.num_ranks, 1
+    dims: list[Dimension] = []
+    while stride < num_ranks:
+        rest = num_ranks // stride
+        tried = [n for n in range(rest, 1, -1) if rest % n == 0] if sizes is None else [sizes[len(dims)]]
+        size = next((n for n in tried if _kind(cost, 0, stride, n)), None)
+        if size is None:
+            raise _none(topology, f"ranks 0, {stride}, {2 * stride}, ... make no ring, line or group")
+        dims.append(_along(topology, index, cost, stride, size))
+        stride *= size
+    if not dims:
+        raise _none(topology, "it has one rank")
+    found = Dimensions(tuple(dims), topology)
+    _check_along(topology, found)
+    return found
+
+
+def _fastest_links(topology: Topology) -> dict[tuple[int, int], int]:
+    """The link of every pair of ranks; of several side by side the fastest."""
+    index: dict[tuple[int, int], int] = {}
+    for e, link in sorted(enumerate(topology.links), key=lambda each: -each[1].beta_us_per_mb):
+        index[link.src, link.dst] = e
+    return index
+
+
+def _cost(topology: Topology, link: int) -> Cost:
+    each, holds = topology.links[link], topology.holds_of_link[link]
+    kinds = sorted((hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in holds)
+    return ((each.alpha_us, each.beta_us_per_mb), *kinds)
+
+
+def _kind(cost: dict[tuple[int, int], Cost], first: int, stride: int, size: int) -> Kind | None:
+    """How ranks so far apart are joined, all at one cost; None where they are not."""
+    ranks = [first + i * stride for i in range(size)]
+    both = [pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a))]
+    if len({cost.get(pair) for pair in both}) > 1 or both[0] not in cost:
+        return None
+    known = cost[both[0]]
+    if size == 2 or all(cost.get(pair) == known for pair in permutations(ranks, 2)):
+        return "ring" if size <= 3 else "fully-connected"
+    ends = (stride, (size - 1) * stride)
+    if any(pair in cost for pair in permutations(ranks, 2) if abs(pair[0] - pair[1]) not in ends):
+        return None
+    closed = [cost.get(pair) for pair in ((ranks[0], ranks[-1]), (ranks[-1], ranks[0]))]
+    return "ring" if closed == [known, known] else None if any(closed) else "line"
+
+
+def _along(
+    topology: Topology,
+    index: dict[tuple[int, int], int],
+    cost: dict[tuple[int, int], Cost],
+    stride: int,
+    size: int,
+) -> Dimension:
+    """The dimension of so many ranks so far apart, which is alike everywhere."""
+    kind = _kind(cost, 0, stride, size)
+    assert kind is not None, "it was looked at from rank 0"
+    for first in range(topology.num_ranks):
+        if first // stride % size:
+            continue
+        if _kind(cost, first, stride, size) != kind or cost[first, first + stride] != cost[0, stride]:
+            raise _none(
+                topology,
+                f"ranks {first}, {first + stride}, ... are not joined as ranks 0, {stride}, ... are, which "
+                f"make a {kind} of {size}",
+            )
+    link = topology.links[index[0, stride]]
+    beta = max(hold.beta_us_per_mb for hold in topology.holds_of_link[index[0, stride]])
+    joined = [rank for rank in range(stride, size * stride, stride) if (0, rank) in index]
+    for links in ([index[0, rank] for rank in joined], [index[rank, 0] for rank in joined]):
+        held = [{hold.resource for hold in topology.holds_of_link[e]} for e in links]
+        shared = Counter(resource for each in held for resource in each).most_common(1)[0]
+        if len(held) > 1 and set.intersection(*held) and kind != "line":
+            kind = "switch"
+        elif kind != "switch" and shared[1] > 1:
+            raise _none(topology, f"some links of rank 0 share {topology.resources[shared[0]].name}")
+    return _dimension(kind, size, link.alpha_us, beta)
+
+
+def _check_along(topology: Topology, dims: Dimensions) -> None:
+    """Raise `TopologyError` unless links are along dimensions, and what they hold is a rank's in one."""
+    holder: dict[tuple[int, str], tuple[int, int]] = {}
+    src, dst = (np.array([getattr(link, end) for link in topology.links]) for end in ("src", "dst"))
+    differ = dims.digits(src) != dims.digits(dst)
+    axes = np.where(differ.sum(axis=0) == 1, differ.argmax(axis=0), -1).tolist()
+    for e, (link, axis) in enumerate(zip(topology.links, axes, strict=True)):
+        if axis < 0:
+            raise _none(topology, f"link {link} is along no dimension of {' x '.join(map(str, dims.sizes))}")
+        for hold in topology.holds_of_link[e]:
+            rank = link.src if hold.side == "send" else link.dst
+            own = axis, rank
+            first = holder.setdefault((hold.resource, hold.side), own)
+            if first != own:
+                name = topology.resources[hold.resource].name
+                which = f"ranks {first[1]} and {rank}" if first[0] == own[0] else "two dimensions"
+                raise _none(topology, f"{name} is shared by {which}")
+
+
+def _none(topology: Topology, why: str) -> TopologyError:
+    return TopologyError(f"found no product of dimensions: {why}", where=topology.name)
