@@ -246,6 +246,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "topologies.multidim": {
         "dims": "ring2@50", "alpha_us": 0.5, "alpha_meaning": "pipelined", "num_ranks": 2, "ranks_per_node": 1,
     },
+    "baselines.dimension_balanced": {"problem": "@problem", "cut": False},
     "dimensions": {"topology": "ring:2", "sizes": None},
     "topologies.parse": {"name": "ring:2", "nodes": None, "profile": None},
     "topologies.TopologyBuilder": {
@@ -295,7 +296,7 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "initiation_interval": {"schedule": "@schedule"},
     "synthesize": {
-        "problem": "@problem", "backend": "greedy", "time_limit_s": 2.0, "threads": 1, "seed": 0,
+        "problem": "@problem", "backend": "greedy", "time_limit_s": 2.0, "threads": 1, "seed": 0, "policy": "lp",
         "memory_limit_mb": 1000, "log": False, "progress": None, "sketch": "none", "keep": "schedule",
         "spill_dir": None, "to_file": False,
     },
@@ -370,7 +371,11 @@ GIVEN: dict[str, dict[str, object]] = {
     "cache.get": {"key": "0" * 64, "problem": None},
     "synthesize_implicit": {
         "fabric": "torus:2x2", "collective": "allgather", "chunk_size": "1KB", "chunks_per_rank": 1,
-        "group": None, "seed": 0,
+        "group": None, "seed": 0, "backend": "auto", "policy": "lp",
+    },
+    "baselines.hierarchical": {
+        "problem": "@problem", "cut": False, "chunks": None, "order": None, "collective": "allreduce",
+        "size": "1MB",
     },
     "plot.gantt": {"schedule": "@schedule", "by": "link", "colour": "origin", "max_rows": 48, "ax": None},
     "plot.topology": {"topology": "@topology", "schedule": None, "ax": None},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
+from taccl.baselines.balanced import dimension_balanced
 from taccl.baselines.hierarchical import hierarchical
 from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.one_shot import one_shot
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "BASELINES", "baseline", "best", "bine", "hierarchical", "nccl", "nccl_choices", "one_shot",
-    "pairwise", "recursive", "ring", "swing", "tree",
+    "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "nccl", "nccl_choices",
+    "one_shot", "pairwise", "recursive", "ring", "swing", "tree",
 ]  # fmt: skip
 
 #: Every baseline, by name.
@@ -39,6 +40,7 @@ BASELINES: dict[str, Callable[..., Schedule]] = {
     "swing": swing,
     "bine": bine,
     "hierarchical": hierarchical,
+    "dimension-balanced": dimension_balanced,
     "pairwise": pairwise,
     "one-shot": one_shot,
 }

@@ -52,8 +52,9 @@ def _topologies() -> Iterable[str]:
 
 def _backends() -> Iterable[str]:
     from taccl.solvers.registry import known_solvers
+    from taccl.synthesis.backends import OWN_BACKENDS
 
-    return ("auto", "greedy", *known_solvers())
+    return (*OWN_BACKENDS, *known_solvers())
 
 
 #: By the name of the argument.

@@ -13,6 +13,7 @@ from taccl.cli.things import is_file
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
+from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.units import format_count, format_size, format_us, parse_size
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: From so many ranks on a fabric that looks alike from every rank gets an implicit schedule.
 _MANY_RANKS = 2048
+#: And from so many on of ``dimension-balanced``.
+_MANY_BALANCED = 257
 #: A worse implicit schedule is left to the general way.
 _WORTH_A_SEARCH = 0.1
 
@@ -45,15 +48,19 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
     fabric = _fabric(options)
     if fabric is None:
         return None
+    balanced = options.backend == "dimension-balanced"
     try:
-        chunk_bytes = _chunk_bytes(options, fabric.num_ranks)
+        chunks = options.chunks_per_rank or (_num_chunks(options, fabric) if balanced else 1)
         result = taccl.synthesize_implicit(
-            fabric, options.collective, chunk_size=chunk_bytes,
-            chunks_per_rank=options.chunks_per_rank or 1, seed=options.seed,
+            fabric, options.collective, chunk_size=_chunk_bytes(options, fabric.num_ranks, chunks),
+            chunks_per_rank=chunks, seed=options.seed, policy=options.policy,
+            backend="dimension-balanced" if balanced else "auto",
         )  # fmt: skip
     except InputError:
+        if balanced:
+            raise
         return None  # which the usual way explains, or can do
-    if result.gap > _WORTH_A_SEARCH:
+    if result.gap > _WORTH_A_SEARCH and not balanced:
         schedule = result.schedule
         say(
             f"note: the implicit {schedule.collective} on {schedule.host.name} is {result.gap:.0%} above its "
@@ -75,21 +82,34 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
 
     if options.sketch is not None or options.topology is None or is_file(options.topology):
         return None
-    if options.backend not in ("auto", "greedy") or options.collective is None:
+    balanced = options.backend == "dimension-balanced"
+    if options.backend not in OWN_BACKENDS or options.collective is None:
         return None
     try:
         fabric = parse_named(options.topology)
     except InputError:
         return None
-    return fabric if fabric.num_ranks >= _MANY_RANKS else None
+    if balanced and not taccl.dimensions(fabric).is_regular:
+        return None
+    return fabric if fabric.num_ranks >= (_MANY_BALANCED if balanced else _MANY_RANKS) else None
 
 
-def _chunk_bytes(options: argparse.Namespace, num_ranks: int) -> int:
+def _num_chunks(options: argparse.Namespace, fabric: NamedFabric) -> int:
+    """How many chunks of a size are best along dimensions; one of a size of its own."""
+    from taccl.synthesis.balanced import choose_num_chunks
+
+    if options.chunk_size is not None:
+        return 1
+    settle_size(options)
+    size_bytes = parse_size(options.size, where="--size")
+    return choose_num_chunks(taccl.dimensions(fabric), options.collective, size_bytes, policy=options.policy)
+
+
+def _chunk_bytes(options: argparse.Namespace, num_ranks: int, chunks_per_rank: int) -> int:
     if options.chunk_size is not None:
         return parse_size(options.chunk_size, where="--chunk-size")
     settle_size(options)
-    chunks = num_ranks * (options.chunks_per_rank or 1)
-    return -(-parse_size(options.size, where="--size") // chunks)
+    return -(-parse_size(options.size, where="--size") // (num_ranks * chunks_per_rank))
 
 
 def _text(result: ImplicitResult) -> str:
@@ -105,6 +125,7 @@ def _text(result: ImplicitResult) -> str:
         ("finish", schedule.timing + bandwidth),
         ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
         ("gap", f"{result.gap:.2%}" + (f" (best for {chunks} a rank)" if result.gap == 0 else "")),
+        *([] if result.dimension_bound is None else [("dimensions", result.dimension_bound.text)]),
         ("schedule", rows_repeated),
         ("found by", f"{schedule.producer} in {result.seconds:.2f} s"),
     ]
@@ -113,8 +134,9 @@ def _text(result: ImplicitResult) -> str:
 
 
 def _values(result: ImplicitResult, options: argparse.Namespace) -> dict[str, Any]:
+    name = "translation" if result.dimension_bound is None else "dimensions"
     stage = {
-        "name": "translation", "solver": "taccl", "status": "done", "seconds": result.seconds,
+        "name": name, "solver": "taccl", "status": "done", "seconds": result.seconds,
         "finish_us": result.finish_us, "bound": None, "message": "",
     }  # fmt: skip
     return {

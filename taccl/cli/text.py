@@ -39,6 +39,7 @@ def result_text(result: Result) -> str:
         ("finish", f"{schedule.timing}{_bandwidths(schedule)}"),
         *bound_rows(result.bound),
         ("gap", format_gap(result.gap) + (f" ({result.standing})" if result.standing else "")),
+        *([] if result.dimension_bound is None else [("dimensions", result.dimension_bound.text)]),
         ("schedule", f"{_transfers(schedule)}, verified"),
         ("found by", f"{schedule.producer or result.backend} in {result.seconds:.2f} s, seed {result.seed}"),
         ("backend", f"{result.backend}: {result.choice}" if result.choice else result.backend),

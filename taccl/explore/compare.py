@@ -19,6 +19,7 @@ from taccl.problem import make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
 from taccl.solvers.registry import require_known
+from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
@@ -280,8 +281,8 @@ def _option_rows(
         if not several:
             raise InputError("found none; expected at least one", where=where)
     for name in names:
-        if name not in ("auto", "greedy"):
-            require_known(name, others=("auto", "greedy"), where="backends")
+        if name not in OWN_BACKENDS:
+            require_known(name, others=OWN_BACKENDS, where="backends")
     _check_num_runs(len(names) * len(numbers) * len(several_parameters), time_limit_s)
     return [
         new_row(backend=backend, seed=seed, time_limit_s=time_limit_s, threads=threads, parameters=changed)

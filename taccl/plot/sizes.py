@@ -40,7 +40,8 @@ __all__ = ["NAMES_OF_BASELINES", "Bandwidths", "bandwidth", "bandwidths", "usual
 #: What people call them.
 NAMES_OF_BASELINES = {
     "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
-    "hierarchical": "hierarchical", "pairwise": "pairwise", "one-shot": "one-shot",
+    "hierarchical": "hierarchical", "dimension-balanced": "dimension-balanced",
+    "pairwise": "pairwise", "one-shot": "one-shot",
     "swing": "swing", "bine": "bine trees",
 }  # fmt: skip
 #: From 1 KiB to 1 GiB, each four times the one before.

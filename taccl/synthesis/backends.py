@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from taccl.solvers.registry import SolverInfo
 
-__all__ = ["Backends", "backends", "package_versions"]
+__all__ = ["OWN_BACKENDS", "Backends", "backends", "package_versions"]
 
+OWN_BACKENDS = ("auto", "greedy", "dimension-balanced")
 _HEAD = ("backend", "available", "version", "note")
 _PACKAGES = ("taccl", "highspy", "ortools", "gurobipy", "pulp", "numpy")
 
@@ -55,6 +56,7 @@ def backends() -> Backends:
     own = [
         SolverInfo("auto", True, version, "a portfolio of greedy, highs and cpsat", None, None),
         SolverInfo("greedy", True, version, "the list scheduler alone", None, None),
+        SolverInfo("dimension-balanced", True, version, "chunks balanced over dimensions", None, None),
     ]
     return Backends((*own, *solver_infos()))
 

@@ -99,6 +99,8 @@ class PortfolioParameters(_Group):
     # they are not begun.
     baseline_arrivals: int = 6_000
     baseline_s_per_arrival: float = 2e-4
+    # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
+    balanced_transfers: int = 2_000_000
     # Up to so many moves contributions that ranks keep apart are searched too, in a share of the time.
     apart_moves: int = 10_000
     apart_share: float = 0.3
@@ -179,6 +181,8 @@ class SuggestingParameters(_Group):
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3
     most_merged: int = 6  # chunks in one send between nodes
+    # Chunks balanced over dimensions take the place of what a sketch led to, in up to so many transfers.
+    balanced_transfers: int = 300_000
     # For the bound of the best proposal, and of each other.
     first_bound_s: float = 5.0
     bound_s: float = 2.0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taccl.analysis.certificates.certificate import Certificate
+    from taccl.analysis.certificates.dimension_bound import DimensionBound
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
@@ -118,6 +119,8 @@ class Result:
         Each better schedule when it was found, in order of time; the last is the schedule returned.
     choice : str
         What ran and why, by the number of moves.
+    dimension_bound : DimensionBound, optional
+        Of ``backend="dimension-balanced"``: what no algorithm along dimensions beats, bandwidth only.
     """
 
     schedule: Schedule | CompactSchedule
@@ -131,6 +134,7 @@ class Result:
     notes: tuple[str, ...] = ()
     progress: tuple[Moment, ...] = ()
     choice: str = ""
+    dimension_bound: DimensionBound | None = None
 
     def __post_init__(self) -> None:
         topology = self.schedule.problem.topology
@@ -188,6 +192,7 @@ class Result:
             "bound_limits": self.bound.limits,
             "bound_of_every_cut_us": None if every is None else every.bound_us,
             "standing": self.standing,
+            **({} if self.dimension_bound is None else self.dimension_bound.to_dict()),
             "gap": self.gap if self.gap != float("inf") else None,
             "backend": self.backend,
             "choice": self.choice,
@@ -216,6 +221,7 @@ class Result:
             ("finish", schedule.timing),
             ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
             *bound_rows(self.bound),
+            ("along dimensions", "" if self.dimension_bound is None else self.dimension_bound.text),
             ("gap", format_gap(self.gap) + (f" ({self.standing})" if self.standing else "")),
             ("schedule", self._size),
             ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
@@ -236,6 +242,8 @@ class Result:
         (_, first), *every = bound_rows(self.bound)
         limits = [f"  {shown(first[first.index('limited by') :], 300)}"]
         limits += [f"  bound of every cut: {shown(text, 300)}" for _, text in every]
+        if self.dimension_bound is not None:
+            limits.append(f"  along dimensions: {self.dimension_bound.text}")
         lines = [
             f"{schedule.problem.title}: "
             f"finish {schedule.timing}, bound {format_us(self.bound_us)}, "

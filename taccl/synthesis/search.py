@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from taccl.analysis.certificates.dimension_bound import DimensionBound
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.schedule.summary import ScheduleSummary
@@ -92,6 +93,7 @@ class Search:
     fallbacks: list[str] = field(default_factory=list)  # what ran in the place of what was asked for, and why
     last_improved: float = field(default_factory=time.monotonic)
     ran_out: bool = False  # time was up before the search was
+    dimension_bound: DimensionBound | None = None  # of algorithms along dimensions, where these were used
     fold_s: float = 0.0
     unfolded: str = ""  # why routes are not folded by all symmetries
 
@@ -310,7 +312,7 @@ class Search:
         progress = (*self.trace, Moment(seconds, schedule.finish_us, bound.bound_us))
         return Result(
             schedule, bound, backend, tuple(self.stages), seconds, self.options.seed, package_versions(),
-            stopped, notes, progress, choice,
+            stopped, notes, progress, choice, self.dimension_bound,
         )  # fmt: skip
 
     def _moment(self, finish_us: float | None) -> Moment:

@@ -28,6 +28,8 @@ from taccl.sketch.reachability import check_reachable
 from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
+from taccl.synthesis.backends import OWN_BACKENDS
+from taccl.synthesis.balanced import BALANCED, cut_balanced, offer_balanced, search_balanced
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
@@ -56,6 +58,7 @@ def synthesize(
     problem: Problem,
     *,
     backend: str = "auto",
+    policy: Literal["lp", "greedy"] = "lp",
     time_limit_s: Seconds = 30.0,
     threads: Count | None = None,
     seed: Natural = 0,
@@ -78,7 +81,11 @@ def synthesize(
         figures, takes one chunk a rank.
     backend : str
         ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
-        contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``.
+        contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``; or
+        ``"dimension-balanced"``, where the topology is a product (`taccl.dimensions`).
+    policy : {"lp", "greedy"}
+        How ``"dimension-balanced"`` deals chunks out to orders of dimensions: by the optimal shares, or each
+        in turn so that the dimensions' loads are level.
     time_limit_s : float
         Of the whole synthesis, without what is compiled at the first use. What is under way then is given up;
         but where there is no schedule yet, the list scheduler's first run is finished, unless it is that of
@@ -127,6 +134,8 @@ def synthesize(
         threads or _cores(), seed, memory_limit_mb, log, progress, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters,
     )  # fmt: skip
+    if backend == BALANCED:
+        problem = cut_balanced(problem, policy=policy)
     problem, proposals = _with_chunks(problem, backend, time_limit_s, sketch, options)
     time_limit_s = max(0.1, time_limit_s - (time.monotonic() - began))
     plan = _plan(problem, backend, time_limit_s, sketch, proposals, options)
@@ -138,7 +147,10 @@ def synthesize(
         if competes and is_small:
             _try_baselines(search)
         search.allow(-plan.improving_s)
-        if plan.is_guided:
+        if backend == BALANCED:
+            search_balanced(search, policy=policy)
+            _prove(search)
+        elif plan.is_guided:
             _search_guided(search, plan.is_large, proposals)
         else:
             _search_plain(search, backend, plan.is_large)
@@ -222,8 +234,8 @@ def _plan(
     options: Options,
 ) -> _Plan:
     """What is run; raises `InputError` for arguments that do not fit together."""
-    if backend not in ("auto", "greedy"):
-        require_known(backend, others=("auto", "greedy"), where="backend")
+    if backend not in OWN_BACKENDS:
+        require_known(backend, others=OWN_BACKENDS, where="backend")
     if isinstance(sketch, str) and sketch not in ("auto", "none"):
         raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
     parameters, is_given = options.parameters, bool(proposals)
@@ -362,6 +374,8 @@ def _try_baselines(search: Search) -> None:
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
     if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
+        if not search.is_met:
+            offer_balanced(search, most_transfers=portfolio.balanced_transfers)
         return
     for name in reversed(BASELINES):  # those for small messages first
         if search.is_met or arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s:

@@ -56,7 +56,10 @@ def test_repeated_runs_agree(name, make):
 @pytest.mark.parametrize("name", BASELINES)
 def test_only_merging_is_kept_of_the_sketch(name, make):
     """A sketch that would leave no links is not obeyed; its merging is."""
-    problem = make("allreduce", fabrics.fully_connected(4, ranks_per_node=2))
+    topology = fabrics.fully_connected(4, ranks_per_node=2)
+    if name == "dimension-balanced":
+        topology = fabrics.torus(2, 2, ranks_per_node=2)
+    problem = make("allreduce", topology)
     sketched = replace(
         problem, clauses=Clauses(links_allowed=frozenset(), max_merge=3, merging=frozenset({1, 2}))
     )
@@ -65,10 +68,10 @@ def test_only_merging_is_kept_of_the_sketch(name, make):
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_one_rank_needs_nothing(name):
-    """Alone, a rank sends nothing; a baseline that needs several nodes says so."""
+    """Alone, a rank sends nothing; a baseline that needs several nodes, or dimensions, says so."""
     topology = TopologyBuilder("alone", [0]).build()
     problem = make_problem(topology, collectives.allreduce(1), chunk_bytes=1)
-    if name == "hierarchical":
+    if name in ("hierarchical", "dimension-balanced"):
         with pytest.raises(CollectiveError):
             BASELINES[name](problem)
     else:

@@ -88,14 +88,24 @@ def test_the_best_baseline_is_the_best_at_each_size(rates):
 
 
 def test_baselines_that_are_not_defined_are_said():
-    """Halving-doubling needs a power of two, hierarchical two nodes, and one-shot sums: none is there."""
+    """Halving-doubling needs a power of two, others nodes or dimensions, and one-shot sums: none is there."""
     problem = problem_of(full(3), collectives.allgather(3))
     schedule = taccl.baselines.ring(problem)
     rates = taccl.plot.bandwidths(schedule, sizes=["3MB"])
-    assert set(rates.undefined) == {"recursive", "hierarchical", "one-shot", "swing", "bine"}
+    assert set(rates.undefined) == {
+        "recursive",
+        "hierarchical",
+        "dimension-balanced",
+        "one-shot",
+        "swing",
+        "bine",
+    }
     assert "power of two" in rates.undefined["recursive"]
     label = taccl.plot.bandwidth(rates).get_xlabel()
-    assert "not defined here: halving-doubling, swing, bine trees, hierarchical, one-shot" in label
+    assert (
+        "not defined here: halving-doubling, swing, bine trees, hierarchical, dimension-balanced, one-shot"
+        in label
+    )
 
 
 def test_without_time_baselines_are_left_out(found):

@@ -15,7 +15,7 @@ from taccl.solvers import registry
 from taccl.solvers.registry import SolverInfo
 from taccl.synthesis.backends import Backends, package_versions
 
-NAMES = ["auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat"]
+NAMES = ["auto", "greedy", "dimension-balanced", "highs", "scip", "cbc", "gurobi", "cpsat"]
 
 
 @pytest.fixture(scope="module")

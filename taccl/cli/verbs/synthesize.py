@@ -35,6 +35,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_sketch(verb)
     add_problem_options(verb)
     add_options(verb, "--backend", "--time-limit", "--threads")
+    help = "how the backend dimension-balanced deals out chunks (default lp)"
+    verb.add_argument("--policy", choices=("lp", "greedy"), default="lp", help=help)
     help = "memory of a solver or a large schedule, e.g. 4GB"
     verb.add_argument("--memory-limit", metavar="SIZE", help=help)
     verb.add_argument("--summary", action="store_true", help="of a large schedule keep the figures only")
@@ -71,7 +73,8 @@ def run(options: argparse.Namespace) -> Answer:
     parameters = taccl.SearchParameters.load(known) if known else taccl.SearchParameters()
     with progress_shown(wanted=not options.log) as progress:
         result = taccl.synthesize(
-            problem, backend=options.backend, sketch="none" if options.no_sketch else "auto",
+            problem, backend=options.backend, policy=options.policy,
+            sketch="none" if options.no_sketch else "auto",
             threads=options.threads, seed=options.seed, time_limit_s=options.time_limit,
             memory_limit_mb=memory_limit_mb, log=options.log, progress=progress,
             keep="summary" if options.summary else "schedule", spill_dir=options.spill,

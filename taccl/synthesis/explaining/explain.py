@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.dimension_bound import DimensionBound, bound_along
 from taccl.arguments import checked
 from taccl.clauses import BINDING, CLAUSES, Clauses
 from taccl.names import in_runs
@@ -81,6 +82,9 @@ class Explanation:
         The lower bound on the finish of a feasible problem.
     costs : tuple of ClauseCost
         The dearest clause first; clauses that time did not reach are left out.
+    dimension_bound : DimensionBound, optional
+        Of a feasible problem on a product of dimensions: which of them limit algorithms along them, and what
+        balancing gains.
     """
 
     feasible: bool
@@ -91,6 +95,7 @@ class Explanation:
     proven: bool = True
     bound_us: float | None = None
     costs: tuple[ClauseCost, ...] = ()
+    dimension_bound: DimensionBound | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain values."""
@@ -102,6 +107,7 @@ class Explanation:
             "proven": self.proven,
             "bound_us": self.bound_us,
             "costs": [asdict(cost) for cost in self.costs],
+            **({} if self.dimension_bound is None else self.dimension_bound.to_dict()),
         }
 
     def __repr__(self) -> str:
@@ -114,6 +120,8 @@ class Explanation:
                 lines.append(f"  {smallest}: {self.change}")
             return "\n".join(lines)
         lines = [f"Explanation: feasible: no schedule ends before {self.bound_us:.6g} us ({self.reason})"]
+        if self.dimension_bound is not None:
+            lines.append(f"  along dimensions {self.dimension_bound.text}")
         if not self.costs:
             lines.append("  no clause to leave out")
         width = max((len(cost.clause) for cost in self.costs), default=0)
@@ -283,7 +291,8 @@ def _priced(barriers: Barriers, deadline: float) -> Explanation:
             break
         costs.append(price(bound.bound_us, clause, without))
     costs.sort(key=lambda cost: (cost.clause != EVERY_CLAUSE, -cost.difference_us))
-    return Explanation(True, bound.limits, bound_us=bound.bound_us, costs=tuple(costs))
+    along = bound_along(problem)
+    return Explanation(True, bound.limits, bound_us=bound.bound_us, costs=tuple(costs), dimension_bound=along)
 
 
 def price(bound_us: float, clause: str, without: Problem) -> ClauseCost:

@@ -6,17 +6,20 @@ import contextlib
 import time
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from taccl.analysis.certificates.dimension_bound import DimensionBound, dimension_bound
 from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.arguments import checked
 from taccl.errors import TopologyError
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
+from taccl.synthesis.balanced import balanced_implicit
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.symmetric.hamiltonian import hamiltonian_ring
 from taccl.synthesis.symmetric.translation import translate
 from taccl.topology.named import NamedFabric, as_named, parse_named
+from taccl.topology.recognise import dimensions
 from taccl.topology.regular import CyclicProduct
 from taccl.topology.translations import (
     Translations,
@@ -44,11 +47,14 @@ class ImplicitResult:
     ----------
     seconds : float
         Synthesis and verification, on the clock.
+    dimension_bound : DimensionBound, optional
+        Of ``backend="dimension-balanced"``: what no algorithm along dimensions beats, bandwidth only.
     """
 
     schedule: ImplicitSchedule
     bound: FabricBound
     seconds: float
+    dimension_bound: DimensionBound | None = None
 
     @property
     def finish_us(self) -> float:
@@ -65,6 +71,7 @@ class ImplicitResult:
         return {
             **self.schedule.summary(),
             **self.bound.to_dict(),
+            **({} if self.dimension_bound is None else self.dimension_bound.to_dict()),
             "gap": self.gap,
             "seconds": self.seconds,
         }
@@ -85,6 +92,8 @@ def synthesize_implicit(
     *,
     chunk_size: Size = "1MB",
     chunks_per_rank: Count = 1,
+    backend: Literal["auto", "dimension-balanced"] = "auto",
+    policy: Literal["lp", "greedy"] = "lp",
     group: Sequence[Sequence[int]] | None = None,
     seed: Natural = 0,
     parameters: SearchParameters = DEFAULTS,
@@ -101,6 +110,9 @@ def synthesize_implicit(
         Pieces of a rank's part of the data.
     chunk_size : int or str
         Bytes of one chunk.
+    backend : {"auto", "dimension-balanced"}
+        The search over translations; or chunks that go along the fabric's dimensions, each in an order of
+        its own, which `policy` chooses as in `synthesize`.
     group : sequence of rank permutations, optional
         Of a topology: generators of its translations; default: found, where they are shifts in blocks.
     seed : int
@@ -120,6 +132,15 @@ def synthesize_implicit(
     """
     began = time.monotonic()
     chunk_bytes = parse_size(chunk_size, where="chunk_size")
+    if backend == "dimension-balanced":
+        host = fabric.host if isinstance(fabric, Translations) else fabric
+        dims = dimensions(parse_named(host, **costs) if isinstance(host, str) else host)
+        schedule = balanced_implicit(
+            dims, collective, chunk_bytes=chunk_bytes, num_chunks=chunks_per_rank, policy=policy
+        )
+        verify_implicit(schedule).raise_if_failed()
+        known = dimension_bound(dims, collective, schedule.size_bytes)
+        return ImplicitResult(schedule, bound_of(schedule), time.monotonic() - began, known)
     shape = implicit_translations(fabric, group=group, **costs)
     schedule = translate(
         shape,

@@ -1,0 +1,180 @@
+"""The bound of all algorithms along dimensions: how little the busiest dimension can be loaded.
+
+A chunk that takes the dimensions in some order loads each with what is left of it there: a reduction shrinks
+by the size of every dimension that it has passed. Chunks may take different orders. The shares of the data
+that load the busiest dimension least are a linear program with a column for each order. Its dual puts a price
+on each dimension, all of them together 1: no mix of orders then takes less than the cheapest order. Under
+given prices that takes the dimensions by price over bandwidth, ascending: exchanging two neighbours shows it.
+So columns are made as prices call for them, and a certificate is checked by sorting.
+
+It counts bandwidth only, for data that may be cut at will, and is no bound of other algorithms; that is
+`taccl.lower_bound`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.errors import CollectiveError, TopologyError
+from taccl.topology.recognise import dimensions
+from taccl.units import BYTES_PER_MB, format_us
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem import Problem
+    from taccl.topology.products import Dimensions
+
+__all__ = ["DimensionBound", "balance", "bound_along", "dimension_bound"]
+
+#: How often the data goes along the dimensions.
+_PASSES = {"allgather": 1, "reduce-scatter": 1, "alltoall": 1, "allreduce": 2}
+_TOLERANCE = 1e-9
+#: Prices are read as fractions of at most this denominator; what they prove stays exact.
+_FINEST_PRICE = 10**6
+
+
+@dataclass(frozen=True)
+class DimensionBound:
+    """A lower bound on the finish of every algorithm along dimensions, bandwidth only.
+
+    Parameters
+    ----------
+    size_bytes : int
+        As nccl-tests counts it.
+    prices : tuple of Fraction
+        Of every dimension, together 1: what a microsecond of it counts.
+    fixed : Fraction
+        Microseconds where all data takes the dimensions in their own order.
+    """
+
+    dims: Dimensions
+    collective: str
+    size_bytes: int
+    prices: tuple[Fraction, ...]
+    bound: Fraction
+    fixed: Fraction
+
+    @property
+    def bound_us(self) -> float:
+        """The bound in microseconds."""
+        return float(self.bound)
+
+    @property
+    def gain(self) -> float:
+        """How many times as long the dimensions' own order takes, bandwidth only."""
+        return float(self.fixed / self.bound)
+
+    @property
+    def limits(self) -> str:
+        """One sentence that says which dimensions limit, and what balancing gains."""
+        busy = [f"dimension {k + 1} ({each})" for k, each in enumerate(self.dims) if self.prices[k]]
+        free = [f"dimension {k + 1}" for k, price in enumerate(self.prices) if not price]
+        said = f"{' and '.join(busy)} {'are' if len(busy) > 1 else 'is'} busy all the time"
+        if free:
+            said += f", {' and '.join(free)} {'have' if len(free) > 1 else 'has'} time to spare"
+        if self.gain < 1 + _TOLERANCE:
+            return f"{said}; balancing gains nothing over a fixed order"
+        return f"{said}; their own order for all data takes {self.gain:.3g} times as long"
+
+    @property
+    def text(self) -> str:
+        """The bound for a table: how much, of what, and what limits."""
+        return f"at least {format_us(self.bound)} by any such algorithm, bandwidth only; {self.limits}"
+
+    def check(self) -> bool:
+        """Whether the prices prove the bound, by arithmetic: the cheapest order costs no less."""
+        if len(self.prices) != len(self.dims) or min(self.prices) < 0 or sum(self.prices) != 1:
+            return False
+        return self.bound <= _priced(self.dims, self.collective, self.prices) * self.size_mb
+
+    @property
+    def size_mb(self) -> Fraction:
+        """The size in 10**6 bytes, exact."""
+        return Fraction(self.size_bytes, BYTES_PER_MB)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The bound as plain values."""
+        return {
+            "dimension_bound_us": self.bound_us,
+            "dimension_limits": self.limits,
+            "fixed_order_us": float(self.fixed),
+            "dimension_prices": [float(price) for price in self.prices],
+        }
+
+    def __repr__(self) -> str:
+        what = f"{self.collective} on {self.dims.host.name}"
+        return f"DimensionBound({what}: {self.text})"
+
+
+def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Fraction]:
+    """Microseconds for which each dimension is busy with 10**6 bytes that take an order."""
+    if collective not in _PASSES:
+        known = ", ".join(_PASSES)
+        raise CollectiveError(f"found {collective}; expected one of {known}", where="dimensions")
+    loads = dims.loads_us_per_mb(order, exchange=collective == "alltoall")
+    return [_PASSES[collective] * load for load in loads]
+
+
+def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], float], tuple[Fraction, ...]]:
+    """Shares of the data for each order, so that the busiest dimension is least busy; and prices."""
+    from scipy.optimize import linprog
+
+    count = len(dims)
+    columns = [(*range(first, count), *range(first)) for first in range(count)]
+    while True:
+        loads = np.array([_loads(dims, collective, order) for order in columns], float)
+        unit = loads.max()
+        found = linprog(
+            np.append(np.zeros(len(columns)), 1.0),
+            A_ub=np.column_stack((loads.T / unit, -np.ones(count))), b_ub=np.zeros(count),
+            A_eq=np.append(np.ones(len(columns)), 0.0)[None, :], b_eq=[1.0], method="highs-ds",
+        )  # fmt: skip
+        prices = _fractions(-found.ineqlin.marginals)
+        cheapest = _cheapest(dims, prices)
+        if cheapest in columns:
+            shares = zip(columns, found.x.tolist(), strict=False)
+            return {order: share for order, share in shares if share > _TOLERANCE}, prices
+        columns.append(cheapest)
+
+
+def bound_along(problem: Problem) -> DimensionBound | None:
+    """The same of a problem, where its topology has dimensions and its collective goes along them."""
+    collective = problem.collective
+    if collective.name not in _PASSES or not problem.size_bytes or collective.groups:
+        return None
+    try:
+        dims = dimensions(problem.topology)
+    except TopologyError:
+        return None
+    return dimension_bound(dims, collective.name, problem.size_bytes) if len(dims) > 1 else None
+
+
+def dimension_bound(dims: Dimensions, collective: str, size_bytes: int) -> DimensionBound:
+    """The bound of algorithms along dimensions for a collective of a size."""
+    _, prices = balance(dims, collective)
+    size_mb = Fraction(size_bytes, BYTES_PER_MB)
+    fixed = max(_loads(dims, collective, range(len(dims))))
+    bound = _priced(dims, collective, prices) * size_mb
+    return DimensionBound(dims, collective, size_bytes, prices, bound, fixed * size_mb)
+
+
+def _fractions(prices: np.ndarray[Any, Any]) -> tuple[Fraction, ...]:
+    """Prices as fractions that sum up to 1."""
+    found = [Fraction(round(max(0.0, price) * _FINEST_PRICE), _FINEST_PRICE) for price in prices.tolist()]
+    return tuple(price / sum(found) for price in found)
+
+
+def _cheapest(dims: Dimensions, prices: Sequence[Fraction]) -> tuple[int, ...]:
+    """The order that costs least under prices."""
+    return tuple(sorted(range(len(dims)), key=lambda k: (prices[k] / dims.dims[k].bandwidth_gb_per_s, k)))
+
+
+def _priced(dims: Dimensions, collective: str, prices: Sequence[Fraction]) -> Fraction:
+    """What the cheapest order costs for 10**6 bytes."""
+    loads = _loads(dims, collective, _cheapest(dims, prices))
+    return sum((load * price for load, price in zip(loads, prices, strict=True)), Fraction(0))

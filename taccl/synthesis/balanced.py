@@ -1,0 +1,215 @@
+"""Collectives balanced over the dimensions of a network: every chunk takes them in an order of its own.
+
+The policy ``"lp"`` deals chunks out by the shares of a linear program (`dimension_bound`), ``"greedy"`` gives
+each chunk in turn the order that levels what the dimensions have to do. What comes out is planned by
+`taccl.baselines.along`: send by send as a compact schedule, or, of any size, as an implicit one.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from taccl.analysis.certificates.dimension_bound import balance, dimension_bound
+from taccl.analysis.verification.verify import verify
+from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
+from taccl.baselines.balanced import dimensions_of, level_orders, most_level, orders_of
+from taccl.baselines.cut import cut_chunks
+from taccl.baselines.passages import NUM_CHUNKS, plan_along
+from taccl.costs import exact_costs
+from taccl.errors import CollectiveError, InputError
+from taccl.schedule.pattern import ticks_of
+from taccl.topology.named import NamedFabric
+
+if TYPE_CHECKING:
+    from taccl.baselines.passages import Plan
+    from taccl.costs import Costs
+    from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.implicit import ImplicitSchedule
+    from taccl.schedule.pattern import ClassTicks
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.search import Search
+    from taccl.topology.products import Dimensions
+
+__all__ = [
+    "BALANCED", "Policy", "balanced_implicit", "balanced_schedule", "choose_num_chunks", "choose_orders",
+    "cut_balanced", "offer_balanced", "search_balanced",
+]  # fmt: skip
+
+Policy = Literal["lp", "greedy"]
+#: The name of the backend.
+BALANCED = "dimension-balanced"
+#: More transfers than this are left to implicit schedules.
+_MOST_TRANSFERS = 20_000_000
+#: Twice as many chunks must finish in this part of the time.
+_PAYS = Fraction(99, 100)
+#: From so many on schedules stay compact.
+_MANY_TRANSFERS = 300_000
+
+
+def choose_orders(
+    dims: Dimensions, collective: str, num_chunks: int, *, policy: Policy = "lp"
+) -> list[tuple[int, ...]]:
+    """Of every chunk the dimensions, as a reduction takes them, so that the busiest is little loaded.
+
+    Parameters
+    ----------
+    collective : str
+        ``"allreduce"``, ``"reduce-scatter"``, ``"allgather"`` or ``"alltoall"``.
+    policy : {"lp", "greedy"}
+        By the optimal shares, rounded to chunks, or one chunk after another.
+    """
+    level = level_orders(dims, num_chunks, exchange=collective == "alltoall")
+    if policy == "greedy" or collective == "alltoall" or len(dims) == 1:
+        return level
+    shares, _ = balance(dims, collective)
+    orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims)), *level]))
+    loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)
+    counts = np.array([int(shares.get(order, 0.0) * num_chunks) for order in orders])
+    while counts.sum() < num_chunks:
+        counts[most_level(counts @ loads + loads)] += 1
+    while True:  # exchange one chunk's order while that levels the loads
+        total, taken = counts @ loads, np.flatnonzero(counts)
+        pairs = (total - loads[taken])[:, None, :] + loads[None, :, :]
+        every = np.vstack((total[None, :], pairs.reshape(-1, len(dims))))
+        which = most_level(every)
+        if np.array_equal(np.sort(every[which]).round(9), np.sort(total).round(9)):
+            break
+        old, new = divmod(which - 1, len(orders))
+        counts[taken[old]] -= 1
+        counts[new] += 1
+    # Every dimension has something to begin with where orders take turns.
+    dealt = [
+        ((i + 0.5) / count, order)
+        for order, count in zip(orders, counts.tolist(), strict=True)
+        for i in range(count)
+    ]
+    return [order for _, order in sorted(dealt)]
+
+
+def choose_num_chunks(
+    dims: Dimensions, collective: str, size_bytes: int, *, policy: Policy = "lp", most: int = NUM_CHUNKS
+) -> int:
+    """Into how many chunks a rank's part of the data is best cut, by the planned finish: a power of two."""
+    best, best_us = 1, Fraction(-1)
+    for bit in range(min(most, max(1, size_bytes // dims.num_ranks)).bit_length()):
+        each = -(-size_bytes // (dims.num_ranks << bit))
+        costs: Costs | ClassTicks
+        if isinstance(dims.host, NamedFabric):
+            costs = ticks_of(translations_along(dims).classes, each)
+        else:
+            costs = exact_costs(dims.host, (each,))
+        finish = Fraction(
+            _planned(dims, collective, 1 << bit, costs, policy).finish_ticks, costs.ticks_per_us
+        )
+        if best_us < 0 or finish < _PAYS * best_us:
+            best, best_us = 1 << bit, finish
+    return best
+
+
+def cut_balanced(problem: Problem, *, policy: Policy = "lp") -> Problem:
+    """The problem in as many chunks as finish soonest, where it leaves their number open."""
+    dims = dimensions_of(problem, baseline=BALANCED)
+    if not problem.chunks_open:
+        return problem
+    most = max(1, min(NUM_CHUNKS, _MOST_TRANSFERS // (2 * dims.num_ranks**2)))
+    size_bytes, name = problem.size_bytes or 1, problem.collective.name
+    parts = choose_num_chunks(dims, name, size_bytes, policy=policy, most=most)
+    whole = replace(problem, chunks_open=False)
+    return cut_chunks(whole, parts) if parts > 1 else whole
+
+
+def balanced_schedule(
+    problem: Problem, *, most_transfers: int, sooner_than: Fraction | None = None
+) -> Schedule | CompactSchedule | None:
+    """The schedule along dimensions, verified, where there is one that is not too large, and soon enough."""
+    collective, num_ranks = problem.collective, problem.topology.num_ranks
+    if 2 * collective.chunks_per_rank * num_ranks**2 > most_transfers:
+        return None
+    try:
+        dims = dimensions_of(problem, baseline=BALANCED)
+        plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, "lp")
+    except CollectiveError:
+        return None
+    if len(dims) < 2 or (sooner_than is not None and problem.costs.us(plan.finish_ticks) >= sooner_than):
+        return None
+    found = _listed(plan, problem, "lp")
+    return found if verify(found).ok else None  # a sketch may forbid it
+
+
+def offer_balanced(search: Search, *, most_transfers: int) -> None:
+    """Offer the schedule along dimensions where it is the best."""
+    since = time.monotonic()
+    sooner_than = None if search.best is None else search.best.finish
+    found = balanced_schedule(search.problem, most_transfers=most_transfers, sooner_than=sooner_than)
+    if found is not None:
+        search.offer_whole(found, producer=found.producer, verified=True)
+        search.record("dimensions", "taccl", "done", since, finish_us=found.finish_us)
+
+
+def search_balanced(search: Search, *, policy: Policy = "lp") -> None:
+    """Offer the schedule along the dimensions of the topology, verified.
+
+    Raises
+    ------
+    CollectiveError
+        If the topology has no dimensions, or the collective is none that goes along them.
+    InputError
+        If a sketch forbids the schedule.
+    """
+    since, problem = time.monotonic(), search.problem
+    dims, collective = dimensions_of(problem, baseline=BALANCED), problem.collective
+    num_transfers = 2 * collective.chunks_per_rank * dims.num_ranks**2
+    if num_transfers > _MOST_TRANSFERS:
+        raise CollectiveError(
+            f"found about {num_transfers:.2g} transfers; expected at most {_MOST_TRANSFERS}: give fewer "
+            "chunks, or use synthesize_implicit, which lists none",
+            where=BALANCED,
+        )
+    search.report(f"balancing {len(dims)} dimensions")
+    plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, policy)
+    found = _listed(plan, problem, policy)
+    verification = verify(found)
+    if not verification.ok and problem.clauses != problem.clauses.only("merge"):
+        raise InputError(
+            f"the sketch forbids what goes along dimensions: {verification.violations[0].message}; leave it "
+            "out, or use another backend",
+            where=BALANCED,
+        )
+    verification.raise_if_failed()
+    size_bytes = problem.size_bytes or problem.chunk_bytes[0] * collective.size_chunks
+    search.dimension_bound = dimension_bound(dims, collective.name, size_bytes)
+    search.offer_whole(found, producer=found.producer, verified=True)
+    message = search.dimension_bound.limits
+    search.record("dimensions", "taccl", "done", since, finish_us=found.finish_us, message=message)
+
+
+def balanced_implicit(
+    dims: Dimensions, collective: str, *, chunk_bytes: int, num_chunks: int, policy: Policy = "lp"
+) -> ImplicitSchedule:
+    """The schedule of a network that looks the same from every rank, as seen from one."""
+    shape = translations_along(dims)
+    plan = _planned(dims, collective, num_chunks, ticks_of(shape.classes, chunk_bytes), policy)
+    return implicit_along(plan, shape, chunk_bytes=chunk_bytes, producer=_producer(policy))
+
+
+def _planned(
+    dims: Dimensions, collective: str, num_chunks: int, costs: Costs | ClassTicks, policy: Policy
+) -> Plan:
+    orders = choose_orders(dims, collective, num_chunks, policy=policy)
+    return plan_along(dims, collective, orders, paces_of(dims, costs))
+
+
+def _listed(plan: Plan, problem: Problem, policy: Policy) -> Schedule | CompactSchedule:
+    """The schedule of a plan, compact where it has very many transfers."""
+    found = schedule_along(plan, problem, producer=_producer(policy))
+    return found if found.num_transfers > _MANY_TRANSFERS else found.expand()
+
+
+def _producer(policy: Policy) -> str:
+    return f"dimension-balanced ({policy})"

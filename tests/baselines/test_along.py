@@ -1,0 +1,228 @@
+"""Chunks along dimensions: forms, passages, and every send of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import taccl
+from taccl.analysis.verification.verify_implicit import verify_implicit
+from taccl.baselines import dimension_balanced, hierarchical
+from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
+from taccl.baselines.balanced import level_orders
+from taccl.baselines.forms import Pace, best_form
+from taccl.baselines.passages import plan_along
+from taccl.errors import CollectiveError, InputError, TopologyError
+from taccl.problem import make_problem
+from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
+from taccl.schedule.pattern import ticks_of
+from taccl.topologies import dgx_h100, multidim, parse
+from taccl.topology.products import read_dimensions
+from taccl.topology.recognise import dimensions
+from tests.fuzzing import cases
+
+NAMES = (
+    "multidim:switch4@100,ring3@50@0.7", "multidim:ring4@50,switch3@100,fully-connected3@60", "torus:3x5",
+    "torus:2x6", "hypercube:3", "ring:7", "ring:8", "star:5", "fully-connected:6", "ring:2",
+)  # fmt: skip
+
+
+def orders_of(rng, dims, count):
+    """Random orders of the dimensions."""
+    return [rng.sample(range(len(dims)), len(dims)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("collective", IMPLICIT_COLLECTIVES)
+@pytest.mark.parametrize("name", NAMES)
+def test_any_orders_make_a_valid_schedule(name, collective):
+    """Listed and implicit, chunks together or not, verified, without a send too many, as long as planned."""
+    rng = random.Random(name + collective)
+    for alpha_meaning in ("occupies", "pipelined"):
+        topology = parse(name, alpha_meaning=alpha_meaning)
+        for host in (topology, taccl.dimensions(name).host):
+            dims = dimensions(host)
+            count = rng.choice((1, 3, 5))
+            orders = orders_of(rng, dims, count)
+            if host is topology:
+                problem = make_problem(topology, collective, chunk_bytes=10000, chunks_per_rank=count)
+                plan = plan_along(dims, collective, orders, paces_of(dims, problem.costs))
+                schedule = schedule_along(plan, problem, producer="test")
+                for each in (schedule, schedule.expand()):
+                    verification = taccl.verify(each)
+                    assert verification.ok and not verification.num_redundant
+            else:
+                shape = translations_along(dims)
+                ticks = ticks_of(shape.classes, 10000)
+                plan = plan_along(dims, collective, orders, paces_of(dims, ticks))
+                schedule = implicit_along(plan, shape, chunk_bytes=10000, producer="test")
+                verification = verify_implicit(schedule)
+                assert verification.ok and not verification.num_redundant
+            assert schedule.finish_ticks == plan.finish_ticks
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
+def test_meshes_have_lines(collective):
+    """A line's sends differ from rank to rank, and are listed."""
+    topology = parse("mesh:3x4")
+    dims = dimensions(topology)
+    problem = make_problem(topology, collective, chunk_bytes=10000, chunks_per_rank=3)
+    plan = plan_along(dims, collective, [(0, 1), (1, 0), (1, 0)], paces_of(dims, problem.costs))
+    assert taccl.verify(schedule_along(plan, problem, producer="test")).ok
+    with pytest.raises(TopologyError, match="found a line"):
+        translations_along(dims)
+
+
+def test_an_alltoall_has_no_steps_along_a_line():
+    """It is refused, not done wrong."""
+    dims = dimensions("mesh:3x4")
+    with pytest.raises(CollectiveError, match="found a line"):
+        plan_along(dims, "alltoall", [(0, 1)], [Pace(1, 1)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("word", "pieces", "pace", "name", "busy", "span"),
+    [
+        # Seven others' pieces through one port, one after another; latency once.
+        ("switch8@1", 2, Pace(10, 15), "direct", 140, 145),
+        # Each has a link of its own.
+        ("fully-connected8@1", 2, Pace(10, 15), "direct", 20, 25),
+        # Of five ranks two each way: two steps of four pieces.
+        ("ring5@1", 4, Pace(10, 10), "ring", 80, 80),
+        # Of four ranks one each way, and half of the pieces across: 4 + 2.
+        ("ring4@1", 4, Pace(10, 10), "ring", 60, 60),
+        # The second step waits for the latency of the first.
+        ("ring5@1", 1, Pace(10, 100), "ring", 110, 200),
+    ],
+)
+def test_forms_take_what_they_must(word, pieces, pace, name, busy, span):
+    """How long a dimension is busy, and when all is there, by hand."""
+    timed = best_form(read_dimensions(word)[0], pieces, pace, exchange=False)
+    assert (timed.form.name, timed.busy, timed.span) == (name, busy, span)
+
+
+def test_an_exchange_round_a_ring_takes_every_hop():
+    """Of five ranks: one hop to the next and two to the one after, both ways: 3 steps of a piece."""
+    timed = best_form(read_dimensions("ring5@1")[0], 1, Pace(10, 10), exchange=True)
+    assert timed.span == 30
+
+
+def test_chunks_go_together_where_a_ring_would_idle():
+    """64 ranks round a ring, one piece each, latency 100 times a send: chunks fill the gaps."""
+    dims = dimensions("multidim:ring64@1")
+    plan = plan_along(dims, "allgather", [(0,)] * 64, [Pace(1, 100)])
+    alone = plan_along(dims, "allgather", [(0,)], [Pace(1, 100)])
+    assert max(len(each.chunks) for each in plan.passages) == 16
+    assert plan.finish_ticks < 64 * alone.finish_ticks / 10
+
+
+def test_hierarchical_by_hand():
+    """2 x 2 ranks at 1 MB/us, one chunk of 4 MB a rank: 2 chunks each way along one, then 1 along the other.
+
+    A reduce-scatter sends 8 MB along dimension 1 and 4 MB along dimension 2; the allgather the same.
+    """
+    topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
+    problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
+    assert hierarchical(problem, order=(0, 1), chunks=1).finish_us == 2 * (8 + 4)
+
+
+def test_chunks_follow_one_another():
+    """In two chunks the second begins while the first goes along dimension 2: 4 + 4 + 2 each way."""
+    topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
+    problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
+    assert hierarchical(problem, order=(0, 1), chunks=2).finish_us == 2 * (4 + 4 + 2)
+
+
+def test_orders_of_their_own_keep_both_dimensions_busy():
+    """The same two chunks in opposite orders: both dimensions at once, 4 + 2 each way."""
+    topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
+    problem = make_problem(topology, "allreduce", chunk_bytes=2 * 10**6, chunks_per_rank=2)
+    assert level_orders(dimensions(topology), 2) == [(0, 1), (1, 0)]
+    assert dimension_balanced(problem, cut=False).finish_us == 2 * (4 + 2)
+
+
+def test_hierarchical_of_dimensions_is_implicit():
+    """1,024 ranks; the same as the listed schedule of a smaller product."""
+    large = hierarchical(taccl.dimensions("multidim:switch16@100,switch64@100"), chunks=4)
+    assert large.num_ranks == 1024 and verify_implicit(large).ok
+    topology = parse("multidim:switch4@100,ring3@50")
+    small = hierarchical(
+        taccl.dimensions(topology), order=(1, 0), chunks=2, size="1.2MB", collective="allgather"
+    )
+    problem = make_problem(topology, "allgather", size_bytes=1200000, chunks_per_rank=2)
+    assert small.finish == hierarchical(problem, order=(1, 0), chunks=2).finish
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"chunks": 0}, "chunks: found 0"), ({"chunks": 10**9}, "chunks: found 1000000000"),
+        ({"order": (0, 0)}, "expected every dimension 0-1 once"), ({"order": (0,)}, "expected every dimension"),
+    ],
+)  # fmt: skip
+def test_odd_chunks_and_orders_are_refused(given, said):
+    """One sentence says what was expected."""
+    topology = parse("multidim:switch4@100,ring3@50")
+    with pytest.raises(InputError, match="found") as caught:
+        hierarchical(make_problem(topology, "allreduce", size_bytes=10**6), **given)
+    assert said in str(caught.value)
+
+
+def test_what_has_no_dimensions_says_why():
+    """NDv2's links are no product; a broadcast goes along none."""
+    problem = make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=10**6)
+    with pytest.raises(CollectiveError, match="no product of dimensions"):
+        hierarchical(problem, order=(0, 1))
+    with pytest.raises(CollectiveError, match="found broadcast"):
+        dimension_balanced(make_problem(parse("torus:3x3"), "broadcast", size_bytes=10**6, root=0))
+
+
+def test_nodes_with_rails_go_along_both_dimensions():
+    """On two DGX-H100 the algorithm along dimensions is a candidate, and verified."""
+    problem = make_problem(dgx_h100(2), "allreduce", size_bytes=64 * 10**6)
+    assert taccl.verify(hierarchical(problem)).ok and taccl.verify(dimension_balanced(problem)).ok
+
+
+@pytest.mark.fuzz
+def test_random_products_are_valid():
+    """Products of random dimensions, bandwidths, latencies, orders and chunks."""
+    for seed in cases("products", few=6, many=300):
+        rng = random.Random(seed)
+        words, ranks = [], 1
+        while ranks < 8 or (ranks < 40 and rng.random() < 0.6):
+            size = rng.randint(2, 7)
+            kind = rng.choice(("ring", "switch", "fully-connected"))
+            words.append(f"{kind}{size}@{rng.choice((10, 25, 12.5))}@{rng.choice((0, 0.3, 5))}")
+            ranks *= size
+        topology = multidim(",".join(words), alpha_meaning=rng.choice(("occupies", "pipelined")))
+        dims, count = dimensions(topology), rng.randint(1, 6)
+        collective = rng.choice(IMPLICIT_COLLECTIVES)
+        problem = make_problem(topology, collective, chunk_bytes=rng.randint(1, 10**6), chunks_per_rank=count)
+        plan = plan_along(dims, collective, orders_of(rng, dims, count), paces_of(dims, problem.costs))
+        schedule = schedule_along(plan, problem, producer="test")
+        assert taccl.verify(schedule).ok, (seed, topology.name, collective)
+
+
+def test_merged_sums_double_where_latency_counts_most():
+    """Eight by four ranks behind switches that alpha occupies: 3 + 2 merged sends of 2 us, and not 7 + 3."""
+    topology = multidim("switch8@100,switch4@100", alpha_us=2, alpha_meaning="occupies")
+    problem = make_problem(topology, "reduce-scatter", chunk_bytes=1, chunks_per_rank=1)
+    assert problem.clauses.merging  # as sums of so few bytes may
+    schedule = hierarchical(problem, order=(0, 1), chunks=1)
+    assert taccl.verify(schedule).ok and 10 <= schedule.finish_us < 10.1
+    alone = problem.with_clauses(merging=frozenset(), max_merge=1)
+    # Four pieces to each of seven, and then one to each of three, a latency for each.
+    assert hierarchical(alone, order=(0, 1), chunks=1).finish_us == pytest.approx(2 * (28 + 3), abs=0.1)
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall"])
+def test_merged_sends_obey_the_clauses(collective):
+    """At most three pieces in a send, over the links of one dimension, and no later than without."""
+    topology = multidim("switch4@100,ring4@100", alpha_us=2, alpha_meaning="occupies")
+    inside = frozenset(e for e, link in enumerate(topology.links) if abs(link.src - link.dst) < 4)
+    plain = make_problem(topology, collective, chunk_bytes=10, chunks_per_rank=2)
+    merging = plain.with_clauses(merging=inside, max_merge=3)
+    found = hierarchical(merging, order=(0, 1), chunks=2)
+    assert taccl.verify(found).ok and found.num_sends < found.num_transfers
+    without = hierarchical(plain.with_clauses(merging=frozenset(), max_merge=1), order=(0, 1), chunks=2)
+    assert found.finish_us <= without.finish_us
