@@ -41,6 +41,7 @@ def main() -> None:
         "ring": taccl.plot.gantt(taccl.synthesize(ring), ax=figure(height=3.2)),
     }
     pictures |= measured()
+    pictures["dimensions"] = dimensions()
     for name, ax in pictures.items():
         taccl.plot.save(ax, IMAGES / f"{name}.svg", overwrite=True)
 
@@ -65,6 +66,22 @@ def measured() -> dict[str, Axes]:
         "measured": taccl.plot.measured(fit, ax=figure()),
         "beside": beside,
     }
+
+
+def dimensions() -> Axes:
+    """One order of dimensions for all chunks above orders of their own, 1 GB over 16 x 64 ranks."""
+    from matplotlib.figure import Figure
+
+    dims = taccl.dimensions("multidim:switch16@100,switch64@100")
+    fixed = taccl.baselines.hierarchical(dims, chunks=64, size="1GB")
+    balanced = taccl.synthesize_implicit(
+        dims.host, "allreduce", chunk_size=15259, chunks_per_rank=64, backend="dimension-balanced"
+    )
+    above, below = Figure(figsize=(9.0, 5.2), layout="constrained").subplots(2, sharex=True)
+    taccl.plot.dimensions(fixed, ax=above).set_xlabel("")
+    drawn: Axes = taccl.plot.dimensions(balanced.schedule, ax=below)
+    drawn.set_xlim(0, fixed.finish_us)
+    return drawn
 
 
 def holds(topology: taccl.Topology, src: int, dst: int) -> Axes:

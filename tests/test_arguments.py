@@ -377,6 +377,7 @@ GIVEN: dict[str, dict[str, object]] = {
         "problem": "@problem", "cut": False, "chunks": None, "order": None, "collective": "allreduce",
         "size": "1MB",
     },
+    "plot.dimensions": {"schedule": "@schedule", "ax": None},
     "plot.gantt": {"schedule": "@schedule", "by": "link", "colour": "origin", "max_rows": 48, "ax": None},
     "plot.topology": {"topology": "@topology", "schedule": None, "ax": None},
     "plot.bandwidths": {"schedule": "@schedule", "sizes": ["1KB"], "budget_s": 0.2, "measured": []},

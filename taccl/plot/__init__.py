@@ -8,6 +8,7 @@ apart. What is too much for one picture is limited, and the picture says so.
 from __future__ import annotations
 
 from taccl.plot.comparison import backends, comparison
+from taccl.plot.dimensions import dimensions
 from taccl.plot.gantt import gantt
 from taccl.plot.measured import measured
 from taccl.plot.progress import progress
@@ -16,6 +17,6 @@ from taccl.plot.style import render, save
 from taccl.plot.topology import topology
 
 __all__ = [
-    "Bandwidths", "backends", "bandwidth", "bandwidths", "comparison", "gantt", "measured", "progress",
-    "render", "save", "topology",
+    "Bandwidths", "backends", "bandwidth", "bandwidths", "comparison", "dimensions", "gantt",
+    "measured", "progress", "render", "save", "topology",
 ]  # fmt: skip

@@ -1,0 +1,262 @@
+"""Multi-dimensional networks: one order for all chunks, orders that level dimensions, and our general search.
+
+    python -m benchmarks.dimensions
+    python -m benchmarks.dimensions --part products --output benchmarks/results/dimensions.json
+
+Every schedule is an allreduce that the verifier accepts, and every time that of its sends, latency included.
+The first part has products of 1,024 ranks with 1 GB in 64 chunks and 0.5 us a hop: the fixed order over the
+optimum of all mixes of orders (bandwidth only) must be the figure that is known of them, both policies must
+reach 95 % of the optimum's rate. The second says what it takes to plan, to verify send by send, and to verify
+implicit schedules, in seconds of CPU. The third has fabrics of other papers: our general search beside
+algorithms along dimensions, where there are any. A row misses where a finish lies below a bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import taccl
+from benchmarks.machine import machine
+from taccl.analysis.verification.verify_implicit import verify_implicit
+from taccl.errors import TacclError, TopologyError
+from taccl.topologies import dgx_h100, mesh, parse, torus
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+    from taccl.topology.topology import Topology
+
+SIZE, CHUNKS, REACHED = 10**9, 64, 0.95
+#: Dimensions, and what the fixed order takes over the optimum, bandwidth only.
+PRODUCTS = {
+    "switch16@100,switch64@100": 1.88,
+    "switch16@100,switch8@100,switch8@100": 2.82,
+    "switch4@100,switch8@100,switch8@100,switch4@100": 3.00,
+    "switch16@200,switch8@100,switch8@50": 1.64,
+    "switch8@100,switch16@25,switch8@12.5": 1.20,
+}
+#: Seconds of CPU: to plan 1,024 ranks, to time and verify 256 send by send, to verify implicit schedules.
+PLAN_S, LISTED_S, IMPLICIT_S = 1.0, 20.0, 5.0
+LARGE = (
+    "switch16@100,switch64@100", "switch16@100,switch32@100,switch32@100", "ring16@100,ring32@100,ring32@100",
+)  # fmt: skip
+LISTED = "switch16@100,switch4@100,ring4@50"
+
+
+def dragonfly(groups: int = 9, size: int = 4) -> Topology:
+    """Groups of ranks linked all to all, and a link between every two groups, at 50 and 25 GB/s."""
+    builder = TopologyBuilder(
+        f"dragonfly {groups} x {size}",
+        [rank // size for rank in range(groups * size)],
+        alpha_meaning="pipelined",
+    )
+    for src in range(groups * size):
+        for dst in range(groups * size):
+            if src // size == dst // size and src != dst:
+                builder.add_link(src, dst, alpha_us="0.5", beta_us_per_mb=20)
+    for a in range(groups):
+        for b in range(groups):
+            if a != b:  # the ranks of a group share its links to others
+                src, dst = a * size + (b - a - 1) % groups % size, b * size + (a - b - 1) % groups % size
+                builder.add_link(src, dst, alpha_us="0.5", beta_us_per_mb=40)
+    return builder.build()
+
+
+def fabrics() -> dict[str, Problem]:
+    """The fabrics of the third part, each with an allreduce of 64 MB."""
+    options: dict[str, Any] = {"alpha_meaning": "pipelined"}
+    whole = {
+        "torus 8x8x8": torus(8, 8, 8, **options),
+        "mesh 16x16": mesh(16, 16, **options),
+        "dgx-h100 x64": dgx_h100(64),
+        "dragonfly 9x4": dragonfly(),
+        "mesh 8x8, 100 and 25 GB/s": mesh(8, 8, bandwidth_gb_per_s=[100, 25], **options),
+        "torus 8x8, two failed links": torus(8, 8, **options).without(links=[(0, 1), (27, 35)]),
+    }
+    size = 64 * 10**6
+    found = {name: taccl.make_problem(each, "allreduce", size_bytes=size) for name, each in whole.items()}
+    half = taccl.collectives.allreduce(32)
+    columns = [[rank for rank in range(64) if rank % 8 // 4 == side] for side in (0, 1)]
+    both = taccl.collectives.together([half.among(ranks, num_ranks=64) for ranks in columns])
+    found["torus 8x8, two groups"] = taccl.make_problem(torus(8, 8, **options), both, size_bytes=size)
+    return found
+
+
+def product(dims: str, ratio: float) -> dict[str, Any]:
+    """A row of the first part."""
+    name, each = f"multidim:{dims}", {}
+    found = taccl.dimensions(name)
+    fixed = taccl.baselines.hierarchical(found, chunks=CHUNKS, size=SIZE)
+    verify_implicit(fixed).raise_if_failed()
+    seconds = 0.0
+    for policy in ("greedy", "lp"):
+        since = time.process_time()
+        each[policy] = along(name, CHUNKS, policy)
+        seconds = max(seconds, time.process_time() - since)
+    bound, general = each["lp"].dimension_bound, each["lp"].bound
+    general_us = search(found.host)
+    row = {
+        "case": dims, "num_ranks": found.num_ranks, "fixed_us": fixed.finish_us, "general_us": general_us,
+        **{f"{policy}_us": result.finish_us for policy, result in each.items()},
+        **{f"{policy}_reached": bound.bound_us / result.finish_us for policy, result in each.items()},
+        "gain": bound.gain, "expected_gain": ratio, "dimension_bound_us": bound.bound_us,
+        "bound_us": general.bound_us, "cpu_s": round(seconds, 3), "missed": [],
+    }  # fmt: skip
+    least = min(fixed.finish_us, each["greedy"].finish_us, each["lp"].finish_us)
+    misses = {
+        "gain": round(bound.gain, 2) != ratio,
+        **{policy: row[f"{policy}_reached"] < REACHED for policy in each},
+        "a bound is beaten": general.bound_us > min(least, general_us) or bound.bound_us > least,
+        "the bound is not proven": not bound.check(),
+        "seconds": seconds > PLAN_S,
+    }
+    return row | {"missed": [what for what, is_missed in misses.items() if is_missed]}
+
+
+def along(fabric: Any, chunks: int, policy: str = "lp", size: int = SIZE) -> Any:
+    """What goes along dimensions, implicit."""
+    num_ranks = taccl.dimensions(fabric).num_ranks
+    return taccl.synthesize_implicit(
+        fabric, "allreduce", chunk_size=-(-size // (chunks * num_ranks)), chunks_per_rank=chunks,
+        backend="dimension-balanced", policy=policy,
+    )  # fmt: skip
+
+
+def search(fabric: Any, size: int = SIZE) -> float:
+    """The finish of our search for fabrics that look alike from every rank, of one chunk a rank or 8."""
+    num_ranks = taccl.dimensions(fabric).num_ranks
+    return min(
+        taccl.synthesize_implicit(
+            fabric, "allreduce", chunk_size=-(-size // (chunks * num_ranks)), chunks_per_rank=chunks
+        ).finish_us
+        for chunks in (1, 8)
+    )
+
+
+def effort() -> list[dict[str, Any]]:
+    """The second part: seconds of CPU for 256 ranks send by send, and for implicit schedules."""
+    rows = []
+    since = time.process_time()
+    problem = taccl.make_problem(
+        parse(f"multidim:{LISTED}"), "allreduce", size_bytes=SIZE, chunks_per_rank=CHUNKS
+    )
+    built = time.process_time()
+    result = taccl.synthesize(problem, backend="dimension-balanced")
+    seconds = next(stage.seconds for stage in result.stages if stage.name == "dimensions")
+    cpu_s = min(seconds, time.process_time() - built)
+    rows.append(
+        {"case": f"{LISTED}, send by send", "transfers": result.schedule.num_transfers, "cpu_s": cpu_s,
+         "limit_s": LISTED_S, "finish_us": result.finish_us, "bound_us": result.bound_us,
+         "built_s": built - since}
+    )  # fmt: skip
+    for dims in LARGE:
+        since = time.process_time()
+        found = along(f"multidim:{dims}", CHUNKS)
+        rows.append(
+            {"case": f"{dims}, implicit", "transfers": found.schedule.num_transfers,
+             "cpu_s": time.process_time() - since, "limit_s": IMPLICIT_S, "finish_us": found.finish_us,
+             "bound_us": found.bound.bound_us}
+        )  # fmt: skip
+    return [row | {"missed": ["seconds"] * (row["cpu_s"] > row["limit_s"])} for row in rows]
+
+
+def fabric(name: str, problem: Problem, limit_s: float) -> dict[str, Any]:
+    """A row of the third part."""
+    row: dict[str, Any] = {"case": name, "num_ranks": problem.topology.num_ranks, "why": "", "missed": []}
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=limit_s)
+    row |= {"general_us": result.finish_us, "bound_us": result.bound_us, "producer": result.schedule.producer}
+    try:
+        dims = taccl.dimensions(problem.topology)
+        size = problem.size_bytes or 0
+        if problem.collective.groups:
+            raise TopologyError("process groups are no whole collective")
+        if dims.is_regular:
+            balanced = along(problem.topology, CHUNKS, size=size)
+            fixed = taccl.baselines.hierarchical(dims, chunks=CHUNKS, size=size)
+            verify_implicit(fixed).raise_if_failed()
+            row["fixed_us"] = fixed.finish_us
+        else:
+            balanced = taccl.synthesize(problem, backend="dimension-balanced")
+            chunks = balanced.schedule.problem.collective.chunks_per_rank
+            listed = taccl.baselines.hierarchical(problem, order=range(len(dims)), chunks=chunks)
+            taccl.verify(listed).raise_if_failed()
+            row["fixed_us"] = listed.finish_us
+        row |= {"lp_us": balanced.finish_us, "dimension_bound_us": balanced.dimension_bound.bound_us}
+    except TacclError as error:
+        row["why"] = error.message if isinstance(error, TopologyError) else str(error)
+    finishes = [row[key] for key in ("general_us", "fixed_us", "lp_us") if key in row]
+    if row["bound_us"] > min(finishes) or row.get("dimension_bound_us", 0) > row.get("lp_us", 0):
+        row["missed"] = ["a bound is beaten"]
+    return row
+
+
+_COLUMNS = ("fixed_us", "greedy_us", "lp_us", "general_us", "dimension_bound_us", "bound_us")
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    cells = [f"{row[key]:>11.5g}" if key in row else f"{'-':>11}" for key in _COLUMNS]
+    rates = [f"{row[f'{policy}_reached']:>7.1%}" for policy in ("greedy", "lp") if f"{policy}_reached" in row]
+    if "gain" in row:
+        rates.append(f"{row['gain']:.2f}x, {row['cpu_s']:.2f} s")
+    if "limit_s" in row:
+        rates = [f"{row['transfers']} transfers, {row['cpu_s']:.2f} of {row['limit_s']:.0f} s of CPU"]
+    said = " ".join([*rates, row.get("why", ""), ", ".join(row["missed"])])
+    return f"{row['case']:<50} {' '.join(cells)}  {said}"
+
+
+def main() -> int:
+    """Run, print the table, write the results; 1 if a row misses its figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--part", action="append", choices=("products", "effort", "fabrics"), help="default: all"
+    )
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of each general search")
+    parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    options = parser.parse_args()
+    parts = options.part or ("products", "effort", "fabrics")
+    warnings.simplefilter("ignore", taccl.NumericsWarning)
+    taccl.synthesize(  # compiles what is compiled once
+        taccl.make_problem(parse("torus:4x4"), "allreduce", size_bytes=10**6, chunks_per_rank=1),
+        backend="dimension-balanced",
+    )
+    along("torus:4x4", 1)
+    heads = " ".join(f"{key.removesuffix('_us').replace('_', ' '):>11.11}" for key in _COLUMNS)
+    print(f"{'case':<50} {heads}  (times in us; of the optimum's rate: greedy, lp)")
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(line(row), flush=True)
+
+    if "products" in parts:
+        for dims, ratio in PRODUCTS.items():
+            add(product(dims, ratio))
+    if "effort" in parts:
+        for row in effort():
+            add(row)
+    if "fabrics" in parts:
+        for name, problem in fabrics().items():
+            add(fabric(name, problem, options.time_limit))
+    missed = [row for row in rows if row["missed"]]
+    print(f"\n{len(rows)} rows, {len(missed)} miss their figure; {machine()}")
+    if options.output is not None:
+        from taccl.synthesis.backends import package_versions
+
+        document = {
+            "command": " ".join(["python -m benchmarks.dimensions", *sys.argv[1:]]),
+            "machine": machine(), "versions": package_versions(), "size_bytes": SIZE, "chunks": CHUNKS,
+            "rows": rows,
+        }  # fmt: skip
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

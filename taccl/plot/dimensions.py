@@ -1,0 +1,119 @@
+"""How busy each dimension of a network is over the time of a schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.arguments import checked
+from taccl.costs import hold_columns, link_ends
+from taccl.plot.style import OKABE_ITO, axes, drawing, headline
+from taccl.schedule.implicit import ImplicitSchedule
+from taccl.topology.recognise import dimensions as find_dimensions
+from taccl.units import BYTES_PER_MB, format_us
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.products import Dimensions
+
+__all__ = ["dimension_use", "dimensions"]
+
+_BINS = 200
+
+
+@checked
+def dimensions(schedule: Schedule | ImplicitSchedule, *, ax: Axes | None = None) -> Axes:
+    """A row for each dimension of the network: which part of it is busy, over the time of a schedule.
+
+    Two schedules side by side show what orders of their own gain: pass each an axes.
+
+    Parameters
+    ----------
+    schedule : Schedule or ImplicitSchedule
+        On a product of dimensions (`taccl.dimensions`).
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+
+    Raises
+    ------
+    TopologyError
+        If the topology is no product.
+    """
+    dims, time_us, share = dimension_use(schedule)
+    return _drawn(schedule, dims, time_us, share, ax)
+
+
+def dimension_use(
+    schedule: Schedule | ImplicitSchedule, *, num_bins: int = _BINS
+) -> tuple[Dimensions, NDArray[np.float64], NDArray[np.float64]]:
+    """The dimensions, the ends of equal times in us, and of each (row) the part that is busy in each."""
+    if isinstance(schedule, ImplicitSchedule):
+        dims, shape, ticks = find_dimensions(schedule.host), schedule.translations, schedule.ticks
+        to = np.array([each.dst for each in shape.classes])
+        axis_of, held_of = (dims.digits(to) > 0).argmax(axis=0), [max(h[1] for h in x) for x in ticks.holds]
+        # What one rank sends under all translations each rank sends once.
+        count = [each.num_ways for each in dims.dims]
+        axis, held = axis_of[schedule.pattern.link_class], np.array(held_of)[schedule.pattern.link_class]
+        begin, per_us = schedule.pattern.start, ticks.ticks_per_us
+    else:
+        problem = schedule.problem
+        dims, columns, costs = (
+            find_dimensions(problem.topology),
+            hold_columns(problem.topology),
+            problem.costs,
+        )
+        src, dst = (dims.digits(ends) for ends in link_ends(problem.topology))
+        axis_of = (src != dst).argmax(axis=0)
+        links = np.bincount(axis_of, minlength=len(dims))
+        ranks = dims.num_ranks
+        count = [ranks if each.kind == "switch" else int(links[k]) for k, each in enumerate(dims.dims)]
+        send, hold = columns.of_sends(schedule.link.astype(np.int64))
+        units = costs.chunk_units[schedule.chunk[send]]
+        held = np.zeros(len(schedule.link), np.int64)
+        np.maximum.at(held, send, costs.hold_alpha[hold] + units * costs.hold_beta[hold])
+        axis, begin, per_us = axis_of[schedule.link], schedule.start, costs.ticks_per_us
+    time = np.linspace(0, schedule.finish_ticks, num_bins + 1)
+    share = np.zeros((len(dims), num_bins))
+    for k in range(len(dims)):
+        some = axis == k
+        done = _busy(time, begin[some]) - _busy(time, begin[some] + held[some])
+        share[k] = np.diff(done) / (count[k] * np.diff(time))
+    return dims, time[1:] / per_us, share
+
+
+def _busy(time: NDArray[np.float64], begins: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How long, added up, what began and never ends has gone on at some times."""
+    begins = np.sort(begins)
+    count = np.searchsorted(begins, time)
+    so_far = np.concatenate(([0], np.cumsum(begins, dtype=np.float64)))
+    return np.asarray(count * time - so_far[count])
+
+
+@drawing
+def _drawn(
+    schedule: Schedule | ImplicitSchedule,
+    dims: Dimensions,
+    time_us: NDArray[np.float64],
+    share: NDArray[np.float64],
+    ax: Axes | None,
+) -> Axes:
+    ax = axes(ax, height=1.2 + 0.9 * len(dims))
+    begin_us = np.concatenate(([0], time_us))
+    for k in range(len(dims)):
+        base = len(dims) - 1 - k
+        level = np.append(share[k], share[k][-1:])
+        ax.fill_between(begin_us, base, base + 0.85 * level, step="post", color=OKABE_ITO[k % len(OKABE_ITO)])
+        ax.axhline(base, color="#cccccc", linewidth=0.8)
+    ax.set_yticks([len(dims) - 0.6 - k for k in range(len(dims))])
+    ax.set_yticklabels([f"{each}\n{share[k].mean():.0%} busy" for k, each in enumerate(dims.dims)])
+    ax.set_ylim(-0.05, len(dims))
+    ax.set_xlim(0, schedule.finish_us or 1)
+    ax.set_xlabel("time in us")
+    name = schedule.collective if isinstance(schedule, ImplicitSchedule) else schedule.problem.collective.name
+    size = f", {schedule.size_bytes / BYTES_PER_MB:.4g} MB" if schedule.size_bytes else ""
+    headline(ax, f"{name}{size}: {schedule.producer}, {format_us(schedule.finish_us)}")
+    return ax
