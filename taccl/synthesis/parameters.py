@@ -181,8 +181,6 @@ class SuggestingParameters(_Group):
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3
     most_merged: int = 6  # chunks in one send between nodes
-    # Chunks balanced over dimensions take the place of what a sketch led to, in up to so many transfers.
-    balanced_transfers: int = 300_000
     # For the bound of the best proposal, and of each other.
     first_bound_s: float = 5.0
     bound_s: float = 2.0

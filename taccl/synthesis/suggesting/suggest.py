@@ -24,7 +24,6 @@ from taccl.problem import make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis import stages
-from taccl.synthesis.balanced import balanced_schedule
 from taccl.synthesis.halves import search_halves
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.paper.timing_group import timing_group
@@ -284,8 +283,5 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchP
         if unmerged
         else f"One send between nodes may carry up to {sketch.merging.max} chunks, and pays the latency once."
     )
-    bound, schedule = lower_bound(problem, budget_s=bound_s), candidate.schedule
-    most = trials.parameters.suggesting.balanced_transfers
-    sooner = balanced_schedule(problem, most_transfers=most, sooner_than=schedule.finish)
-    schedule = schedule if sooner is None else sooner
-    return SketchProposal(sketch, bound, schedule, "; ".join(parts), comments)
+    bound = lower_bound(problem, budget_s=bound_s)
+    return SketchProposal(sketch, bound, candidate.schedule, "; ".join(parts), comments)
