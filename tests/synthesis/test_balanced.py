@@ -142,6 +142,7 @@ def test_a_topology_that_looks_alike_has_an_implicit_schedule():
         translations_along(taccl.dimensions("mesh:3x3"))
 
 
+@pytest.mark.slow
 def test_the_portfolio_tries_it():
     """On a product with chunks enough the general search ends no later than the balanced schedule."""
     topology = parse("multidim:switch4@100,switch4@100,switch4@100")
@@ -151,6 +152,7 @@ def test_the_portfolio_tries_it():
     assert found.finish_us <= balanced.finish_us
 
 
+@pytest.mark.slow
 def test_the_command_line(capsys):
     """The example of the documentation: 1,024 ranks, implicit, with three figures."""
     words = "synthesize --topology multidim:switch16@100,switch64@100 --collective allreduce --size 1GB"
