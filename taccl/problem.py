@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from taccl.clauses import Clauses, Passage, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.costs import Costs, exact_costs
-from taccl.errors import CollectiveError, SketchError
+from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.names import shown
 from taccl.topology.topology import Topology
-from taccl.units import format_count, format_size
+from taccl.units import exact, format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,11 @@ class Problem:
     chunks_open : bool
         Whether only the data was given, and not how many chunks it is cut into: `taccl.synthesize` chooses
         their number then, and `taccl.lower_bound` holds for every number.
+    release_us : tuple of (chunk, rank, microseconds)
+        When a rank first has what it starts with of a chunk, where that is not at 0: nothing of it leaves
+        before, and nothing is added to it.
+    due_us : tuple of (chunk, rank, microseconds)
+        By when a destination must have a chunk.
     """
 
     topology: Topology
@@ -66,6 +72,8 @@ class Problem:
     size_bytes: int | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     chunks_open: bool = field(default=False, compare=False)
+    release_us: tuple[tuple[int, int, Fraction], ...] = ()
+    due_us: tuple[tuple[int, int, Fraction], ...] = ()
 
     def __post_init__(self) -> None:
         if self.collective.num_ranks != self.topology.num_ranks:
@@ -80,6 +88,8 @@ class Problem:
                 f"expected {self.collective.num_chunks}, all positive",
                 where="chunk_bytes",
             )
+        for name in ("release_us", "due_us"):
+            object.__setattr__(self, name, self._checked_moments(name))
         clauses, ranks = self.clauses, self.topology.num_ranks
         for name, noun, named in clauses.indices():
             count = ranks if noun == "rank" else len(self.topology.links)
@@ -94,6 +104,37 @@ class Problem:
                     f"name every rank 0-{ranks - 1} once",
                     where="clauses.symmetry",
                 )
+
+    def _checked_moments(self, name: str) -> tuple[tuple[int, int, Fraction], ...]:
+        """Releases or due times, exact and in order; `CollectiveError` names one that cannot be."""
+        found: dict[tuple[int, int], Fraction] = {}
+        for chunk, rank, us in getattr(self, name):
+            where = f"{name}: chunk {chunk}, rank {rank}"
+            try:
+                chunk, moment = known_index(chunk, self.collective.num_chunks, "chunk"), exact(us)
+            except InputError as error:
+                raise CollectiveError(error.message, where=where) from None
+            ends = self.collective.chunks[chunk]
+            role = "origins" if name == "release_us" else "destinations"
+            if rank not in getattr(ends, role):
+                said = f"the rank is none of the chunk's {role}; name one of those"
+                raise CollectiveError(said, where=where)
+            if moment < 0 or (chunk, rank) in found:
+                said = "found it twice" if (chunk, rank) in found else f"found {float(moment):g} us"
+                raise CollectiveError(f"{said}; give one time of 0 or more", where=where)
+            found[chunk, rank] = moment
+        return tuple((chunk, rank, us) for (chunk, rank), us in sorted(found.items()))
+
+    @cached_property
+    def release_ticks(self) -> dict[tuple[int, int], int]:
+        """By chunk and rank, the first tick at which the rank has it, where that is not 0."""
+        return {
+            (chunk, rank): ceil(us * self.costs.ticks_per_us) for chunk, rank, us in self.release_us if us
+        }
+
+    def without_moments(self) -> Problem:
+        """The problem in which everything is there from the start, and nothing is due."""
+        return replace(self, release_us=(), due_us=()) if self.release_us or self.due_us else self
 
     @cached_property
     def costs(self) -> Costs:
@@ -192,6 +233,11 @@ class Problem:
             "chunk_bytes": self.chunk_bytes[0] if uniform else list(self.chunk_bytes),
             "size_bytes": self.size_bytes,
             "clauses": self.clauses.to_dict(),
+            **{
+                name: [[chunk, rank, str(us)] for chunk, rank, us in getattr(self, name)]
+                for name in ("release_us", "due_us")
+                if getattr(self, name)
+            },
         }
 
     @classmethod
@@ -206,6 +252,7 @@ class Problem:
             chunk_bytes=(sizes,) * collective.num_chunks if isinstance(sizes, int) else tuple(sizes),
             clauses=Clauses.from_dict(data["clauses"]),
             size_bytes=data["size_bytes"],
+            **{name: tuple(map(tuple, data.get(name, ()))) for name in ("release_us", "due_us")},  # type: ignore[arg-type]
         )
 
     @property

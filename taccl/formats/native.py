@@ -339,6 +339,8 @@ class _Problem(_Strict):
     chunk_bytes: _Bytes | list[_Bytes]
     size_bytes: _Bytes | None
     clauses: _Clauses
+    release_us: list[list[int | str]] = Field(default_factory=list)
+    due_us: list[list[int | str]] = Field(default_factory=list)
 
 
 class _Transfers(_Strict):

@@ -197,6 +197,7 @@ class Precedence:
         else:
             self._of_copies()
         self._of_own_first()
+        self._of_releases()
 
     def _sum(
         self, units: NDArray[np.int64], chunk: NDArray[np.integer], send: NDArray[np.intp]
@@ -405,6 +406,21 @@ class Precedence:
             for s in rest:
                 if self.start[s] >= free:
                     self._wait(joined, s, CLAUSE)
+
+    def _of_releases(self) -> None:
+        """What a rank starts with is neither sent nor added to before the rank has it."""
+        released = self.problem.release_ticks
+        if not released:
+            return
+        zero = self._join((), CLAUSE)
+        for transfer, s in enumerate(self.send):
+            ends, chunk = self.problem.topology.links[self.link[s]], self.chunk[transfer]
+            for rank in ends.srcs:
+                if (chunk, rank) in released:
+                    self._wait(zero, s, CLAUSE, released[chunk, rank])
+            for rank in ends.dsts:
+                if self.reduce[transfer] and (chunk, rank) in released:
+                    self._wait(zero, s, CLAUSE, released[chunk, rank], lead=self.duration[s])
 
     def _latencies(self, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
         """By send, the latency of the largest chunk among some transfers of it."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
@@ -24,6 +24,8 @@ from taccl.baselines import BASELINES, baseline
 from taccl.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.listing import released
+from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
 from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
@@ -38,6 +40,7 @@ from taccl.synthesis.large_search import search_large
 from taccl.synthesis.overlap import overlap
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.result import Moment
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
@@ -129,6 +132,11 @@ def synthesize(
     NoSolutionError, KeyboardInterrupt
         If nothing was found in time, or when Ctrl-C came.
     """
+    if problem.release_us or problem.due_us:
+        return _synthesize_released(
+            problem, backend=backend, time_limit_s=time_limit_s, threads=threads, seed=seed,
+            memory_limit_mb=memory_limit_mb, log=log, progress=progress, sketch=sketch, parameters=parameters,
+        )  # fmt: skip
     began = time.monotonic()
     options = Options(
         threads or _cores(), seed, memory_limit_mb, log, progress, keep,
@@ -164,6 +172,34 @@ def synthesize(
         if search.best is None:
             raise
     return search.result(backend=backend, choice=plan.choice)
+
+
+def _synthesize_released(problem: Problem, **options: Any) -> Result:
+    """The sends of a schedule in which all is there from the start, begun anew once it is.
+
+    Raises
+    ------
+    NoSolutionError
+        If something comes later than it is due.
+    """
+    found = synthesize(problem.without_moments(), **options)
+    schedule = found.schedule
+    if not isinstance(schedule, Schedule):
+        schedule = schedule.expand()
+    bound = lower_bound(problem)
+    timed = released(problem, schedule)
+    verdict = verify(timed)
+    late = [each for each in verdict.violations if each.kind == "due"]
+    if late:
+        said = f"found no schedule in which everything comes when it is due: {late[0].message}"
+        raise NoSolutionError(f"{said}; make it due later, or give more time", bound_us=bound.bound_us)
+    verdict.raise_if_failed()
+    stopped = "nothing better found" if found.stopped == "bound met" else found.stopped
+    return replace(
+        found, schedule=timed, bound=bound, stopped="bound met" if timed.finish <= bound.bound else stopped,
+        progress=(*found.progress, Moment(found.seconds, timed.finish_us, bound.bound_us)),
+        choice=f"{found.choice}; its sends begun anew for releases and due times",
+    )  # fmt: skip
 
 
 def choose(

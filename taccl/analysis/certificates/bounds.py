@@ -10,9 +10,10 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,11 +25,12 @@ from taccl.analysis.certificates.gates import Costs, first_tick, gates_of
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
+from taccl.analysis.certificates.released import late_part, moments
 from taccl.analysis.certificates.single_machine import machine_ticks
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume, crossing_links
-from taccl.analysis.certificates.witnesses import Border, Claim, Path, SingleMachine
+from taccl.analysis.certificates.witnesses import Border, Claim, Late, Path, SingleMachine
 from taccl.arguments import checked
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.sketch.reachability import check_possible
@@ -99,6 +101,9 @@ def lower_bound(
         If a chunk cannot reach a destination, or some of a sum, wherever it is added up: the error names the
         rank, the chunk and the clause.
     """
+    if problem.release_us or problem.due_us:
+        given: dict[str, Any] = {"divisible": divisible, "in_network": in_network, "limit_s": limit_s}
+        return _of_late_parts(problem, partial(lower_bound, **given), budget_s)
     began = time.monotonic()
     check_possible(problem)
     divisible = problem.chunks_open if divisible is None else divisible
@@ -115,6 +120,22 @@ def lower_bound(
     best = max(claims, key=lambda claim: (claim.ticks, -_PREFERRED.index(claim.kind)))
     bound = Fraction(best.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, granted)
+
+
+def _of_late_parts(problem: Problem, bound_of: Callable[..., Certificate], budget_s: float) -> Certificate:
+    """The best bound of what is there from some moment on, from that moment."""
+    best = replace(bound_of(problem.without_moments(), budget_s=budget_s), problem=problem)
+    until = time.monotonic() + budget_s
+    for moment in moments(problem):
+        part = late_part(problem, moment)
+        if part is None or time.monotonic() > until:
+            continue
+        found = bound_of(part, budget_s=max(until - time.monotonic(), _LEAST_S))
+        if moment + found.bound > best.bound:
+            limits = f"what is there from {float(moment):.6g} us on: {found.limits}"
+            late = Late(moment, found.witness)
+            best = replace(found, problem=problem, bound=moment + found.bound, limits=limits, witness=late)
+    return best
 
 
 def _claims(

@@ -9,6 +9,7 @@ that is sound.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.check_borders import batches, crosses, latency
@@ -17,11 +18,13 @@ from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_prices import cut_dual, flow_dual
 from taccl.analysis.certificates.check_spread_tail import spreads_late
 from taccl.analysis.certificates.readings import as_spreading, turned_round
+from taccl.analysis.certificates.released import late_part
 from taccl.analysis.certificates.witnesses import (
     Border,
     CutDual,
     DelayedSource,
     FlowDual,
+    Late,
     Path,
     SingleMachine,
     SpreadTail,
@@ -55,6 +58,14 @@ def check_certificate(certificate: Certificate) -> bool:
     """Whether the witness proves the bound."""
     ticks = certificate.bound * certificate.problem.costs.ticks_per_us
     witness, divisible = certificate.witness, certificate.divisible
+    if isinstance(witness, Late):
+        part = late_part(certificate.problem, witness.moment_us)
+        left = certificate.bound - witness.moment_us
+        return (
+            part is not None and replace(certificate, problem=part, bound=left, witness=witness.inner).check()
+        )
+    if certificate.problem.release_us:  # what is proven without releases holds with them
+        return replace(certificate, problem=certificate.problem.without_moments()).check()
     if witness is None:
         return ticks <= 0
     if not _is_of(certificate.problem, witness):

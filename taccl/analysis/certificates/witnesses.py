@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "Border", "Claim", "CutDual", "DelayedSource", "FlowDual", "Path", "SetCharge", "SingleMachine",
+    "Border", "Claim", "CutDual", "DelayedSource", "FlowDual", "Late", "Path", "SetCharge", "SingleMachine",
     "SpreadTail", "Witness",
 ]  # fmt: skip
 
@@ -218,6 +218,24 @@ class FlowDual(Witness):
 
     def describe(self, topology: Topology) -> str:
         return f"{_priced(self.prices)}: each chunk pays its cheapest way at least"
+
+
+@dataclass(frozen=True, slots=True)
+class Late(Witness):
+    """What is there only from a moment on, and what proves how long that takes from there."""
+
+    kind, proves = "late part", "release"
+    moment_us: Fraction
+    inner: Witness | None
+
+    def describe(self, topology: Topology) -> str:
+        told = "" if self.inner is None else f": {self.inner.describe(topology)}"
+        return f"what is there from {float(self.moment_us):.6g} us on{told}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The witness as plain values."""
+        inner = None if self.inner is None else self.inner.to_dict()
+        return {"kind": self.kind, "moment_us": str(self.moment_us), "inner": inner}
 
 
 def _priced(prices: tuple[int, ...]) -> str:

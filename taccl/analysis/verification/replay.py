@@ -37,6 +37,7 @@ class Replay:
         problem = schedule.problem
         self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
         self.chunk_bytes = problem.chunk_bytes
+        self.release_us, self.due_us = problem.release_us, problem.due_us
         self.unit_bytes = math.gcd(*problem.chunk_bytes) if problem.chunk_bytes else 1
         self.ticks_per_us = int(problem.costs.ticks_per_us)
         self.chunk: list[int] = schedule.chunk.tolist()

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.verification.contents import check_copies, check_named_sums, check_sums
-from taccl.analysis.verification.obedience import check_clauses, check_own_first, check_paths
+from taccl.analysis.verification.obedience import check_clauses, check_moments, check_own_first, check_paths
 from taccl.analysis.verification.replay import Replay
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.analysis.verification.verify_implicit import verify_implicit
@@ -73,6 +73,7 @@ def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verificat
     check_clauses(replay)
     check_paths(replay)
     check_own_first(replay)
+    check_moments(replay)
     return Verification(
         tuple(replay.violations),
         finish_us=float(Fraction(max(replay.end, default=0), replay.ticks_per_us)),

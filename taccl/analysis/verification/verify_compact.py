@@ -247,6 +247,7 @@ def _replayed(
 def _check_kind(problem: Problem) -> None:
     links = problem.topology.links
     kinds = {
+        "chunks that are released or due at times of their own": bool(problem.release_us or problem.due_us),
         "chunks made from others": bool(problem.collective.derivations),
         "links of several ends": any(len(e.srcs) + len(e.dsts) > 2 for e in links),
     }

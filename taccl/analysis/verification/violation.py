@@ -24,6 +24,8 @@ KINDS = (
     "double-count",  # a contribution is reduced a second time
     "lost-contribution",  # a copy wipes out contributions that it does not bring
     "race",  # arrivals at one moment whose order decides what the buffer holds
+    "release",  # a chunk leaves, or is added to, before its rank has it
+    "due",  # a chunk comes later than it is due
     "reduce",  # a reduction in a collective that does not combine
     *dict.fromkeys(each.violation for each in CLAUSES.values() if each.violation not in ("", "merge")),
     "symmetry",  # of an implicit schedule: a permutation of ranks that its fabric does not have

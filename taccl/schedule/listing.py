@@ -1,0 +1,186 @@
+"""Tasks that hold resources, each started as soon as what it waits for is over and its resources are free.
+
+Of tasks that could start, the most urgent goes first (list scheduling: Graham, "Bounds on multiprocessing
+timing anomalies", SIAM Journal on Applied Mathematics 17, 1969). Sends and tiles of computations are tasks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from taccl.schedule.precedence import Precedence
+from taccl.schedule.schedule import make_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+__all__ = ["Tasks", "released"]
+
+
+@dataclass(slots=True)
+class Tasks:
+    """Tasks, what they hold, and what they wait for; all in ticks.
+
+    Attributes
+    ----------
+    duration : list of int
+        From the start of each task to its end.
+    holds : list of list of (resource, begin, until)
+        Each resource is held from `begin` until `until` after the task's start.
+    after : list of list of (task, gap)
+        Those that start no sooner than `gap` after the task does.
+    """
+
+    duration: list[int] = field(default_factory=list)
+    holds: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    after: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    @classmethod
+    def of_sends(cls, order: Precedence) -> Tasks:
+        """The sends of an order and its joins, with what they wait for but their turns on resources."""
+        count = order.num_events
+        joins = count - order.num_sends
+        tasks = cls([*order.duration, *[0] * joins], [[] for _ in range(count)], [[] for _ in range(count)])
+        for resource, uses in order.uses.items():
+            for use in uses:
+                tasks.holds[use.send].append((resource, use.begin, use.until))
+        for source, target, after, lead, extra, cause, tile in order.waits:
+            if cause < 0 and not tile:
+                tasks.after[source].append((target, after - lead + extra))
+        return tasks
+
+    def add(self, duration: int = 0, resource: int | None = None) -> int:
+        """One more task, which holds a resource from its start to its end; its number."""
+        self.duration.append(duration)
+        self.holds.append([] if resource is None else [(resource, 0, duration)])
+        self.after.append([])
+        return len(self.duration) - 1
+
+    def order(self) -> list[int]:
+        """Tasks, each after all that it waits for.
+
+        Raises
+        ------
+        ValueError
+            If some wait for each other.
+        """
+        waiting = self._waiting()
+        found = [task for task, count in enumerate(waiting) if not count]
+        for task in found:
+            for later, _ in self.after[task]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    found.append(later)
+        if len(found) < len(waiting):
+            raise ValueError("the order of sends contradicts itself: some wait for each other")
+        return found
+
+    def tails(self) -> list[int]:
+        """The least time from the start of each task to the end of all that wait for it."""
+        tail = list(self.duration)
+        for task in reversed(self.order()):
+            for later, gap in self.after[task]:
+                tail[task] = max(tail[task], gap + tail[later])
+        return tail
+
+    def starts(self, urgency: Sequence[tuple[int, ...]]) -> list[int]:
+        """When each starts; those of the least urgency number go first."""
+        rank = [0] * len(urgency)
+        for place, task in enumerate(sorted(range(len(urgency)), key=lambda each: urgency[each])):
+            rank[task] = place
+        waiting, earliest, start = self._waiting(), [0] * len(rank), [0] * len(rank)
+        free: dict[int, int] = defaultdict(int)
+        parked: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by resource: place, task, begin
+        lead: dict[int, int] = defaultdict(int)
+        for holds in self.holds:
+            for resource, begin, _ in holds:
+                lead[resource] = max(lead[resource], begin)
+        # (time, place of a task, task), or (time, -1, resource) when tasks that wait for one are to try again
+        pending = [(0, rank[task], task) for task, count in enumerate(waiting) if not count]
+        heapq.heapify(pending)
+
+        def begins(task: int, now: int) -> bool:
+            blocked = [
+                (free[r] - begin, r, begin) for r, begin, _ in self.holds[task] if free[r] - begin > now
+            ]
+            if blocked:
+                _, resource, begin = max(blocked)
+                heapq.heappush(parked[resource], (rank[task], task, begin))
+                return False
+            start[task] = now
+            for resource, _, until in self.holds[task]:
+                free[resource] = max(free[resource], now + until)
+                heapq.heappush(pending, (max(now, free[resource] - lead[resource]), -1, resource))
+            for later, gap in self.after[task]:
+                earliest[later] = max(earliest[later], now + gap)
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(pending, (max(earliest[later], now), rank[later], later))
+            return True
+
+        while pending:
+            now, place, which = heapq.heappop(pending)
+            if place >= 0:
+                begins(which, now)
+                continue
+            queue, early = parked[which], []
+            while queue:
+                urgent, task, begin = heapq.heappop(queue)
+                if free[which] - begin > now:
+                    early.append((urgent, task, begin))
+                elif begins(task, now):
+                    break
+            for each in early:
+                heapq.heappush(queue, each)
+            if early:
+                soonest = free[which] - max(begin for _, _, begin in early)
+                heapq.heappush(pending, (max(soonest, now + 1), -1, which))
+        return start
+
+    def _waiting(self) -> list[int]:
+        count = [0] * len(self.after)
+        for later in self.after:
+            for task, _ in later:
+                count[task] += 1
+        return count
+
+
+def released(problem: Problem, schedule: Schedule) -> Schedule:
+    """A schedule with releases and due times heeded: the same sends, started anew, urgent ones first.
+
+    Parameters
+    ----------
+    problem : Problem
+        That of the schedule, but for when things are there and due.
+    schedule : Schedule
+        Whose sends and what each of them carries are kept.
+    """
+    order = Precedence(
+        problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
+        reduce=schedule.reduce, start=schedule.start, end=schedule.end, contributions=schedule.contributions,
+    )  # fmt: skip
+    tasks = Tasks.of_sends(order)
+    due = {(chunk, rank): int(us * problem.costs.ticks_per_us) for chunk, rank, us in problem.due_us}
+    latest = [sum(tasks.duration)] * len(tasks.duration)
+    for s, transfers in enumerate(order.transfers):
+        ends = problem.topology.links[order.link[s]].dsts
+        here = [
+            due[order.chunk[t], rank] for t in transfers for rank in ends if (order.chunk[t], rank) in due
+        ]
+        latest[s] = min((moment - tasks.duration[s] for moment in here), default=latest[s])
+    for task in reversed(tasks.order()):
+        latest[task] = min([latest[task], *(latest[later] - gap for later, gap in tasks.after[task])])
+    start = tasks.starts(
+        [(by, -tail, task) for task, (by, tail) in enumerate(zip(latest, tasks.tails(), strict=True))]
+    )
+    return make_schedule(
+        problem, chunk=schedule.chunk, link=schedule.link, start=[start[s] for s in order.send],
+        end=[start[s] + order.duration[s] for s in order.send], group=order.send, reduce=schedule.reduce,
+        producer=schedule.producer, contributions=schedule.contributions,
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Chunks that are released and due at times of their own: scheduled, verified, bounded, saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl import collectives, topologies
+from taccl.schedule.listing import Tasks
+
+
+@pytest.fixture
+def problem():
+    """An allgather over a ring of three, in which 1 MB takes a link 1 + 10 us."""
+    ring = topologies.ring(3, alpha_us=1, bandwidth_gb_per_s=100)
+    return taccl.make_problem(ring, "allgather", chunk_bytes=1_000_000, chunks_per_rank=1)
+
+
+def test_nothing_leaves_before_its_release(problem):
+    """Rank 0 has its chunk at 100 us; a hop later, at 111, all is done, which the bound proves best."""
+    late = replace(problem, release_us=((0, 0, 100),))
+    result = taccl.synthesize(late, backend="greedy")
+    assert result.finish_us == 111
+    assert result.bound_us == 111
+    assert result.bound.check()
+    assert taccl.verify(result.schedule).ok
+    assert result.stopped == "bound met"
+
+
+def test_a_bound_of_a_late_part_is_checked_against_its_moment(problem):
+    """A certificate that claims a microsecond more, or another moment, is not proven by its witness."""
+    bound = taccl.lower_bound(replace(problem, release_us=((0, 0, 100),)))
+    assert not replace(bound, bound=bound.bound + 1).check()
+    assert not replace(bound, witness=replace(bound.witness, moment_us=Fraction(101))).check()
+
+
+def test_the_verifier_names_what_leaves_early(problem):
+    """The schedule of the same problem without releases breaks them."""
+    schedule = taccl.synthesize(problem, backend="greedy").schedule
+    verdict = taccl.verify(replace(schedule, problem=replace(problem, release_us=((0, 0, 5),))))
+    assert {each.kind for each in verdict.violations} == {"release"}
+    assert {each.chunk for each in verdict.violations} == {0}
+
+
+def test_a_sum_is_added_to_what_is_there(problem):
+    """A contribution that comes before the rank has its own is named, too."""
+    sums = taccl.make_problem(problem.topology, "reduce", chunk_bytes=1_000_000, root=0, chunks_per_rank=1)
+    schedule = taccl.synthesize(sums, backend="greedy").schedule
+    verdict = taccl.verify(replace(schedule, problem=replace(sums, release_us=((0, 0, 500),))))
+    assert [each.rank for each in verdict.violations if each.kind == "release"] == [0, 0]
+    result = taccl.synthesize(replace(sums, release_us=((0, 0, 500),)), backend="greedy")
+    assert result.finish_us >= 500
+
+
+def test_what_comes_late_is_named_and_refused(problem):
+    """Nothing can come sooner than a hop of 11 us."""
+    due = replace(problem, due_us=((0, 1, 10),))
+    schedule = taccl.synthesize(problem, backend="greedy").schedule
+    assert [each.kind for each in taccl.verify(replace(schedule, problem=due)).violations] == ["due"]
+    with pytest.raises(taccl.NoSolutionError, match="due"):
+        taccl.synthesize(due, backend="greedy")
+    assert taccl.synthesize(replace(problem, due_us=((0, 1, 11),)), backend="greedy").finish_us == 11
+
+
+def test_due_times_order_sends():
+    """Two chunks share a link; the one that is due goes first, whichever that is."""
+    line = topologies.ring(2, alpha_us=1, bandwidth_gb_per_s=100)
+    both = collectives.custom(2, precondition={0: [0], 1: [0]}, postcondition={0: [1], 1: [1]})
+    for urgent in (0, 1):
+        problem = taccl.make_problem(line, both, chunk_bytes=1_000_000)
+        result = taccl.synthesize(replace(problem, due_us=((urgent, 1, 11),)), backend="greedy")
+        assert result.finish_us == 22
+
+
+def test_moments_are_kept_in_files(problem, tmp_path):
+    """They are a part of the problem, and of its digest; problems without them keep theirs."""
+    late = replace(problem, release_us=((0, 0, Fraction(1, 3)),), due_us=((1, 2, 50),))
+    taccl.save(taccl.synthesize(late, backend="greedy").schedule, tmp_path / "late.json")
+    assert taccl.load(tmp_path / "late.json").problem == late
+    assert late.digest() != problem.digest()
+    assert "release_us" not in problem.to_dict()
+    assert late.without_moments().digest() == problem.digest()
+
+
+@pytest.mark.parametrize(
+    ("moments", "said"),
+    [
+        ({"release_us": ((9, 0, 1),)}, "chunk"),
+        ({"release_us": ((0, 1, 1),)}, "origins"),
+        ({"release_us": ((0, 0, -1),)}, "-1"),
+        ({"due_us": ((0, 1, 1), (0, 1, 2))}, "twice"),
+        ({"due_us": ((0, 1, "soon"),)}, "soon"),
+    ],
+)
+def test_moments_that_cannot_be_are_refused(problem, moments, said):
+    """One sentence names the chunk, the rank and what to give."""
+    with pytest.raises(taccl.CollectiveError, match=said):
+        replace(problem, **moments)
+
+
+def test_the_most_urgent_task_goes_first():
+    """Two tasks of 3 and 5 ticks on one resource, and one that waits for the second."""
+    tasks = Tasks()
+    for duration in (3, 5):
+        tasks.add(duration, resource=0)
+    last = tasks.add(4)
+    tasks.after[1].append((last, 5))
+    assert tasks.tails() == [3, 9, 4]
+    assert tasks.starts([(-tail,) for tail in tasks.tails()]) == [5, 0, 5]
+    assert tasks.starts([(0,), (1,), (2,)]) == [0, 3, 8]
+
+
+def test_tasks_that_wait_for_each_other_are_refused():
+    """They would never start."""
+    tasks = Tasks()
+    tasks.after = [[(1, 0)], [(0, 0)]]
+    tasks.duration, tasks.holds = [1, 1], [[], []]
+    with pytest.raises(ValueError, match="wait for each other"):
+        tasks.tails()
