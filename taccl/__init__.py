@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from taccl import collectives  # noqa: F401
     from taccl import plot as plot
     from taccl import topologies as topologies
+    from taccl import workload as workload
     from taccl.analysis.certificates.bounds import lower_bound as lower_bound
     from taccl.analysis.certificates.certificate import Certificate as Certificate
     from taccl.analysis.certificates.cost_of_sketch import Prices as Prices
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from taccl.errors import TacclWarning as TacclWarning
     from taccl.errors import TopologyError as TopologyError
     from taccl.errors import VerificationError as VerificationError
+    from taccl.errors import WorkloadError as WorkloadError
     from taccl.explore.cache import Cache as Cache
     from taccl.explore.compare import compare as compare
     from taccl.explore.compare import sweep as sweep
@@ -100,12 +102,13 @@ if TYPE_CHECKING:
     from taccl.topology.products import Dimensions as Dimensions
     from taccl.topology.recognise import dimensions as dimensions
     from taccl.topology.topology import Topology as Topology
+    from taccl.workload.workload import Workload as Workload
 
     __version__: str
 
 _MODULES = {
     "baselines": "taccl.baselines", "collectives": "taccl.collectives", "topologies": "taccl.topologies",
-    "plot": "taccl.plot",
+    "plot": "taccl.plot", "workload": "taccl.workload",
 }  # fmt: skip
 
 _NAMES_OF_MODULE = {
@@ -121,7 +124,7 @@ _NAMES_OF_MODULE = {
         "CacheWarning", "CollectiveError", "ExecutionError", "ExportError", "FallbackWarning", "FormatError",
         "InfeasibleError", "InputError", "LossyConversionWarning", "NoSolutionError", "NumericsWarning",
         "SketchError", "SolverError", "SolverUnavailableError", "TacclError", "TacclWarning", "TopologyError",
-        "VerificationError",
+        "VerificationError", "WorkloadError",
     ),
     "taccl.explore.cache": ("Cache",),
     "taccl.explore.compare": ("compare", "sweep"),
@@ -161,6 +164,7 @@ _NAMES_OF_MODULE = {
     "taccl.topology.products": ("Dimensions",),
     "taccl.topology.recognise": ("dimensions",),
     "taccl.topology.topology": ("Topology",),
+    "taccl.workload.workload": ("Workload",),
 }  # fmt: skip
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 

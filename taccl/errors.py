@@ -57,6 +57,10 @@ class FormatError(InputError):
     """A file cannot be read, or is not in the format it should be in."""
 
 
+class WorkloadError(InputError):
+    """A step, one of its operations, or a transformation of it is wrong; `where` names the operation."""
+
+
 class SolverError(TacclError, RuntimeError):
     """A solver failed."""
 

@@ -27,6 +27,7 @@ LINES = (
     ("analysis", "baselines"),
     ("synthesis", "program"),
     ("formats",),
+    ("workload",),
     ("explore", "plot", "runtime"),
     ("placement",),
     ("__init__", "topologies"),

@@ -401,6 +401,7 @@ RETURNED = (
     "ImplicitSchedule",
     "Interpretation", "Placement", "Plan", "Prices", "Program", "Replan", "Result", "Schedule", "Simulation", "Sketch",
     "SketchProposal", "SketchReport", "SteadyState", "Verification", "plot.Bandwidths",
+    "workload.Step",
 )  # fmt: skip
 
 

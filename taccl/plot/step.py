@@ -1,0 +1,70 @@
+"""A step over time: for each rank a row of what it computes, and one of what it sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.arguments import checked
+from taccl.plot.gantt import rows_height
+from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, legend, remark
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from taccl.arguments import Count
+    from taccl.workload.step import Step
+
+__all__ = ["step"]
+
+
+@checked
+@drawing
+def step(step: Step, *, max_ranks: Count = 16, ax: Axes | None = None) -> Axes:
+    """Bars of every tile that is computed, by operation, and of every send, rank by rank.
+
+    Parameters
+    ----------
+    step : Step
+        As `taccl.workload.schedule_workload` returns it.
+    max_ranks : int
+        Of more ranks the first are shown, and the picture says so.
+    ax : Axes, optional
+        Where to draw; a new figure unless given.
+    """
+    from matplotlib.patches import Patch
+
+    shown = min(step.workload.num_ranks, max_ranks)
+    ax = axes(ax, height=rows_height(2 * shown))
+    hues = OKABE_ITO[:-1]
+    names = list(dict.fromkeys(each.operation for each in step.tiles))
+    for number, name in enumerate(names):
+        tiles = [each for each in step.tiles if each.operation == name and each.rank < shown]
+        spans = [(float(each.start_us), float(each.end_us - each.start_us)) for each in tiles]
+        ax.barh(
+            [2 * each.rank for each in tiles], [width for _, width in spans],
+            left=[left for left, _ in spans], height=0.8, color=hues[number % len(hues)], edgecolor="white", linewidth=0.3,
+        )  # fmt: skip
+    if step.schedule is not None:
+        links, per_us = step.topology.links, step.schedule.problem.costs.ticks_per_us
+        source = np.array([link.src for link in links])[step.schedule.link]
+        here = source < shown
+        start, end = (column[here] / per_us for column in (step.schedule.start, step.schedule.end))
+        ax.barh(2 * source[here] + 1, end - start, left=start, height=0.8, color=GREY, alpha=0.5)
+    ax.set_ylim(2 * shown - 0.4, -0.6)
+    ax.set_xlim(0, step.finish_us * 1.01 or 1)
+    ax.set_yticks(range(2 * shown))
+    ax.set_yticklabels(
+        [f"{what} {rank}" for rank in range(shown) for what in ("compute", "send")], fontsize=7
+    )
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel("time in us")
+    ax.axvline(step.finish_us, color=INK, linewidth=0.8)
+    headline(ax, f"{step.workload.name} on {step.topology.name}\nfinish {step.finish_us:.4g} us")
+    keys = [Patch(color=hues[i % len(hues)], label=name) for i, name in enumerate(names[: len(hues)])]
+    legend(ax, [*keys, Patch(color=GREY, alpha=0.5, label="sends")])
+    if shown < step.workload.num_ranks:
+        remark(ax, f"the first {shown} of {format_count(step.workload.num_ranks, 'rank')}")
+    return ax

@@ -1,0 +1,14 @@
+"""Computation and communication scheduled together: programs of both, transformed, scheduled and bounded."""
+
+from taccl.workload.autotransform import autotransform
+from taccl.workload.costs import Rates
+from taccl.workload.files import load_workload
+from taccl.workload.meaning import run_workload
+from taccl.workload.schedule import schedule_workload
+from taccl.workload.step import Step
+from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
+
+__all__ = [
+    "Rates", "Step", "autotransform", "fuse", "load_workload", "overlap", "reorder", "run_workload",
+    "schedule_workload", "slice_state", "split",
+]  # fmt: skip

@@ -1,0 +1,149 @@
+"""Which transformations make a step quickest: combinations of them, tried in turn and scheduled."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING
+
+from taccl.arguments import checked_as
+from taccl.deadline import Deadline
+from taccl.errors import WorkloadError
+from taccl.workload.exchange import num_chunks
+from taccl.workload.operations import POINTWISE
+from taccl.workload.schedule import schedule_workload
+from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from taccl.arguments import Count, Seconds
+    from taccl.topology.topology import Topology
+    from taccl.workload.costs import Rates
+    from taccl.workload.step import Step
+    from taccl.workload.workload import Workload
+
+__all__ = ["autotransform", "overlapped"]
+
+#: Up to so many allreduces, each is split or not; of more, all or none.
+_MOST_APART = 3
+#: Steps of more chunks are not tried; ours: each takes some sends from every rank.
+_MOST_CHUNKS = 8_192
+
+
+@checked_as(WorkloadError)
+def autotransform(
+    workload: Workload,
+    topology: Topology,
+    *,
+    rates: Rates | None = None,
+    communication_share: float = 0.0,
+    tiles: Sequence[Count] = (4, 16, 64),
+    time_limit_s: Seconds = 300.0,
+) -> Step:
+    """The quickest step that combinations of all transformations lead to.
+
+    Allreduces are split or not; what can be moved between reduce-scatter and allgather is, state is sliced,
+    and point-wise operations are fused; then what follows each other tile by tile overlaps, in as many tiles
+    as pays.
+
+    Parameters
+    ----------
+    workload, topology, rates, communication_share
+        As in `schedule_workload`.
+    tiles : sequence of int
+        Numbers of tiles to try, small ones first; those that do not divide are left out.
+    time_limit_s : float
+        When to stop; Ctrl-C does so at once, and keeps the best so far.
+
+    Returns
+    -------
+    Step
+        Its `workload` is the transformed one.
+    """
+    deadline = Deadline.after(time_limit_s)
+
+    def scheduled(some: Workload) -> Step:
+        return schedule_workload(some, topology, rates=rates, communication_share=communication_share)
+
+    best = min(
+        scheduled(workload),
+        schedule_workload(workload, topology, rates=rates, order="in-sequence"),
+        key=_finish,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        for variant in _variants(workload):
+            for axis in range(max(len(tensor.shape) for tensor in variant.tensors.values()) or 1):
+                last: Step | None = None
+                for count in tiles:
+                    if deadline.has_passed:
+                        return best
+                    some = overlapped(variant, count, axis)
+                    if some is None or num_chunks(some) > _MOST_CHUNKS:
+                        continue
+                    step = scheduled(some)
+                    best = min(best, step, key=_finish)
+                    if last is not None and step.finish >= last.finish:
+                        break
+                    last = step
+            if variant is not workload and not deadline.has_passed:
+                best = min(best, scheduled(variant), key=_finish)
+    return best
+
+
+def _finish(step: Step) -> float:
+    return step.finish_us
+
+
+def _variants(workload: Workload) -> Iterator[Workload]:
+    """The step, with each choice of allreduces split; and all that follows from that done."""
+    sums = [each.name for each in workload.operations if each.kind == "allreduce"]
+    choices: Iterator[Sequence[str]] = itertools.chain.from_iterable(
+        itertools.combinations(sums, count) for count in range(len(sums), -1, -1)
+    )
+    for chosen in choices if len(sums) <= _MOST_APART else (sums, ()):
+        found = workload
+        for name in chosen:
+            with contextlib.suppress(WorkloadError):
+                found = split(found, name)
+        if chosen:
+            for name in [each.name for each in found.operations if each.kind == "norm"]:
+                found = split(found, name)
+            for name in [each.name for each in found.operations if each.is_collective]:
+                if name in found.operation:
+                    found = reorder(found, name)
+            for old, _ in workload.state:
+                with contextlib.suppress(WorkloadError):
+                    found = slice_state(found, old)
+        yield _fused(found)
+
+
+def _fused(workload: Workload) -> Workload:
+    """With every point-wise operation that can be in the last step of a collective there."""
+    for collective in [each.name for each in workload.operations if each.is_collective]:
+        for operation in workload.operations:
+            if operation.kind in POINTWISE and not operation.fused:
+                with contextlib.suppress(WorkloadError):
+                    workload = fuse(workload, collective, operation.name)
+    return workload
+
+
+def overlapped(workload: Workload, tiles: int, axis: int) -> Workload | None:
+    """With all that can be in overlaps that both compute and communicate; None if there are none."""
+    done: set[str] = set()
+    found = workload
+    for first in workload.operations:
+        if first.name in done:
+            continue
+        group, some = [first.name], None
+        for operation in workload.operations[workload.operations.index(first) :]:
+            if operation.name in done or not set(group).intersection(operation.inputs):
+                continue
+            with contextlib.suppress(WorkloadError):
+                some = overlap(found, [*group, operation.name], tiles=tiles, axis=axis)
+                group.append(operation.name)
+        kinds = {workload.operation[name].is_collective for name in group}
+        if some is not None and kinds == {True, False}:
+            found = some
+            done.update(group)
+    return None if found is workload else found

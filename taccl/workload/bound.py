@@ -1,0 +1,162 @@
+"""What no schedule of a step, in its tiles, finishes before.
+
+A rank computes one tile at a time, and what is sent takes what `lower_bound` proves of it. Of any operations
+of one of the two kinds, none begins before the least of their *heads*, and after the last of them has ended
+the least of their *tails* is left; in between is all that they take. That is the single-machine relaxation
+(Carlier 1982) with what is sent as one machine, and what a processor computes as the other.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.workload.exchange import parts_of, problem_of
+from taccl.workload.step import tile_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from taccl.topology.topology import Topology
+    from taccl.workload.costs import Rates
+    from taccl.workload.workload import Workload
+
+__all__ = ["step_bound"]
+
+#: So many sets of collectives are bounded: those that promise most.
+_MOST_SETS = 6
+#: Seconds for each.
+_BOUND_S = 4.0
+
+
+def step_bound(
+    workload: Workload, topology: Topology, rates: Rates | None, *, communication_share: float = 0.0
+) -> Fraction:
+    """Microseconds that every schedule of a step takes.
+
+    Parameters
+    ----------
+    workload, topology, rates, communication_share
+        As in `schedule_workload`.
+    """
+    return _Bound(workload, topology, rates, communication_share).best()
+
+
+class _Bound:
+    def __init__(
+        self, workload: Workload, topology: Topology, rates: Rates | None, communication_share: float
+    ) -> None:
+        self.workload, self.topology = workload, topology
+        self.parts = parts_of(workload)
+        self.known: dict[tuple[frozenset[str], bool], Fraction] = {}
+        self.tile = {
+            each.name: tile_us(workload, each, rates, communication_share) for each in workload.operations
+        }
+        self.whole = {name: us * workload.tiles_of.get(name, (1, 0))[0] for name, us in self.tile.items()}
+        for each in workload.operations:
+            if each.is_collective:
+                self.tile[each.name] = self.sent(frozenset([each.name]), one=True)
+                self.whole[each.name] = self.sent(frozenset([each.name]))
+        before = {
+            each.name: [name for name in each.inputs if name in self.tile] for each in workload.operations
+        }
+        self.head = self._reach(before, list(before))
+        behind = {name: list(workload.readers[name]) for name in before}
+        self.tail = self._reach(behind, list(before)[::-1])
+
+    def sent(self, names: frozenset[str], *, one: bool = False) -> Fraction:
+        """What the parts of some collectives take; `one`: a tile alone."""
+        if (names, one) not in self.known:
+            halves = {} if one else self._halves(names)
+            parts = [part for part in self.parts if part.operation in names - set(halves.values())]
+            if one and names <= self.workload.tiles_of.keys():
+                parts = parts[:1]
+            problem = problem_of(self.workload, self.topology, parts, sums=halves)
+            self.known[names, one] = lower_bound(problem, budget_s=_BOUND_S).bound
+        return self.known[names, one]
+
+    def _halves(self, names: frozenset[str]) -> dict[str, str]:
+        """Allgathers of what reduce-scatters brought, by name: together they add up and spread each chunk."""
+        found: dict[str, str] = {}
+        operation = self.workload.operation
+        cut = {name: [p.chunk_bytes for p in self.parts if p.operation == name] for name in names}
+        for name in sorted(each for each in names if operation[each].kind == "allgather"):
+            needs, pending = set[str](), [name]
+            while pending:
+                more = {each for each in operation[pending.pop()].inputs if each in operation} - needs
+                needs |= more
+                pending += more
+            for each in sorted(needs & names - set(found.values())):
+                if operation[each].kind == "reduce_scatter" and cut[each] == cut[name]:
+                    found[name] = each
+                    break
+        return found
+
+    def takes(self, name: str, other: str) -> Fraction:
+        """How long an operation keeps another waiting at least: one tile of it where both overlap."""
+        overlaps = self.workload.overlaps
+        together = any(name in each.operations and other in each.operations for each in overlaps)
+        return (self.tile if together else self.whole)[name]
+
+    def _reach(self, near: Mapping[str, list[str]], order: list[str]) -> dict[str, Fraction]:
+        """The least time between each operation and the beginning, or the end."""
+        reach: dict[str, Fraction] = {}
+        # What a rank computes itself on that side; `send` alone leads away from the rank.
+        own: dict[str, set[str]] = {}
+        operation = self.workload.operation
+        for name in order:
+            own[name] = set()
+            for other in near[name]:
+                if operation[name].kind != "send" and operation[other].kind != "send":
+                    own[name] |= {other, *own[other]}
+            computed = sum(self.takes(each, name) for each in own[name] if not operation[each].is_collective)
+            reach[name] = max(
+                [Fraction(computed), *self._ways(name, near, order[: order.index(name)], reach)]
+            )
+        return reach
+
+    def _ways(
+        self, name: str, near: Mapping[str, list[str]], order: list[str], reach: Mapping[str, Fraction]
+    ) -> Iterator[Fraction]:
+        """The least reach of an operation by way of each on that side.
+
+        That takes its time, all tiles of it where the two do not overlap; and so does what is between, of
+        which only the last tile follows where it overlaps with the far one.
+        """
+        overlap_of = {each: i for i, one in enumerate(self.workload.overlaps) for each in one.operations}
+        for key in {overlap_of.get(each) for each in order}:
+            after: dict[str, Fraction] = {}  # from the end of an operation
+            since = {name: Fraction(0)}  # from its beginning
+            for each in (name, *reversed(order)):
+                for far in near[each] if each in since else ():
+                    tiled = key is not None and overlap_of.get(far) == key
+                    takes = self.tile[far] if tiled else self.takes(far, each)
+                    after[far] = max(after.get(far, since[each]), since[each])
+                    since[far] = max(since.get(far, Fraction(0)), takes + since[each])
+            for far, us in after.items():
+                if overlap_of.get(far) == key:
+                    yield reach[far] + self.takes(far, name) + us
+
+    def best(self) -> Fraction:
+        """The best over sets of operations with at least some head and some tail."""
+        found = Fraction(0)
+        candidates: dict[frozenset[str], Fraction] = {}
+        for is_sent in (False, True):
+            names = [each.name for each in self.workload.operations if each.is_collective == is_sent]
+            for head in {self.head[name] for name in names}:
+                for tail in {self.tail[name] for name in names}:
+                    some = frozenset(n for n in names if self.head[n] >= head and self.tail[n] >= tail)
+                    if some and is_sent:
+                        candidates[some] = max(candidates.get(some, Fraction(0)), head + tail)
+                    elif some:
+                        found = max(found, head + sum(self.whole[name] for name in some) + tail)
+        for name in self.whole:
+            found = max(found, self.head[name] + self.whole[name] + self.tail[name])
+        # All together take at most what each takes alone, and mostly that.
+        ranked = sorted(
+            candidates, key=lambda some: candidates[some] + sum(self.whole[name] for name in some)
+        )
+        for some in ranked[-_MOST_SETS:]:
+            found = max(found, candidates[some] + self.sent(some))
+        return found

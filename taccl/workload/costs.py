@@ -1,0 +1,105 @@
+"""How long the operations of a step take a rank: what was said, or FLOPs and bytes at a machine's rates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from taccl.arguments import checked_as
+from taccl.errors import WorkloadError
+from taccl.workload.operations import DTYPE_BYTES, operand_axes
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
+    from taccl.workload.operations import Operation
+    from taccl.workload.workload import Workload
+
+__all__ = ["RATES", "Rates", "compute_us", "rates_of", "work_of"]
+
+
+@checked_as(WorkloadError)
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a rank's processor does at best: 10**12 operations, and GB of memory, a second."""
+
+    tflops: float
+    gb_per_s: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.tflops < math.inf and 0 < self.gb_per_s < math.inf):
+            raise WorkloadError(
+                f"found {self.tflops} TFLOPS and {self.gb_per_s} GB/s; expected numbers above 0"
+            )
+
+
+#: Peaks of the data sheets: dense 16 bit matrix products, and memory. NVIDIA A100 80 GB SXM, H100 SXM, V100
+#: SXM2 32 GB.
+RATES = {
+    "dgx-a100": Rates(312, 2039), "dgx-h100": Rates(989, 3350), "dgx1": Rates(125, 900),
+    "dgx2": Rates(125, 900), "ndv2": Rates(125, 900),
+}  # fmt: skip
+
+
+def rates_of(topology: Topology) -> Rates | None:
+    """The rates of a machine by its model; None where they are not known."""
+    return RATES.get(topology.machine)
+
+
+def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
+    """Floating point operations and bytes of memory of one rank.
+
+    Every input is read once and the result written once. What is fused into a collective has the collective's
+    result in hand, and hands its own on.
+    """
+    ranks = workload.num_ranks
+    out, tensors = workload.tensors[operation.name], workload.operands(operation)
+    here = [length // (ranks if axis == out.axis else 1) for axis, length in enumerate(out.shape)]
+    fused = {each.name for each in workload.operations if operation.fused and each.fused == operation.fused}
+    fused.add(operation.fused)
+    num_bytes = 0.0 if operation.fused else math.prod(here) * DTYPE_BYTES[out.dtype]
+    inner = 1
+    for at, tensor in enumerate(tensors):
+        lengths = [
+            (tensor.shape[axis] // (ranks if axis == tensor.axis else 1)) if to is None else here[to]
+            for axis, to in enumerate(operand_axes(operation, tensors, out, at))
+        ]
+        if operation.kind == "matmul":
+            summed = -1 if at == 0 else -2
+            other, along = tensors[1 - at], len(tensors[1 - at].shape) - (2 if at == 0 else 1)
+            inner = lengths[summed] = tensor.shape[summed] // (
+                ranks if len(tensor.shape) + summed == tensor.axis or other.axis == along else 1
+            )
+        if tensor.name not in fused:
+            num_bytes += math.prod(lengths) * DTYPE_BYTES[tensor.dtype]
+    size = math.prod(here)
+    flops = 2.0 * size * inner if operation.kind == "matmul" else 0.0
+    return (
+        flops if operation.flops is None else operation.flops,
+        num_bytes if operation.memory_bytes is None else operation.memory_bytes,
+    )
+
+
+def compute_us(workload: Workload, operation: Operation, rates: Rates | None) -> Fraction:
+    """How long all of an operation that moves nothing between ranks takes each of them.
+
+    Raises
+    ------
+    WorkloadError
+        If neither its cost nor the machine's rates are known.
+    """
+    if operation.cost_us is not None:
+        return Fraction(operation.cost_us)
+    flops, num_bytes = work_of(workload, operation)
+    if not flops and not num_bytes:
+        return Fraction(0)
+    if rates is None:
+        said = (
+            "has no cost_us, and the machine's rates are not known; give one, or "
+            "rates=Rates(tflops, gb_per_s)"
+        )
+        raise WorkloadError(said, where=operation.name)
+    # To the picosecond: finer ticks than sends have would say nothing.
+    picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
+    return Fraction(math.ceil(picoseconds), 10**6)

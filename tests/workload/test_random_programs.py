@@ -1,0 +1,176 @@
+"""Random steps, transformed at random: what is accepted keeps its meaning, and what would change it is refused."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from taccl import Workload
+from taccl.errors import WorkloadError
+from taccl.workload import fuse, overlap, reorder, split
+from taccl.workload.meaning import random_inputs
+from taccl.workload.operations import BINARY, COLLECTIVES, Operation
+from tests.fuzzing import cases
+from tests.workload import naive
+
+UNARY = ("relu", "tanh", "gelu", "square", "scale", "offset", "dropout")
+LAYOUTS = ("replicated", "partial", "sliced(0)", "sliced(1)")
+
+
+def random_step(rng):
+    """A step of some operations on float64, each on whatever the last few made."""
+    ranks = rng.choice((2, 3, 4))
+    step = Workload("random", ranks)
+    side = 4 * ranks
+    for i in range(rng.randint(2, 4)):
+        step = step.input(f"i{i}", (side, side), dtype="float64", layout=rng.choice(LAYOUTS))
+    step = step.input("bias", (side,), dtype="float64")
+    for i in range(rng.randint(3, 9)):
+        for _ in range(30):
+            names = list(step.tensors)
+            kind = rng.choice(
+                (*UNARY, *BINARY[:3], "matmul", "layernorm", "norm", "sum_of_squares", *2 * COLLECTIVES)
+            )
+            count = 2 if kind in (*BINARY, "matmul") else 1
+            read = [rng.choice(names[-4:] if rng.random() < 0.7 else names) for _ in range(count)]
+            options = {}
+            if kind in ("reduce_scatter", "alltoall"):
+                options["axis"] = rng.randrange(2)
+            if kind in ("scale", "offset", "dropout"):
+                options["value"] = rng.choice((0.25, 0.5))
+            try:
+                step = step.then(f"t{i}", kind, *read, **options)
+                break
+            except WorkloadError:
+                continue
+    return step
+
+
+def close(one, two):
+    """Whether arrays are equal but for how sums are ordered."""
+    return one.shape == two.shape and np.allclose(one, two, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def agree(step, other):
+    """Whether two steps give every rank the same of what the first is for, by the library's meaning."""
+    inputs = random_inputs(step, seed=7)
+    one, two = step.run(inputs), other.run(inputs)
+    return all(close(a, b) for name in step.outputs for a, b in zip(one[name], two[name], strict=True))
+
+
+def naively(step, operations):
+    """What the oracle makes of operations on a step's inputs, or None where arrays do not even fit."""
+    shapes = {name: tensor.shape for name, tensor in step.tensors.items()}
+    shapes |= {
+        each.name: shapes.get(each.name, shapes.get(each.name.split("@")[0], ())) for each in operations
+    }
+    try:
+        with np.errstate(all="ignore"):
+            return naive.run(operations, shapes, random_inputs(step, seed=7), step.num_ranks)
+    except (ValueError, IndexError):
+        return None
+
+
+def forced(step, collective, operation):
+    """By brute force, what one might do who moves an operation before a collective without asking.
+
+    It reads what the collective reads, or what all collectives of its kind do; and what comes behind is nothing, or
+    any collective.
+    """
+    moved, after = step.operation[collective], step.operation[operation]
+    alike = {each.name for each in step.operations if each.kind == moved.kind and each.name in after.inputs}
+    for instead in ({collective}, alike):
+        inputs = tuple(step.operation[name].inputs[0] if name in instead else name for name in after.inputs)
+        early = replace(after, name=f"{operation}@early", inputs=inputs)
+        yield [replace(early, name=operation) if each is after else each for each in step.operations]
+        for kind in COLLECTIVES:
+            for axis in (0, 1) if kind in ("reduce_scatter", "alltoall") else (None,):
+                late = Operation(operation, kind, (early.name,), axis=axis, shift=moved.shift)
+                yield [
+                    new for each in step.operations for new in ((early, late) if each is after else (each,))
+                ]
+
+
+def attempts(step, rng):
+    """Transformations, legal or not: what does it, and the operations that it would make, by force."""
+    for each in step.operations:
+        if each.is_collective:
+            for reader in step.readers[each.name]:
+                if not step.operation[reader].is_collective:
+                    yield (
+                        "reorder",
+                        lambda c=each.name, o=reader: reorder(step, c, o),
+                        list(forced(step, each.name, reader)),
+                    )
+        if each.kind in ("allreduce", "norm"):
+            yield "split", lambda o=each.name: split(step, o), None
+        for reader in step.readers[each.name]:
+            if each.is_collective:
+                yield "fuse", lambda c=each.name, o=reader: fuse(step, c, o), None
+    names = [each.name for each in step.operations]
+    for _ in range(4):
+        some = sorted(rng.sample(names, min(len(names), rng.randint(2, 4))), key=names.index)
+        tiles, axis = rng.choice((2, 4)), rng.randrange(2)
+        yield "overlap", lambda s=some, t=tiles, a=axis: overlap(step, s, tiles=t, axis=a), None
+
+
+@pytest.mark.fuzz
+def test_random_programs_keep_their_meaning():
+    """Of 1,000 programs with TACCL_MANY, and some dozens by default."""
+    seen = Counter()
+    for seed in cases("random programs", few=40, many=1000):
+        rng = random.Random(seed)
+        step = random_step(rng)
+        plain = naively(step, step.operations)
+        ours = step.run(random_inputs(step, seed=7))
+        assert all(close(a, b) for name in ours for a, b in zip(ours[name], plain[name], strict=True)), seed
+        for what, transform, by_force in attempts(step, rng):
+            changes = by_force is not None and not any(
+                made is not None
+                and all(
+                    close(a, b) for name in step.outputs for a, b in zip(plain[name], made[name], strict=True)
+                )
+                for made in (naively(step, operations) for operations in by_force)
+            )
+            try:
+                other = transform()
+            except WorkloadError as error:
+                assert error.where, seed
+                seen[what, "refused"] += 1
+                seen["refused what changes it"] += changes
+                continue
+            seen[what, "accepted"] += 1
+            assert agree(step, other), (seed, what, step, other)
+            redone = naively(other, other.operations)
+            for name in step.outputs:
+                assert all(close(a, b) for a, b in zip(plain[name], redone[name], strict=True)), (
+                    seed,
+                    what,
+                    name,
+                )
+            assert not changes, (seed, what, step, other)
+    for what in ("reorder", "split", "fuse", "overlap"):
+        assert seen[what, "accepted"] > 3, seen
+    for what in ("reorder", "fuse", "overlap"):
+        assert seen[what, "refused"] > 3, seen
+    assert seen["refused what changes it"] > 10, seen
+
+
+def test_the_oracle_tells_a_norm_of_slices():
+    """The norm of slices, summed or gathered, is another number; a sum of squares is the same."""
+    step = (
+        Workload("norm", 2)
+        .input("x", (4, 4), dtype="float64", layout="sliced(0)")
+        .then("g", "allgather", "x")
+    )
+    for kind, changes in (("norm", True), ("sum_of_squares", False)):
+        whole = step.then("n", kind, "g")
+        right = naively(whole, whole.operations)["n"][0]
+        made = [naively(whole, operations) for operations in forced(whole, "g", "n")]
+        assert any(found is not None and close(right, found["n"][0]) for found in made) != changes
+    with pytest.raises(WorkloadError, match="n: norm.*needs a collective first"):
+        reorder(step.then("n", "norm", "g"), "g", "n")

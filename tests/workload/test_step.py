@@ -1,0 +1,182 @@
+"""Steps scheduled: as close to their bound as they can be, judged, and judged wrong where they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl import Workload
+from taccl.errors import WorkloadError
+from taccl.workload import (
+    Rates,
+    autotransform,
+    overlap,
+    reorder,
+    schedule_workload,
+    slice_state,
+    split,
+)
+
+#: Four ranks, all of them linked, where a hop takes 1 us and 100 us a MB.
+RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
+
+
+def sums(cost_us, tiles):
+    """A kernel of 4 MB of partial sums, their allreduce, and a kernel that reads them."""
+    step = Workload("sums", 4).then("g", "compute", shape=(64, 16_384), layout="partial", cost_us=cost_us)
+    step = step.then("sum", "allreduce", "g")
+    return overlap(step, ["g", "sum"], tiles=tiles) if tiles > 1 else step
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Eight tiles of 20 us."""
+    return schedule_workload(sums(160, 8), RANKS)
+
+
+def test_a_step_is_near_its_bound(step):
+    """As much to compute as to send, nearly: tiles follow each other."""
+    assert step.verify().ok
+    assert step.bound <= step.finish
+    assert step.gap < 0.25
+    assert step.finish_us < schedule_workload(sums(160, 8), RANKS, order="in-sequence").finish_us * 0.75
+
+
+def test_in_sequence_times_add_up():
+    """What is computed takes 160 us before anything is sent."""
+    whole = schedule_workload(sums(160, 1), RANKS, order="in-sequence")
+    alone = schedule_workload(sums(0, 1), RANKS, order="in-sequence")
+    assert whole.finish == alone.finish + 160
+    assert whole.verify().ok
+
+
+def test_a_share_of_the_processor_slows_what_it_computes():
+    """A fifth for communication: 160 us become 200, which the bound knows."""
+    shared = schedule_workload(sums(160, 1), RANKS, communication_share=0.2)
+    assert max(each.end_us for each in shared.tiles) == 200
+    assert shared.verify().ok
+    assert shared.bound > schedule_workload(sums(160, 1), RANKS).bound
+    assert schedule_workload(sums(160, 1), RANKS, communication_share=0.2, order="in-sequence").verify().ok
+
+
+def test_what_is_sent_waits_for_its_tile(step):
+    """Releases are when tiles end, and the verifier holds sends to them."""
+    released = {us for _, _, us in step.schedule.problem.release_us}
+    assert released == {Fraction(20 * tile) for tile in range(1, 9)}
+    early = replace(step.schedule, start=step.schedule.start - 20, end=step.schedule.end - 20)
+    assert "release" in repr(replace(step, schedule=early).verify())
+
+
+@pytest.mark.parametrize("fault", ["early", "short", "twice", "missing", "busy", "released"])
+def test_the_judge_names_what_is_wrong(step, fault):
+    """Each fault alone, in a step that is right but for it."""
+    one, two, *rest = step.tiles
+    schedule = step.schedule
+    if fault == "released":
+        moments = tuple((c, r, us - 1) for c, r, us in schedule.problem.release_us)
+        schedule = replace(schedule, problem=replace(schedule.problem, release_us=moments))
+        tiles, said = step.tiles, "is released at rank"
+    else:
+        changed, said = {
+            "early": ((replace(one, start_us=Fraction(-1)),), "takes"),
+            "short": ((replace(one, end_us=one.end_us - 1),), "takes"),
+            "twice": ((one, one), "twice"),
+            "missing": ((), "is not computed"),
+            "busy": ((replace(one, start_us=Fraction(10), end_us=Fraction(30)),), "busy"),
+        }[fault]
+        tiles = (*changed, two, *rest)
+    verdict = replace(step, tiles=tiles, schedule=schedule).verify()
+    assert not verdict.ok
+    assert said in repr(verdict)
+
+
+def test_a_reader_starts_after_its_chunks():
+    """A kernel behind an allreduce, moved to the beginning: chunks are late for it, and it reads what is not there."""
+    step = schedule_workload(sums(10, 1).then("next", "compute", "sum", shape=(4,), cost_us=5), RANKS)
+    assert step.verify().ok
+    assert step.finish == max(each.end_us for each in step.tiles) == step.schedule.finish + 5
+    moved = tuple(
+        replace(each, start_us=each.start_us - 3, end_us=each.end_us - 3)
+        if each.operation == "next"
+        else each
+        for each in step.tiles
+    )
+    assert "reads tile 0 of sum" in repr(replace(step, tiles=moved).verify())
+
+
+def test_all_kinds_of_collectives_are_scheduled():
+    """One after another, with pieces of a kernel between."""
+    step = Workload("all", 4).input("x", (64, 64), layout="sliced(0)").then("a", "alltoall", "x", axis=1)
+    step = step.then("r", "relu", "a").then("s", "send", "r", shift=1).then("g", "allgather", "s")
+    step = step.then("p", "compute", "g", shape=(64, 64), layout="partial", cost_us=3)
+    step = step.then("c", "reduce_scatter", "p", axis=0)
+    found = schedule_workload(step, RANKS, rates=Rates(1, 100))
+    assert found.verify().ok
+    assert found.bound <= found.finish
+
+
+def test_nothing_to_send_is_a_schedule_too():
+    """Two kernels on one processor take as long as both."""
+    step = (
+        Workload("alone", 4)
+        .then("a", "compute", shape=(4,), cost_us=3)
+        .then("b", "compute", shape=(4,), cost_us=4)
+    )
+    found = schedule_workload(step, RANKS)
+    assert found.finish == found.bound == 7
+    assert found.schedule is None
+    assert found.verify().ok
+
+
+@pytest.mark.slow
+def test_the_search_beats_the_program():
+    """Slices, overlaps and fused operations, found without being told; state comes out sliced."""
+    step = Workload("momentum", 4).input("g", (1 << 20,), layout="partial")
+    step = step.input("m", (1 << 20,)).input("p", (1 << 20,)).then("sum", "allreduce", "g")
+    step = step.then("old", "scale", "m", value=0.9).then("m_new", "add", "old", "sum")
+    step = step.then("p_new", "subtract", "p", "m_new").updating(m="m_new", p="p_new").returning("p_new")
+    rates = Rates(1, 100)
+    found = autotransform(step, RANKS, rates=rates, tiles=(4,))
+    by_hand = slice_state(reorder(split(step, "sum"), "sum"), "m")
+    assert found.verify().ok
+    assert found.workload.state_bytes == by_hand.state_bytes
+    assert found.finish < schedule_workload(by_hand, RANKS, rates=rates).finish
+    assert found.finish < schedule_workload(step, RANKS, rates=rates).finish
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        ({"topology": taccl.topologies.ring(3)}, "is of 4 ranks"),
+        ({"communication_share": 1.0}, "found 1.0; expected a share"),
+        ({"algorithm": "rung"}, "rung"),
+        ({"order": "both"}, "order"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused(ask, said):
+    """In one sentence."""
+    with pytest.raises(taccl.InputError, match=said):
+        schedule_workload(sums(1, 1), **({"topology": RANKS} | ask))
+
+
+def test_costs_that_nobody_knows_are_asked_for():
+    """These ranks have no rates of processors."""
+    step = Workload("w", 4).input("x", (4, 4)).then("y", "matmul", "x", "x")
+    with pytest.raises(WorkloadError, match="y: has no cost_us, and the machine's rates are not known"):
+        schedule_workload(step, RANKS)
+
+
+def test_a_picture_has_two_rows_a_rank(step):
+    """What it computes, and what it sends; with a bar for each tile and each send."""
+    ax = taccl.plot.step(step, max_ranks=2)
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "compute 0",
+        "send 0",
+        "compute 1",
+        "send 1",
+    ]
+    sent = sum(step.topology.links[link].src < 2 for link in step.schedule.link.tolist())
+    assert len(ax.patches) == 2 * 8 + sent

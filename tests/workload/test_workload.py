@@ -1,0 +1,197 @@
+"""Steps: what they say, what they mean, how they are kept, and what is wrong with those that are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from taccl import Workload
+from taccl.errors import WorkloadError
+from taccl.workload import (
+    Rates,
+    fuse,
+    load_workload,
+    overlap,
+    reorder,
+    slice_state,
+    split,
+)
+from taccl.workload.costs import work_of
+from taccl.workload.files import schema
+
+
+@pytest.fixture
+def layer():
+    """A matrix product whose sum is over the slices of two ranks, and what follows it."""
+    step = Workload("layer", 2).input("x", (4, 6), layout="sliced(1)").input("w", (6, 8), layout="sliced(0)")
+    step = step.input("b", (8,)).then("y", "matmul", "x", "w").then("sum", "allreduce", "y")
+    return step.then("z", "add", "sum", "b").then("out", "dropout", "z", value=0.5)
+
+
+@pytest.fixture
+def adam():
+    """A moment and parameters, of which each of two ranks keeps all."""
+    step = Workload("momentum", 2).input("g", (8,), layout="partial").input("m", (8,)).input("p", (8,))
+    step = (
+        step.then("sum", "allreduce", "g")
+        .then("old", "scale", "m", value=0.9)
+        .then("m_new", "add", "old", "sum")
+    )
+    step = step.then("p_new", "subtract", "p", "m_new").updating(m="m_new", p="p_new")
+    return step.returning("p_new")
+
+
+def test_a_step_reads_as_a_program(layer):
+    """Inputs with their layouts, operations in order, and what is returned."""
+    assert repr(layer).splitlines()[1:] == [
+        "  x: float32[4, 6] sliced(1)",
+        "  w: float32[6, 8] sliced(0)",
+        "  b: float32[8] replicated",
+        "  y = matmul(x, w)    float32[4, 8] partial",
+        "  sum = allreduce(y)    float32[4, 8] replicated",
+        "  z = add(sum, b)    float32[4, 8] replicated",
+        f"  out = dropout(z, value=0.5, seed={layer.operation['out'].seed})    float32[4, 8] replicated",
+        "  return out",
+    ]
+
+
+def test_the_sum_of_partial_products_is_the_product(layer):
+    """As numpy works it out of the whole arrays."""
+    x, w = np.arange(24.0).reshape(4, 6), np.arange(48.0).reshape(6, 8)
+    found = layer.run({"x": np.split(x, 2, axis=1), "w": np.split(w, 2, axis=0), "b": [np.ones(8)] * 2})
+    for rank in range(2):
+        np.testing.assert_allclose(found["z"][rank], x @ w + 1)
+
+
+def test_files_hold_all_of_a_step(layer, adam, tmp_path):
+    """TOML and JSON, overlaps, fused operations and state included."""
+    tiled = overlap(fuse(layer, "sum", "z"), ["y", "sum", "z"], tiles=2)
+    kernel = Workload("k", 2).then("g", "compute", shape=(4,), layout="partial", cost_us=1.5)
+    for name in ("step.toml", "step.json"):
+        for step in (tiled, slice_state(reorder(split(adam, "sum"), "sum"), "m"), kernel):
+            step.save(tmp_path / name, overwrite=True)
+            assert load_workload(tmp_path / name) == step
+    with pytest.raises(ValueError, match="exists"):
+        kernel.save(tmp_path / "step.toml")
+
+
+def test_the_schema_names_what_files_may_say():
+    """And nothing else."""
+    assert set(schema()["properties"]) == {
+        "name", "num_ranks", "returned", "input", "operation", "overlap",
+    }  # fmt: skip
+    assert schema()["additionalProperties"] is False
+
+
+def test_sliced_state_is_one_nth(adam):
+    """Both kinds of state of 8 floats: m is sliced in two, p is kept whole as all ranks read it."""
+    sliced = slice_state(reorder(split(adam, "sum"), "sum"), "m")
+    assert (adam.state_bytes, sliced.state_bytes) == (64, 16 + 32)
+    with pytest.raises(WorkloadError, match="p: is replaced by p_new, which the step is to return whole"):
+        slice_state(reorder(split(adam, "sum"), "sum"), "p")
+    inputs = {"g": [np.ones(8), np.arange(8.0)], "m": [np.ones(8)] * 2, "p": [np.zeros(8)] * 2}
+    whole, parts = adam.run(inputs), sliced.run(inputs | {"m": [np.ones(4)] * 2})
+    np.testing.assert_allclose(np.concatenate(parts["m_new"]), whole["m_new"][0])
+    for rank in range(2):
+        np.testing.assert_allclose(parts["p_new"][rank], whole["p_new"][rank])
+
+
+def test_tiles_of_slices_are_a_part_of_each():
+    """Along the axis that a reduce-scatter slices, a tile has a part of every slice."""
+    step = Workload("t", 2).input("g", (8,), layout="partial").then("s", "reduce_scatter", "g", axis=0)
+    step = step.then("u", "square", "s").then("out", "allgather", "u")
+    tiled = overlap(step, ["s", "u", "out"], tiles=2)
+    given = {"g": [np.arange(8.0), np.ones(8)]}
+    np.testing.assert_allclose(tiled.run(given)["out"][0], (np.arange(8.0) + 1) ** 2)
+
+
+def test_work_follows_from_shapes(layer):
+    """Of one rank: 2 x 4 x 3 x 8 operations; 4 x 3 + 3 x 8 floats read and 4 x 8 written."""
+    assert work_of(layer, layer.operation["y"]) == (192, 4 * (12 + 24 + 32))
+    assert work_of(layer, layer.operation["z"]) == (0, 4 * (32 + 8 + 32))
+    assert work_of(fuse(layer, "sum", "z"), layer.operation["z"].__class__("z", "add", ("sum", "b"), fused="sum")) == (
+        0, 4 * 8,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda s: s.then("n", "add", "x", "nowhere"), "n: reads 'nowhere', which nothing makes"),
+        (
+            lambda s: s.input("odd", (3,), layout="sliced(0)"),
+            "odd: axis 0 of length 3 does not divide into 2",
+        ),
+        (lambda s: s.then("n", "scale", "x", value=2, cost_us=-1), "n: found cost_us -1"),
+        (lambda s: s.then("n", "scale", "x"), "n: scale needs value"),
+        (lambda s: s.then("n", "sclae", "x", value=2), "did you mean 'scale'"),
+        (lambda s: s.then("y", "scale", "x", value=2), "y: the name is taken"),
+        (lambda s: s.then("n", "add", "y", "b"), "n: add of y, which is partial"),
+        (lambda s: s.then("n", "relu", "y"), "n: relu of these is not linear in y"),
+        (lambda s: s.then("n", "allreduce", "x"), "n: allreduce needs a partial tensor; x is sliced"),
+        (lambda s: s.then("n", "norm", "x"), "n: norm is over all of x.*needs a collective first"),
+        (lambda s: s.then("n", "layernorm", "x"), "n: layernorm is over the last axis"),
+        (lambda s: s.updating(b="z"), "b: is .* to be replaced by z"),
+        (lambda s: s.returning("zz"), "returned: zz: there is no such tensor"),
+        (lambda s: split(s, "y"), "y: is a matmul"),
+        (lambda s: reorder(s, "sum", "z"), "z: add of y, which is partial"),
+        (lambda s: reorder(s, "sum", "out"), "out: does not read sum"),
+        (lambda s: fuse(s, "sum", "out"), "out: does not read sum"),
+        (lambda s: overlap(s, ["y", "sum"], tiles=8), "more tiles than chunks"),
+        (lambda s: overlap(s, ["y", "sum"], tiles=3), "y: axis 0 of length 4 does not divide into 3 tiles"),
+        (lambda s: overlap(s, ["y", "out"], tiles=2), "out: reads nothing that the overlap makes"),
+        (lambda s: slice_state(s, "x"), "x: is no state"),
+        (lambda s: split(overlap(s, ["y", "sum"], tiles=2), "sum"), "sum: overlaps with others already"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_operation(layer, make, said):
+    """In one sentence."""
+    with pytest.raises(WorkloadError, match=said) as found:
+        make(layer)
+    assert "\n" not in str(found.value)
+
+
+def test_norms_of_partial_tiles_are_refused(layer):
+    """A norm needs all tiles of what it reads."""
+    step = layer.then("n", "norm", "out")
+    with pytest.raises(WorkloadError, match="n: reads all of out along axis 0"):
+        overlap(step, ["out", "n"], tiles=2)
+
+
+def test_an_overlap_must_not_wait_for_itself():
+    """Between its operations nothing outside may be needed."""
+    step = (
+        Workload("w", 2)
+        .input("x", (4,))
+        .then("a", "relu", "x")
+        .then("n", "norm", "a")
+        .then("c", "multiply", "a", "n")
+    )
+    with pytest.raises(WorkloadError, match="overlaps with operations that need"):
+        overlap(step, ["a", "c"], tiles=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name = "w"\nnum_ranks = 2\n[[operation]]\nname = "a"\nkind = "relu"\ninputs = ["b"]\n'
+         '[[operation]]\nname = "b"\nkind = "relu"\ninputs = ["a"]\n', "a: reads b, which needs a itself: a cycle"),
+        ('name = "w"\nnum_ranks = 2\n[[input]]\nname = "x"\nshape = [2]\n[[operation]]\nname = "a"\nkind = "relu"\n'
+         'inputs = ["b"]\n[[operation]]\nname = "b"\nkind = "relu"\ninputs = ["x"]\n', "a: reads b before it is made"),
+        ('name = "w"\nnum_ranks = 0\n', "num_ranks: found 0"),
+        ('name = "w"\nnum_ranks = 2\nranks = 3\n', "ranks: found an unknown field"),
+    ],
+)  # fmt: skip
+def test_files_that_make_no_step_are_refused(tmp_path, text, said):
+    """The file and the operation are named."""
+    path = tmp_path / "step.toml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match=said) as found:
+        load_workload(path)
+    assert str(path) in str(found.value)
+
+
+def test_rates_are_positive():
+    """Nothing is computed at no rate."""
+    with pytest.raises(WorkloadError, match="above 0"):
+        Rates(0, 1)
