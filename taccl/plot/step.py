@@ -43,10 +43,9 @@ def step(step: Step, *, max_ranks: Count = 16, ax: Axes | None = None) -> Axes:
     for number, name in enumerate(names):
         tiles = [each for each in step.tiles if each.operation == name and each.rank < shown]
         spans = [(float(each.start_us), float(each.end_us - each.start_us)) for each in tiles]
-        ax.barh(
-            [2 * each.rank for each in tiles], [width for _, width in spans],
-            left=[left for left, _ in spans], height=0.8, color=hues[number % len(hues)], edgecolor="white", linewidth=0.3,
-        )  # fmt: skip
+        rows, left, width = [2 * each.rank for each in tiles], [a for a, _ in spans], [b for _, b in spans]
+        hue = hues[number % len(hues)]
+        ax.barh(rows, width, left=left, height=0.8, color=hue, edgecolor="white", linewidth=0.3)
     if step.schedule is not None:
         links, per_us = step.topology.links, step.schedule.problem.costs.ticks_per_us
         source = np.array([link.src for link in links])[step.schedule.link]

@@ -1,0 +1,31 @@
+"""Steps executed by MPI ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from taccl.runtime.step import execute_step
+from taccl.workload import Rates, schedule_workload
+from tests.workload.test_replay import block, momentum, sliced
+
+pytest.importorskip("mpi4py")
+RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plain", "transformed"), [(block, block), (momentum, lambda: sliced(momentum()))])
+def test_ranks_give_what_the_program_says(plain, transformed):
+    """Of a product and its sum, and of a sliced update in tiles; against the untransformed program."""
+    step = schedule_workload(transformed(), RANKS, rates=Rates(1, 100))
+    assert execute_step(step, reference=plain()) < 1e-12
+
+
+@pytest.mark.slow
+def test_another_program_differs():
+    """The comparison can fail: without the moment's share the update is another."""
+    step = schedule_workload(momentum(), RANKS, rates=Rates(1, 100))
+    other = taccl.Workload("other", 4, momentum().inputs).then("sum", "allreduce", "g")
+    other = other.then("old", "scale", "m", value=0.5).then("m_new", "add", "old", "sum")
+    other = other.then("p_new", "subtract", "p", "m_new").updating(m="m_new").returning("p_new")
+    assert execute_step(step, reference=other) > 1e-3

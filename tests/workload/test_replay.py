@@ -1,0 +1,101 @@
+"""Scheduled steps carried out by their sends give what the untransformed program gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import Workload
+from taccl.workload import Rates, fuse, overlap, reorder, schedule_workload, slice_state, split
+from taccl.workload.meaning import random_inputs
+from taccl.workload.replay import replay_step
+
+RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
+RATES = Rates(1, 100)
+
+
+def block():
+    """A product of slices, its sum, and what follows; in tiles, and in pieces."""
+    step = Workload("block", 4).input("x", (16, 8), dtype="float64", layout="sliced(1)")
+    step = step.input("w", (8, 12), dtype="float64", layout="sliced(0)").input("b", (12,), dtype="float64")
+    step = step.then("y", "matmul", "x", "w").then("sum", "allreduce", "y").then("z", "add", "sum", "b")
+    return step.then("out", "dropout", "z", value=0.5)
+
+
+def momentum():
+    """State that is kept whole, and can be sliced."""
+    step = Workload("momentum", 4).input("g", (64,), dtype="float64", layout="partial")
+    step = step.input("m", (64,), dtype="float64").input("p", (64,), dtype="float64")
+    step = (
+        step.then("sum", "allreduce", "g")
+        .then("old", "scale", "m", value=0.9)
+        .then("m_new", "add", "old", "sum")
+    )
+    return step.then("p_new", "subtract", "p", "m_new").updating(m="m_new").returning("p_new")
+
+
+def experts():
+    """To slices along another axis and back, and on to the next rank."""
+    step = Workload("experts", 4).input("x", (4, 32, 6), dtype="float64", layout="sliced(1)")
+    step = step.input("w", (4, 6, 5), dtype="float64", layout="sliced(0)").then("to", "alltoall", "x", axis=0)
+    step = step.then("y", "matmul", "to", "w").then("back", "alltoall", "y", axis=1)
+    return step.then("on", "send", "back", shift=1)
+
+
+def large():
+    """8 MB, which are cut into two pieces."""
+    step = Workload("large", 4).then(
+        "g", "compute", shape=(1024, 1024), dtype="float64", layout="partial", cost_us=1
+    )
+    return step.then("sum", "allreduce", "g")
+
+
+def sliced(step):
+    """Reduce-scatter, update, allgather, in four tiles; the moment is sliced."""
+    found = slice_state(reorder(split(step, "sum"), "sum"), "m")
+    return overlap(found, [each.name for each in found.operations if each.name != "old"], tiles=4)
+
+
+@pytest.mark.parametrize(
+    ("plain", "transformed"),
+    [
+        (block, lambda step: step),
+        (block, lambda step: overlap(fuse(step, "sum", "z"), ["y", "sum", "z", "out"], tiles=8)),
+        (block, lambda step: reorder(split(step, "sum"), "sum")),
+        (momentum, lambda step: step),
+        (momentum, sliced),
+        (experts, lambda step: step),
+        (experts, lambda step: overlap(step, ["to", "y", "back"], tiles=2, axis=1)),
+        (large, lambda step: step),
+    ],
+)
+def test_sends_bring_what_the_program_says(plain, transformed):
+    """All outputs of the untransformed program, at every rank."""
+    before = plain()
+    after = transformed(before)
+    inputs = random_inputs(before, seed=1)
+    cut = random_inputs(after, seed=1)
+    expected, found = before.run(inputs), replay_step(schedule_workload(after, RANKS, rates=RATES), cut)
+    for name in before.outputs:
+        for rank in range(4):
+            whole = expected[name][rank]
+            if found[name][rank].shape != whole.shape:
+                whole = np.split(whole, 4)[rank]
+            np.testing.assert_allclose(found[name][rank], whole, rtol=1e-9)
+
+
+def test_a_send_left_out_shows():
+    """A rank then reads what it never got."""
+    step = schedule_workload(block(), RANKS, rates=RATES)
+    schedule = step.schedule
+    kept = np.arange(schedule.num_transfers - 1)
+    columns = {
+        name: getattr(schedule, name)[kept] for name in ("chunk", "link", "start", "end", "group", "reduce")
+    }
+    short = replace(step, schedule=replace(schedule, **columns))
+    inputs = random_inputs(step.workload)
+    found, whole = replay_step(short, inputs), step.workload.run(inputs)
+    assert any(not np.allclose(a, b) for a, b in zip(found["out"], whole["out"], strict=True))
