@@ -25,7 +25,7 @@ from taccl.formats.native import dump_schedule, load_schedule
 from taccl.runtime.environment import find_mpiexec, import_mpi
 from taccl.runtime.parent_death_guard import end_with, held
 from taccl.workload.exchange import parts_of
-from taccl.workload.files import from_dict
+from taccl.workload.files import from_dict, to_dict
 from taccl.workload.meaning import Part, places, random_inputs, taken
 from taccl.workload.replay import Rank
 from taccl.workload.step import Step
@@ -67,7 +67,7 @@ def execute_step(
     if step.schedule is None:
         raise ExecutionError("the step sends nothing; there is nothing for ranks to do together")
     job = {
-        "workload": step.workload.to_dict(), "reference": (reference or step.workload).to_dict(),
+        "workload": to_dict(step.workload), "reference": to_dict(reference or step.workload),
         "seed": seed, "schedule": dump_schedule(step.schedule),
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="taccl-step-") as folder:

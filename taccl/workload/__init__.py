@@ -2,7 +2,7 @@
 
 from taccl.workload.autotransform import autotransform
 from taccl.workload.costs import Rates
-from taccl.workload.files import load_workload
+from taccl.workload.files import load_workload, save_workload
 from taccl.workload.meaning import run_workload
 from taccl.workload.schedule import schedule_workload
 from taccl.workload.step import Step
@@ -10,5 +10,5 @@ from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
 
 __all__ = [
     "Rates", "Step", "autotransform", "fuse", "load_workload", "overlap", "reorder", "run_workload",
-    "schedule_workload", "slice_state", "split",
+    "save_workload", "schedule_workload", "slice_state", "split",
 ]  # fmt: skip

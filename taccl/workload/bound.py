@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.workload.costs import tile_us
 from taccl.workload.exchange import parts_of, problem_of
-from taccl.workload.step import tile_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
+from taccl.units import exact
 from taccl.workload.operations import DTYPE_BYTES, operand_axes
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
-__all__ = ["RATES", "Rates", "compute_us", "rates_of", "work_of"]
+__all__ = ["RATES", "Rates", "compute_us", "rates_of", "tile_us", "work_of"]
 
 
 @checked_as(WorkloadError)
@@ -103,3 +104,13 @@ def compute_us(workload: Workload, operation: Operation, rates: Rates | None) ->
     # To the picosecond: finer ticks than sends have would say nothing.
     picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
     return Fraction(math.ceil(picoseconds), 10**6)
+
+
+def tile_us(
+    workload: Workload, operation: Operation, rates: Rates | None, communication_share: float
+) -> Fraction:
+    """How long a tile of an operation takes a rank beside communication; 0 of collectives."""
+    if operation.is_collective:
+        return Fraction(0)
+    tiles = workload.tiles_of.get(operation.name, (1, 0))[0]
+    return compute_us(workload, operation, rates) / tiles / (1 - exact(communication_share))

@@ -151,8 +151,19 @@ def to_dict(workload: Workload) -> dict[str, Any]:
     }
 
 
+@checked_as(WorkloadError)
 def save_workload(workload: Workload, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a step as TOML, or as JSON where the path ends in ``.json``."""
+    """Write a step as TOML, or as JSON where the path ends in ``.json``.
+
+    Parameters
+    ----------
+    workload : Workload
+        With its overlaps and what is fused.
+    path : path
+        Of the file.
+    overwrite : bool
+        Whether a file that is there may be replaced.
+    """
     data = to_dict(workload)
     is_json = os.fspath(path).lower().endswith(".json")
     write_whole(path, json.dumps(data, indent=1) + "\n" if is_json else _toml(data), overwrite=overwrite)

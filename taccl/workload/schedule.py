@@ -20,9 +20,9 @@ from taccl.errors import WorkloadError
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import make_schedule
-from taccl.workload.costs import rates_of
+from taccl.workload.costs import rates_of, tile_us
 from taccl.workload.exchange import Exchange, Part, sends_of
-from taccl.workload.step import ComputeTile, Step, tile_us, tiles_read
+from taccl.workload.step import ComputeTile, Step, tiles_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

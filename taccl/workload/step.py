@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
-from taccl.units import exact, format_count, format_us
-from taccl.workload.costs import compute_us
+from taccl.units import format_count, format_us
+from taccl.workload.bound import step_bound
+from taccl.workload.costs import tile_us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
-__all__ = ["ComputeTile", "Step", "StepVerification", "tile_us", "tiles_read"]
+__all__ = ["ComputeTile", "Step", "StepVerification", "tiles_read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,6 @@ class Step:
     @cached_property
     def bound(self) -> Fraction:
         """What no schedule of the step finishes before, in microseconds; see `taccl.workload.bound`."""
-        from taccl.workload.bound import step_bound
-
         return step_bound(
             self.workload, self.topology, self.rates, communication_share=self.communication_share
         )
@@ -239,16 +238,6 @@ def tiles_read(workload: Workload, operation: Operation, tile: int) -> list[tupl
         else:
             found += [(name, each) for each in range(workload.tiles_of.get(name, (1, 0))[0])]
     return found
-
-
-def tile_us(
-    workload: Workload, operation: Operation, rates: Rates | None, communication_share: float
-) -> Fraction:
-    """How long a tile of an operation takes a rank beside communication; 0 of collectives."""
-    if operation.is_collective:
-        return Fraction(0)
-    tiles = workload.tiles_of.get(operation.name, (1, 0))[0]
-    return compute_us(workload, operation, rates) / tiles / (1 - exact(communication_share))
 
 
 def _place(each: ComputeTile) -> str:

@@ -18,7 +18,6 @@ from taccl.workload.operations import (
 )
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
@@ -356,18 +355,6 @@ class Workload:
     def updating(self, **state: str) -> Workload:
         """The step with state: inputs by name, each with the name of what replaces it."""
         return replace(self, state=(*self.state, *state.items()))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The step as plain values, as files hold it."""
-        from taccl.workload.files import to_dict
-
-        return to_dict(self)
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write it as TOML, or as JSON where the path ends in ``.json``."""
-        from taccl.workload.files import save_workload
-
-        save_workload(self, path, overwrite=overwrite)
 
     def run(self, inputs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[str, list[NDArray[Any]]]:
         """What every rank has of every tensor in the end; see `taccl.workload.run_workload`."""

@@ -13,6 +13,7 @@ from taccl.workload import (
     load_workload,
     overlap,
     reorder,
+    save_workload,
     slice_state,
     split,
 )
@@ -69,10 +70,10 @@ def test_files_hold_all_of_a_step(layer, adam, tmp_path):
     kernel = Workload("k", 2).then("g", "compute", shape=(4,), layout="partial", cost_us=1.5)
     for name in ("step.toml", "step.json"):
         for step in (tiled, slice_state(reorder(split(adam, "sum"), "sum"), "m"), kernel):
-            step.save(tmp_path / name, overwrite=True)
+            save_workload(step, tmp_path / name, overwrite=True)
             assert load_workload(tmp_path / name) == step
     with pytest.raises(ValueError, match="exists"):
-        kernel.save(tmp_path / "step.toml")
+        save_workload(kernel, tmp_path / "step.toml")
 
 
 def test_the_schema_names_what_files_may_say():
