@@ -8,6 +8,7 @@ from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
 from taccl.topology.graphs import from_networkx
+from taccl.topology.in_network import InNetwork
 from taccl.topology.machines import (
     b200,
     dgx1,
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
-    "Topology", "TopologyBuilder", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "fabric_names",
-    "from_networkx", "fully_connected", "gb200_nvl72", "h200", "hypercube", "load", "machine_names", "mesh",
-    "mi300x", "mi355x", "multidim", "ndv2", "parse", "ring", "star", "torus",
+    "InNetwork", "Topology", "TopologyBuilder", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100",
+    "fabric_names", "from_networkx", "fully_connected", "gb200_nvl72", "h200", "hypercube", "load",
+    "machine_names", "mesh", "mi300x", "mi355x", "multidim", "ndv2", "parse", "ring", "star", "torus",
 ]  # fmt: skip
 
 

@@ -256,7 +256,10 @@ GIVEN: dict[str, dict[str, object]] = {
     "builder.add_link": {"src": 0, "dst": 1, "alpha_us": 1, "beta_us_per_mb": 1, "name": ""},
     "builder.add_hold": {"link": 0, "resource": 0, "alpha_us": 1, "beta_us_per_mb": 1, "side": "send"},
     "builder.add_resource": {"name": "bus"},
-    "builder.add_switch": {"name": "switch", "ranks": [0, 1], "links": [0]},
+    "builder.add_switch": {"name": "switch", "ranks": [0, 1], "links": [0], "reduces": None},
+    "topologies.InNetwork": {
+        "slots": 8, "payload_bytes": 128, "dtype": "int32", "rtt_us": 10, "efficiency": 1,
+    },
     "topology.links_between": {"src": 0, "dst": 1},
     "topology.is_internode": {"link": 0},
     "topology.without": {"links": [0], "ranks": [], "resources": []},

@@ -271,10 +271,19 @@ class _Link(_Strict):
     name: str
 
 
+class _InNetwork(_Strict):
+    slots: _Index | None = None
+    payload_bytes: _Bytes | None = None
+    dtype: str
+    rtt_us: _Cost | None = None
+    efficiency: _Cost
+
+
 class _Switch(_Strict):
     name: str
     ranks: list[_Index]
     links: list[_Index]
+    reduces: _InNetwork | None = None
 
 
 class _Topology(_Strict):

@@ -108,7 +108,7 @@ def _add_node(
         name = f"switch of node {number}"
         add_crossbar(
             builder, ranks, name=name, alpha_us=node.alpha_us, beta_us_per_mb=node.rate(),
-            overhead_us=node.overhead_us,
+            overhead_us=node.overhead_us, reduces=node.reduces,
         )  # fmt: skip
     for (a, b), count in sorted(pairs.items()):
         for src, dst in ((a, b), (b, a)):

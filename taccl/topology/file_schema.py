@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from taccl.arguments import quoted
+from taccl.errors import TopologyError
+from taccl.topology.in_network import InNetwork, find_switch
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.units import exact
 
@@ -48,7 +51,26 @@ def _as_list(value: object) -> object:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
+def _in_network(value: object) -> InNetwork:
+    """A switch that adds: the name of a known one, or its fields."""
+    if isinstance(value, str):
+        return find_switch(value)
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"found {quoted(value)}; expected a name such as 'nvls-hopper', or a table of fields"
+        )
+    known = [field.name for field in fields(InNetwork)]
+    unknown = [name for name in value if name not in known]
+    if unknown:
+        raise ValueError(f"found {quoted(unknown[0])}; expected {', '.join(known)}")
+    try:
+        return InNetwork(**value)
+    except TopologyError as error:
+        raise ValueError(f"{error.where}: {error.message}") from None
+
+
 _Cost = Annotated[Fraction, BeforeValidator(exact)]
+_InNetwork = Annotated[Any, PlainValidator(_in_network)]
 _PositiveCost = Annotated[Fraction, BeforeValidator(_positive)]
 _Rank = Annotated[int, Field(strict=True, ge=0)]
 _Count = Annotated[int, Field(strict=True, ge=1)]
@@ -143,6 +165,7 @@ class SwitchEntry(_Costed):
     ranks: Annotated[list[_Rank], Field(min_length=2)]
     alpha_us: _Cost = Fraction(0)
     overhead_us: _Cost | None = None
+    reduces: _InNetwork = None
 
     @model_validator(mode="after")
     def _a_rate_with_alpha(self) -> SwitchEntry:
@@ -165,6 +188,13 @@ class NodeEntry(_Rated):
     fabric: Literal["mesh", "switch", "ring", "hybrid"]
     alpha_us: _Cost = Fraction(0)
     overhead_us: _Cost = OVERHEAD_US
+    reduces: _InNetwork = None
+
+    @model_validator(mode="after")
+    def _a_switch_reduces(self) -> NodeEntry:
+        if self.reduces is not None and self.fabric != "switch":
+            raise ValueError(f"found reduces in a {self.fabric}; only a switch adds: leave it out")
+        return self
 
 
 class NicsEntry(_Rated):
@@ -201,6 +231,7 @@ class TopologyFile(BaseModel):
     profile: str | None = None
     protocol: str | None = None
     rails: Annotated[bool, Field(strict=True)] | None = None
+    nvls: Annotated[bool, Field(strict=True)] | None = None
     constants: dict[str, _Cost] | None = None
     bandwidth_gb_per_s: Annotated[list[_PositiveCost], BeforeValidator(_as_list)] | None = None
     alpha_us: _Cost | None = None
@@ -225,7 +256,7 @@ class TopologyFile(BaseModel):
         if kind == "node" and self.nodes is not None:
             raise ValueError("found nodes beside [node]; say it under [network]")
         allowed = {
-            "machine": {"profile", "protocol", "rails", "constants"},
+            "machine": {"profile", "protocol", "rails", "nvls", "constants"},
             "fabric": {"bandwidth_gb_per_s", "alpha_us", "ranks_per_node"},
             "node": {"launch_us", "nics", "network"},
             "links": {"launch_us", "ranks_per_node", "link", "resource", "switch"},

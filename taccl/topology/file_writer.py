@@ -77,6 +77,12 @@ def dump_topology(topology: Topology) -> str:
             lost.append(f"which links run through switch {switch.name!r}, if not all among its ranks")
         if len(switch.ranks) > 1:
             lines += ["", "[[switch]]", f"name = {toml_text(switch.name)}", f"ranks = {list(switch.ranks)}"]
+            if switch.reduces is not None:
+                told = (
+                    f"{name} = {toml_text(value) if isinstance(value, str) else value}"
+                    for name, value in switch.reduces.to_dict().items()
+                )
+                lines.append(f"reduces = {{ {', '.join(told)} }}")
     lines += _resource_lines(topology, {hold.resource for hold in own})
     for what in dict.fromkeys(lost):
         warnings.warn(f"a topology file has no place for {what}", LossyConversionWarning, stacklevel=2)

@@ -67,7 +67,8 @@ def _from_name(file: TopologyFile) -> Topology:
     """The machine or fabric that a file names, with what it says differs."""
     is_said = "alpha_meaning" in file.model_fields_set
     options: dict[str, Any] = {"alpha_meaning": file.alpha_meaning} if is_said else {}
-    for field in ("protocol", "rails", "constants", "alpha_us", "bandwidth_gb_per_s", "ranks_per_node"):
+    fields = "protocol", "rails", "nvls", "constants", "alpha_us", "bandwidth_gb_per_s", "ranks_per_node"
+    for field in fields:
         value = getattr(file, field)
         if value is not None:
             options[field] = value[0] if isinstance(value, list) and len(value) == 1 else value
@@ -189,10 +190,11 @@ def _add_switch(builder: TopologyBuilder, switch: SwitchEntry) -> None:
         check_num_links(len(switch.ranks) ** 2, where=f"switch {switch.name}")
         add_crossbar(
             builder, switch.ranks, name=switch.name, alpha_us=switch.alpha_us, beta_us_per_mb=switch.rate(),
-            overhead_us=switch.overhead_us,
+            overhead_us=switch.overhead_us, reduces=switch.reduces,
         )  # fmt: skip
     else:
-        builder.add_switch(switch.name, switch.ranks, links_among(builder.links, switch.ranks))
+        links = links_among(builder.links, switch.ranks)
+        builder.add_switch(switch.name, switch.ranks, links, reduces=switch.reduces)
 
 
 def _add_holds(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
+from taccl.topology.in_network import PROFILES as SWITCHES
 from taccl.topology.parts import add_crossbar, add_internode, check_num_links
 from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
@@ -49,13 +50,17 @@ _FULL_MESH = dict.fromkeys(combinations(range(8), 2), 1)
 
 
 class Shape(NamedTuple):
-    """What a node is made of; `pairs` has the links that join two ranks, or nothing behind NVSwitch."""
+    """What a node is made of; `pairs` has the links that join two ranks, or nothing behind NVSwitch.
+
+    `nvls` is the profile of an NVSwitch that adds, if it can.
+    """
 
     ranks_per_node: int
     ranks_per_nic: int
     pairs: Mapping[tuple[int, int], int] = {}
     joint: str = "NVSwitch"
     network: str = "InfiniBand"
+    nvls: str = ""
 
 
 #: The hybrid cube mesh of NDv2 is in the numbering of TACCL's published topology; that of DGX-1 in the
@@ -65,10 +70,10 @@ SHAPES = {
     "dgx1": Shape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}, "NVLink"),
     "dgx2": Shape(16, 2),
     "dgx-a100": Shape(8, 1),
-    "dgx-h100": Shape(8, 1),
-    "h200": Shape(8, 1),
-    "b200": Shape(8, 1),
-    "gb200-nvl72": Shape(72, 1),
+    "dgx-h100": Shape(8, 1, nvls="nvls-hopper"),
+    "h200": Shape(8, 1, nvls="nvls-hopper"),
+    "b200": Shape(8, 1, nvls="nvls-blackwell"),
+    "gb200-nvl72": Shape(72, 1, nvls="nvls-blackwell"),
     "mi300x": Shape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
     "mi355x": Shape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
 }
@@ -89,6 +94,16 @@ class _MakeRailed(Protocol):
     def __call__(
         self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool = True,
         alpha_meaning: AlphaMeaning = "occupies", constants: Mapping[str, Number] | None = None,
+    ) -> Topology: ...  # fmt: skip
+
+
+class _MakeSumming(Protocol):
+    """The same of those whose switches can add."""
+
+    def __call__(
+        self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool = True,
+        nvls: bool = False, alpha_meaning: AlphaMeaning = "occupies",
+        constants: Mapping[str, Number] | None = None,
     ) -> Topology: ...  # fmt: skip
 
 
@@ -117,6 +132,9 @@ _RAILS = """
     rails : bool
         With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
         cabled; without, to every rank of every other node."""
+_NVLS = """
+    nvls : bool
+        Whether NVSwitch adds and multicasts (NVLink SHARP), by links of several ends."""
 _NDV2_NOTES = """
 
     Notes
@@ -132,7 +150,8 @@ def _named(
     """The function of a machine under its own name, with its documentation."""
     make.__name__ = make.__qualname__ = machine.replace("-", "_")
     profiles = ", ".join(f'``"{each.name}"``' for each in PROFILES[machine])
-    rails = _RAILS if "rails" in (make.__kwdefaults__ or {}) else ""
+    options = make.__kwdefaults__ or {}
+    rails = "".join(text for name, text in (("rails", _RAILS), ("nvls", _NVLS)) if name in options)
     make.__doc__ = _DOC.format(what=what, profiles=profiles, rails=rails, notes=notes)
     return checked_as(TopologyError)(make)
 
@@ -160,6 +179,19 @@ def _railed(machine: str, what: str) -> _MakeRailed:
     return _named(make, machine, what)
 
 
+def _summing(machine: str, what: str) -> _MakeSumming:
+    what += ", and a NIC for each rank."
+
+    def make(
+        nodes: Count = 1, *, profile: str = PROFILES[machine][0].name, protocol: str | None = None,
+        rails: bool = True, nvls: bool = False, alpha_meaning: AlphaMeaning = "occupies",
+        constants: Mapping[str, Number] | None = None,
+    ) -> Topology:  # fmt: skip
+        return _build(machine, nodes, profile, protocol, alpha_meaning, constants, rails=rails, nvls=nvls)
+
+    return _named(make, machine, what)
+
+
 ndv2 = _machine(
     "ndv2",
     "Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
@@ -170,10 +202,10 @@ dgx1 = _machine(
 )
 dgx2 = _machine("dgx2", "DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.")
 dgx_a100 = _railed("dgx-a100", "DGX-A100: 8 A100 a node behind NVSwitch")
-dgx_h100 = _railed("dgx-h100", "DGX-H100: 8 H100 a node behind NVSwitch")
-h200 = _railed("h200", "H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch")
-b200 = _railed("b200", "B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch")
-gb200_nvl72 = _railed("gb200-nvl72", "GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch")
+dgx_h100 = _summing("dgx-h100", "DGX-H100: 8 H100 a node behind NVSwitch")
+h200 = _summing("h200", "H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch")
+b200 = _summing("b200", "B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch")
+gb200_nvl72 = _summing("gb200-nvl72", "GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch")
 mi300x = _railed("mi300x", "MI300X server: 8 MI300X a node, each joined to each by xGMI")
 mi355x = _railed("mi355x", "MI355X server: 8 MI355X a node, each joined to each by xGMI")
 
@@ -187,6 +219,7 @@ def _build(
     constants: Mapping[str, Number] | None,
     *,
     rails: bool = False,
+    nvls: bool = False,
 ) -> Topology:
     """The nodes of a machine, each by itself, and then what joins them."""
     shape, kind = SHAPES[machine], SHAPES[machine].joint.lower()
@@ -214,6 +247,7 @@ def _build(
                 beta_us_per_mb=values[f"{kind}_beta_us_per_mb"],
                 overhead_us=overhead,
                 link_name=shape.joint,
+                reduces=SWITCHES[shape.nvls] if nvls else None,
             )
         for (a, b), count in sorted(shape.pairs.items()):
             beta = values[f"{kind}_double_beta_us_per_mb" if count > 1 else f"{kind}_beta_us_per_mb"]

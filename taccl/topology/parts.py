@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from taccl.arguments import Number
+    from taccl.topology.in_network import InNetwork
     from taccl.topology.topology import Link, TopologyBuilder
 
 __all__ = [
-    "MAX_LINKS", "OVERHEAD_US", "add_crossbar", "add_internode", "beta_of_bandwidth", "check_count",
+    "MAX_LINKS", "OVERHEAD_US", "add_aggregation", "add_crossbar", "add_internode", "beta_of_bandwidth",
+    "check_count",
     "check_num_links", "check_ranks", "exact_cost", "hold_ends", "links_among", "rates_of_axes",
 ]  # fmt: skip
 
@@ -110,12 +112,14 @@ def add_crossbar(
     beta_us_per_mb: Fraction,
     overhead_us: Fraction | None = None,
     link_name: str = "",
-) -> None:
+    reduces: InNetwork | None = None,
+) -> list[int]:
     """Join `ranks` by a switch: a link for every ordered pair, a port out and a port in for every rank.
 
     A send holds the source's port out and the destination's port in for as long as it holds its own link:
     with its alpha, or the overhead that is part of it, where alpha occupies, without where it pipelines. A
-    rank thus sends to one rank at a time, and receives from one rank at a time.
+    rank thus sends to one rank at a time, and receives from one rank at a time. A switch that `reduces` has
+    links of several ends as well, which are returned (`add_aggregation`).
     """
     port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
@@ -130,7 +134,72 @@ def add_crossbar(
             held_alpha_us = min(held_alpha_us, overhead_us)
         hold_ends(builder, link, port_out[src], port_in[dst], alpha_us=held_alpha_us)
         links.append(link)
-    builder.add_switch(name, ranks, links)
+    several: list[int] = []
+    if reduces is not None:
+        several = add_aggregation(
+            builder, port_out, port_in, reduces=reduces, name=name,
+            alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, overhead_us=overhead_us,
+        )  # fmt: skip
+    builder.add_switch(name, ranks, [*links, *several], reduces=reduces)
+    return several
+
+
+def add_aggregation(
+    builder: TopologyBuilder,
+    port_out: Mapping[int, int],
+    port_in: Mapping[int, int],
+    *,
+    reduces: InNetwork,
+    name: str,
+    alpha_us: Fraction,
+    beta_us_per_mb: Fraction,
+    overhead_us: Fraction | None = None,
+) -> list[int]:
+    """Let a switch add and multicast: for each of its ranks a link from all others, and one to all others.
+
+    A send over them holds the ports of all ranks at its ends; where it adds, also the pool of slots, if that
+    is limited. Its latency is half a round trip, or the switch's. With fewer than three ranks there is
+    nothing to add on the way.
+
+    Parameters
+    ----------
+    port_out, port_in : mapping of int to int
+        The resource that each rank's sends, and what it receives, hold at the switch.
+    alpha_us, beta_us_per_mb : Fraction
+        Of a send from one rank to another through the switch.
+
+    Returns
+    -------
+    list of int
+        The links: rank by rank, the one that adds and the one that multicasts.
+    """
+    port_beta = beta_us_per_mb / Fraction(reduces.efficiency)
+    alpha = alpha_us if reduces.rtt_us is None else Fraction(reduces.rtt_us) / 2
+    pool_beta = reduces.pool_beta_us_per_mb
+    pool = None if pool_beta is None or len(port_out) < 3 else builder.add_resource(f"pool ({name})")
+    links = []
+    for rank in port_out if len(port_out) > 2 else ():
+        others = [other for other in port_out if other != rank]
+        for srcs, dsts in ((others, [rank]), ([rank], others)):
+            adds = len(srcs) > 1
+            # What the pool cannot keep up with is as slow as the pool.
+            beta = port_beta if pool_beta is None or not adds else max(port_beta, pool_beta)
+            link = builder.add_link(
+                srcs, dsts, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead_us, name=name
+            )
+            held_us, _ = builder.links[link].held_us(builder.alpha_meaning)
+            if overhead_us is not None:
+                held_us = min(held_us, overhead_us)
+            for src in srcs:
+                builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=port_beta)
+            for dst in dsts:
+                builder.add_hold(
+                    link, port_in[dst], alpha_us=held_us, beta_us_per_mb=port_beta, side="receive"
+                )
+            if adds and pool is not None and pool_beta is not None:
+                builder.add_hold(link, pool, alpha_us=0, beta_us_per_mb=pool_beta)
+            links.append(link)
+    return links
 
 
 def add_internode(

@@ -18,6 +18,7 @@ from taccl.errors import FormatError, InputError, TopologyError
 from taccl.names import shown
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
+from taccl.topology.in_network import InNetwork
 from taccl.units import exact, format_count
 
 if TYPE_CHECKING:
@@ -98,11 +99,15 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Ranks joined by a crossbar, and the links that run through it."""
+    """Ranks joined by a crossbar, and the links that run through it.
+
+    One that `reduces` has links among them that add what several ranks send, and links that multicast.
+    """
 
     name: str
     ranks: tuple[int, ...]
     links: tuple[int, ...]
+    reduces: InNetwork | None = None
 
 
 @checked_as(TopologyError)
@@ -261,7 +266,11 @@ class Topology:
                     for link, resource, alpha, beta, side in data["holds"]
                 ),
                 "switches": tuple(
-                    Switch(s["name"], tuple(s["ranks"]), tuple(s["links"])) for s in data["switches"]
+                    Switch(
+                        s["name"], tuple(s["ranks"]), tuple(s["links"]),
+                        None if s.get("reduces") is None else InNetwork(**s["reduces"]),
+                    )
+                    for s in data["switches"]
                 ),
             }  # fmt: skip
         except KeyError as error:
@@ -406,7 +415,9 @@ class TopologyBuilder:
             raise TopologyError(error.message, where=f"{self.name}: {what}: {error.where}") from None
 
     @checked_as(TopologyError)
-    def add_switch(self, name: str, ranks: Sequence[int], links: Iterable[int]) -> None:
+    def add_switch(
+        self, name: str, ranks: Sequence[int], links: Iterable[int], *, reduces: InNetwork | None = None
+    ) -> None:
         """Declare that `links` run through one crossbar that joins `ranks`.
 
         Parameters
@@ -415,8 +426,10 @@ class TopologyBuilder:
             As messages and reports show it.
         ranks, links : sequence of int
             At least two ranks, and links as `add_link` returned them.
+        reduces : InNetwork, optional
+            What it can add at once. Its links of several ends, and what they hold, are yours to add.
         """
-        self._switches.append(Switch(name, tuple(ranks), tuple(links)))
+        self._switches.append(Switch(name, tuple(ranks), tuple(links), reduces))
 
     def build(self, *, notes: Sequence[str] = ()) -> Topology:
         """The topology; `TopologyError` says what is not there, or which cost is wrong."""
@@ -442,11 +455,12 @@ def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...]
 def _plain(each: Link | Hold | Switch) -> dict[str, Any]:
     """What has no fields but words, numbers, fractions and tuples, as plain values."""
     values = ((entry.name, getattr(each, entry.name)) for entry in fields(each))
-    return {
-        name: str(value)
-        if isinstance(value, Fraction)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for name, value in values
-    }
+    return {name: _plain_value(value) for name, value in values if value is not None}
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, InNetwork):
+        return value.to_dict()
+    if isinstance(value, Fraction):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -121,9 +121,10 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
             f"({', '.join(machine_names())}); give topology= with the costs that you mean",
             where="profile",
         )
-    models = [_model(topology, profile)]
+    nvls = {"nvls": True} if any(switch.reduces for switch in topology.switches) else {}
+    models = [_model(topology, profile, **nvls)]
     if "rails" in machine_options(topology.machine):
-        models.append(_model(topology, profile, rails=False))
+        models.append(_model(topology, profile, rails=False, **nvls))
     for model in models:
         swapped = _with_costs_of(topology, model)
         if swapped is not None:
