@@ -22,6 +22,7 @@ from taccl.topology.machines import (
     ndv2,
 )
 from taccl.topology.products import multidim
+from taccl.topology.racks import in_network, rack
 from taccl.topology.registry import fabric_names, machine_names, parse
 from taccl.topology.topology import Topology, TopologyBuilder
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InNetwork", "Topology", "TopologyBuilder", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100",
-    "fabric_names", "from_networkx", "fully_connected", "gb200_nvl72", "h200", "hypercube", "load",
-    "machine_names", "mesh", "mi300x", "mi355x", "multidim", "ndv2", "parse", "ring", "star", "torus",
+    "fabric_names", "from_networkx", "fully_connected", "gb200_nvl72", "h200", "hypercube", "in_network",
+    "load", "machine_names", "mesh", "mi300x", "mi355x", "multidim", "ndv2", "parse", "rack", "ring", "star",
+    "torus",
 ]  # fmt: skip
 
 

@@ -248,6 +248,13 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "baselines.dimension_balanced": {"problem": "@problem", "cut": False},
     "dimensions": {"topology": "ring:2", "sizes": None},
+    "topologies.in_network": {
+        "workers": 3, "gb_per_s": 12.5, "slots": 512, "payload_bytes": 1024, "rtt_us": 10, "dtype": "int32",
+        "racks": 1, "core_oversubscription": 1,
+    },
+    "topologies.rack": {
+        "workers": 2, "box_nics": 2, "racks": 1, "core_oversubscription": 1, "gb_per_s": 12.5, "rtt_us": 10,
+    },
     "topologies.parse": {"name": "ring:2", "nodes": None, "profile": None},
     "topologies.TopologyBuilder": {
         "name": "mine", "node_of_rank": [0, 0], "alpha_meaning": "occupies", "profile": "", "machine": "",
@@ -301,7 +308,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "synthesize": {
         "problem": "@problem", "backend": "greedy", "time_limit_s": 2.0, "threads": 1, "seed": 0, "policy": "lp",
         "memory_limit_mb": 1000, "log": False, "progress": None, "sketch": "none", "keep": "schedule",
-        "spill_dir": None, "to_file": False,
+        "spill_dir": None, "to_file": False, "in_network": "auto",
     },
     "choose_chunks": {"problem": "@problem", "time_limit_s": 2.0, "seed": 0, "progress": None},
     "replan": {

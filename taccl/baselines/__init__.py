@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked
 from taccl.baselines.balanced import dimension_balanced
 from taccl.baselines.hierarchical import hierarchical
+from taccl.baselines.in_network import in_network
 from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.one_shot import one_shot
 from taccl.baselines.pairwise import pairwise
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "nccl", "nccl_choices",
-    "one_shot", "pairwise", "recursive", "ring", "swing", "tree",
+    "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "in_network", "nccl",
+    "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "swing", "tree",
 ]  # fmt: skip
 
 #: Every baseline, by name.
@@ -43,6 +44,7 @@ BASELINES: dict[str, Callable[..., Schedule]] = {
     "dimension-balanced": dimension_balanced,
     "pairwise": pairwise,
     "one-shot": one_shot,
+    "in-network": in_network,
 }
 
 

@@ -25,7 +25,12 @@ _MOST_TRANSFERS = 100_000
 
 
 def cut_while_it_pays(
-    problem: Problem, make: Callable[[Problem], Schedule], *, cut: bool, parts: int = 2
+    problem: Problem,
+    make: Callable[[Problem], Schedule],
+    *,
+    cut: bool,
+    parts: int = 2,
+    pays: Fraction = _PAYS,
 ) -> Schedule:
     """The schedule of a problem without its sketch, whose chunks are cut for as long as that pays.
 
@@ -37,6 +42,8 @@ def cut_while_it_pays(
         Whether chunks may be cut; else they are those of the problem.
     parts : int
         Into how many each is cut first; then into twice as many, and so on.
+    pays : Fraction
+        Finer chunks must finish in this share of the time.
     """
     problem = without_sketch(problem)
     best = make(problem)
@@ -46,7 +53,7 @@ def cut_while_it_pays(
     parts = min(parts, most)
     while cut and 1 < parts <= most:
         found = make(cut_chunks(problem, parts))
-        if found.finish > _PAYS * best.finish:
+        if found.finish > pays * best.finish:
             break
         best, parts = found, 2 * parts
         if 2 * found.num_transfers > _MANY_TRANSFERS:

@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import checked
+from taccl.arguments import checked, known_word
 from taccl.baselines import BASELINES, baseline
+from taccl.baselines.in_network import shared_links
 from taccl.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.schedule.compact import CompactSchedule
@@ -44,12 +45,16 @@ from taccl.synthesis.result import Moment
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
+from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
+from taccl.units import format_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taccl.arguments import Count, Megabytes, Natural, Seconds
     from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.schedule.summary import ScheduleSummary
     from taccl.synthesis.result import Result
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
@@ -73,6 +78,7 @@ def synthesize(
     spill_dir: str | os.PathLike[str] | None = None,
     to_file: bool = False,
     parameters: SearchParameters = DEFAULTS,
+    in_network: InNetworkUse = "auto",
 ) -> Result:
     """A verified schedule of a problem, its proven bound, and how it was found.
 
@@ -115,6 +121,9 @@ def synthesize(
         Whether the schedule is to be saved, so that the memory for that counts as well.
     parameters : SearchParameters
         The constants of the search; ``SearchParameters.load(path)`` reads them from a TOML file.
+    in_network : {"auto", "off", "only"}
+        On a topology with switches that add: whether they may add all sums or a share, whichever finishes
+        first; must not; or must add all. The bound is of what is allowed.
 
     Returns
     -------
@@ -144,6 +153,60 @@ def synthesize(
     )  # fmt: skip
     if backend == BALANCED:
         problem = cut_balanced(problem, policy=policy)
+    known_word(in_network, get_args(InNetworkUse), "in_network")
+    if in_network == "only" or (in_network == "auto" and shared_links(problem.topology)):
+        return _with_switches(problem, in_network, backend, time_limit_s, sketch, options, began)
+    return _by_ranks(over_links(problem, shared=False), backend, time_limit_s, sketch, options, began)
+
+
+def _with_switches(
+    problem: Problem,
+    use: InNetworkUse,
+    backend: str,
+    time_limit_s: float,
+    sketch: str | SketchProposal,
+    options: Options,
+    began: float,
+) -> Result:
+    """The best that switches do; with ``"auto"`` also of ranks, unless a bound says that they lose."""
+    budget_s = options.parameters.budget.bound_share * time_limit_s
+    best: Schedule | CompactSchedule | ScheduleSummary | None = by_switches(problem, use)
+    found, ranks = best, None
+    if use == "auto":
+        alone = over_links(problem, shared=False)
+        if best is None or best.finish > lower_bound(alone, budget_s=budget_s).bound:
+            left_s = max(0.1, time_limit_s - (time.monotonic() - began))
+            ranks = _by_ranks(alone, backend, left_s, sketch, options, time.monotonic())
+            if best is None or ranks.schedule.finish < best.finish:
+                best = replace(
+                    ranks.schedule, problem=replace(ranks.schedule.problem, clauses=problem.clauses)
+                )
+    if best is None:
+        raise NoSolutionError(
+            f"{problem!r}: the sketch leaves switches no schedule; loosen it", bound_us=None
+        )
+    allowed = over_links(best.problem, shared=True) if use == "only" else best.problem
+    search = Search(best.problem, options, Deadline.after(time_limit_s), began_s=began)
+    search.stages += () if ranks is None else ranks.stages
+    if found is not None:
+        search.record("in-network", "taccl", "done", began, finish_us=found.finish_us, message=found.producer)
+    search.prove(lower_bound(allowed, budget_s=budget_s), time.monotonic())
+    search.best = best
+    told = "none" if found is None else f"{found.producer}, {format_us(found.finish)}"
+    others = "" if ranks is None else f"; ranks alone {format_us(ranks.schedule.finish)}"
+    return search.result(backend=backend, choice=f"switches that add: {told}{others}")
+
+
+def _by_ranks(
+    problem: Problem,
+    backend: str,
+    time_limit_s: float,
+    sketch: str | SketchProposal,
+    options: Options,
+    began: float,
+) -> Result:
+    """What is found without switches that add."""
+    parameters = options.parameters
     problem, proposals = _with_chunks(problem, backend, time_limit_s, sketch, options)
     time_limit_s = max(0.1, time_limit_s - (time.monotonic() - began))
     plan = _plan(problem, backend, time_limit_s, sketch, proposals, options)

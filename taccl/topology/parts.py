@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Number
     from taccl.topology.in_network import InNetwork
-    from taccl.topology.topology import Link, TopologyBuilder
+    from taccl.topology.topology import Link, Side, TopologyBuilder
 
 __all__ = [
     "MAX_LINKS", "OVERHEAD_US", "add_aggregation", "add_crossbar", "add_internode", "beta_of_bandwidth",
@@ -154,6 +154,7 @@ def add_aggregation(
     alpha_us: Fraction,
     beta_us_per_mb: Fraction,
     overhead_us: Fraction | None = None,
+    slowest_us_per_mb: Fraction = Fraction(0),
 ) -> list[int]:
     """Let a switch add and multicast: for each of its ranks a link from all others, and one to all others.
 
@@ -167,6 +168,8 @@ def add_aggregation(
         The resource that each rank's sends, and what it receives, hold at the switch.
     alpha_us, beta_us_per_mb : Fraction
         Of a send from one rank to another through the switch.
+    slowest_us_per_mb : Fraction
+        Of what else is on the way, which the links are no faster than.
 
     Returns
     -------
@@ -183,7 +186,8 @@ def add_aggregation(
         for srcs, dsts in ((others, [rank]), ([rank], others)):
             adds = len(srcs) > 1
             # What the pool cannot keep up with is as slow as the pool.
-            beta = port_beta if pool_beta is None or not adds else max(port_beta, pool_beta)
+            pooled = Fraction(0) if pool_beta is None or not adds else pool_beta
+            beta = max(port_beta, pooled, slowest_us_per_mb)
             link = builder.add_link(
                 srcs, dsts, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead_us, name=name
             )
@@ -192,10 +196,10 @@ def add_aggregation(
                 held_us = min(held_us, overhead_us)
             for src in srcs:
                 builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=port_beta)
+            # Sums of a slow pool arrive evenly all the while; what that takes of a port is counted at once.
+            side: Side = "receive" if beta == port_beta else "send"
             for dst in dsts:
-                builder.add_hold(
-                    link, port_in[dst], alpha_us=held_us, beta_us_per_mb=port_beta, side="receive"
-                )
+                builder.add_hold(link, port_in[dst], alpha_us=held_us, beta_us_per_mb=port_beta, side=side)
             if adds and pool is not None and pool_beta is not None:
                 builder.add_hold(link, pool, alpha_us=0, beta_us_per_mb=pool_beta)
             links.append(link)

@@ -43,6 +43,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--spill", metavar="DIR", help="keep the columns of a large schedule in a new folder")
     add_options(verb, "--seed")
     verb.add_argument("--no-sketch", action="store_true", help="where no sketch is given, suggest none")
+    help = "switches that add: auto (default), off or only"
+    verb.add_argument("--in-network", default="auto", choices=("auto", "off", "only"), help=help)
     verb.add_argument("--parameters", metavar="FILE", help="constants of the search, from a TOML file")
     verb.add_argument("--log", action="store_true", help="show what the solvers say, on stderr")
     add_output(verb, "write the schedule to a file")
@@ -79,6 +81,7 @@ def run(options: argparse.Namespace) -> Answer:
             memory_limit_mb=memory_limit_mb, log=options.log, progress=progress,
             keep="summary" if options.summary else "schedule", spill_dir=options.spill,
             to_file=options.output is not None, parameters=parameters,
+            in_network=options.in_network,
         )  # fmt: skip
     if result.interrupted:
         say("warning: stopped by Ctrl-C; this is the best schedule so far")

@@ -1,0 +1,123 @@
+"""Sums by switches that add, and copies by switches that multicast."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+from taccl.arguments import checked
+from taccl.baselines.cut import cut_while_it_pays
+from taccl.errors import CollectiveError
+from taccl.schedule.timing import exact_times
+from taccl.units import format_size
+
+if TYPE_CHECKING:
+    from taccl.collective import Chunk
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+__all__ = ["Send", "in_network", "shared_links", "switch_sends"]
+
+#: Chunks are cut while that saves a thousandth: the last one's way back is all that a switch's sums lose.
+_PAYS = Fraction(999, 1000)
+
+
+class Send(NamedTuple):
+    """A chunk over a link at a place in a sequence, added there or copied."""
+
+    place: int
+    chunk: int
+    link: int
+    adds: bool
+
+
+@checked
+def in_network(problem: Problem, *, cut: bool = True) -> Schedule:
+    """A schedule in which switches add what ranks send, and multicast what one rank sends to all others.
+
+    Each sum goes through the switch to one rank, and from there to all others by a multicast, which passes
+    while the next sum is made. The sketch is left aside.
+
+    Parameters
+    ----------
+    problem, cut
+        As in `ring`.
+
+    Raises
+    ------
+    CollectiveError
+        If no switch adds or multicasts what the collective asks for, or a packet is larger than a chunk.
+
+    References
+    ----------
+    A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021. NVLS
+    of the NVIDIA Collective Communications Library.
+    """
+    return cut_while_it_pays(problem, _by_switches, cut=cut, pays=_PAYS)
+
+
+def _by_switches(problem: Problem) -> Schedule:
+    sends = [send for c in range(problem.collective.num_chunks) for send in switch_sends(problem, c)]
+    return exact_times(
+        problem,
+        chunk=[send.chunk for send in sends],
+        link=[send.link for send in sends],
+        sequence=[send.place for send in sends],
+        reduce=[send.adds for send in sends],
+        producer="in-network",
+    )
+
+
+def shared_links(topology: Topology) -> list[int]:
+    """The links of several ends that run through switches that add, by index."""
+    through = {e for switch in topology.switches if switch.reduces for e in switch.links}
+    links = topology.links
+    return sorted(e for e in through if len(links[e].srcs) + len(links[e].dsts) > 2)
+
+
+def switch_sends(problem: Problem, chunk: int) -> list[Send]:
+    """How a switch adds up a chunk and spreads it; `CollectiveError` if none can."""
+    data = problem.collective.chunks[chunk]
+    known: dict[tuple[tuple[int, ...], ...], tuple[int | None, int | None]]
+    known = problem.memo.setdefault("in-network", {})
+    ends = data.origins, data.destinations
+    if ends not in known:
+        known[ends] = _links_for(problem, data)
+    into, out_of = known[ends]
+    if into is None and out_of is None and not data.is_met(is_sum=problem.collective.sums_up):
+        raise CollectiveError(
+            f"no switch adds and multicasts what chunk {chunk} of {problem.title} needs; expected one that "
+            "reduces among just the ranks that contribute",
+            where="in-network",
+        )
+    switches = [switch.reduces for switch in problem.topology.switches if switch.reduces]
+    payload = max((each.payload_bytes or 0 for each in switches), default=0)
+    size = problem.chunk_bytes[chunk]
+    if into is not None and size < payload:
+        raise CollectiveError(
+            f"found chunks of {format_size(size)} for packets of {format_size(payload)}; give the switch a "
+            "smaller payload, or cut the data into fewer chunks",
+            where="payload_bytes",
+        )
+    adding = [] if into is None else [Send(2 * chunk, chunk, into, True)]
+    # The next sum is made while this one comes back.
+    return adding if out_of is None else [*adding, Send(2 * chunk + 3, chunk, out_of, False)]
+
+
+def _links_for(problem: Problem, data: Chunk) -> tuple[int | None, int | None]:
+    """The link that adds up a chunk, and the one that spreads it; None for what is not needed."""
+    links, is_sum = problem.topology.links, problem.collective.sums_up and len(data.origins) > 1
+    into: dict[int, int] = {}
+    out_of: dict[int, int] = {}
+    for e in shared_links(problem.topology):
+        if len(links[e].dsts) == 1 and {*data.origins} - {links[e].dst} == {*links[e].srcs}:
+            into[links[e].dst] = e
+        if len(links[e].srcs) == 1 and {*data.destinations} <= {links[e].src, *links[e].dsts}:
+            out_of[links[e].src] = e
+    wanted = set(data.destinations)
+    for root in sorted(into if is_sum else data.origins, key=lambda rank: (wanted != {rank}, rank)):
+        spreads = wanted != {root}
+        if not problem.collective.derivations and (root in out_of and len(wanted) > 1 if spreads else is_sum):
+            return into[root] if is_sum else None, out_of[root] if spreads else None
+    return None, None

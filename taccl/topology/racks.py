@@ -1,0 +1,171 @@
+"""Racks of workers behind switches: switches that add, and boxes with many network cards that serve."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from taccl.arguments import checked_as
+from taccl.errors import TopologyError
+from taccl.topology.in_network import InNetwork
+from taccl.topology.parts import (
+    add_aggregation,
+    beta_of_bandwidth,
+    check_count,
+    check_num_links,
+    exact_cost,
+    links_among,
+)
+from taccl.topology.topology import TopologyBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.arguments import Count, Number
+    from taccl.topology.topology import Topology
+
+__all__ = ["in_network", "rack"]
+
+
+@checked_as(TopologyError)
+def in_network(
+    workers: Count = 8,
+    *,
+    gb_per_s: Number = 12.5,
+    slots: Count | None = 512,
+    payload_bytes: Count = 1024,
+    rtt_us: Number = 10,
+    dtype: str = "int32",
+    racks: Count = 1,
+    core_oversubscription: Number = 1,
+) -> Topology:
+    """Workers behind a switch that adds what they send and multicasts the sum; or a tree of such switches.
+
+    A rank is a worker, a node a rack. Workers also send to one another through the switch. Latency, half of
+    `rtt_us`, is on the way and holds no port. With several racks, each rack's switch hands partial sums to
+    one in the core, so that a sum crosses each uplink once.
+
+    Parameters
+    ----------
+    workers : int
+        Of each rack.
+    gb_per_s : number
+        Rate of a worker's port, each way, in 10**9 bytes a second.
+    slots, payload_bytes, rtt_us, dtype
+        What each switch can add at once, as in `taccl.topologies.InNetwork`.
+    racks : int
+        How many there are.
+    core_oversubscription : number
+        A rack's uplink carries what its workers do together, divided by this; at least 1.
+
+    Raises
+    ------
+    TopologyError
+        If there are fewer than two ranks, or a number is out of its range; it is named.
+    """
+    check_count(workers * racks, where="in-network: workers", least=2)
+    reduces = InNetwork(slots, payload_bytes, dtype, rtt_us)
+    name = f"in-network:{workers}" if racks == 1 else f"in-network:{racks}x{workers}"
+    nodes = [rack for rack in range(racks) for _ in range(workers)]
+    builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
+    return _joined(
+        builder, nodes, workers, gb_per_s, Fraction(exact_cost(rtt_us, where="rtt_us")) / 2,
+        core_oversubscription, reduces,
+    )  # fmt: skip
+
+
+@checked_as(TopologyError)
+def rack(
+    workers: Count = 8,
+    box_nics: Count = 10,
+    racks: Count = 1,
+    core_oversubscription: Number = 1,
+    *,
+    gb_per_s: Number = 12.5,
+    rtt_us: Number = 10,
+) -> Topology:
+    """Racks of workers, each with a box that serves: a rank for each worker, and for each card of a box.
+
+    Workers come first, rack by rack, and then the cards of the boxes. A worker is a node, and so is a box.
+    All are joined by the rack's switch, and racks by a core, as in `in_network`.
+
+    Parameters
+    ----------
+    workers : int
+        Of each rack.
+    box_nics : int
+        Network cards of each rack's box, each as fast as a worker's.
+    racks, core_oversubscription, gb_per_s, rtt_us
+        As in `in_network`; errors are its, too.
+    """
+    names = [f"{workers} workers, {box_nics} cards", *([f"{racks} racks"] if racks > 1 else [])]
+    nodes = [
+        *range(workers * racks),
+        *(workers * racks + box for box in range(racks) for _ in range(box_nics)),
+    ]
+    rack_of_rank = [rack for each in (workers, box_nics) for rack in range(racks) for _ in range(each)]
+    builder = TopologyBuilder(f"rack: {', '.join(names)}", nodes, alpha_meaning="pipelined")
+    alpha = Fraction(exact_cost(rtt_us, where="rtt_us")) / 2
+    return _joined(builder, rack_of_rank, workers, gb_per_s, alpha, core_oversubscription, None)
+
+
+def _joined(
+    builder: TopologyBuilder,
+    rack_of_rank: Sequence[int],
+    workers: int,
+    gb_per_s: Number,
+    alpha_us: Fraction,
+    core_oversubscription: Number,
+    reduces: InNetwork | None,
+) -> Topology:
+    """All ranks joined: a port out and in for each, an uplink and a downlink for each of several racks."""
+    beta = beta_of_bandwidth(gb_per_s, where="gb_per_s")
+    oversubscription = exact_cost(core_oversubscription, where="core_oversubscription")
+    if oversubscription < 1:
+        said = f"found {core_oversubscription}; expected at least 1"
+        raise TopologyError(said, where="core_oversubscription")
+    ranks, racks = range(len(rack_of_rank)), sorted(set(rack_of_rank))
+    check_num_links(len(ranks) ** 2, where=builder.name)
+    port_out = {rank: builder.add_resource(f"port out of {rank}") for rank in ranks}
+    port_in = {rank: builder.add_resource(f"port into {rank}") for rank in ranks}
+    core = racks if len(racks) > 1 else []
+    uplink = {each: builder.add_resource(f"uplink of rack {each}") for each in core}
+    downlink = {each: builder.add_resource(f"downlink of rack {each}") for each in core}
+    core_beta = beta * oversubscription / workers
+    slowest = max(beta, core_beta) if core else beta
+    for src, dst in permutations(ranks, 2):
+        across = rack_of_rank[src] != rack_of_rank[dst]
+        link = builder.add_link(
+            src,
+            dst,
+            alpha_us=alpha_us,
+            beta_us_per_mb=slowest if across else beta,
+            name="core" if across else "rack",
+        )
+        builder.add_hold(link, port_out[src], alpha_us=0, beta_us_per_mb=beta)
+        builder.add_hold(link, port_in[dst], alpha_us=0, beta_us_per_mb=beta, side="receive")
+    several = []
+    if reduces is not None:
+        several = add_aggregation(
+            builder, port_out, port_in, reduces=reduces, name="switches" if core else "switch",
+            alpha_us=alpha_us, beta_us_per_mb=beta, slowest_us_per_mb=slowest,
+        )  # fmt: skip
+    for index, joint in enumerate(builder.links):
+        # What several ranks of a rack send into a sum crosses once, and so does what several receive.
+        out, into = ({rack_of_rank[rank] for rank in end} for end in (joint.srcs, joint.dsts))
+        for each in (each for each in sorted(out) if into - {each}):
+            builder.add_hold(index, uplink[each], alpha_us=0, beta_us_per_mb=core_beta)
+        for each in (each for each in sorted(into) if out - {each}):
+            builder.add_hold(index, downlink[each], alpha_us=0, beta_us_per_mb=core_beta, side="receive")
+    if not core:
+        builder.add_switch("switch", ranks, range(len(builder.links)), reduces=reduces)
+        return builder.build()
+    for each in racks:
+        inside = [rank for rank in ranks if rack_of_rank[rank] == each]
+        links = links_among(builder.links, inside)
+        if len(inside) > 1:
+            builder.add_switch(f"switch of rack {each}", inside, links)
+    if reduces is not None:
+        builder.add_switch("switches", ranks, several, reduces=reduces)
+    return builder.build()

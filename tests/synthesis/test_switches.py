@@ -1,0 +1,141 @@
+"""Sums by switches that add, alone and together with ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl import lower_bound, make_problem, synthesize, verify
+from taccl.baselines import baseline
+from taccl.errors import CollectiveError, InputError
+from taccl.topologies import dgx_h100, in_network
+
+SIZE = "1GB"
+
+
+def allreduce(topology, size=SIZE, **arguments):
+    """An allreduce whose number of chunks is open, unless given."""
+    return make_problem(topology, "allreduce", size_bytes=size, **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [8, 16])
+def test_a_switch_beats_the_ring_by_the_load_of_a_port(workers):
+    """A rank sends and gets the data once, not 2 (n - 1) / n times: 1.75 and 1.875, within 1 %."""
+    problem = allreduce(in_network(workers))
+    ring, switch = (baseline(name, problem) for name in ("ring", "in-network"))
+    assert verify(switch).ok
+    assert ring.finish_us / switch.finish_us == pytest.approx(2 * (workers - 1) / workers, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [16, 64, 122, 512])
+def test_the_pool_or_the_line_is_what_limits(slots):
+    """At 10 us and 1,024 B: min(12.5, slots * 0.1024) GB/s within 2 %."""
+    schedule = baseline("in-network", allreduce(in_network(8, slots=slots)))
+    assert schedule.algbw_gb_per_s == pytest.approx(min(12.5, slots * 0.1024), rel=0.02)
+
+
+@pytest.mark.slow
+def test_only_the_switch_is_bounded_by_the_switch():
+    """Eight chunks of 1 MB over 0.85 of 450 GB/s: 8 / 0.3825 us at least, and one chunk's way back more."""
+    result = synthesize(allreduce(dgx_h100(1, nvls=True), "8MB", chunks_per_rank=1), in_network="only")
+    assert result.bound.bound_us == pytest.approx(8 / 0.3825)
+    assert result.schedule.finish_us == pytest.approx(9 / 0.3825)
+    assert result.schedule.producer == "in-network"
+
+
+@pytest.mark.slow
+def test_off_sums_by_ranks_and_says_so_in_its_bound():
+    """Of four ranks at 12.5 GB/s each passes 1.5 MB for each MB: 120 us, and the schedule takes that."""
+    topology = in_network(4, rtt_us="0.01", slots=4096)
+    result = synthesize(allreduce(topology, "1MB", chunks_per_rank=1), in_network="off", time_limit_s=5)
+    assert result.bound.bound_us >= 120
+    assert result.schedule.finish_us >= 120
+    assert all(len(topology.links[e].ends) == 4 for e in result.schedule.link.tolist())
+
+
+@pytest.mark.slow
+def test_a_small_pool_and_ranks_share_the_sums():
+    """64 slots give 6.6 of 12.5 GB/s: together they beat the switch (153 ms) and the ring (140 ms)."""
+    result = synthesize(allreduce(in_network(8, slots=64)), time_limit_s=10)
+    assert result.schedule.finish_us < 0.8 * 140_000
+    assert "ring" in result.schedule.producer
+    assert result.bound.bound_us <= result.schedule.finish_us
+    verify(result.schedule).raise_if_failed()
+
+
+@pytest.mark.slow
+def test_auto_is_the_switch_where_that_is_fastest():
+    """With slots enough a switch alone sums; ranks are not even searched, as their bound is above it."""
+    result = synthesize(allreduce(in_network(8)), time_limit_s=10)
+    assert result.schedule.producer == "in-network"
+    assert result.gap < 0.01
+    assert "ranks alone" not in result.choice
+
+
+def test_auto_is_what_ranks_do_where_the_switch_is_slow():
+    """A slot of 1,024 B for 10 us is 0.1 GB/s: the ranks' schedule is returned, bound by both."""
+    problem = allreduce(in_network(4, slots=1), "4MB", chunks_per_rank=1)
+    result = synthesize(problem, time_limit_s=5)
+    assert "ranks alone" in result.choice
+    assert result.schedule.finish_us < 700
+    assert result.bound.problem.clauses.links_allowed is None
+
+
+@pytest.mark.parametrize(
+    ("collective", "megabytes"), [("reduce-scatter", 3), ("allgather", 3), ("broadcast", 4), ("reduce", 4)]
+)
+def test_other_collectives_go_through_the_switch_too(collective, megabytes):
+    """Of 4 MB a port carries 3 MB where each rank has a part of its own, and 4 MB from or to a root."""
+    problem = make_problem(in_network(4, slots=4096), collective, size_bytes="4MB", chunks_per_rank=1)
+    schedule = baseline("in-network", problem, cut=False)
+    assert verify(schedule).ok
+    assert schedule.finish_us <= 4 * 80 + 10
+    assert schedule.finish_us >= megabytes * 80
+
+
+@pytest.mark.slow
+def test_a_tree_of_switches_is_as_fast_as_one():
+    """Two racks of four, 2:1: an uplink of 25 GB/s carries each sum once, so ports still limit."""
+    one, tree = (
+        baseline("in-network", allreduce(topology, "256MB")).finish_us
+        for topology in (in_network(8), in_network(4, racks=2, core_oversubscription=2))
+    )
+    assert tree == one
+
+
+@pytest.mark.parametrize(
+    ("topology", "size", "collective", "error", "kind"),
+    [
+        (
+            dgx_h100(1),
+            SIZE,
+            "allreduce",
+            "in_network: found 'only', and no switch of dgx-h100 x1 adds",
+            InputError,
+        ),
+        (in_network(4), "2KB", "allreduce", "found chunks of 500B for packets of 1KiB", CollectiveError),
+        (in_network(4), SIZE, "alltoall", "no switch adds and multicasts what chunk", CollectiveError),
+        (in_network(4), SIZE, "scan", "no switch adds and multicasts what chunk", CollectiveError),
+    ],
+)
+def test_what_no_switch_can_add_is_said(topology, size, collective, error, kind):
+    """Nothing but switches was asked for, so the reason is an error."""
+    problem = make_problem(topology, collective, size_bytes=size, chunks_per_rank=1)
+    with pytest.raises(kind, match=error):
+        synthesize(problem, in_network="only")
+
+
+def test_where_to_sum_is_one_of_three_words():
+    """A word that is none of them is refused."""
+    with pytest.raises(InputError, match="in_network"):
+        synthesize(allreduce(in_network(4)), in_network="on")
+
+
+@pytest.mark.slow
+def test_the_bound_of_ranks_is_above_what_the_switch_does():
+    """Without the switch a rank sends 1.75 times the data, which the bound knows."""
+    problem = allreduce(in_network(8))
+    links = frozenset(e for e, link in enumerate(problem.topology.links) if len(link.ends) == 4)
+    alone = lower_bound(problem.with_clauses(links_allowed=links))
+    assert alone.bound_us > 1.7 * baseline("in-network", problem).finish_us

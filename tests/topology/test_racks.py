@@ -1,0 +1,77 @@
+"""Racks of workers: switches that add, and boxes that serve."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl.errors import TopologyError
+from taccl.topologies import in_network, rack
+
+
+def held(topology, link):
+    """The names of what a link holds beside itself, with the microseconds a MB takes."""
+    return {
+        topology.resources[hold.resource].name: float(hold.beta_us_per_mb)
+        for hold in topology.holds_of_link[link]
+        if topology.resources[hold.resource].name != f"link {topology.links[link]}"
+    }
+
+
+def test_one_switch_adds_for_all_workers():
+    """Three workers: six links between them, three that add, three that multicast; 12.5 GB/s is 80 us/MB."""
+    topology = in_network(3)
+    assert (len(topology.links), topology.switches[0].reduces.slots) == (12, 512)
+    # 512 slots of 1,024 B for 10 us each: 52.4 GB/s, faster than a port.
+    pool = pytest.approx(10 * 10**6 / (512 * 1024))
+    assert held(topology, 6) == {
+        "port out of 1": 80, "port out of 2": 80, "port into 0": 80, "pool (switch)": pool,
+    }  # fmt: skip
+
+
+def test_partial_sums_cross_the_core_once():
+    """Two racks of two: into rank 0 goes one sum of the other rack, over an uplink of 2 * 12.5 / 4 GB/s."""
+    topology = in_network(2, racks=2, core_oversubscription=4)
+    into, out = (topology.switches[-1].links[i] for i in (0, 1))
+    assert topology.links[into].ends == "1,2,3->0"
+    assert {name: held(topology, into)[name] for name in ("uplink of rack 1", "downlink of rack 0")} == {
+        "uplink of rack 1": 160, "downlink of rack 0": 160,
+    }  # fmt: skip
+    assert "uplink of rack 0" not in held(topology, into)
+    assert {name for name in held(topology, out) if "link" in name} == {
+        "uplink of rack 0",
+        "downlink of rack 1",
+    }
+    assert topology.links[into].beta_us_per_mb == 160
+
+
+def test_workers_come_before_the_cards_of_boxes():
+    """Two racks of three workers and a box of two cards each: ranks 0-5, then 6-7 and 8-9; boxes are nodes."""
+    topology = rack(3, 2, 2, 2)
+    assert topology.node_of_rank == (0, 1, 2, 3, 4, 5, 6, 6, 7, 7)
+    inside, across = (topology.links_between(src, dst)[0] for src, dst in ((0, 6), (0, 8)))
+    assert not any("uplink" in name for name in held(topology, inside))
+    assert held(topology, across)["uplink of rack 0"] == pytest.approx(80 * 2 / 3)
+
+
+def test_one_rack_has_no_core():
+    """Nothing is oversubscribed in one rack."""
+    assert not any("uplink" in each.name for each in rack(4, 2, 1, 8).resources)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: in_network(1), "workers: found 1"),
+        (lambda: in_network(8, slots=0), "slots: found 0"),
+        (lambda: in_network(8, dtype="int7"), "dtype: found 'int7'"),
+        (lambda: in_network(8, rtt_us=0), "found slots without"),
+        (lambda: in_network(8, racks=2, core_oversubscription=0.5), "core_oversubscription: found 0.5"),
+        (lambda: rack(8, 0), "box_nics"),
+        (lambda: rack(8, 4, gb_per_s=0), "gb_per_s: found 0 GB/s"),
+        (lambda: rack(4000, 4), "links; expected at most"),
+    ],
+)
+def test_what_is_no_rack_is_refused(make, error):
+    """Each in a sentence that names the argument."""
+    with pytest.raises(TopologyError, match=error):
+        make()
