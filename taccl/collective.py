@@ -10,6 +10,7 @@ A *process group* is some ranks of a larger topology: `Collective.among` puts a 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,9 @@ class Collective:
         Chunks that a rank makes from one it received (scan: prefix r from prefix r - 1).
     groups : tuple of ProcessGroup
         Whose collectives it joins. None: one, of all ranks that start, root or need a chunk.
+    update_us_per_mb : Fraction, optional
+        Of a combining collective whose roots are servers: how long a root works on each MB of a whole sum,
+        once, before any of it is sent on. None: sums may be made, and sent on, anywhere.
     """
 
     name: str
@@ -127,9 +131,12 @@ class Collective:
     chunks_per_rank: int = 1
     derivations: tuple[Derivation, ...] = ()
     groups: tuple[ProcessGroup, ...] = ()
+    update_us_per_mb: Fraction | None = None
 
     def __post_init__(self) -> None:
         self._read_chunks()
+        if self.update_us_per_mb is not None:
+            self._check_update()
         for role, ends in (("origin", self.origin_sets), ("destination", self.destination_sets)):
             for number, ranks in enumerate(ends.sets):
                 strange = [rank for rank in ranks if not 0 <= rank < self.num_ranks]
@@ -165,6 +172,14 @@ class Collective:
             return
         read = tuple(_chunk(each.origins, each.destinations, each.root) for each in self.chunks)
         object.__setattr__(self, "chunks", read)
+
+    def _check_update(self) -> None:
+        """Raise `CollectiveError` unless every chunk is a sum with a root, and its update takes 0 or more."""
+        update = Fraction(self.update_us_per_mb or 0)
+        object.__setattr__(self, "update_us_per_mb", update)
+        if not self.sums_up or any(chunk.root is None for chunk in self.chunks) or update < 0:
+            said = f"found an update of {update} us/MB; expected 0 or more, of sums that have a root"
+            raise CollectiveError(said, where=self.name)
 
     def _no_such(self, index: int, role: str, rank: int) -> CollectiveError:
         said = f"chunk {index}: {role} {rank} does not exist; there are ranks 0-{self.num_ranks - 1}"
@@ -348,7 +363,8 @@ class Collective:
         groups = {"groups": [[g.name, list(g.ranks), g.num_chunks] for g in self.groups]}
         named = {name: getattr(self, name) for name in ("name", "num_ranks", "combining", "chunks_per_rank")}
         derivations = [[d.source, d.rank, d.chunk] for d in self.derivations]
-        return {**named, "derivations": derivations, **(groups if self.groups else {})}
+        update = {} if self.update_us_per_mb is None else {"update_us_per_mb": str(self.update_us_per_mb)}
+        return {**named, "derivations": derivations, **(groups if self.groups else {}), **update}
 
     @classmethod
     @checked_as(CollectiveError)
@@ -359,6 +375,7 @@ class Collective:
             chunks=tuple(Chunk(tuple(o), tuple(d), root) for o, d, root in data["chunks"]),
             derivations=tuple(Derivation(*each) for each in data["derivations"]),
             groups=tuple(ProcessGroup(name, tuple(ranks), n) for name, ranks, n in data.get("groups", ())),
+            update_us_per_mb=Fraction(data["update_us_per_mb"]) if data.get("update_us_per_mb") else None,
         )
 
     def __repr__(self) -> str:

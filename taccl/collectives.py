@@ -9,11 +9,12 @@ from taccl.arguments import checked_as, known_word
 from taccl.collective import Chunk, Collective, Derivation
 from taccl.errors import CollectiveError
 from taccl.names import matching
+from taccl.units import exact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from taccl.arguments import Count, Natural
+    from taccl.arguments import Count, Natural, Number
 
 
 __all__ = [
@@ -227,6 +228,62 @@ def custom(
 
 
 @checked_as(CollectiveError)
+def exchange(
+    workers: Count | Sequence[int],
+    servers: Count | Sequence[int],
+    *,
+    num_ranks: Count | None = None,
+    chunks_per_server: Count = 1,
+    roots: Sequence[int] | None = None,
+    update_us_per_mb: Number = 0,
+) -> Collective:
+    """Workers push what they contribute to servers, which add it up, update it, and let all workers pull it.
+
+    Server ``servers[c % len(servers)]`` keeps chunk c. A rank may be both worker and server; a server that is
+    no worker contributes nothing.
+
+    Parameters
+    ----------
+    workers, servers : int or sequence of int
+        Ranks, or how many: then workers are ranks from 0 on, and servers those behind them.
+    num_ranks : int, optional
+        Ranks of the topology; default: as many as the largest rank needs.
+    chunks_per_server : int
+        The chunks that each server keeps.
+    roots : sequence of int, optional
+        Instead: the server of every chunk, such as `taccl.aggregation.Shards.servers`.
+    update_us_per_mb : number
+        For how long a server works on each MB of a sum, once it is whole and before any worker pulls it.
+
+    Raises
+    ------
+    CollectiveError
+        If there are no workers or servers, a rank is named twice in one role, or a chunk's server is none.
+    """
+    first = workers if isinstance(workers, int) else 0
+    workers = tuple(range(workers)) if isinstance(workers, int) else tuple(workers)
+    servers = tuple(range(first, first + servers)) if isinstance(servers, int) else tuple(servers)
+    for role, ranks in (("workers", workers), ("servers", servers)):
+        if not ranks or len(set(ranks)) < len(ranks):
+            said = f"found {list(ranks)[:16]}; expected at least one rank, and each once in a role"
+            raise CollectiveError(said, where=f"exchange: {role}")
+    kept = tuple(roots) if roots is not None else servers * chunks_per_server
+    strange = sorted(set(kept) - set(servers))
+    if strange or not kept:
+        said = f"found {strange[:16]}, which are no servers; expected ranks of {list(servers)[:16]}"
+        raise CollectiveError(said, where="exchange: roots")
+    everyone = tuple(sorted(workers))
+    return Collective(
+        "exchange",
+        num_ranks or 1 + max(*workers, *servers),
+        tuple(Chunk(everyone, everyone, root) for root in kept),
+        True,
+        chunks_per_server,
+        update_us_per_mb=exact(update_us_per_mb, where="exchange: update_us_per_mb"),
+    )
+
+
+@checked_as(CollectiveError)
 def together(collectives: Sequence[Collective]) -> Collective:
     """The collectives of several process groups as one, to be scheduled so that they do not collide.
 
@@ -250,6 +307,12 @@ def together(collectives: Sequence[Collective]) -> Collective:
                 f"{num_ranks}; put each on its ranks of one topology with among()",
                 where="together",
             )
+    updates = {each.update_us_per_mb for each in collectives}
+    if len(updates) > 1:
+        raise CollectiveError(
+            "found servers' updates of different lengths, or beside collectives without; schedule them apart",
+            where="together",
+        )
     sums = any(each.combining and not each.derivations for each in collectives)
     chunks: list[Chunk] = []
     derivations: list[Derivation] = []
@@ -270,6 +333,7 @@ def together(collectives: Sequence[Collective]) -> Collective:
         max(each.chunks_per_rank for each in collectives),
         tuple(derivations),
         tuple(group for each in collectives for group in each.process_groups),
+        updates.pop(),
     )
 
 

@@ -17,6 +17,7 @@ from taccl.baselines.one_shot import one_shot
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.recursive import recursive
 from taccl.baselines.ring import ring
+from taccl.baselines.servers import servers
 from taccl.baselines.swing import bine, swing
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError, InputError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "in_network", "nccl",
-    "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "swing", "tree",
+    "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "servers", "swing", "tree",
 ]  # fmt: skip
 
 #: Every baseline, by name.
@@ -45,6 +46,7 @@ BASELINES: dict[str, Callable[..., Schedule]] = {
     "pairwise": pairwise,
     "one-shot": one_shot,
     "in-network": in_network,
+    "servers": servers,
 }
 
 

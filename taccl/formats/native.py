@@ -309,6 +309,7 @@ class _Collective(_Strict):
     chunks: list[Annotated[_Chunk, Field(strict=False)]]
     derivations: list[Annotated[_Derivation, Field(strict=False)]]
     groups: list[Annotated[_Group, Field(strict=False)]] = Field(default_factory=list)
+    update_us_per_mb: _Cost | None = None
 
 
 #: How the values of clauses of each shape are written.

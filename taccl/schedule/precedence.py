@@ -7,7 +7,8 @@ times are of.
 
 A wait says ``start[target] >= start[source] + after - lead + extra``: `after` is how long after the
 source's start something ends (a hold, the send itself), `lead` how long after the target's own start it is
-needed, both in ticks, and `extra` is the one tick by which a sum must be taken before it changes. A wait
+needed, both in ticks, and `extra` is the one tick by which a sum must be taken before it changes, or for how
+long a server updates it before it is. A wait
 with `tile` 1 reaches from one tile of a message to the next: the first send on a resource follows the last
 one of the tile before. Events beyond the sends are joins, which happen when all that they wait for has.
 """
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -349,7 +352,7 @@ class Precedence:
     def _of_sum(
         self, rank: int, chunk: int, moments: list[tuple[int, int, int]], *, contributes: bool
     ) -> None:
-        duration = self.duration
+        duration, update = self.duration, self._update_ticks(rank, chunk)
         included: list[tuple[int, int]] = []  # what the next reader includes: (event, ticks after it)
         readers: list[tuple[int, int]] = []
         copies: list[tuple[int, int]] = []
@@ -361,7 +364,7 @@ class Precedence:
                 if len(included) > _FEW:
                     included = [(self._join(included, DATA), 0)]
                 for source, after in included:
-                    self._wait(source, s, DATA, after)
+                    self._wait(source, s, DATA, after, extra=update)
                 readers.append((s, 0))
                 continue
             lead = duration[s]
@@ -376,6 +379,14 @@ class Precedence:
                 included = [each for each in included if each not in before]
                 copies = [each for each in copies if when[each[0]] == time] + [(s, lead)]
             included.append((s, lead))
+
+    def _update_ticks(self, rank: int, chunk: int) -> int:
+        """For how long a chunk's server works on the sum before it sends it on."""
+        collective, problem = self.own.collective, self.problem
+        if collective.update_us_per_mb is None or rank != collective.chunks[chunk].root:
+            return 0
+        us = collective.update_us_per_mb * Fraction(problem.chunk_bytes[chunk], 10**6)
+        return ceil(us * problem.costs.ticks_per_us)
 
     def _of_own_first(self) -> None:
         """Where own chunks go before relayed ones, they start (of a reduction: end) a latency apart.

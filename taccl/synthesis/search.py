@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
@@ -58,6 +58,7 @@ class Options:
     spill_dir: Path | None = None
     to_file: bool = False
     parameters: SearchParameters = DEFAULTS
+    policy: Literal["lp", "greedy"] = "lp"
 
     @property
     def of_solvers(self) -> dict[str, Any]:

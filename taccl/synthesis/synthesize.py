@@ -22,6 +22,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked, known_word
 from taccl.baselines import BASELINES, baseline
 from taccl.baselines.in_network import shared_links
+from taccl.baselines.servers import servers
 from taccl.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.schedule.compact import CompactSchedule
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Megabytes, Natural, Seconds
     from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
     from taccl.schedule.summary import ScheduleSummary
     from taccl.synthesis.result import Result
     from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -145,17 +145,20 @@ def synthesize(
         return _synthesize_released(
             problem, backend=backend, time_limit_s=time_limit_s, threads=threads, seed=seed,
             memory_limit_mb=memory_limit_mb, log=log, progress=progress, sketch=sketch, parameters=parameters,
+            policy=policy, in_network=in_network,
         )  # fmt: skip
     began = time.monotonic()
     options = Options(
         threads or _cores(), seed, memory_limit_mb, log, progress, keep,
-        None if spill_dir is None else Path(spill_dir), to_file, parameters,
+        None if spill_dir is None else Path(spill_dir), to_file, parameters, policy,
     )  # fmt: skip
     if backend == BALANCED:
         problem = cut_balanced(problem, policy=policy)
     known_word(in_network, get_args(InNetworkUse), "in_network")
     if in_network == "only" or (in_network == "auto" and shared_links(problem.topology)):
         return _with_switches(problem, in_network, backend, time_limit_s, sketch, options, began)
+    if problem.collective.update_us_per_mb is not None:
+        return _served(problem, options, time_limit_s, backend, began)
     return _by_ranks(over_links(problem, shared=False), backend, time_limit_s, sketch, options, began)
 
 
@@ -197,6 +200,16 @@ def _with_switches(
     return search.result(backend=backend, choice=f"switches that add: {told}{others}")
 
 
+def _served(problem: Problem, options: Options, time_limit_s: float, backend: str, began: float) -> Result:
+    """What servers do that update sums: no other search knows when they may be sent on."""
+    search = Search(problem, options, Deadline.after(time_limit_s), began_s=began)
+    found = replace(servers(problem, cut=False), problem=problem)
+    search.offer_whole(found, producer=found.producer)
+    search.record("servers", "taccl", "done", began, finish_us=found.finish_us)
+    _prove(search)
+    return search.result(backend=backend, choice="servers that update sums, in the levels that finish first")
+
+
 def _by_ranks(
     problem: Problem,
     backend: str,
@@ -219,7 +232,7 @@ def _by_ranks(
             _try_baselines(search)
         search.allow(-plan.improving_s)
         if backend == BALANCED:
-            search_balanced(search, policy=policy)
+            search_balanced(search, policy=options.policy)
             _prove(search)
         elif plan.is_guided:
             _search_guided(search, plan.is_large, proposals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,9 +68,11 @@ def check_sums(replay: Replay) -> int:
     last: dict[tuple[int, int], tuple[int, bool, int]] = {}  # the last arrival: end, reduce, bits
     taken: dict[int, int] = {}  # transfer -> contributions under way
     num_redundant = 0
+    updates = _Updates(replay, everyone)
     for i, arrives in events(replay):
         chunk, ends = replay.chunk[i], links[replay.link[i]]
         if not arrives:
+            updates.leave(i, held)
             whole = everyone[chunk]
             root = replay.collective.chunks[chunk].root
             awaited = root is not None and held.get((root, chunk)) != whole
@@ -100,6 +103,7 @@ def check_sums(replay: Replay) -> int:
                 replay.report("lost-contribution", text, i, rank=rank)
             num_redundant += not adds and bits == before
             held[key] = before | bits if adds else bits
+            updates.arrive(i, rank, held[key])
             last[key] = (replay.end[i], adds, bits)
     for chunk, data in enumerate(replay.collective.chunks):
         for rank in data.destinations:
@@ -107,7 +111,57 @@ def check_sums(replay: Replay) -> int:
             if missing:
                 text = f"the sum lacks contributions of ranks {_ranks(missing)}"
                 replay.report("postcondition", text, rank=rank, chunk=chunk)
+            else:
+                updates.check_end(rank, chunk)
     return num_redundant
+
+
+class _Updates:
+    """Who has what its chunk's root has updated, where roots do: once, when they have the whole sum."""
+
+    def __init__(self, replay: Replay, everyone: list[int]) -> None:
+        self._replay, self._everyone = replay, everyone
+        self._us_per_mb = replay.collective.update_us_per_mb
+        chunks = enumerate(replay.collective.chunks)
+        #: When the root has updated a chunk, of those whose sum is whole.
+        self._ready = {c: self._after(0, c) for c, data in chunks if data.origins == (data.root,)}
+        self._has: set[tuple[int, int]] = set()  # (rank, chunk) that came from there
+        self._under_way: set[int] = set()
+
+    def _after(self, tick: int, chunk: int) -> Fraction:
+        us = (self._us_per_mb or 0) * Fraction(self._replay.chunk_bytes[chunk], 10**6)
+        return tick + us * self._replay.ticks_per_us
+
+    def leave(self, i: int, held: dict[tuple[int, int], int]) -> None:
+        """A send starts: a whole sum goes on from where it was updated, or from the root, once it is."""
+        if self._us_per_mb is None:
+            return
+        replay, chunk = self._replay, self._replay.chunk[i]
+        root = replay.collective.chunks[chunk].root
+        for rank in replay.topology.links[replay.link[i]].srcs:
+            if (rank, chunk) in self._has:
+                self._under_way.add(i)
+            elif rank == root and held.get((rank, chunk)) == self._everyone[chunk]:
+                if replay.start[i] < self._ready[chunk]:
+                    when = replay.us(self._ready[chunk])
+                    replay.report("update", f"the server updates the sum until {when} us", i, rank=rank)
+                self._under_way.add(i)
+
+    def arrive(self, i: int, rank: int, bits: int) -> None:
+        """A send ends at a rank, which holds these contributions then."""
+        chunk = self._replay.chunk[i]
+        if i in self._under_way:
+            self._has.add((rank, chunk))
+        root, is_whole = self._replay.collective.chunks[chunk].root, bits == self._everyone[chunk]
+        if rank == root and is_whole and chunk not in self._ready:
+            self._ready[chunk] = self._after(self._replay.end[i], chunk)
+
+    def check_end(self, rank: int, chunk: int) -> None:
+        """A rank ends with a whole sum, which must be the updated one."""
+        root = self._replay.collective.chunks[chunk].root
+        if self._us_per_mb is not None and rank != root and (rank, chunk) not in self._has:
+            text = f"the sum is not that which rank {root}, its server, updated"
+            self._replay.report("update", text, rank=rank, chunk=chunk)
 
 
 def check_named_sums(replay: Replay, carried: list[int]) -> int:

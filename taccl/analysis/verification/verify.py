@@ -57,7 +57,9 @@ def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verificat
     if isinstance(schedule, ImplicitSchedule):
         return verify_implicit(schedule)
     if isinstance(schedule, CompactSchedule):
-        return verify_compact(schedule)
+        if schedule.problem.collective.update_us_per_mb is None:
+            return verify_compact(schedule)
+        schedule = schedule.expand()
     replay = Replay(schedule)
     _check_indices(replay)
     _check_merging(replay)
@@ -65,6 +67,9 @@ def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verificat
     _check_contention(replay)
     collective = schedule.problem.collective
     if replay.carried is not None:
+        if collective.update_us_per_mb is not None:
+            said = "contributions that are kept apart show no update; expected a schedule that names none"
+            replay.report("update", said, chunk=None)
         num_redundant = check_named_sums(replay, replay.carried)
     elif collective.combining and not collective.derivations:
         num_redundant = check_sums(replay)

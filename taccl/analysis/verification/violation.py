@@ -26,6 +26,7 @@ KINDS = (
     "race",  # arrivals at one moment whose order decides what the buffer holds
     "release",  # a chunk leaves, or is added to, before its rank has it
     "due",  # a chunk comes later than it is due
+    "update",  # what a worker ends with, or is sent, is not what its chunk's server updated
     "reduce",  # a reduction in a collective that does not combine
     *dict.fromkeys(each.violation for each in CLAUSES.values() if each.violation not in ("", "merge")),
     "symmetry",  # of an implicit schedule: a permutation of ranks that its fabric does not have

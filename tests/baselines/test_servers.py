@@ -1,0 +1,186 @@
+"""Workers and servers: what is exchanged, how it is verified, and how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from taccl import lower, lower_bound, make_problem, synthesize
+from taccl.analysis.simulation.steady import initiation_interval
+from taccl.analysis.verification.verify import verify
+from taccl.baselines.servers import servers
+from taccl.collectives import allreduce, exchange, together
+from taccl.errors import CollectiveError
+from taccl.problem import Problem
+from taccl.program.interpret import interpret
+from taccl.schedule.schedule import make_schedule
+from taccl.topologies import rack
+
+
+def central(n, k, *, size="1MB", chunks_per_server=1, update_us_per_mb=0):
+    """n workers, and a box of k cards that serves them."""
+    collective = exchange(n, k, chunks_per_server=chunks_per_server, update_us_per_mb=update_us_per_mb)
+    return make_problem(rack(n, k), collective, size_bytes=size)
+
+
+def kinds(schedule):
+    """The kinds of violation."""
+    return {each.kind for each in verify(schedule).violations}
+
+
+def test_chunks_are_kept_by_servers_in_turn():
+    """Workers 0 and 1, servers 2 to 4: all push to a chunk's server, and all pull."""
+    collective = exchange(2, 3, chunks_per_server=2)
+    assert [chunk.root for chunk in collective.chunks] == [2, 3, 4, 2, 3, 4]
+    assert {(chunk.origins, chunk.destinations) for chunk in collective.chunks} == {((0, 1), (0, 1))}
+    assert (collective.num_ranks, collective.update_us_per_mb) == (5, 0)
+
+
+def test_a_rank_may_be_both():
+    """Ranks 1 and 2 work and serve: each keeps a chunk, and contributes to it."""
+    collective = exchange([1, 2], [1, 2])
+    assert [(chunk.origins, chunk.root) for chunk in collective.chunks] == [((1, 2), 1), ((1, 2), 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (((0, 0), (1,)), "exchange: workers: found \\[0, 0\\]"),
+        (((0, 1), (2, 2)), "exchange: servers: found \\[2, 2\\]"),
+        (((), (2,)), "exchange: workers: found \\[\\]"),
+    ],
+)
+def test_roles_are_given_once(arguments, error):
+    """A rank that is named twice in one role, or nobody in it, is refused."""
+    with pytest.raises(CollectiveError, match=error):
+        exchange(*arguments)
+
+
+def test_roots_are_servers():
+    """A chunk that a worker would keep is refused, by its rank."""
+    with pytest.raises(CollectiveError, match="roots: found \\[0\\], which are no servers"):
+        exchange(2, 1, roots=[2, 0])
+
+
+@pytest.mark.parametrize(("n", "k"), [(4, 1), (4, 6), (8, 4), (8, 10), (5, 3)])
+def test_the_box_or_the_line_is_what_limits(n, k):
+    """A worker passes the data once each way, a card n / k of it: 80 us/MB times max(1, n / k)."""
+    schedule = servers(central(n, k), cut=False)
+    verify(schedule).raise_if_failed()
+    assert initiation_interval(schedule).interval_us == pytest.approx(80 * max(1, n / k), rel=0.02)
+    assert lower_bound(schedule.problem).bound <= schedule.finish
+
+
+def test_workers_that_serve_pass_the_data_almost_twice():
+    """Each of 8 pushes and serves 7/8 of it: 140 us/MB."""
+    problem = make_problem(rack(8, 1), exchange(range(8), range(8), num_ranks=9), size_bytes="8MB")
+    schedule = servers(problem, cut=False)
+    assert initiation_interval(schedule).interval_us == pytest.approx(8 * 140, rel=0.02)
+
+
+def test_an_update_is_waited_for():
+    """Two pushes of 1 MB at 80 us/MB and 5 us on the way, 30 us of update, two pulls: 165 + 30 + 165."""
+    problem = central(2, 1, update_us_per_mb=30)
+    schedule = servers(problem, cut=False)
+    verify(schedule).raise_if_failed()
+    assert schedule.finish_us == 165 + 30 + 165
+    assert synthesize(problem, time_limit_s=2).schedule.finish_us == schedule.finish_us
+
+
+def test_a_pull_before_the_end_of_the_update_is_found():
+    """A tick too early is a violation, and so is the same schedule for a longer update."""
+    schedule = servers(central(2, 1, update_us_per_mb=30), cut=False)
+    collective = replace(schedule.problem.collective, update_us_per_mb=31)
+    assert kinds(replace(schedule, problem=replace(schedule.problem, collective=collective))) == {"update"}
+    start, end = schedule.start.copy(), schedule.end.copy()
+    first = int(np.flatnonzero(~schedule.reduce)[0])
+    start[first], end[first] = start[first] - 1, end[first] - 1
+    assert "update" in kinds(replace(schedule, start=start, end=end))
+
+
+def test_a_sum_that_no_server_updated_is_found():
+    """Worker 0 adds up both contributions and tells worker 1: whole, and yet not what the server made of it."""
+    problem = central(2, 1)
+    topology = problem.topology
+    (there,), (back,) = topology.links_between(1, 0), topology.links_between(0, 1)
+    took = problem.costs.duration(there, int(problem.costs.chunk_units[0]))
+    rows = {"chunk": [0, 0], "link": [there, back], "start": [0, took], "end": [took, 2 * took]}
+    schedule = make_schedule(problem, **rows, reduce=[True, False])
+    assert kinds(schedule) == {"update"}
+    plain = replace(problem.collective, update_us_per_mb=None)
+    assert not kinds(replace(schedule, problem=replace(problem, collective=plain)))
+
+
+def test_a_copy_of_what_was_updated_counts():
+    """Worker 1 may get the updated sum from worker 0, which pulled it."""
+    problem = central(2, 1)
+    links = [problem.topology.links_between(*pair)[0] for pair in ((0, 2), (1, 2), (2, 0), (0, 1))]
+    took = problem.costs.duration(links[0], int(problem.costs.chunk_units[0]))
+    start = [0, took, 2 * took, 3 * took]
+    schedule = make_schedule(
+        problem, chunk=[0] * 4, link=links, start=start, end=[each + took for each in start],
+        reduce=[True, True, False, False],
+    )  # fmt: skip
+    assert not kinds(schedule)
+
+
+def test_partial_sums_cross_the_core_for_a_rack():
+    """Of 2 racks of 3 workers, half the data is kept far away: 3 contributions of it cross, or one sum, each way."""
+    topology = rack(3, 2, 2, 4)
+    problem = make_problem(topology, exchange(6, 4), size_bytes="4MB")
+
+    def crossing(schedule):
+        uplinks = [r for r, each in enumerate(topology.resources) if each.name.startswith("uplink")]
+        held = [h.link for h in topology.holds if h.resource in uplinks]
+        return sum(
+            problem.chunk_bytes[c] for c, e in zip(schedule.chunk, schedule.link, strict=True) if e in held
+        )
+
+    flat, two = (servers(problem, cut=False, levels=levels) for levels in ("one", "two"))
+    for schedule in (flat, two):
+        verify(schedule).raise_if_failed()
+    assert crossing(flat) == 3 * crossing(two) == 3 * 2 * 4 * 10**6
+    assert two.finish < flat.finish
+    assert servers(problem, cut=False).finish == two.finish
+
+
+def test_two_tenants_share_a_box():
+    """Workers 0-3 and 4-7 on one box of four cards: each exchange takes twice what it takes alone, within 5 %."""
+    topology = rack(8, 4)
+    tenants = [exchange(range(first, first + 4), range(8, 12), chunks_per_server=16) for first in (0, 4)]
+    both = together([replace(each, num_ranks=12) for each in tenants])
+    schedule = servers(make_problem(topology, both, chunk_bytes=10**6), cut=False)
+    verify(schedule).raise_if_failed()
+    of_group = np.array(both.group_of_chunk)[schedule.chunk]
+    finish = [float(problem_us(schedule, schedule.end[of_group == g].max())) for g in (0, 1)]
+    assert finish == pytest.approx([2 * 64 * 80] * 2, rel=0.05)
+
+
+def problem_us(schedule, ticks):
+    """Ticks in microseconds."""
+    return schedule.problem.costs.us(ticks)
+
+
+@pytest.mark.parametrize("roles", [(3, 2), ((0, 1, 2), (0, 1, 2))])
+def test_an_exchange_runs(roles):
+    """The program of an exchange ends with the sum at every worker, servers that contribute nothing included."""
+    collective = exchange(*roles, update_us_per_mb=1)
+    problem = make_problem(rack(3, 2), replace(collective, num_ranks=5), size_bytes="1MB")
+    interpret(lower(servers(problem, cut=False))).raise_if_failed()
+
+
+def test_a_problem_keeps_its_update():
+    """As plain values and back; another update is another problem."""
+    problem = central(2, 1, update_us_per_mb="0.5")
+    assert Problem.from_dict(problem.to_dict()) == problem
+    assert problem.digest() != central(2, 1).digest()
+
+
+def test_updates_are_of_sums_with_roots():
+    """What adds nothing up has no update, and two lengths of update are not scheduled together."""
+    with pytest.raises(CollectiveError, match="update_us_per_mb: found -1"):
+        replace(allreduce(2), update_us_per_mb=-1)
+    with pytest.raises(CollectiveError, match="updates of different lengths"):
+        together([exchange(2, 1), replace(allreduce(3))])
