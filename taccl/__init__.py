@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from taccl import aggregation as aggregation
     from taccl import baselines as baselines
     from taccl import collectives  # noqa: F401
     from taccl import plot as plot
@@ -107,8 +108,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "baselines": "taccl.baselines", "collectives": "taccl.collectives", "topologies": "taccl.topologies",
-    "plot": "taccl.plot", "workload": "taccl.workload",
+    "aggregation": "taccl.aggregation", "baselines": "taccl.baselines",
+    "collectives": "taccl.collectives", "topologies": "taccl.topologies", "plot": "taccl.plot",
+    "workload": "taccl.workload",
 }  # fmt: skip
 
 _NAMES_OF_MODULE = {

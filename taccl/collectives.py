@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "COLLECTIVES", "ROOTED", "allgather", "allreduce", "alltoall", "broadcast", "custom", "gather", "make",
-    "multi_root_broadcast", "multi_root_gather", "multi_root_scatter", "reduce", "reduce_scatter", "scan",
-    "scatter", "together",
+    "COLLECTIVES", "ROOTED", "allgather", "allreduce", "alltoall", "broadcast", "custom", "exchange",
+    "gather", "make", "multi_root_broadcast", "multi_root_gather", "multi_root_scatter", "reduce",
+    "reduce_scatter", "scan", "scatter", "together",
 ]  # fmt: skip
 
 #: A collective of more chunks than this is refused: they take about 1.5 GB, and most of a minute to build.

@@ -25,7 +25,7 @@ LINES = (
     ("problem",),
     ("sketch", "schedule", "measure"),
     ("analysis", "baselines"),
-    ("synthesis", "program"),
+    ("synthesis", "program", "aggregation"),
     ("formats",),
     ("workload",),
     ("explore", "plot", "runtime"),

@@ -149,13 +149,13 @@ def test_partial_sums_cross_the_core_for_a_rack():
 def test_two_tenants_share_a_box():
     """Workers 0-3 and 4-7 on one box of four cards: each exchange takes twice what it takes alone, within 5 %."""
     topology = rack(8, 4)
-    tenants = [exchange(range(first, first + 4), range(8, 12), chunks_per_server=16) for first in (0, 4)]
+    tenants = [exchange(range(first, first + 4), range(8, 12), chunks_per_server=32) for first in (0, 4)]
     both = together([replace(each, num_ranks=12) for each in tenants])
     schedule = servers(make_problem(topology, both, chunk_bytes=10**6), cut=False)
     verify(schedule).raise_if_failed()
     of_group = np.array(both.group_of_chunk)[schedule.chunk]
     finish = [float(problem_us(schedule, schedule.end[of_group == g].max())) for g in (0, 1)]
-    assert finish == pytest.approx([2 * 64 * 80] * 2, rel=0.05)
+    assert finish == pytest.approx([2 * 128 * 80] * 2, rel=0.05)
 
 
 def problem_us(schedule, ticks):

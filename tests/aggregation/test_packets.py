@@ -1,0 +1,75 @@
+"""The protocol of packets: every sum exactly once, whatever the network does; and not without its shadow copy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taccl.aggregation import simulate_packets
+from taccl.errors import InputError
+from tests.fuzzing import fuzzed
+
+
+@pytest.mark.parametrize("slots", [16, 64, 122, 512])
+def test_throughput_is_that_of_the_pool_or_the_line(slots):
+    """1,024 B a slot for 10 us each, or 12.5 GB/s, within 2 %: 1.64, 6.55, 12.49 and 12.5 GB/s."""
+    run = simulate_packets(8_000, workers=2, slots=slots)
+    assert run.ok
+    assert run.repeated == 0
+    assert run.goodput_gb_per_s == pytest.approx(min(12.5, slots * 0.1024), rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [0.01, 0.05])
+def test_every_sum_comes_once_over_a_network_that_loses_packets(loss):
+    """10,000 packets of 16 workers, with duplicates and late ones among them."""
+    run = simulate_packets(10_000, workers=16, loss=loss, duplicates=0.01, reordering=0.01)
+    assert run.ok
+    assert run.lost > 10_000 * loss
+    assert 0 < run.goodput_gb_per_s < 12.5
+
+
+@fuzzed(few=60, many=2000)
+@given(
+    workers=st.integers(1, 5), slots=st.integers(1, 6), packets=st.integers(1, 40), seed=st.integers(0, 10**6),
+    loss=st.floats(0, 0.4), duplicates=st.floats(0, 0.5), reordering=st.floats(0, 0.5),
+    timeout_us=st.floats(1, 60),
+)  # fmt: skip
+def test_no_pattern_of_losses_makes_a_sum_wrong(
+    workers, slots, packets, seed, loss, duplicates, reordering, timeout_us
+):
+    """Also where workers send again too early, and what is late comes two versions later."""
+    run = simulate_packets(
+        packets, workers=workers, slots=slots, loss=loss, duplicates=duplicates, reordering=reordering,
+        timeout_us=timeout_us, seed=seed,
+    )  # fmt: skip
+    assert run.ok, run
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_the_shadow_copy_a_sum_is_wrong(seed):
+    """A sum that was lost on its way to one worker has it send again, into the sum after."""
+    run = simulate_packets(1_000, workers=4, slots=16, loss=0.02, shadow_copy=False, seed=seed)
+    assert run.wrong
+
+
+def test_without_losses_nothing_needs_the_shadow_copy():
+    """The mutant is wrong for what it leaves out alone."""
+    assert simulate_packets(1_000, workers=4, slots=16, shadow_copy=False).ok
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"loss": 1.0}, "loss: found 1.0; expected a part of the packets"),
+        ({"duplicates": -0.1}, "duplicates: found -0.1"),
+        ({"slots": 0}, "slots: found 0"),
+        ({"rtt_us": 0.0}, "rtt_us: found 0.0; expected a number above 0"),
+        ({"timeout_us": -1.0}, "timeout_us: found -1.0"),
+    ],
+)
+def test_what_is_no_network_is_refused(said, error):
+    """By its name."""
+    with pytest.raises(InputError, match=error):
+        simulate_packets(10, **said)

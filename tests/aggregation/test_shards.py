@@ -1,0 +1,119 @@
+"""Shards: layers cut into chunks, and these spread over cards and cores."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from taccl import make_problem
+from taccl.aggregation import MODELS, choose_servers, layer_bytes, place_shards
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import servers
+from taccl.collectives import exchange
+from taccl.errors import InputError
+from taccl.topologies import TopologyBuilder, rack
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_layers_come_to_what_is_published(model):
+    """25,557,032 and 143,667,240 parameters, of 4 bytes each."""
+    assert sum(layer_bytes(model).values()) == 4 * MODELS[model]
+
+
+def test_some_layers_by_hand():
+    """The first convolution of ResNet-50 has 7 x 7 x 3 x 64 weights, VGG-19's first full layer 25,088 x 4,096."""
+    assert layer_bytes("ResNet_50", bytes_per_number=1)["conv1"] == 9408
+    assert layer_bytes("vgg-19", bytes_per_number=1)["fc1.weight"] == 25_088 * 4096
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_chunks_of_32_kb_load_all_cards_alike(model):
+    """Within 1 % of the mean on ten cards; VGG-19's layers whole are seven times that on one."""
+    layers, box = layer_bytes(model), range(8, 18)
+    shards = place_shards(layers, rack(8, 10), box)
+    assert shards.imbalance <= 1.01
+    assert sum(shards.chunk_bytes) == sum(layers.values())
+    assert max(shards.chunk_bytes) <= 32_000
+    assert place_shards(layers, rack(8, 10), box, chunk=None).imbalance >= shards.imbalance
+
+
+def test_whole_layers_leave_cards_idle():
+    """VGG-19's largest layer is 411 of 575 MB: 7.15 times the mean of ten cards."""
+    whole = place_shards(layer_bytes("vgg-19"), rack(8, 10), range(8, 18), chunk=None)
+    assert whole.imbalance == pytest.approx(10 * 25_088 * 4096 / 143_667_240, rel=1e-3)
+
+
+def test_each_chunk_has_a_core_of_its_server():
+    """Eight chunks of 1 kB on one server with two cores: four each."""
+    shards = place_shards({"a": 5_000, "b": 3_000}, rack(2, 1), [2], chunk=1_000, cores=2)
+    assert shards.keys == ("a",) * 5 + ("b",) * 3
+    assert Counter(shards.cores) == {0: 4, 1: 4}
+    assert set(shards.cards) == {"port into 2"}
+
+
+def test_slow_cards_get_less():
+    """A server whose card is half as fast keeps a third of twelve chunks."""
+    builder = TopologyBuilder("two cards", [0, 1, 2, 3])
+    for server, beta in ((2, 1), (3, 2)):
+        card = builder.add_resource(f"card of {server}")
+        for worker in (0, 1):
+            link = builder.add_link(worker, server, alpha_us=0, beta_us_per_mb=beta)
+            builder.add_hold(link, card, alpha_us=0, beta_us_per_mb=beta, side="receive")
+    shards = place_shards([12_000], builder.build(), [2, 3], chunk=1_000)
+    assert Counter(shards.servers) == {2: 8, 3: 4}
+
+
+def test_a_server_may_have_several_cards():
+    """Two cards, each shared by the links of two workers: six chunks each."""
+    builder = TopologyBuilder("a box", [0, 1, 2])
+    for card in ("first", "second"):
+        resource = builder.add_resource(card)
+        for worker in (0, 1):
+            link = builder.add_link(worker, 2, alpha_us=0, beta_us_per_mb=1, name=card)
+            builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=1, side="receive")
+    shards = place_shards([12_000], builder.build(), [2], chunk=1_000)
+    assert Counter(shards.cards) == {"first": 6, "second": 6}
+
+
+def test_shards_make_an_exchange():
+    """Every chunk at its server: pushed, pulled, verified."""
+    topology = rack(2, 3)
+    shards = place_shards([70_000, 10_000], topology, [2, 3, 4], chunk="10KB")
+    collective = exchange(2, 3, roots=shards.servers)
+    schedule = servers(make_problem(topology, collective, chunk_bytes=shards.chunk_bytes), cut=False)
+    verify(schedule).raise_if_failed()
+    assert Counter(chunk.root for chunk in schedule.problem.collective.chunks) == {2: 3, 3: 3, 4: 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cards", "choice"), [(10, "central"), (4, "colocated")])
+def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
+    """Eight workers: colocated they pass the data 1.75 times; a box of ten cards once, of four twice."""
+    served = choose_servers(rack(8, cards), "100MB", workers=range(8), servers=range(8, 8 + cards))
+    assert served.choice == choice
+    assert served.bound.bound <= served.schedule.finish
+    expected = 1.75 / max(1, 8 / cards)
+    assert served.finish_us["colocated"] / served.finish_us["central"] == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: place_shards({"fc": 0}, rack(2, 1), [2]), "layer_bytes: fc: found 0 bytes"),
+        (lambda: place_shards([], rack(2, 1), [2]), "found no layers"),
+        (
+            lambda: place_shards([8], rack(2, 1), [2, 2]),
+            "servers: found \\[2, 2\\]; expected servers, each once",
+        ),
+        (lambda: place_shards([8], rack(2, 1), []), "servers: found \\[\\]"),
+        (lambda: place_shards([8], rack(2, 1), [9]), "servers: rank 9 does not exist"),
+        (lambda: place_shards([10**9], rack(2, 1), [2], chunk=1), "found more than 5000000 chunks"),
+        (lambda: place_shards([8], rack(2, 1), [2], cores=0), "cores: found 0"),
+        (lambda: layer_bytes("vgg19x"), "did you mean 'vgg-19'"),
+    ],
+)
+def test_what_cannot_be_placed_is_said(call, error):
+    """By what is wrong, and where."""
+    with pytest.raises(InputError, match=error):
+        call()
