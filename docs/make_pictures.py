@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import taccl
+from taccl.aggregation import simulate_packets
 from taccl.plot.layout import height_of
 from taccl.plot.style import OKABE_ITO, figure
 
@@ -42,6 +43,7 @@ def main() -> None:
     }
     pictures |= measured()
     pictures["dimensions"] = dimensions()
+    pictures["slots"] = slots()
     for name, ax in pictures.items():
         taccl.plot.save(ax, IMAGES / f"{name}.svg", overwrite=True)
 
@@ -101,6 +103,35 @@ def holds(topology: taccl.Topology, src: int, dst: int) -> Axes:
     ax.invert_yaxis()
     ax.set_xlabel("time since the start of the send (us)")
     ax.set_title("What a send of 1 MB from one node to another holds")
+    return ax
+
+
+def slots() -> Axes:
+    """What a switch that adds lets pass, over its slots: of schedules, and packet by packet."""
+    ax = figure(height=3.4)
+    counts = (16, 32, 64, 96, 112, 122, 128, 192, 256, 512)
+    adding = []
+    for count in counts:
+        topology = taccl.topologies.in_network(8, slots=count)
+        problem = taccl.make_problem(topology, "allreduce", size_bytes=10**9)
+        adding.append(taccl.baselines.in_network(problem).algbw_gb_per_s)
+    runs = [simulate_packets(10_000, workers=2, slots=count).goodput_gb_per_s for count in counts]
+    ax.plot(
+        counts,
+        [min(12.5, count * 0.1024) for count in counts],
+        color="0.6",
+        label="min(line, slots x payload / RTT)",
+    )
+    ax.plot(counts, adding, "o", color=OKABE_ITO[0], label="schedules")
+    ax.plot(counts, runs, "x", color=OKABE_ITO[1], label="packets")
+    ax.axvline(122, color="0.8", linestyle=":")
+    ax.annotate("122 slots", (122, 2), xytext=(4, 0), textcoords="offset points")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(counts[:3] + (128, 256, 512), map(str, counts[:3] + (128, 256, 512)))
+    ax.set_xlabel("slots of 1,024 B, 10 us a round trip")
+    ax.set_ylabel("GB/s")
+    ax.legend()
+    ax.set_title("What a switch that adds lets pass at 100 Gb/s")
     return ax
 
 

@@ -248,6 +248,19 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "baselines.dimension_balanced": {"problem": "@problem", "cut": False},
     "dimensions": {"topology": "ring:2", "sizes": None},
+    "aggregation.quantise": {"values": [0.5], "scale": 2.0, "ranks": 2, "most": 1.0},
+    "aggregation.dequantise": {"sums": [1], "scale": 2.0},
+    "aggregation.error_bound": {"ranks": 2, "scale": 2.0},
+    "aggregation.largest_scale": {"most": 1.0, "ranks": 2},
+    "aggregation.layer_bytes": {"model": "vgg-19", "bytes_per_number": 4},
+    "aggregation.simulate_packets": {
+        "packets": 3, "workers": 2, "slots": 2, "payload_bytes": 64, "gb_per_s": 12.5, "rtt_us": 10.0,
+        "loss": 0.0, "duplicates": 0.0, "reordering": 0.0, "timeout_us": None, "shadow_copy": True, "seed": 0,
+    },
+    "collectives.exchange": {
+        "workers": 2, "servers": 1, "num_ranks": 3, "chunks_per_server": 1, "roots": None,
+        "update_us_per_mb": 0,
+    },
     "topologies.in_network": {
         "workers": 3, "gb_per_s": 12.5, "slots": 512, "payload_bytes": 1024, "rtt_us": 10, "dtype": "int32",
         "racks": 1, "core_oversubscription": 1,

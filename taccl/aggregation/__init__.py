@@ -3,13 +3,13 @@
 Schedules of switches and servers are made by `taccl.synthesize` and `taccl.baselines`.
 """
 
-from taccl.aggregation.fixed_point import dequantise, error_bound, from_bfloat16, largest_scale, quantise
+from taccl.aggregation.fixed_point import dequantise, error_bound, largest_scale, quantise
 from taccl.aggregation.layers import MODELS, layer_bytes
 from taccl.aggregation.packets import PacketRun, simulate_packets
 from taccl.aggregation.serving import Served, choose_servers
 from taccl.aggregation.shards import Shards, place_shards
 
 __all__ = [
-    "MODELS", "PacketRun", "Served", "Shards", "choose_servers", "dequantise", "error_bound", "from_bfloat16",
-    "largest_scale", "layer_bytes", "place_shards", "quantise", "simulate_packets",
+    "MODELS", "PacketRun", "Served", "Shards", "choose_servers", "dequantise", "error_bound", "largest_scale",
+    "layer_bytes", "place_shards", "quantise", "simulate_packets",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl.arguments import checked, quoted
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def quantise(
     Parameters
     ----------
     values : array_like
-        Finite numbers of any type that float64 holds; for bfloat16 see `from_bfloat16`.
+        Finite numbers of any type that float64 holds; for bfloat16 see
+        `taccl.aggregation.fixed_point.from_bfloat16`.
     scale : float
         Whole numbers to 1.
     ranks : int
@@ -70,7 +71,7 @@ def quantise(
     InputError
         If a sum could overflow, with the largest scale that fits; or a value is not finite, or above `most`.
     """
-    real, scale = np.asarray(values, dtype=np.float64), _positive(scale)
+    real, scale = _numbers(values, "values"), _positive(scale)
     if not np.isfinite(real).all():
         raise InputError("found values that are infinite or no numbers; expected finite ones", where="values")
     found = float(np.abs(real).max(initial=0.0))
@@ -93,7 +94,7 @@ def quantise(
 @checked
 def dequantise(sums: ArrayLike, scale: float) -> NDArray[np.float64]:
     """The real numbers that sums in fixed point stand for."""
-    return np.asarray(np.asarray(sums, dtype=np.float64) / _positive(scale))
+    return np.asarray(_numbers(sums, "sums") / _positive(scale))
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
@@ -102,6 +103,13 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     if upper.dtype != np.uint16:
         raise InputError(f"found {upper.dtype}; expected uint16, the bits of bfloat16", where="bits")
     return (upper.astype(np.uint32) << 16).view(np.float32)
+
+
+def _numbers(values: ArrayLike, where: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (OverflowError, TypeError, ValueError):
+        raise InputError(f"found {quoted(values)}; expected an array of numbers", where=where) from None
 
 
 def _positive(scale: float) -> float:

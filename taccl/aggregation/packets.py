@@ -33,7 +33,8 @@ _MOST_SENDS = 200
 _LARGEST = 2**48
 
 
-@dataclass(frozen=True, slots=True)
+@checked
+@dataclass(frozen=True)
 class PacketRun:
     """What became of the packets.
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Served", "choose_servers"]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@checked
+@dataclass(frozen=True, repr=False)
 class Served:
     """An exchange with the servers that were chosen.
 

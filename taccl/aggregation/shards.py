@@ -25,6 +25,7 @@ __all__ = ["Shards", "place_shards"]
 _MOST_CHUNKS = 5_000_000
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Shards:
     """Where each chunk is kept; see `place_shards`.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.routes import Routes
-from taccl.errors import CollectiveError, TopologyError
+from taccl.errors import CollectiveError
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ __all__ = ["servers"]
 
 #: Chunks are cut while that saves a two-hundredth: pulls of the last one are all that is lost.
 _PAYS = Fraction(199, 200)
+#: More sends than this are refused: each is a Python object, and takes its time.
+_MOST_SENDS = 200_000
 
 
 @checked
@@ -47,9 +49,8 @@ def servers(problem: Problem, *, cut: bool = True, levels: Literal["one", "two"]
     Raises
     ------
     CollectiveError
-        If the collective does not add up at roots, or every server is near in two levels.
-    TopologyError
-        If no link leads from a worker to a server.
+        If the collective does not add up at roots, no link joins a rank and its server, or (in two levels)
+        every server is near.
 
     References
     ----------
@@ -98,6 +99,13 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
     if not problem.collective.sums_up or any(chunk.root is None for chunk in chunks):
         said = f"servers add up, and {problem.collective.name} does not, or names no roots; use pairwise"
         raise CollectiveError(said, where="baseline")
+    num_sends = sum(len(chunk.origins) + len(chunk.destinations) for chunk in chunks)
+    if num_sends > _MOST_SENDS:
+        raise CollectiveError(
+            f"{problem.title} takes {num_sends} transfers with servers; expected at most {_MOST_SENDS}: take "
+            "fewer chunks, or synthesize it without an update",
+            where="baseline",
+        )
     roots = sorted({chunk.root for chunk in chunks if chunk.root is not None})
     place = {root: i for i, root in enumerate(roots)}
     period = max(len(roots), problem.topology.num_ranks - len(roots), *(len(c.origins) for c in chunks))
@@ -118,8 +126,10 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
                     src, dst = (outer, inner) if adds else (inner, outer)
                     link = routes.direct(src, dst)
                     if link is None:
-                        said = f"no link leads from rank {src} to rank {dst}"
-                        raise TopologyError(said, where=problem.topology.name)
+                        said = (
+                            f"servers needs a link from rank {src} to rank {dst}, and there is none; use tree"
+                        )
+                        raise CollectiveError(said, where="baseline")
                     # No two go to one server, nor from one worker, in a turn.
                     turn = block * period + (outer - place[root]) % period
                     lane = (src, adds, level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import floor, log2
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,25 +25,49 @@ _LARGEST = 2**30
 class Data:
     """What every rank contributes to every chunk, from a seed.
 
-    Whole numbers are so small that no sum of all ranks' runs over; real ones are in [-1, 1).
+    Whole numbers are so small that no sum of all ranks' runs over; real ones are in [-1, 1), and in fixed
+    point at the largest power of two that no sum of theirs overflows at.
     """
 
     def __init__(self, job: Job) -> None:
         assert job.program.collective is not None
         self.collective: Collective = job.program.collective
-        self.dtype, self.elements, self.seed = np.dtype(job.dtype), job.elements, job.seed
+        self.dtype, self.elements, self.seed = job.wire, job.elements, job.seed
+        #: What 1 is in fixed point; None where numbers travel as they are.
+        self.scale: float | None = None
+        if job.dtype == "fixed32":
+            from taccl.aggregation.fixed_point import largest_scale
+
+            self.scale = 2.0 ** floor(log2(largest_scale(1.0, self.collective.num_ranks)))
         self._contributions = contributions(self.collective)
 
     def contribution(self, rank: int, chunk: int) -> NDArray[Any]:
         """What a rank starts with of a chunk, (elements,); of a sum its own part."""
-        random = np.random.default_rng((self.seed, chunk, rank if self.collective.combining else 0))
+        if self.scale is not None:
+            from taccl.aggregation.fixed_point import quantise
+
+            real, ranks = self._real(rank, chunk), self.collective.num_ranks
+            return quantise(real, self.scale, ranks=ranks, most=1.0)
+        random = self._random(rank, chunk)
         if self.dtype.kind == "f":
             return random.uniform(-1, 1, self.elements).astype(self.dtype)
         limit = _LARGEST // self.collective.num_ranks
         return random.integers(-limit, limit, self.elements, dtype=self.dtype)
 
+    def _random(self, rank: int, chunk: int) -> np.random.Generator:
+        return np.random.default_rng((self.seed, chunk, rank if self.collective.combining else 0))
+
+    def _real(self, rank: int, chunk: int) -> NDArray[np.float64]:
+        return self._random(rank, chunk).uniform(-1, 1, self.elements)
+
     def result(self, chunk: int) -> NDArray[Any]:
-        """What the chunk must become: the sum of all contributions to it, where it is one."""
+        """What the chunk must become: the sum of all contributions to it, where it is one.
+
+        In fixed point that is the sum of the real numbers, in its unit.
+        """
+        if self.scale is not None:
+            parts = [self._real(rank, part) for rank, part in self._contributions[chunk]]
+            return np.asarray(np.sum(parts, axis=0) * self.scale)
         own = [self.contribution(rank, part) for rank, part in self._contributions[chunk]]
         return np.asarray(np.sum(own, axis=0, dtype=self.dtype))
 
@@ -51,8 +76,11 @@ class Data:
         """How far two sums of the same contributions may differ, element for element.
 
         Either is off by at most (n - 1) u n, for n numbers of at most 1 and a unit roundoff u = eps / 2
-        (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+        (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2). In fixed point each of n
+        numbers is off by half a unit.
         """
+        if self.scale is not None:
+            return self.collective.num_ranks / 2
         if self.dtype.kind != "f" or not self.collective.combining:
             return 0.0
         n = self.collective.num_ranks
@@ -70,7 +98,7 @@ class Buffers:
         where = None if layouts is None else layouts[rank]
 
         def rows(count: int) -> NDArray[Any]:
-            return np.empty((count, job.elements), job.dtype)
+            return np.empty((count, job.elements), job.wire)
 
         self.memory = rank_memory(job.program, rank, where, rows)
         inputs = where.inputs if where else ()

@@ -49,7 +49,8 @@ def execute(
         Bytes of the larger of one rank's input and output buffer, e.g. ``"1MB"``; rounded up to whole
         numbers in every chunk.
     dtype : str
-        ``"int32"``, ``"int64"``, ``"float32"`` or ``"float64"``.
+        ``"int32"``, ``"int64"``, ``"float32"``, ``"float64"``, or ``"fixed32"``: real numbers in fixed point,
+        which travel as int32 and are judged by the sums of the real numbers.
     repetitions : int
         Timed runs, after one to warm up. The outputs of every run are judged.
     timeout_s : float

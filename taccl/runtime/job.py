@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "Job", "check_memory", "make_job", "memory_needed_bytes"]
 
-DTYPES = ("int32", "int64", "float32", "float64")
+#: "fixed32" is real numbers in fixed point, which travel and are added up as int32.
+DTYPES = ("int32", "int64", "float32", "float64", "fixed32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,14 @@ class Job:
     seed: int
 
     @property
+    def wire(self) -> np.dtype[Any]:
+        """The type of the numbers that travel."""
+        return _wire(self.dtype)
+
+    @property
     def chunk_bytes(self) -> int:
         """Bytes of one chunk."""
-        return self.elements * np.dtype(self.dtype).itemsize
+        return self.elements * self.wire.itemsize
 
     @property
     def size_bytes(self) -> int:
@@ -86,7 +92,7 @@ def make_job(
         )
     size_bytes = parse_size(size)
     _check(program)
-    per_chunk = np.dtype(dtype).itemsize * _size_chunks(program)
+    per_chunk = _wire(dtype).itemsize * _size_chunks(program)
     return Job(program, -(-size_bytes // per_chunk), dtype, repetitions, timeout_s, seed)
 
 
@@ -113,6 +119,10 @@ def check_memory(job: Job, available_bytes: int) -> None:
             "smaller size",
             where="size",
         )
+
+
+def _wire(dtype: str) -> np.dtype[Any]:
+    return np.dtype("int32" if dtype == "fixed32" else dtype)
 
 
 def _check(program: Program) -> None:

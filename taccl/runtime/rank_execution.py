@@ -19,7 +19,7 @@ from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
 from taccl.runtime.job import Job
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
-from taccl.runtime.reference import COMPUTED, Counterpart, counterpart, expected_output, find_wrong
+from taccl.runtime.reference import COMPUTED, REAL_SUMS, Counterpart, counterpart, expected_output, find_wrong
 from taccl.runtime.report import Execution, Times, Wait, WrongChunk, was_moving
 from taccl.runtime.waits import cause_first
 from taccl.units import format_count
@@ -128,10 +128,13 @@ class _Rank:
         self.local_ranks, self.num_hosts = _placing(communicator)
         self.buffers = Buffers(job, self.rank)
         collective = job.program.collective
-        self.counterpart = None if collective is None else counterpart(collective)
-        self.tolerance = 0.0 if collective is None else Data(job).tolerance
+        data = None if collective is None else Data(job)
+        is_fixed = data is not None and data.scale is not None  # MPI has no such numbers
+        self.counterpart = None if collective is None or is_fixed else counterpart(collective)
+        self.tolerance = 0.0 if data is None else data.tolerance
+        self.unit = 1 / data.scale if data is not None and data.scale is not None else 1.0
         own = self.counterpart and self.counterpart.name
-        self.compared_with = own or ("" if collective is None else COMPUTED)
+        self.compared_with = own or ("" if collective is None else REAL_SUMS if is_fixed else COMPUTED)
         self.wrong: list[WrongChunk] = []
         self.num_wrong = 0
 
@@ -173,7 +176,7 @@ class _Rank:
             "times": self._slowest(times),
             "mpi_times": self._slowest(mpi_times),
             "compared_with": self.compared_with,
-            "tolerance": self.tolerance,
+            "tolerance": self.tolerance * self.unit,
             "num_hosts": self.num_hosts,
             "crowded": crowded,
         }
@@ -185,7 +188,7 @@ class _Rank:
         """The output of MPI's own collective, and how long it took each time after the first."""
         layouts = self.job.layouts()
         assert layouts is not None
-        output = np.empty((len(layouts[self.rank].outputs), self.job.elements), self.job.dtype)
+        output = np.empty((len(layouts[self.rank].outputs), self.job.elements), self.job.wire)
         times = []
         for _ in range(1 + self.job.repetitions):
             self._expect(own.name)

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
     Collect = Callable[[Any, NDArray[Any], NDArray[Any], int], None]
 
-__all__ = ["COMPUTED", "Counterpart", "counterpart", "expected_output", "find_wrong"]
+__all__ = ["COMPUTED", "REAL_SUMS", "Counterpart", "counterpart", "expected_output", "find_wrong"]
 
 #: What outputs are compared with where MPI has no such collective.
 COMPUTED = "what the collective asks for, computed from all inputs (MPI has no such collective)"
+#: What fixed point is compared with.
+REAL_SUMS = "the sums of the real numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def expected_output(job: Job, rank: int) -> NDArray[Any]:
     layouts = job.layouts()
     assert layouts is not None
     data, chunks = Data(job), layouts[rank].outputs
-    output = np.empty((len(chunks), job.elements), job.dtype)
+    output = np.empty((len(chunks), job.elements), job.wire if data.scale is None else np.float64)
     for index, chunk in enumerate(chunks):
         output[index] = data.result(chunk)
     return output

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 __all__ = ["choose", "synthesize"]
 
+#: Baselines that switches and servers are searched by, and nobody else.
+_APART = ("in-network", "servers")
+
 
 @checked
 def synthesize(
@@ -489,7 +492,9 @@ def _try_baselines(search: Search) -> None:
         if not search.is_met:
             offer_balanced(search, most_transfers=portfolio.balanced_transfers)
         return
-    for name in reversed(BASELINES):  # those for small messages first
+    for name in reversed(
+        [name for name in BASELINES if name not in _APART]
+    ):  # those for small messages first
         if search.is_met or arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s:
             return
         with suppress(InputError):  # it is not defined here

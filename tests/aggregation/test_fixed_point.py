@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taccl.aggregation import dequantise, error_bound, from_bfloat16, largest_scale, quantise
+from taccl.aggregation import dequantise, error_bound, largest_scale, quantise
+from taccl.aggregation.fixed_point import from_bfloat16
 from taccl.errors import InputError
 from tests.fuzzing import fuzzed
 

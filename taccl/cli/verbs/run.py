@@ -33,7 +33,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("file", metavar="FILE", help="a schedule, or a program such as MSCCL XML")
     add_options(verb, "--size", default="1MB", help="larger of a rank's input and output (default 1MB)")
     verb.add_argument("--ranks", type=positive, metavar="N", help="refuse a file for another number of ranks")
-    help = "int32 (default), int64, float32 or float64"
+    help = "int32 (default), int64, float32, float64, or fixed32: reals sent as int32"
     verb.add_argument("--dtype", default="int32", metavar="T", help=help)
     help = "timed runs, after one more (default 10)"
     verb.add_argument("--repetitions", type=positive, default=10, metavar="N", help=help)

@@ -1,0 +1,276 @@
+"""Sums in the network and at servers: what they gain, what limits them, and what survives lost packets.
+
+    python -m benchmarks.aggregation
+    python -m benchmarks.aggregation --part switch --part table
+    python -m benchmarks.aggregation --output benchmarks/results/aggregation.json
+
+Each figure is measured on verified schedules, or packet by packet, beside what arithmetic says of it. A row
+misses its figure where the two are further apart than the row allows, or where a finish lies below its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import taccl
+from benchmarks.machine import machine
+from taccl.aggregation import (
+    MODELS,
+    choose_servers,
+    dequantise,
+    error_bound,
+    largest_scale,
+    layer_bytes,
+    place_shards,
+    quantise,
+    simulate_packets,
+)
+from taccl.baselines import baseline
+from taccl.baselines.servers import servers
+from taccl.collectives import allreduce, exchange, together
+from taccl.topologies import in_network, rack
+from taccl.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+    Row = dict[str, Any]
+
+#: A worker's port in us/MB.
+PORT_US_PER_MB = 80
+SLOTS = (16, 32, 64, 96, 112, 122, 128, 192, 256, 512)
+WORKERS, CARDS = (4, 5, 6, 8, 12, 16, 24, 32), (1, 2, 3, 4, 6, 8, 10, 13, 16)
+
+
+def row(what: str, found: float, expected: float, allowed: float) -> Row:
+    """A figure beside what it is to be, and by which part of that it may differ."""
+    met = abs(found - expected) <= allowed * abs(expected)
+    return {"what": what, "found": found, "expected": expected, "allowed": allowed, "met": bool(met)}
+
+
+def at_least(what: str, found: float, least: float) -> Row:
+    """A figure that must not be below another."""
+    return {
+        "what": what,
+        "found": found,
+        "expected": least,
+        "allowed": "or more",
+        "met": bool(found >= least),
+    }
+
+
+def at_most(what: str, found: float, most: float) -> Row:
+    """A figure that must not be above another."""
+    return {"what": what, "found": found, "expected": most, "allowed": "or less", "met": bool(found <= most)}
+
+
+def checked(schedule: Schedule) -> Schedule:
+    """A schedule that the verifier accepts."""
+    taccl.verify(schedule).raise_if_failed()
+    return schedule
+
+
+def open_sum(topology: Topology, size: str) -> taccl.Problem:
+    """An allreduce whose number of chunks is open."""
+    return taccl.make_problem(topology, "allreduce", size_bytes=parse_size(size))
+
+
+def switch(_: float) -> Iterator[Row]:
+    """What a switch that adds gains on a ring, and what its pool lets pass."""
+    for workers in (8, 16):
+        problem = open_sum(in_network(workers), "1GB")
+        ring, adding = (checked(baseline(name, problem)) for name in ("ring", "in-network"))
+        found = ring.finish_us / adding.finish_us
+        yield row(f"ring over switch, {workers} workers", found, 2 * (workers - 1) / workers, 0.01)
+    for slots in SLOTS:
+        expected = min(12.5, slots * 1024 / 10 / 1000)
+        schedule = checked(baseline("in-network", open_sum(in_network(8, slots=slots), "1GB")))
+        yield row(f"GB/s of {slots} slots, schedule", schedule.algbw_gb_per_s or 0, expected, 0.02)
+        run = simulate_packets(20_000, workers=2, slots=slots)
+        yield row(f"GB/s of {slots} slots, packets", run.goodput_gb_per_s, expected, 0.02)
+    for slots in (32, 64):
+        problem = open_sum(in_network(8, slots=slots), "1GB")
+        alone = min(baseline(name, problem).finish_us for name in ("ring", "in-network"))
+        mixed = taccl.synthesize(problem, time_limit_s=20)
+        yield at_least(
+            f"faster of switch and ring over both together, {slots} slots", alone / mixed.finish_us, 1.1
+        )
+
+
+def packets(_: float) -> Iterator[Row]:
+    """What 10,000 packets of 16 workers come to over a network that loses some."""
+    for loss in (0.0, 0.01, 0.05):
+        run = simulate_packets(10_000, workers=16, loss=loss, duplicates=0.01, reordering=0.01)
+        yield row(f"wrong or missing sums at {loss:.0%} loss", len(run.wrong) + run.missing, 0, 0)
+        yield at_least(f"GB/s at {loss:.0%} loss", run.goodput_gb_per_s, 1.0)
+    run = simulate_packets(10_000, workers=16, loss=0.01, shadow_copy=False)
+    yield at_least("wrong sums at 1% loss without the shadow copy", len(run.wrong), 1)
+
+
+def fixed_point(_: float) -> Iterator[Row]:
+    """The largest error over its bound, on random numbers and on those that are worst."""
+    rng = np.random.default_rng(0)
+    for ranks in (8, 16):
+        for what, values in (
+            ("random", rng.uniform(-1, 1, (ranks, 100_000))),
+            ("bfloat16", _as_bfloat16(rng.normal(0, 0.2, (ranks, 100_000)).clip(-1, 1))),
+            ("float16", rng.uniform(-1, 1, (ranks, 100_000)).astype(np.float16)),
+            ("adversarial", np.full((ranks, 1_000), 0.5 / 2**20)),
+        ):
+            scale = 2.0**20
+            sums = sum(quantise(each, scale, ranks=ranks, most=1.0).astype(np.int64) for each in values)
+            error = np.abs(dequantise(sums, scale) - values.astype(np.float64).sum(0)).max()
+            ratio = float(error / error_bound(ranks, scale))
+            yield at_most(f"error over bound, {what}, {ranks} ranks", ratio, 1)
+        scale = largest_scale(1.0, ranks)
+        most = ranks * int(quantise([1.0], scale, ranks=ranks)[0])
+        yield row(f"largest sum of {ranks} ranks over what fits", most / (2**31 - 1), 1, 1e-6)
+
+
+def _as_bfloat16(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+def interval_us_per_mb(topology: Topology, workers: range, keepers: range) -> float:
+    """How long each MB of an exchange takes, once exchanges follow one another."""
+    collective = exchange(workers, keepers, num_ranks=topology.num_ranks)
+    problem = taccl.make_problem(topology, collective, chunk_bytes=10**6)
+    interval = taccl.initiation_interval(checked(servers(problem, cut=False, levels="one")))
+    return interval.interval_us / collective.num_chunks
+
+
+def central(_: float) -> Iterator[Row]:
+    """A central box against colocated servers, and what is chosen."""
+    for workers in WORKERS:
+        own = interval_us_per_mb(rack(workers, 1), range(workers), range(workers))
+        yield row(f"colocated us/MB, n={workers}", own, PORT_US_PER_MB * 2 * (workers - 1) / workers, 0.02)
+        for cards in CARDS:
+            box = range(workers, workers + cards)
+            expected = 2 * (workers - 1) / workers / max(1, workers / cards)
+            found = own / interval_us_per_mb(rack(workers, cards), range(workers), box)
+            yield row(f"colocated over central, n={workers}, k={cards}", found, expected, 0.02)
+    for cards, choice in ((10, "central"), (4, "colocated")):
+        chosen = choose_servers(rack(8, cards), "1GB", workers=range(8), servers=range(8, 8 + cards))
+        yield row(f"{choice} is chosen, n=8, k={cards}", float(chosen.choice == choice), 1, 0)
+        ratio = chosen.finish_us["colocated"] / chosen.finish_us["central"]
+        yield row(f"finish of 1 GB, n=8, k={cards}", ratio, 1.75 / max(1, 8 / cards), 0.02)
+
+
+def core_bytes(schedule: Schedule) -> int:
+    """Bytes that leave racks over the core."""
+    topology = schedule.problem.topology
+    uplinks = {r for r, each in enumerate(topology.resources) if each.name.startswith("uplink")}
+    crossing = {hold.link for hold in topology.holds if hold.resource in uplinks}
+    rows = zip(schedule.chunk.tolist(), schedule.link.tolist(), strict=True)
+    return sum(schedule.problem.chunk_bytes[c] for c, e in rows if e in crossing)
+
+
+def shards(_: float) -> Iterator[Row]:
+    """Bytes over the core, cards and tenants."""
+    for workers, racks in ((8, 4), (4, 2)):
+        topology = rack(workers, 2, racks, 4)
+        collective = exchange(workers * racks, 2 * racks)
+        problem = taccl.make_problem(topology, collective, chunk_bytes=10**6)
+        flat, two = (core_bytes(checked(servers(problem, cut=False, levels=n))) for n in ("one", "two"))
+        yield row(f"core bytes, one level over two, {racks} racks x {workers}", flat / two, workers, 0)
+    for model, cards in product(MODELS, (4, 10)):
+        layers, box = layer_bytes(model), range(8, 8 + cards)
+        cut, whole = (place_shards(layers, rack(8, cards), box, chunk=size) for size in ("32KB", None))
+        yield at_most(f"imbalance, {model}, {cards} cards, 32 KB", cut.imbalance, 1.01)
+        yield at_least(f"imbalance, {model}, {cards} cards, whole layers", whole.imbalance, cut.imbalance)
+    topology, box = rack(16, 8), range(16, 24)
+    tenants = [
+        replace(exchange(range(first, first + 8), box, chunks_per_server=64), num_ranks=24)
+        for first in (0, 8)
+    ]
+    both = together(tenants)
+    schedule = checked(servers(taccl.make_problem(topology, both, chunk_bytes=10**5), cut=False))
+    group = np.array(both.group_of_chunk)[schedule.chunk]
+    for tenant in (0, 1):
+        end_us = float(schedule.problem.costs.us(int(schedule.end[group == tenant].max())))
+        yield row(
+            f"tenant {tenant} of 2, part of the rate", 8 * 64 * 0.1 * PORT_US_PER_MB / end_us, 0.5, 0.05
+        )
+
+
+def table(limit_s: float) -> Iterator[Row]:
+    """An allreduce of 100 MB in every way, on a rack of 8 and 16, and on 4 racks of 8 behind a 4:1 core."""
+    for name, workers, racks, cards in (("8", 8, 1, 10), ("16", 16, 1, 20), ("4 x 8, 4:1", 8, 4, 10)):
+        oversubscription = 1 if racks == 1 else 4
+        adding = in_network(workers, racks=racks, core_oversubscription=oversubscription)
+        boxes = rack(workers, cards, racks, oversubscription)
+        everyone, box = range(workers * racks), range(workers * racks, boxes.num_ranks)
+        plain = taccl.make_problem(adding, allreduce(len(everyone)), size_bytes=10**8)
+        at_box, at_workers = (
+            taccl.make_problem(boxes, exchange(everyone, at, num_ranks=boxes.num_ranks), size_bytes=10**8)
+            for at in (box, everyone)
+        )
+        ways: list[tuple[str, Callable[[], Schedule]]] = [
+            ("ring", lambda p=plain: baseline("ring", p)),
+            ("double tree", lambda p=plain: baseline("tree", p)),
+            ("halving-doubling", lambda p=plain: baseline("recursive", p)),
+            ("colocated servers", lambda p=at_workers: servers(p, levels="one")),
+            ("central box", lambda p=at_box: servers(p, levels="one")),
+            ("in-network", lambda p=plain: baseline("in-network", p)),
+        ]
+        if racks > 1:
+            ways.insert(5, ("two-level boxes", lambda p=at_box: servers(p, levels="two")))
+        best = float("inf")
+        for way, make in ways:
+            schedule = checked(make())
+            best = min(best, schedule.finish_us) if schedule.problem.topology is adding else best
+            bound = taccl.lower_bound(schedule.problem, budget_s=2)
+            yield at_least(f"us, {way}, rack {name}", schedule.finish_us, bound.bound_us)
+        searched = taccl.synthesize(open_sum(adding, "100MB"), time_limit_s=limit_s, in_network="off")
+        yield at_least(f"us, our search by ranks, rack {name}", searched.finish_us, searched.bound_us)
+        bound = taccl.lower_bound(open_sum(adding, "100MB"), budget_s=2)
+        yield at_least(f"us, best without servers, rack {name}, over the bound", best, bound.bound_us)
+
+
+PARTS = {each.__name__: each for each in (switch, packets, fixed_point, central, shards, table)}
+
+
+def main() -> int:
+    """Run, print the rows, write the results; 1 if a row misses its figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
+    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of each search")
+    parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", taccl.NumericsWarning)
+    rows = []
+    for part in options.part or PARTS:
+        print(f"\n{PARTS[part].__doc__}")
+        for each in PARTS[part](options.time_limit):
+            rows.append({"part": part, **each})
+            allowed = each["allowed"] if isinstance(each["allowed"], str) else f"+-{each['allowed']:.0%}"
+            verdict = "" if each["met"] else "  missed"
+            figures = f"{each['found']:>12.5g} {each['expected']:>12.5g} {allowed:>8}"
+            print(f"  {each['what']:<58} {figures}{verdict}", flush=True)
+    missed = [each for each in rows if not each["met"]]
+    print(f"\n{len(rows)} rows, {len(missed)} miss their figure; {machine()}")
+    if options.output is not None:
+        document = {
+            "command": " ".join(["python -m benchmarks.aggregation", *sys.argv[1:]]),
+            "machine": machine(),
+            "time_limit_s": options.time_limit,
+            "rows": rows,
+        }
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
