@@ -50,6 +50,8 @@ def _results() -> str:
         parts.append(_scale(_load("scale")))
     if (RESULTS / "sums.json").exists():
         parts.append(_sums(_load("sums")))
+    if (RESULTS / "aggregation.json").exists():
+        parts.append(_aggregation(_load("aggregation")))
     if (RESULTS / "sweep.json").exists():
         parts.append(_sweep(_load("sweep")))
     if (RESULTS / "fit.json").exists():
@@ -167,6 +169,23 @@ def _scale(data: dict[str, Any]) -> str:
     growth = ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in data["growth"].items())
     said = f"Of an allgather on square meshes {growth}.\n\n" if growth else ""
     return _section("Greedy at scale", data, said + _table(head, rows))
+
+
+def _aggregation(results: dict[str, Any]) -> str:
+    lines = [
+        "### Sums in the network and at servers",
+        "",
+        f"`{results['command']}`: {results['machine']}. Times in us; a figure may differ by what",
+        "is allowed from what is expected.",
+        "",
+        "| figure | found | expected | allowed | met |",
+        "|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        allowed = row["allowed"] if isinstance(row["allowed"], str) else f"{row['allowed']:.0%}"
+        figures = f"{row['found']:.5g} | {row['expected']:.5g} | {allowed}"
+        lines.append(f"| {row['what']} | {figures} | {'yes' if row['met'] else 'no'} |")
+    return "\n".join([*lines, ""])
 
 
 def _sweep(data: dict[str, Any]) -> str:

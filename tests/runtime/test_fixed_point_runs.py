@@ -1,0 +1,45 @@
+"""Sums of switches and servers with real ranks: exact in whole numbers, within their bound in fixed point."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.collectives import exchange
+from taccl.runtime.buffers import Data
+from taccl.runtime.job import make_job
+from taccl.topologies import in_network, rack
+
+
+def switch_schedule():
+    """Three workers and a switch that adds: the root of a sum plays the switch."""
+    problem = taccl.make_problem(in_network(3), "allreduce", size_bytes="1MB", chunks_per_rank=1)
+    return taccl.synthesize(problem, in_network="only").schedule
+
+
+def exchange_schedule():
+    """Two workers and a server that contributes nothing."""
+    problem = taccl.make_problem(rack(2, 1), exchange(2, 1, update_us_per_mb=1), size_bytes="1MB")
+    return taccl.synthesize(problem).schedule
+
+
+def test_fixed_point_is_judged_by_the_sums_of_real_numbers():
+    """Of three ranks a sum is off by at most 3/2 of a unit; the contributions are whole numbers of 32 bits."""
+    data = Data(make_job(taccl.lower(switch_schedule()), "12KB", dtype="fixed32"))
+    sums = sum(data.contribution(rank, 0).astype(np.int64) for rank in range(3))
+    assert data.contribution(0, 0).dtype == np.int32
+    assert abs(sums).max() < 2**31
+    assert data.tolerance == 1.5
+    assert 0 < np.abs(sums - data.result(0)).max() <= 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [switch_schedule, exchange_schedule])
+@pytest.mark.parametrize("dtype", ["int32", "fixed32"])
+def test_ranks_agree_with_what_is_due(make, dtype):
+    """Every output of every rank, in every run."""
+    pytest.importorskip("mpi4py", reason="ranks need MPI")
+    found = taccl.execute(make(), "16KB", dtype=dtype, repetitions=2)
+    assert found.ok, found.failure()
+    assert found.tolerance == (0 if dtype == "int32" else pytest.approx(1.5 / 2**29))
