@@ -244,7 +244,9 @@ def _calculated(workload: Workload, operation: Operation, parts: Sequence[Part],
         return np.asarray(np.matmul(a, read[1]))
     if kind == "layernorm":
         spread = a.std(axis=-1, keepdims=True)
-        return np.asarray((a - a.mean(axis=-1, keepdims=True)) / np.sqrt(spread**2 + 1e-5))
+        rows = (a - a.mean(axis=-1, keepdims=True)) / np.sqrt(spread**2 + 1e-5)
+        # A tile of columns takes whole rows.
+        return taken(Part(rows, (*wanted[:-1], parts[0].places[-1])), wanted)
     if kind in ("norm", "sum_of_squares"):
         total = np.sum(np.square(a))
         return np.asarray(np.sqrt(total) if kind == "norm" else total)

@@ -106,6 +106,17 @@ def test_tiles_of_slices_are_a_part_of_each():
     np.testing.assert_allclose(tiled.run(given)["out"][0], (np.arange(8.0) + 1) ** 2)
 
 
+def test_a_tile_of_columns_is_normed_by_whole_rows():
+    """A layernorm in two tiles along its own axis gives what it gives at once."""
+    step = Workload("rows", 2).input("x", (4, 6), layout="sliced(0)").then("n", "layernorm", "x")
+    step = step.then("out", "subtract", "n", "x")
+    tiled = overlap(step, ["n", "out"], tiles=2, axis=1)
+    values = {"x": [np.arange(12.0).reshape(2, 6) ** 2, np.arange(12.0, 24.0).reshape(2, 6) ** 2]}
+    for once, twice in zip(step.run(values)["out"], tiled.run(values)["out"], strict=True):
+        assert once.shape == (2, 6)
+        assert np.allclose(once, twice)
+
+
 def test_work_follows_from_shapes(layer):
     """Of one rank: 2 x 4 x 3 x 8 operations; 4 x 3 + 3 x 8 floats read and 4 x 8 written."""
     assert work_of(layer, layer.operation["y"]) == (192, 4 * (12 + 24 + 32))
