@@ -38,6 +38,8 @@ _PAYS = Fraction(98, 100)
 def over_links(problem: Problem, *, shared: bool) -> Problem:
     """The problem over the links of switches that add alone, or over all others."""
     several = set(shared_links(problem.topology))
+    if not several and not shared:
+        return problem
     allowed = frozenset(e for e in problem.links_allowed if (e in several) == shared)
     return problem.with_clauses(links_allowed=allowed)
 
