@@ -55,11 +55,27 @@ def close(one, two):
     return one.shape == two.shape and np.allclose(one, two, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+def same(step, one, two):
+    """Whether every rank has the same of what a step is for; of what is partial, whether the sums are the same."""
+    for name in step.outputs:
+        if step.tensors[name].layout == "partial":
+            if not close(np.sum(one[name], axis=0), np.sum(two[name], axis=0)):
+                return False
+        elif not all(close(a, b) for a, b in zip(one[name], two[name], strict=True)):
+            return False
+    return True
+
+
 def agree(step, other):
-    """Whether two steps give every rank the same of what the first is for, by the library's meaning."""
+    """Whether two steps mean the same of what the first is for, by the library's meaning, in the same layouts."""
     inputs = random_inputs(step, seed=7)
-    one, two = step.run(inputs), other.run(inputs)
-    return all(close(a, b) for name in step.outputs for a, b in zip(one[name], two[name], strict=True))
+    layouts = [
+        (each.tensors[name].layout, each.tensors[name].axis)
+        for each in (step, other)
+        for name in step.outputs
+    ]
+    half = len(layouts) // 2
+    return layouts[:half] == layouts[half:] and same(step, step.run(inputs), other.run(inputs))
 
 
 def naively(step, operations):
@@ -120,9 +136,9 @@ def attempts(step, rng):
 
 @pytest.mark.fuzz
 def test_random_programs_keep_their_meaning():
-    """Of 1,000 programs with TACCL_MANY, and some dozens by default."""
+    """Of 1,000 programs with TACCL_MANY, and 200 by default."""
     seen = Counter()
-    for seed in cases("random programs", few=40, many=1000):
+    for seed in cases("random programs", few=200, many=1000):
         rng = random.Random(seed)
         step = random_step(rng)
         plain = naively(step, step.operations)
@@ -130,10 +146,7 @@ def test_random_programs_keep_their_meaning():
         assert all(close(a, b) for name in ours for a, b in zip(ours[name], plain[name], strict=True)), seed
         for what, transform, by_force in attempts(step, rng):
             changes = by_force is not None and not any(
-                made is not None
-                and all(
-                    close(a, b) for name in step.outputs for a, b in zip(plain[name], made[name], strict=True)
-                )
+                made is not None and same(step, plain, made)
                 for made in (naively(step, operations) for operations in by_force)
             )
             try:
@@ -146,12 +159,7 @@ def test_random_programs_keep_their_meaning():
             seen[what, "accepted"] += 1
             assert agree(step, other), (seed, what, step, other)
             redone = naively(other, other.operations)
-            for name in step.outputs:
-                assert all(close(a, b) for a, b in zip(plain[name], redone[name], strict=True)), (
-                    seed,
-                    what,
-                    name,
-                )
+            assert same(step, plain, redone), (seed, what, step, other)
             assert not changes, (seed, what, step, other)
     for what in ("reorder", "split", "fuse", "overlap"):
         assert seen[what, "accepted"] > 3, seen
