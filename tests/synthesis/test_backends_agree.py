@@ -49,8 +49,9 @@ def _one_bound(monkeypatch) -> None:
 
 @cache
 def others() -> list[str]:
-    """The backends that are here beside those that are always asked."""
-    return [each.name for each in backends() if each.available and each.name not in ALWAYS]
+    """The backends that are here beside those that are always asked, and the one for products alone."""
+    asked = {*ALWAYS, "dimension-balanced"}
+    return [each.name for each in backends() if each.available and each.name not in asked]
 
 
 def sketched_problem(seed: int) -> Problem:
