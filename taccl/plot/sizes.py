@@ -42,7 +42,7 @@ NAMES_OF_BASELINES = {
     "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
     "hierarchical": "hierarchical", "dimension-balanced": "dimension-balanced",
     "pairwise": "pairwise", "one-shot": "one-shot",
-    "swing": "swing", "bine": "bine trees",
+    "swing": "swing", "bine": "bine trees", "in-network": "in the network", "servers": "at servers",
 }  # fmt: skip
 #: From 1 KiB to 1 GiB, each four times the one before.
 _SIZES = tuple(4**power for power in range(5, 16))

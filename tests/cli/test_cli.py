@@ -95,7 +95,7 @@ class TestSynthesize:
         assert passed == {
             "backend": "highs", "threads": 2, "seed": 7, "memory_limit_mb": 4000, "log": False,
             "progress": None, "sketch": "auto", "keep": "schedule", "spill_dir": None, "to_file": False,
-            "parameters": taccl.SearchParameters(),
+            "parameters": taccl.SearchParameters(), "policy": "lp", "in_network": "auto",
         }  # fmt: skip
 
     def test_existing_output_is_refused_first(self, run, saved, monkeypatch):

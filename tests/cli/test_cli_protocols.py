@@ -47,10 +47,13 @@ def test_show_names_constants_launch_and_protocols(run, tmp_path):
     profile.write_text(taccl.fit([str(tmp_path / "a.log")], "dgx-h100").to_toml())
     code, out, _ = run("show", "dgx-h100", "--profile", profile)
     assert code == 0
-    for name in ("nvswitch_overhead_us", "launch_us", "ll128.node_hop_us", "simple.bandwidth_share"):
+    for name in ("nvswitch_overhead_us", "launch_us", "simple.node_hop_us", "simple.bandwidth_share"):
         assert name in out
     launch = next(line for line in out.splitlines() if line.strip().startswith("launch_us"))
     assert "(90 %: " in launch
+    assert "ll128.node_hop_us" not in out, "the log shows one protocol"
+    out = run("show", "dgx-h100")[1]
+    assert "ll128.node_hop_us" in out
     assert "simple (of simple, ll, ll128)" in out
 
 

@@ -23,6 +23,7 @@ FIGURES = {
     "collective", "topology", "sketch", "cost_model", "size_bytes", "num_ranks", "num_chunks",
     "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
     "versions", "notes", "digest", "progress", "choice", "standing", "bound_of_every_cut_us",
+    "launch_us", "predicted_us", "protocol",
 }  # fmt: skip
 
 

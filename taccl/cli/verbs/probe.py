@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: What its help ends with.
 EXAMPLES = (
     "taccl probe -n 8 -o probe.json",
-    "mpiexec -f hosts taccl probe -o probe.json",
+    "taccl probe -n 16 --rounds 5 -o probe.json",
 )
 
 
