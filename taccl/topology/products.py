@@ -266,7 +266,7 @@ def read_dimensions(dims: str | Sequence[Any], *, alpha_us: Number = ALPHA_US) -
             f"found {len(given)} dimensions; expected 1 to {MAX_DIMENSIONS}, as in {_EXAMPLE}", where=where
         )
     return tuple(
-        _read(each, alpha_us, f"multidim: dimension {number}") for number, each in enumerate(given, 1)
+        _read(each, alpha_us, f"multidim: dims: dimension {number}") for number, each in enumerate(given, 1)
     )
 
 
