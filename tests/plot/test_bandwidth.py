@@ -88,7 +88,7 @@ def test_the_best_baseline_is_the_best_at_each_size(rates):
 
 
 def test_baselines_that_are_not_defined_are_said():
-    """Halving-doubling needs a power of two, others nodes or dimensions, and one-shot sums: none is there."""
+    """Halving-doubling needs a power of two, others nodes, dimensions or switches that add, and some sums: none is there."""
     problem = problem_of(full(3), collectives.allgather(3))
     schedule = taccl.baselines.ring(problem)
     rates = taccl.plot.bandwidths(schedule, sizes=["3MB"])
@@ -99,6 +99,8 @@ def test_baselines_that_are_not_defined_are_said():
         "one-shot",
         "swing",
         "bine",
+        "in-network",
+        "servers",
     }
     assert "power of two" in rates.undefined["recursive"]
     label = taccl.plot.bandwidth(rates).get_xlabel()
