@@ -267,6 +267,11 @@ def exchange(
         if not ranks or len(set(ranks)) < len(ranks):
             said = f"found {list(ranks)[:16]}; expected at least one rank, and each once in a role"
             raise CollectiveError(said, where=f"exchange: {role}")
+    count = num_ranks or 1 + max(*workers, *servers)
+    for role, ranks in (("workers", workers), ("servers", servers)):
+        for wrong in (rank for rank in ranks if not 0 <= rank < count):
+            said = f"found rank {wrong}, and num_ranks is {count}; expected ranks 0 to {count - 1}"
+            raise CollectiveError(said, where=f"exchange: {role}")
     kept = tuple(roots) if roots is not None else servers * chunks_per_server
     strange = sorted(set(kept) - set(servers))
     if strange or not kept:
@@ -275,7 +280,7 @@ def exchange(
     everyone = tuple(sorted(workers))
     return Collective(
         "exchange",
-        num_ranks or 1 + max(*workers, *servers),
+        count,
         tuple(Chunk(everyone, everyone, root) for root in kept),
         True,
         chunks_per_server,

@@ -75,7 +75,9 @@ class Probe:
 
     def __post_init__(self) -> None:
         if self.latency_us is None and self.bandwidth_gb_per_s is None:
-            raise InputError("found neither latencies nor bandwidths; give one of them", where="probe")
+            raise InputError(
+                "found neither latency_us nor bandwidth_gb_per_s; give one of them", where="probe"
+            )
         for name in ("latency_us", "bandwidth_gb_per_s"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, self._checked(name, getattr(self, name)))

@@ -7,6 +7,7 @@ that nobody has written yet hold random numbers, too.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -115,7 +116,7 @@ def interpret(
     faults: list[Fault] = []
 
     def report(found: Iterator[Fault]) -> None:
-        faults.extend(islice(found, max(0, max_faults - len(faults))))
+        faults.extend(islice(found, max(0, min(max_faults, sys.maxsize) - len(faults))))
 
     collective = program.collective
     layouts = None if collective is None else layout(collective)
