@@ -81,7 +81,7 @@ def test_bad_matrices_are_named(matrix, complaint):
 
 def test_nothing_measured_is_refused():
     """Latencies or bandwidths, at least."""
-    with pytest.raises(InputError, match="neither latencies nor bandwidths"):
+    with pytest.raises(InputError, match="neither latency_us nor bandwidth_gb_per_s"):
         Probe(NAMES)
 
 
