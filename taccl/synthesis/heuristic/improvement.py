@@ -192,7 +192,7 @@ def improve_schedule(
     schedule : Schedule
         Of a problem that `suits_improvement`.
     turns : int, optional
-        After which it stops; by default once so many in a row found nothing better.
+        After which it stops at the latest; it stops before once so many in a row found nothing better.
     merges, chunks
         As in `Improvement`.
     """
@@ -201,7 +201,7 @@ def improve_schedule(
     # To write the schedule takes about as long as to read it.
     search.limits = replace(limits, deadline=until.later(-2 * (time.monotonic() - began)))
     patience = min(ruin.most_patience, max(ruin.least_patience, ruin.patience_sends // max(1, len(schedule))))
-    if search.run(turns=turns, patience=patience if turns is None else _MANY) < 0:
+    if search.run(turns=turns, patience=patience) < 0:
         return schedule, "not every chunk has a way along a tree"
     found = search.schedule()
     made, _, better = search.counts.tolist()

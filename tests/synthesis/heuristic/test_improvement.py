@@ -19,6 +19,7 @@ from taccl.synthesis.heuristic.improvement import Improvement, improve_schedule,
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.large import schedule_large
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
@@ -268,3 +269,11 @@ def test_the_calendar_holds_one_send_at_a_time() -> None:
         load[arcs.resource[rows]] += arcs.hold_alpha[rows] + best.units[m] * arcs.hold_beta[rows]
     assert best.load.tolist() == load.tolist()
     assert verify(search.schedule()).ok
+
+
+def test_a_search_without_success_ends():
+    """A problem of two sends has few schedules: millions of turns that are granted are not used."""
+    first = schedule_large(make_problem(topologies.ring(2), collectives.allgather(2), chunk_bytes=MB)).expand()
+    better, done = improve_schedule(first, turns=10**7)
+    assert better == first
+    assert done == f"{DEFAULTS.ruin.most_patience + 1} turns, 0 better, from {first.finish_us:.4g} us"
