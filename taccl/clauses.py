@@ -85,6 +85,8 @@ class Clause(NamedTuple):
         The kind of violation of a schedule that breaks it.
     admits : callable
         Of clauses on chunks: whether a value admits a passage.
+    speaks_of : callable
+        Links on which a value may not admit one, of those that `links_allowed` leaves; None for all.
     in_reverse : str
         The field that it becomes where time is turned round; empty for its own.
     is_new : bool
@@ -100,6 +102,7 @@ class Clause(NamedTuple):
     remedy: str = ""
     violation: str = ""
     admits: Callable[[Any, Passage], bool] | None = None
+    speaks_of: Callable[[Any, Topology], Collection[int]] | None = None
     in_reverse: str = ""
     is_copied: bool = False
     is_new: bool = False
@@ -242,6 +245,7 @@ class Clauses:
         None, "link", "links", ("internode.connections", "intranode.links", "switch"),
         violation="link-not-allowed",
         admits=_is_allowed,
+        speaks_of=lambda *_: (),
     )  # fmt: skip
     carries_from: Mapping[int, frozenset[int]] = _clause(
         {}, "chunk", "ranks-of-link", ("internode.relays",),
@@ -249,6 +253,7 @@ class Clauses:
         meaning="links carry only what starts at some ranks",
         violation="carries-from",
         admits=_is_carried_from,
+        speaks_of=lambda value, _: value,
     )  # fmt: skip
     carries_to: Mapping[int, frozenset[int]] = _clause(
         {}, "chunk", "ranks-of-link", ("internode.relays",),
@@ -256,6 +261,7 @@ class Clauses:
         meaning="links carry only what starts at some ranks",
         violation="carries-to",
         admits=_is_carried_to,
+        speaks_of=lambda value, _: value,
         in_reverse="carries_from",
     )  # fmt: skip
     direct_crossing: bool = _clause(
@@ -265,6 +271,7 @@ class Clauses:
         remedy='set it to "any"',
         violation="direct-crossing",
         admits=_crosses_straight,
+        speaks_of=lambda _, topology: topology.internode_links,
     )  # fmt: skip
     own_first: frozenset[int] = _clause(
         frozenset(), "order", "links", ("internode.own_before_relayed",),

@@ -26,7 +26,7 @@ from taccl.topology.topology import Topology
 from taccl.units import exact, format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
     from fractions import Fraction
 
     from numpy.typing import ArrayLike
@@ -185,15 +185,50 @@ class Problem:
         chunk = known_index(chunk, self.collective.num_chunks, "chunk")
         if not self._masks:
             return True
-        starts = (*self.collective.chunks[chunk].origins, *self._derived_at.get(chunk, ()))
-        passage = Passage(self.topology, self.collective, link, chunk, starts, reducing)
-        return all(admits(value, passage) for admits, value in self._masks)
+        passage = Passage(self.topology, self.collective, link, chunk, self._starts(chunk), reducing)
+        return all(admits(value, passage) for admits, value, _ in self._masks)
+
+    def links_admitted(self, chunk: int, *, reducing: bool = False) -> tuple[int, ...]:
+        """All links that `may_carry` a chunk, in order; chunks that the clauses treat alike share them."""
+        if not self.clauses.said("chunk", "group"):
+            return self.links_allowed
+        data, node = self.collective.chunks[chunk], self.topology.node_of_rank
+        starts, ends = self._starts(chunk), frozenset(node[r] for r in data.destinations)
+        key = starts, data.root, ends, self.holders(chunk), reducing
+        if key not in self._admitted:
+            passage = Passage(self.topology, self.collective, -1, chunk, starts, reducing)
+            closed = {
+                e
+                for admits, value, links in self._masks
+                for e in links
+                if not admits(value, passage._replace(link=e))
+            }
+            self._admitted[key] = tuple(e for e in self.links_allowed if e not in closed)
+        return self._admitted[key]
+
+    def _starts(self, chunk: int) -> tuple[int, ...]:
+        """Ranks where a chunk is from the beginning, or is made."""
+        return (*self.collective.chunks[chunk].origins, *self._derived_at.get(chunk, ()))
 
     @cached_property
-    def _masks(self) -> list[tuple[Callable[[Any, Passage], bool], Any]]:
-        """Of every clause that keeps chunks off links, whether it admits a passage, and its value."""
-        said = self.clauses.said()
-        return [(each.admits, getattr(self.clauses, each.field)) for each in said if each.admits is not None]
+    def _admitted(self) -> dict[Hashable, tuple[int, ...]]:
+        return {}
+
+    @cached_property
+    def _masks(self) -> list[tuple[Callable[[Any, Passage], bool], Any, Collection[int]]]:
+        """Of every clause that keeps chunks off links: whether it admits a passage, its value, the links."""
+        allowed = set(self.links_allowed)
+        masks: list[tuple[Callable[[Any, Passage], bool], Any, Collection[int]]] = []
+        for each in self.clauses.said():
+            if each.admits is not None:
+                value = getattr(self.clauses, each.field)
+                links = (
+                    allowed
+                    if each.speaks_of is None
+                    else allowed.intersection(each.speaks_of(value, self.topology))
+                )
+                masks.append((each.admits, value, links))
+        return masks
 
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""

@@ -45,9 +45,10 @@ def check_reachable(problem: Problem) -> None:
     from there to every destination. A `SketchError` names the clause that forbids it; a `TopologyError` says
     that there is no such path even without the sketch.
     """
-    if not _joins_everything(problem):
+    if "is reachable" not in problem.memo and not _joins_everything(problem):
         for demand in unmet(problem):
             raise _explained(problem, demand)
+    problem.memo["is reachable"] = True
 
 
 def check_possible(problem: Problem) -> None:
@@ -76,7 +77,7 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
         return hops_from(
             problem.topology,
             (rank,),
-            lambda link: problem.may_carry(link, chunk, reducing=reducing),
+            frozenset(problem.links_admitted(chunk, reducing=reducing)).__contains__,
             reducing=True,
             limit=problem.clauses.path_limit,
         ).keys()
@@ -148,7 +149,7 @@ def reached(problem: Problem, demand: Demand) -> dict[int, int]:
     return hops_from(
         problem.topology,
         demand.starts,
-        lambda link: problem.may_carry(link, demand.chunk, reducing=demand.reducing),
+        frozenset(problem.links_admitted(demand.chunk, reducing=demand.reducing)).__contains__,
         reducing=demand.reducing,
         limit=problem.clauses.path_limit,
     )
@@ -192,9 +193,11 @@ def hops_from(
         for link in incident[rank] if limit is None or here < limit else ():
             srcs, dsts = topology.links[link].srcs, topology.links[link].dsts
             fresh = [end for end in (srcs if reducing else dsts) if end not in hops]
+            if not fresh:
+                continue
             # Of several sources the last to have the chunk leads it on.
             waits = not reducing and len(srcs) > 1 and any(hops.get(src, here + 1) > here for src in srcs)
-            if fresh and not waits and is_open(link):
+            if not waits and is_open(link):
                 queue += fresh
                 hops.update(dict.fromkeys(fresh, here + 1))
     return hops

@@ -18,6 +18,7 @@ from taccl.synthesis.greedy import ListSchedule, Send
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+    from taccl.clauses import Clause
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
 
@@ -41,10 +42,13 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
     if _scalars(one) != _scalars(other):
         return None
     num_ranks = one.topology.num_ranks
+    said = list(dict.fromkeys((*one.clauses.said(), *other.clauses.said())))
+    other_chunks = _chunk_names(other, range(num_ranks))
+    other_links = _link_names(other, range(num_ranks), said)
     shifts = (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))
     for ranks in chain([tuple(range(num_ranks))], shifts):
-        chunks = _match(_chunk_names(one, ranks), _chunk_names(other, range(len(ranks))))
-        links = _match(_link_names(one, ranks), _link_names(other, range(len(ranks))))
+        chunks = _match(_chunk_names(one, ranks), other_chunks)
+        links = None if chunks is None else _match(_link_names(one, ranks, said), other_links)
         here, there = one.topology.node_of_rank, other.topology.node_of_rank
         nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # that stay together, and apart
         if chunks is None or links is None or not len(nodes) == len({*here}) == len({*there}):
@@ -106,7 +110,7 @@ def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hash
     ]
 
 
-def _link_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hashable]]:
+def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) -> list[tuple[int, Hashable]]:
     """(link, what tells it from others) of every link that may be used, with ranks renamed."""
     topology, costs, clauses = problem.topology, problem.costs, problem.clauses
     ends = topology.links
@@ -119,7 +123,7 @@ def _link_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hasha
                 topology.is_internode(e),
                 int(costs.link_alpha[e]),
                 int(costs.link_beta[e]),
-                tuple(each.at_link(getattr(clauses, name), e, ranks) for name, each in CLAUSES.items()),
+                tuple(each.at_link(getattr(clauses, each.field), e, ranks) for each in said),
             ),
         )
         for e in sorted(problem.links_allowed)

@@ -113,7 +113,6 @@ class Distances:
         self._link_sets: list[tuple[int, ...]] = []
         self._every: int | None = None
         self._as_sets: dict[int, frozenset[int]] = {}
-        self._carried: dict[tuple[object, ...], int] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._arcs: dict[int, Arcs] = {}
 
@@ -203,23 +202,15 @@ class Distances:
 
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
         """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
-        problem, data = self.problem, self.problem.collective.chunks[c]
+        problem = self.problem
         if not self._is_limited:
             if self._every is None:
                 self._every = self._number(problem.links_allowed)
             return self._every
-        node, holders = problem.topology.node_of_rank, problem.holders(c)
-        ends = frozenset(node[r] for r in data.destinations)
-        key = (data.origins, self._derived_at.get(c), data.root, ends, holders, reducing)
-        if key not in self._carried:
-            modes = (False, True) if reducing is None else (reducing,)
-            links = tuple(
-                e
-                for e in problem.links_allowed
-                if any(problem.may_carry(e, c, reducing=mode) for mode in modes)
-            )
-            self._carried[key] = self._number(links)
-        return self._carried[key]
+        if reducing is not None:
+            return self._number(problem.links_admitted(c, reducing=reducing))
+        either = set(problem.links_admitted(c)).union(problem.links_admitted(c, reducing=True))
+        return self._number(tuple(sorted(either)))
 
     def _number(self, links: tuple[int, ...]) -> int:
         if links not in self._numbers:

@@ -317,25 +317,15 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
 
 def _open_links(problem: Problem, trees: Sequence[Tree]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Links that the clauses open to each class of trees, and every tree's class."""
-    clauses, collective, topology = problem.clauses, problem.collective, problem.topology
-    allowed = np.zeros(len(topology.links), bool)
-    allowed[list(problem.links_allowed)] = True
-    bound = clauses.carries_from or clauses.carries_to or clauses.direct_crossing
-    if not bound and clauses.relays is None:
-        return allowed[None, :], np.zeros(len(trees), np.int64)
-    classes: dict[tuple[object, ...], int] = {}
-    rows: list[list[bool]] = []
-    open_class = []
-    for tree in trees:
-        data, c = collective.chunks[tree.chunk], tree.chunk
-        key: tuple[object, ...] = (tree.reducing, clauses.relays is not None and collective.group_of_chunk[c])
-        if bound:
-            key += (data.origins, data.destinations, data.root)
-        if key not in classes:
-            classes[key] = len(rows)
-            rows.append([problem.may_carry(e, c, reducing=tree.reducing) for e in range(len(allowed))])
-        open_class.append(classes[key])
-    return np.array(rows, bool), np.array(open_class, np.int64)
+    number: dict[tuple[int, ...], int] = {}
+    open_class = [
+        number.setdefault(problem.links_admitted(tree.chunk, reducing=tree.reducing), len(number))
+        for tree in trees
+    ]
+    rows = np.zeros((len(number), len(problem.topology.links)), bool)
+    for row, links in zip(rows, number, strict=True):
+        row[list(links)] = True
+    return rows, np.array(open_class, np.int64)
 
 
 def _state(arcs: Arcs, num_trees: int, num_ranks: int, most_holds: int) -> State:
