@@ -106,7 +106,7 @@ def test_a_sketch_may_leave_no_links_where_nothing_moves(way: dict[str, Any]) ->
 def test_no_claim_of_any_family_is_above_the_optimum() -> None:
     """Groups, relays, scans, sums, sizes, clauses: each claim holds, is proven, and proves no tick too many."""
     compared = 0
-    for seed in cases("claims of bounds against the optimum", few=80, many=2000):
+    for seed in cases("claims of bounds against the optimum", few=80, many=800):
         problem = random_group_problem(seed)
         way = WAYS[seed % len(WAYS)]
         claims, others = every_claim(problem), every_claim(problem, **way)
@@ -247,7 +247,7 @@ NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("m
 
 
 @pytest.mark.slow
-@fuzzed(few=40, many=1500)
+@fuzzed(few=40, many=600)
 @given(seed=seeds, combining=st.booleans())
 def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining: bool) -> None:
     """Whatever the problem: the bound is at most the finish, and the gap says so."""
@@ -259,7 +259,7 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining:
     assert simulate(schedule).finish == schedule.finish
 
 
-@fuzzed(few=40, many=4000)
+@fuzzed(few=40, many=2500)
 @given(
     seed=seeds,
     combining=st.booleans(),
@@ -277,7 +277,7 @@ def test_every_witness_proves_its_bound(
 
 
 @pytest.mark.slow
-@fuzzed(few=40, many=800)
+@fuzzed(few=40, many=400)
 @given(topology=fabrics(), name=st.sampled_from(NAMES), chunks=st.integers(1, 2), max_merge=st.integers(1, 3))
 def test_named_collectives_have_valid_certificates(
     topology: Topology, name: str, chunks: int, max_merge: int
@@ -292,7 +292,7 @@ def test_named_collectives_have_valid_certificates(
 
 
 @pytest.mark.slow
-@fuzzed(few=40, many=1500)
+@fuzzed(few=40, many=300)
 @given(topology=fabrics(), name=st.sampled_from(NAMES))
 def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
     """Of all baselines that can do the collective on the topology."""
@@ -319,7 +319,7 @@ def test_no_baseline_beats_the_bound_on_a_machine(machine: object, name: str) ->
 
 
 @pytest.mark.slow
-@fuzzed(few=40, many=1500)
+@fuzzed(few=40, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
     """Whole chunks only raise a bound."""
@@ -328,7 +328,7 @@ def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
 
 
 @pytest.mark.slow
-@fuzzed(few=40, many=1500)
+@fuzzed(few=40, many=700)
 @given(seed=seeds)
 def test_switches_that_reduce_are_no_slower(seed: int) -> None:
     """To grant reduction inside switches only lowers a bound."""
@@ -337,7 +337,7 @@ def test_switches_that_reduce_are_no_slower(seed: int) -> None:
 
 
 @pytest.mark.slow
-@fuzzed(few=40, many=1500)
+@fuzzed(few=40, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
     """With no budget there is a bound all the same, which holds and is no better than with one."""
@@ -372,7 +372,7 @@ def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@fuzzed(few=40, many=1500)
+@fuzzed(few=40, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_bounds_without_times_hold(seed: int, combining: bool) -> None:
     """They prove what they say, and say no more than those with times."""

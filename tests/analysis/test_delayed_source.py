@@ -228,7 +228,7 @@ def least_ticks(problem: Problem) -> int | None:
         return None
 
 
-@fuzzed(few=60, many=1500)
+@fuzzed(few=60, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
 def test_no_claim_is_above_the_optimum(seed: int, combining: bool, few: bool) -> None:
     """Of any random problem: at most the least finish, proven by the witness, and by no more than it says."""

@@ -454,7 +454,7 @@ def produced() -> tuple[Schedule, ...]:
 def test_verifiers_agree_on_mutants_of_schedules():
     """On all that can be compact, of what producers make and random changes leave; the judge of data on more."""
     compared = Counter()
-    for seed in cases("mutants of schedules", few=200, many=10_000):
+    for seed in cases("mutants of schedules", few=200, many=12_000):
         rng = random.Random(seed)
         start = rng.choice(produced())
         rows = valid.rows_of(start)
@@ -663,7 +663,7 @@ def test_implicit_and_full_verifier_agree_on_mutants():
     """On every pattern with up to three random changes."""
     found: Counter[str] = Counter()
     made = {}
-    for seed in cases("mutants of implicit schedules", few=150, many=8_000):
+    for seed in cases("mutants of implicit schedules", few=150, many=10_000):
         rng = random.Random(seed)
         key = rng.choice(FABRICS), rng.choice(IMPLICIT_COLLECTIVES), rng.choice((1, 1, 2))
         if key not in made:

@@ -70,7 +70,7 @@ def check(problem, schedule):
     assert bound.bound <= schedule.finish
 
 
-@fuzzed(few=10, many=800)
+@fuzzed(few=10, many=200)
 @given(st.data())
 def test_named_collectives(data):
     """Every collective by name, several chunks a rank, any root."""
@@ -85,7 +85,7 @@ def test_named_collectives(data):
     check(problem, schedule_large(problem, seed=data.draw(st.integers(0, 3))))
 
 
-@fuzzed(few=4, many=300)
+@fuzzed(few=8, many=300)
 @given(st.data())
 def test_custom_collectives_of_many_sizes(data):
     """Chunks of the user's own, each of its own size."""
@@ -102,7 +102,7 @@ def test_custom_collectives_of_many_sizes(data):
     check(problem, schedule_large(problem))
 
 
-@fuzzed(few=8, many=500)
+@fuzzed(few=8, many=400)
 @given(st.data())
 def test_exchanges_of_any_sizes(data):
     """An alltoallv whose matrix has zeros, small and large entries."""
@@ -115,7 +115,7 @@ def test_exchanges_of_any_sizes(data):
     check(problem, schedule_large(problem))
 
 
-@fuzzed(few=8, many=300)
+@fuzzed(few=8, many=200)
 @given(st.data())
 def test_process_groups(data):
     """Two groups at once, the other ranks of which all relay, or only some: then there may be no way."""
@@ -140,7 +140,7 @@ def test_process_groups(data):
     check(problem, schedule)
 
 
-@fuzzed(few=3, many=100)
+@fuzzed(few=6, many=150)
 @given(st.data())
 def test_failures(data):
     """A link fails, or is half as fast: a new schedule, and a re-planned one, verify on what is left."""
@@ -159,7 +159,7 @@ def test_failures(data):
     assert taccl.verify(taccl.replan(old, changed, time_limit_s=0.1).schedule).ok
 
 
-@fuzzed(few=4, many=60)
+@fuzzed(few=4, many=40)
 @given(st.data())
 def test_never_worse_than_the_baselines(data):
     """The whole of `greedy` against the ring and the pairwise exchange."""
