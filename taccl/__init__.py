@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from taccl.analysis.simulation.simulation import Simulation as Simulation
     from taccl.analysis.simulation.steady import SteadyState as SteadyState
     from taccl.analysis.simulation.steady import initiation_interval as initiation_interval
-    from taccl.analysis.verification.verify import Verification as Verification
     from taccl.analysis.verification.verify import verify as verify
+    from taccl.analysis.verification.violation import Verification as Verification
     from taccl.collective import Collective as Collective
     from taccl.errors import CacheWarning as CacheWarning
     from taccl.errors import CollectiveError as CollectiveError
@@ -120,7 +120,8 @@ _NAMES_OF_MODULE = {
     "taccl.analysis.simulation.simulate": ("simulate",),
     "taccl.analysis.simulation.simulation": ("Simulation",),
     "taccl.analysis.simulation.steady": ("SteadyState", "initiation_interval"),
-    "taccl.analysis.verification.verify": ("Verification", "verify"),
+    "taccl.analysis.verification.verify": ("verify",),
+    "taccl.analysis.verification.violation": ("Verification",),
     "taccl.collective": ("Collective",),
     "taccl.errors": (
         "CacheWarning", "CollectiveError", "ExecutionError", "ExportError", "FallbackWarning", "FormatError",

@@ -33,11 +33,6 @@ from taccl.units import exact, parse_size, parse_time_us
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "Bytes", "Count", "Duration", "Megabytes", "Natural", "Number", "Seconds", "Size", "checked",
-    "checked_as", "kinds_of", "known_index", "known_word", "quoted", "whole_number",
-]  # fmt: skip
-
 #: Words for annotations. A whole number of at least 1, and of at least 0.
 Count = int
 Natural = int

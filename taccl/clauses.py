@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.collective import Chunk, Collective
     from taccl.topology.topology import Topology
 
-__all__ = ["BINDING", "CLAUSES", "Clause", "Clauses", "Passage", "SwitchPolicy"]
-
 #: What a clause speaks of: links as such, chunks on links, chunks of process groups on links, the links that
 #: a chunk passes one after another, the order of sends over a link, merged sends; or the search alone.
 Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count
 
-__all__ = ["Chunk", "Collective", "Derivation", "ProcessGroup", "RankSets", "busbw_factor"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

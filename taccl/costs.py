@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = ["Costs", "HoldColumns", "exact_costs", "hold_columns", "link_ends"]
-
 #: How finely time may be cut for costs to be exact, and to what they are rounded otherwise, with a word.
 _MAX_TICKS_PER_US, _ROUNDED_TICKS_PER_US = 10**9, 10**6
 _MAX_FINISH_TICKS = 2**62

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["NEVER", "Cancellation", "Deadline", "OutOfTime"]
-
 T = TypeVar("T")
 
 #: Seconds between two looks at a thread that works.

@@ -13,8 +13,6 @@ from taccl.names import shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["as_html", "card", "facts", "table"]
-
 _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;background:none;color:inherit;border:0"
 _RULE = "border:0;border-bottom:1px solid rgba(128,128,128,.5)"
 

@@ -24,8 +24,6 @@ from taccl.errors import CacheWarning
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["compiled", "inner"]
-
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 

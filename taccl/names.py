@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["did_you_mean", "in_runs", "listed", "matching", "shown", "shown_lines", "table"]
-
 
 def matching(word: str, known: Iterable[str]) -> str | None:
     """The known name that a word spells: ``All_Gather`` is ``allgather``; None where there is none."""

@@ -23,8 +23,6 @@ from taccl.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_FILE_BYTES", "check_depth", "parse", "parse_json", "parse_toml", "read_text", "toml_text"]
-
 #: A sketch is kilobytes; anything this large is some other file.
 MAX_FILE_BYTES = 16 * 10**6
 _PIECE_BYTES = 1 << 20

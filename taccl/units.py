@@ -12,11 +12,6 @@ from fractions import Fraction
 
 from taccl.errors import InputError
 
-__all__ = [
-    "BYTES_PER_MB", "exact", "format_count", "format_gap", "format_size", "format_us", "parse_size",
-    "parse_time_us",
-]  # fmt: skip
-
 BYTES_PER_MB = 10**6
 
 _SIZE_UNITS = {

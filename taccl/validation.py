@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-__all__ = ["UNION_TAGS", "validated"]
-
 #: Tags of discriminated unions, which pydantic puts into an error's path, and what they stand for.
 UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of pairs"}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.cost_of_sketch import Prices
     from taccl.analysis.simulation.simulation import Simulation
     from taccl.analysis.simulation.steady import SteadyState
-    from taccl.analysis.verification.verify import Verification
+    from taccl.analysis.verification.violation import Verification
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule

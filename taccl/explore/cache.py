@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = [
-    "Cache", "CacheInfo", "Entry", "cache_folder", "digest_of", "entry_document", "key_of", "warn_of_damage",
-]  # fmt: skip
-
 _SCHEMA = 1
 _FAILURE = "taccl-failure"
 _KEY = re.compile(r"[0-9a-f]{64}")

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.synthesis.parameters import SearchParameters
 
-__all__ = ["BACKENDS", "compare", "loaded", "name_of", "sweep"]
-
 #: More runs than this are refused: nobody waits for so many, and their rows fill the memory.
 _MOST_RUNS = 100_000
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 
-__all__ = ["chosen_cache", "table_of"]
-
 #: What joblib and Dask raise where a worker dies. A run's own errors are rows, and raise nothing.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
 
-__all__ = [
-    "COLUMNS", "FOUND", "LABELS", "NO_SKETCH", "OF_SCHEDULES", "SHORT", "Column", "check_row", "figures",
-    "frame", "new_row", "plain_rows", "shortened",
-]  # fmt: skip
-
 #: What stands in the column ``sketch`` for a run without one, so that grouping keeps it.
 NO_SKETCH = "none"
 

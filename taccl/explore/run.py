@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.result import Result
 
-__all__ = ["Case", "RunRequest", "end_with", "failed_row", "known_row", "perform", "this_process"]
-
 #: Statuses that the same question would get again. Other failures hang on the machine and the moment.
 _LASTING = (*FOUND, "infeasible")
 #: The columns of a row that tell how it is run.

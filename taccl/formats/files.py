@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-__all__ = ["check_writable", "first_fault", "write_whole"]
-
 #: What the operating system's errors mean to whoever gave a path.
 _REASONS: dict[type[OSError], str] = {
     FileExistsError: (

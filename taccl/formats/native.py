@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from taccl.clauses import Clause
 
-__all__ = ["FORMAT", "VERSION", "dump_schedule", "found_by", "load", "load_schedule", "read_document", "save"]
-
 FORMAT = "taccl-schedule"
 VERSION = 2
 _OLD_VERSION = 1

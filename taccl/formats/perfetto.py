@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["trace", "trace_text"]
-
 
 def trace_text(timeline: Schedule | Simulation) -> str:
     """The trace as JSON, with a line per event.

@@ -11,8 +11,6 @@ from taccl.program.layout import layout
 if TYPE_CHECKING:
     from taccl.program.program import Program
 
-__all__ = ["ProgramKind", "kind_of", "sizes_of", "warn_of_split"]
-
 
 class ProgramKind(NamedTuple):
     """A name of MSCCL's, the chunks of the larger buffer, and the one rank that starts or ends with all."""

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "FOREIGN_TOPOLOGIES", "Conversion", "convert", "foreign_topology", "format_named", "format_of_content",
-    "format_of_name", "read", "write",
-]  # fmt: skip
-
 FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network")
 
 _LIMIT_BYTES = 10**9

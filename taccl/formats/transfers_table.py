@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["csv_text", "parquet_bytes", "transfers_table"]
-
 
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
     """The columns by name, in order of start; ``pandas.DataFrame(transfers_table(s))`` makes a frame.

@@ -12,8 +12,6 @@ from xml.parsers import expat
 
 from taccl.errors import FormatError
 
-__all__ = ["Element", "parse_xml"]
-
 _MAX_DEPTH = 64
 _MAX_ELEMENTS = 2 * 10**6
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["SEVERAL", "Bars", "By", "bars_of", "busy_shares"]
-
 By = Literal["link", "resource", "rank"]
 #: The origin or chunk of a send that carries several.
 SEVERAL = -1

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-__all__ = ["backends", "comparison"]
-
 _NEEDED = ("backend", "sketch", "seconds", "finish_us", "bound_us", "gap", "status")
 #: Bars that a picture has room for.
 _MOST_BARS = 100

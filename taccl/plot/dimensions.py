@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.products import Dimensions
 
-__all__ = ["dimension_use", "dimensions"]
-
 _BINS = 200
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["COPIES", "MOST_SHAPES", "REDUCTIONS", "draw_bars", "gantt", "rows_height"]
-
 #: Names of the two groups of bars in an SVG file.
 COPIES, REDUCTIONS = "copies", "reductions"
 #: With more bars than this a picture in SVG or PDF holds them as one image.

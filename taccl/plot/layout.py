@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = ["Layout", "Line", "height_of", "lay_out", "lines_of"]
-
 #: With more ranks than this, nodes stand for their ranks.
 _MOST_RANKS = 256
 #: With more pairs of ranks of different nodes than this, one line stands for all links from node to node.

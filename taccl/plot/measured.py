@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from taccl.measure.fit import Fit
 
-__all__ = ["measured"]
-
 
 @drawing
 @checked

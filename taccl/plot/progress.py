@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-__all__ = ["draw_moments", "moments_in", "progress"]
-
 _WORDS = {"": "whole", "reduce": "reduction half", "spread": "spreading half"}
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
 
-__all__ = ["NAMES_OF_BASELINES", "Bandwidths", "bandwidth", "bandwidths", "usual_sizes"]
-
 #: What people call them.
 NAMES_OF_BASELINES = {
     "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",

@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = [
-    "FORMATS", "GREY", "INK", "MARKS", "OKABE_ITO", "axes", "drawing", "figure", "format_of", "headline",
-    "in_key", "legend", "mark", "plain_log", "remark", "render", "save", "scale_beside", "schedule_of",
-    "title_of",
-]  # fmt: skip
-
 #: M. Okabe and K. Ito, "Color Universal Design" (2008), in an order in which neighbours differ most.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")

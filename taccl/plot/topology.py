@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.result import Result
     from taccl.topology.topology import Topology
 
-__all__ = ["topology"]
-
 #: Kinds of links with a colour and a word of their own; the rest share the last.
 _MOST_KINDS = 7
 #: More lines than this say no more than these.

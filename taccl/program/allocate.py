@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from taccl.program.layout import RankLayout
 
-__all__ = ["FOREVER", "START", "Allocator", "Value"]
-
 #: Before every send, and after all.
 START, FOREVER = -1, 2**63
 

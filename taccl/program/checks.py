@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program
 
-__all__ = ["Fault", "Traffic", "check_queues", "check_sizes", "check_steps", "queue_ends", "traffic"]
-
 #: Steps by the queue that they send into, or receive from.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from taccl.program.lift import TracedMessage
     from taccl.program.program import Program, Queue
 
-__all__ = ["Clock"]
-
 
 class Clock:
     """The run of one program on one topology.

@@ -22,8 +22,6 @@ from taccl.program.program import OPERATIONS, RankProgram, Slot, Step, Threadblo
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Draft", "Key", "assemble", "read_slots", "written_slots"]
-
 _FUSED = {"receive": "receive-send", "receive-reduce": "receive-reduce-copy-send"}
 
 

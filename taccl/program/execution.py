@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program, Queue, Step
 
-__all__ = ["ExecutionState", "Memory", "execute", "rank_memory"]
-
 #: (rank, threadblock).
 Block = tuple[int, int]
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program
 
-__all__ = ["FAULT_KINDS", "Interpretation", "interpret"]
-
 #: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.
 _ELEMENTS = 2
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from taccl.collective import Collective
 
-__all__ = ["RankLayout", "contributions", "layout"]
-
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["TracedMessage", "lift"]
-
 #: What a slot holds: whose contribution to which chunk; of what is not added up, -1 for whoever had it.
 Contributions = frozenset[tuple[int, int]]
 

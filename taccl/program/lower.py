@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from taccl.program.messages import Message, Part
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["MERGED", "lower"]
-
 #: What becomes of a merged send whose chunks are not neighbours in the buffers at both ends.
 MERGED = ("split", "pack")
 CHANNELS = ("single", "round-robin", "by-chunk", "by-peer")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from taccl.program.program import Program
 
-__all__ = ["Parcel", "match", "parcels_of", "running_order"]
-
 
 class Parcel(NamedTuple):
     """Neighbouring chunks that one step sends and one step receives; offsets are chunks within the steps."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from taccl.program.program import Slot
     from taccl.schedule.schedule import Schedule, Transfer
 
-__all__ = ["Message", "NamedSums", "Part", "events_of", "follow", "follow_named", "messages_of"]
-
 
 @dataclass(eq=False, slots=True)
 class Part:

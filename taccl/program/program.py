@@ -21,11 +21,6 @@ from taccl.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "BUFFERS", "OPERATIONS", "PROTOCOLS", "Program", "Queue", "RankProgram", "Slot", "Step", "StepAddress",
-    "Threadblock",
-]  # fmt: skip
-
 BUFFERS = ("input", "output", "scratch")
 
 #: Transfers that may be on their way in one queue before the next one waits for room.

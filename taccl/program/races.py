@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.program.execution import ExecutionState, Memory
     from taccl.program.program import Program
 
-__all__ = ["find_races"]
-
 
 def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
     """Races among the steps that ran.

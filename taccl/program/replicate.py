@@ -10,8 +10,6 @@ from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.split import weight
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS
 
-__all__ = ["choose_instances", "replicate"]
-
 #: Parts of chunks are no smaller, as latency is all that they take: our choice.
 _LEAST_PART_BYTES = 1024
 #: What both runtimes run: MSCCL's steps of a threadblock, elements of a rank and threadblocks that steps wait

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from taccl.program.matching import Parcel
 
-__all__ = ["split_threadblocks", "weight"]
-
 #: (rank, threadblock).
 Block = tuple[int, int]
 

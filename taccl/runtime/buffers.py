@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from taccl.collective import Collective
     from taccl.runtime.job import Job
 
-__all__ = ["Buffers", "Data", "unwritten"]
-
 #: No sum over the ranks comes near it, nor past what the type holds.
 _LARGEST = 2**30
 

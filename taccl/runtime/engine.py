@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from taccl.program.execution import Memory
     from taccl.program.program import Program, Slot, Step
 
-__all__ = ["Engine", "Stuck", "whole_messages"]
-
 #: How long to sleep where nothing moves, at most: little beside a message, and much beside a look around.
 _LONGEST_SLEEP_S = 1e-3
 _SHORTEST_SLEEP_S = 2e-5

@@ -13,8 +13,6 @@ from typing import Any
 
 from taccl.errors import ExecutionError
 
-__all__ = ["INSTALL", "Launch", "find_library", "find_mpiexec", "import_mpi", "launched_by"]
-
 INSTALL = "pip install 'taccl[mpi]'"
 
 

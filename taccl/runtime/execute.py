@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["execute", "execute_job"]
-
 
 @checked
 def execute(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.program.layout import RankLayout
 
-__all__ = ["DTYPES", "Job", "check_memory", "make_job", "memory_needed_bytes"]
-
 #: "fixed32" is real numbers in fixed point, which travel and are added up as int32.
 DTYPES = ("int32", "int64", "float32", "float64", "fixed32")
 

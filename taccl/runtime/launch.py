@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from taccl.runtime.job import Job
 
-__all__ = ["launch", "launched"]
-
 #: What ranks take to start is no part of a time limit; so many on so few cores take seconds.
 _START_S = 120.0
 _TERMINATE_S = 1.0

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["end_with", "held", "processes_naming", "remove_segments", "segments", "segments_of"]
-
 _NAME = "guard"
 _EXIT_CODE = 1
 #: Files that MPICH shares memory by, and leaves behind where its processes are ended.

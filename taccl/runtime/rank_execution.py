@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from taccl.runtime.watchdog import Watchdog
 
-__all__ = ["execute_on_rank", "gathered", "patiently", "told"]
-
 _POLL_S = 5e-4
 #: What a process that Ctrl-C ended says to its shell.
 _INTERRUPTED = 130

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Collect = Callable[[Any, NDArray[Any], NDArray[Any], int], None]
 
-__all__ = ["COMPUTED", "REAL_SUMS", "Counterpart", "counterpart", "expected_output", "find_wrong"]
-
 #: What outputs are compared with where MPI has no such collective.
 COMPUTED = "what the collective asks for, computed from all inputs (MPI has no such collective)"
 #: What fixed point is compared with.

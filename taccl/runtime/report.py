@@ -11,8 +11,6 @@ from taccl.names import in_runs, listed
 from taccl.program.program import StepAddress
 from taccl.units import format_count, format_size, format_us
 
-__all__ = ["Execution", "Times", "Wait", "WrongChunk", "was_moving"]
-
 
 @dataclass(frozen=True, slots=True)
 class WrongChunk:

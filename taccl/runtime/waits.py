@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from taccl.program.program import Program
     from taccl.runtime.report import Wait
 
-__all__ = ["cause_first"]
-
 #: (rank, threadblock).
 Block = tuple[int, int]
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["GRACE_S", "Watchdog"]
-
 #: What anything may take beside its time limit: start, clean up, and report.
 GRACE_S = 30.0
 _LOOK_EVERY_S = 1.0

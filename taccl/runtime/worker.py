@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Task = Callable[[Any, Callable[[], dict[str, Any]], Watchdog, Callable[[str], None]], dict[str, Any]]
 
-__all__ = ["main", "serve"]
-
 
 def main(path: str) -> int:
     """Play one rank's part in the job in a file; returns the exit code."""

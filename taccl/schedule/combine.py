@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = [
-    "concatenate", "contributions_apart", "prune", "reduction_half", "reverse", "spreading_half",
-    "summed_at_destinations",
-]  # fmt: skip
-
 
 def spreading_half(problem: Problem) -> Problem:
     """The part of a combining problem that spreads each chunk from its root; nothing is reduced."""

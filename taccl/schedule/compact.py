@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Bytes, Natural
     from taccl.problem import Problem
 
-__all__ = ["CompactSchedule"]
-
 _BLOCK = 1 << 18
 #: A digest is of columns in blocks of this size, whatever is read at a time.
 _DIGEST_BLOCK = 1 << 20

@@ -9,8 +9,6 @@ from taccl.units import format_us, gb_per_s
 if TYPE_CHECKING:
     from fractions import Fraction
 
-__all__ = ["Figures"]
-
 
 class Figures:
     """The finish of a schedule, and what follows from it; a subclass says in which tick that is."""

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
     from taccl.topology.translations import Translations
 
-__all__ = ["IMPLICIT_COLLECTIVES", "ImplicitSchedule", "RankTransfer", "TransferBlock"]
-
 #: Collectives that look the same from every rank.
 IMPLICIT_COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
 _BLOCK = 1 << 20

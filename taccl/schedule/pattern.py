@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.translations import LinkClass
 
-__all__ = ["ClassTicks", "Pattern", "ticks_of"]
-
 _MAX_TICKS_PER_US = 10**6
 #: Any number of sends that fits into memory, one after another, then fits into 64 bits.
 _MAX_SEND_TICKS = 2**31

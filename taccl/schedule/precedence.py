@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Costs, Problem
 
-__all__ = ["CLAUSE", "DATA", "SUM", "Arrival", "Precedence", "Use", "Wait", "bits_of", "make_up"]
-
 #: Causes of a wait; a cause that is not negative is the resource.
 DATA, SUM, CLAUSE = -1, -2, -3
 #: A send waits for no more than so many events one by one; more are joined first.

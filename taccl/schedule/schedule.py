@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Natural
     from taccl.problem import Problem
 
-__all__ = ["Schedule", "Transfer", "lacking", "make_schedule"]
-
 #: Type and range of every column; ticks have two bits to spare, so that a time and a duration can be added.
 _INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
 _COLUMNS: dict[str, tuple[Any, int, int]] = {

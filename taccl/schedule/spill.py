@@ -27,8 +27,6 @@ from taccl.units import format_size
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["check_folder", "load_spilled", "room_for", "spill"]
-
 _FORMAT, _VERSION = "taccl-spilled-schedule", 1
 _COLUMNS = ("chunk", "link", "start")
 _INDEX = "schedule.json"

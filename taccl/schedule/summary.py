@@ -10,8 +10,6 @@ import numpy as np
 from taccl.errors import InputError
 from taccl.schedule.compact import CompactSchedule
 
-__all__ = ["ScheduleSummary", "summarize"]
-
 
 @dataclass(frozen=True, eq=False)
 class ScheduleSummary(CompactSchedule):

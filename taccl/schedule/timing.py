@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.precedence import Wait
 
-__all__ = ["exact_times"]
-
 
 def exact_times(
     problem: Problem,

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Internode, Sketch
     from taccl.topology.topology import Topology
 
-__all__ = ["apply", "carried", "check_reachable"]
-
 
 def apply(
     sketch: Sketch,

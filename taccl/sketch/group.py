@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["Element", "Fixing", "Symmetries", "smallest_of_orbits", "symmetry_group"]
-
 #: Symmetries are counted up to this many, and up to so many images of ranks in all.
 _MOST_COUNTED, _MOST_IMAGES = 4096, 2**26
 

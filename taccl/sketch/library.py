@@ -14,8 +14,6 @@ from taccl.reading import parse, read_text
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
 
-__all__ = ["load_sketch", "shipped_sketches"]
-
 
 def shipped_sketches() -> tuple[str, ...]:
     """Names of the sketches that come with taccl, e.g. ``"ndv2/sk1"``."""

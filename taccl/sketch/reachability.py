@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "Demand", "check_possible", "check_reachable", "demands", "hops_from", "kind_of", "reached", "unmet",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Demand:

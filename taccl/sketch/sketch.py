@@ -36,11 +36,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "Chunks", "Internode", "Intranode", "Merging", "Objective", "Routing", "Sketch", "SwitchSketch",
-    "Symmetry", "sketch_json_schema",
-]  # fmt: skip
-
 
 def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
     """A check of a value that is kept as it was written."""

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from taccl.problem import Clauses, Problem
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "block_shifts", "check_clauses", "check_topology", "chunk_permutation", "compose", "link_permutation",
-    "narrow", "offset_permutation", "order", "power", "resource_permutation",
-]  # fmt: skip
-
 Permutation = tuple[int, ...]
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from taccl.sketch.upstream_files import TopologyFile
     from taccl.topology.topology import Topology
 
-__all__ = ["load_problem", "load_upstream_topology"]
-
 CostModel = Literal["upstream", "physical"]
 
 #: What one chunk is taken to weigh where nobody says; the costs of a chunk do not depend on it.

@@ -14,8 +14,6 @@ from taccl.validation import validated
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TopologyFile", "sketch_from_file", "topology_from_file"]
-
 Cost = Annotated[Any, BeforeValidator(lambda value: exact(_number(value)))]
 OptionalCost = Annotated[Any, BeforeValidator(lambda value: None if value is None else exact(_number(value)))]
 Matrix = tuple[tuple[Cost, ...], ...]

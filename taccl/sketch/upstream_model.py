@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from taccl.sketch.upstream_files import TopologyFile
     from taccl.topology.topology import Topology
 
-__all__ = ["UpstreamModel", "machine_of"]
-
 #: Machines whose names begin those of topology files; theirs are the NICs then, and not the file's.
 _MACHINES = ("ndv2", "dgx2")
 

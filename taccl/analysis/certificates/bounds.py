@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Duration
     from taccl.problem import Problem
 
-__all__ = ["lower_bound"]
-
 #: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
 _MAX_TIMED = 60_000
 #: Up to so many that differ all claims but those of linear programs take a moment, and are never left out.

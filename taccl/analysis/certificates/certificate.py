@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.witnesses import Witness
     from taccl.problem import Problem
 
-__all__ = ["Certificate"]
-
 
 @dataclass(frozen=True)
 class Certificate:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.witnesses import Witness
     from taccl.problem import Problem
 
-__all__ = ["check_certificate"]
-
 #: What witnesses prove, in ticks; and those that are asked whether they prove so many.
 _PROVEN: dict[type[Witness], Callable[[Facts, Any], int | Fraction]] = {
     Path: latency,

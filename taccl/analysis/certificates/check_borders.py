@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.check_facts import Facts
     from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
 
-__all__ = ["batches", "crosses", "latency"]
-
 
 def latency(facts: Facts, path: Path) -> int:
     """The shortest time of a chunk to a destination; of a sum, of its farthest contribution."""

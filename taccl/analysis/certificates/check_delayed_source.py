@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.check_facts import Facts
     from taccl.analysis.certificates.witnesses import DelayedSource
 
-__all__ = ["source_delayed"]
-
 
 def source_delayed(facts: Facts, witness: DelayedSource, ticks: Fraction) -> bool:
     """Whether too much is missing at the moment of the witness for all to be over before `ticks`."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["Facts"]
-
 
 class Facts:
     """What a problem says, as plain numbers."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.check_facts import Facts
 
-__all__ = ["Passage", "passages"]
-
 
 @dataclass(frozen=True, slots=True)
 class Passage:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.check_facts import Facts
     from taccl.analysis.certificates.witnesses import CutDual, FlowDual
 
-__all__ = ["flow_dual", "cut_dual"]
-
 
 def cut_dual(facts: Facts, witness: CutDual) -> Fraction:
     """The bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""

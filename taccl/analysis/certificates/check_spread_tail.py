@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.check_facts import Facts
     from taccl.analysis.certificates.witnesses import SpreadTail
 
-__all__ = ["spreads_late"]
-
 
 def spreads_late(facts: Facts, witness: SpreadTail) -> int:
     """When the last chunks that enter the set can have spread in it at the earliest; 0 says nothing."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["Prices", "prices"]
-
 
 @dataclass(frozen=True, slots=True)
 class Prices:

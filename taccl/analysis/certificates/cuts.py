@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from taccl.sketch.group import Symmetries
 
-__all__ = ["throughput"]
-
 Parts = tuple[frozenset[int], ...]
 
 _MAX_SETS = 5_000

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["delayed_source_bounds"]
-
 #: So many ways to choose who starts early are tried, for ranks and for nodes.
 _MOST_HOMES = 3
 #: So many moments until which few feed are tried, and so many after which what is missing comes.

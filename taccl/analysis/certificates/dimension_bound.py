@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.topology.products import Dimensions
 
-__all__ = ["DimensionBound", "balance", "bound_along", "dimension_bound"]
-
 #: How often the data goes along the dimensions.
 _PASSES = {"allgather": 1, "reduce-scatter": 1, "alltoall": 1, "allreduce": 2}
 _TOLERANCE = 1e-9

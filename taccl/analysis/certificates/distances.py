@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
-__all__ = ["Distances", "arcs_of", "from_nearest", "shortest_times"]
-
 
 def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
     """Shortest times between all ranks over some links, for a send of `units`.

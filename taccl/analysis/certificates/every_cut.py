@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
 
-__all__ = ["bound_of_every_cut", "bound_rows", "standing"]
-
 #: Seconds for what limits more than latency; and after which what is found will do.
 _BUDGET_S, _LIMIT_S = 1.0, 2.0
 #: With more pairs of chunks and links none is looked for.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.volume import Volume
     from taccl.sketch.group import Symmetries
 
-__all__ = ["multicommodity"]
-
 #: Programs with more flows than this are not solved.
 _MAX_FLOWS = 400_000
 #: Up to so many go to the simplex method. The interior-point method, which more go to, looks at the clock

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["FOREVER", "Costs", "Gates", "first_tick", "gates_of", "let_in"]
-
 #: Ticks that never come.
 FOREVER = 2**61
 #: More chunks than a collective has; what passes a gate is cut off there.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["MOST_ROUNDS", "HeadsTails", "heads_and_tails", "least_time", "says_more"]
-
 #: So often a linear program is solved, with what the one before proved.
 MOST_ROUNDS = 4
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-__all__ = ["level_cut"]
-
 #: Of a function with more levels, about so many are tried, evenly spaced by ranks; one halves them.
 _MOST_LEVELS = 9
 #: Ranks far from one another that distances are taken from.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.sketch.group import Symmetries
 
-__all__ = ["Border", "Kind", "NeededSends"]
-
 
 class Kind(NamedTuple):
     """All that bounds ask of a chunk: chunks of one kind have the same sends.

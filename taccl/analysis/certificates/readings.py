@@ -11,8 +11,6 @@ from taccl.schedule.combine import reduction_half
 if TYPE_CHECKING:
     from taccl.problem import Problem
 
-__all__ = ["as_spreading", "turned_round"]
-
 
 def as_spreading(problem: Problem) -> Problem:
     """The problem to bound: a sum for one rank is read backwards, as a chunk that spreads from there.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["late_part", "moments"]
-
 #: Of so many moments bounds are worked out: those after which most seems to be left.
 _MOST_MOMENTS = 6
 

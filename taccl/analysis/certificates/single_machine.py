@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["Job", "batch_ends", "machine_ticks"]
-
 #: Beyond this many states the queues of a machine are merged into one, which only weakens the bound.
 _MAX_STATES = 20_000
 

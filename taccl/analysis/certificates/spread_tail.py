@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["spread_tail_bounds"]
-
 #: Of how many last chunks every number is tried, and how many they are at most.
 _EVERY, _MOST = 16, 256
 #: So many numbers of ranks that want a chunk are tried as the least.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["find_symmetries"]
-
 
 def find_symmetries(problem: Problem) -> Symmetries:
     """The symmetries that a sketch declares, and shifts inside blocks of ranks that the problem has."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from taccl.schedule.pattern import ClassTicks
     from taccl.topology.translations import Translations
 
-__all__ = ["FabricBound", "bound_of", "collective_bound"]
-
 
 @dataclass(frozen=True, slots=True)
 class FabricBound:

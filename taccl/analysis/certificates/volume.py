@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["Volume", "crossing_links"]
-
 
 class Volume:
     """The chunks of a problem as matrices.

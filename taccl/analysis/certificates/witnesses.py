@@ -31,11 +31,6 @@ from taccl.units import format_count
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "Border", "Claim", "CutDual", "DelayedSource", "FlowDual", "Late", "Path", "SetCharge", "SingleMachine",
-    "SpreadTail", "Witness",
-]  # fmt: skip
-
 
 class Witness:
     """What proves a bound.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.topology.topology import Hold, Topology
 
-__all__ = ["assume"]
-
 
 def assume(
     problem: Problem,

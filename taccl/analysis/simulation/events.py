@@ -10,14 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
+from taccl.schedule.precedence import Precedence
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.precedence import Use
     from taccl.schedule.schedule import Schedule
-
-__all__ = ["CLAUSE", "DATA", "SUM", "Events", "events_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["simulate"]
-
 #: More sends of all tiles together than this are refused: minutes, and gigabytes.
 _MOST_EVENTS = 100_000_000
 

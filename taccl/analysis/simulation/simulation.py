@@ -7,12 +7,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from taccl.analysis.simulation.events import CLAUSE, SUM
 from taccl.analysis.simulation.usage import JITTER_BITS, spend
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown
 from taccl.schedule.figures import Figures
+from taccl.schedule.precedence import CLAUSE, SUM
 from taccl.schedule.schedule import make_schedule
 from taccl.units import format_count, format_size
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Natural
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
-
-__all__ = ["ResourceUse", "Simulation", "Step", "as_text", "describe_wait"]
 
 
 @dataclass(frozen=True, slots=True)

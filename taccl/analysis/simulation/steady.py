@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from taccl.analysis.simulation.events import Events
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["CycleStep", "SteadyState", "initiation_interval"]
-
 
 @dataclass(frozen=True, slots=True)
 class CycleStep:

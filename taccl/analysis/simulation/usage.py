@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from taccl.analysis.simulation.events import CLAUSE, DATA, SUM
+from taccl.schedule.precedence import CLAUSE, DATA, SUM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.analysis.simulation.events import Events
-
-__all__ = ["JITTER_BITS", "EventTimes", "Spent", "spend"]
 
 #: A tick is cut into 2**JITTER_BITS where there is jitter, so that jittered times are exact too.
 JITTER_BITS = 20

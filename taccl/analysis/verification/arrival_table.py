@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.schedule.compact import CompactSchedule
 
-__all__ = ["ArrivalTable", "pairs"]
-
 
 class ArrivalTable:
     """Since when each rank has each chunk: of all pairs, or only of those that something is sent to.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from taccl.analysis.verification.replay import Replay
 
-__all__ = ["check_copies", "check_named_sums", "check_sums", "events"]
-
 #: Before any start.
 _ALWAYS = -(2**62)
 #: Ways to make up one sum of what arrived that are looked at; more are reported, not decided.

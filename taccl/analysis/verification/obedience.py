@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from taccl.analysis.verification.replay import Replay
     from taccl.clauses import Clause
 
-__all__ = ["check_clauses", "check_moments", "check_own_first", "check_paths"]
-
 
 def check_clauses(replay: Replay) -> None:
     """The clauses that speak of one chunk on one link."""

@@ -11,8 +11,6 @@ from taccl.analysis.verification.violation import KINDS, Violation
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["Replay"]
-
 #: Costs that need more ticks a microsecond than this may have been rounded up to one of so many.
 _FINEST_TICKS_PER_US = 10**6
 _BYTES_PER_MB = 10**6

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
     from taccl.analysis.verification.sketch_clauses import Sends
 
-__all__ = [
-    "ABSENT", "BUSY", "DOUBLE", "LOST", "MISSING", "OK", "RACE", "Arrivals", "Held", "Sums", "by_chunk",
-    "links_passed", "replay_sends", "replay_sums",
-]  # fmt: skip
-
 #: Of a send: its source has not got the chunk, or a resource is held. Of a sum that arrives: its order with
 #: another decides, it is added a second time, it wipes out others; or in the end a contribution is missing.
 OK, ABSENT, BUSY, RACE, DOUBLE, LOST, MISSING = 0, 1, 2, 3, 4, 5, 6

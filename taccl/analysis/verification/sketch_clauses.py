@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     _Check: TypeAlias = tuple[str, Callable[["Sends"], NDArray[np.bool_]]]
 
-__all__ = ["Fault", "Sends", "SketchClauses"]
-
 
 class Fault(NamedTuple):
     """What is wrong: a kind of `KINDS`, and a sentence."""

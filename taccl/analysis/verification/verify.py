@@ -37,15 +37,13 @@ from taccl.analysis.verification.obedience import check_clauses, check_moments, 
 from taccl.analysis.verification.replay import Replay
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.analysis.verification.verify_implicit import verify_implicit
-from taccl.analysis.verification.violation import KINDS, Verification, Violation
+from taccl.analysis.verification.violation import Verification
 from taccl.arguments import checked
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.implicit import ImplicitSchedule
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
-
-__all__ = ["KINDS", "Verification", "Violation", "verify"]
 
 
 @checked

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
 
-__all__ = ["flat_sets", "landing_order", "said_of", "verify_compact"]
-
 _BLOCK = 1 << 18
 
 

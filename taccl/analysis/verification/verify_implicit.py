@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
     from taccl.topology.translations import LinkClass, Translations
 
-__all__ = ["verify_implicit"]
-
 #: How many rows at fault are told of one rule.
 _MOST = 5
 #: Where (item, place) pairs outnumber rows by so much, only those that occur are kept.

@@ -10,8 +10,6 @@ from taccl.errors import VerificationError
 from taccl.names import listed, shown
 from taccl.units import format_count
 
-__all__ = ["KINDS", "Verification", "Violation"]
-
 #: Every kind of violation that `verify` reports.
 KINDS = (
     "index",  # a chunk or link that does not exist

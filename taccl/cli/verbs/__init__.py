@@ -6,8 +6,6 @@ inside it.
 
 from __future__ import annotations
 
-__all__ = ["VERBS"]
-
 #: In the order in which ``taccl --help`` lists them.
 VERBS = (
     "synthesize", "verify", "show", "simulate", "bound", "explain", "suggest", "baseline", "convert", "run",

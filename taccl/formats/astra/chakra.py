@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taccl.analysis.simulation.events import DATA, events_of
+from taccl.analysis.simulation.events import events_of
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.formats.files import check_writable, write_whole
+from taccl.schedule.precedence import DATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from taccl.analysis.simulation.events import Events
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
-
-__all__ = ["chakra_traces", "save_chakra"]
 
 _COMP, _SEND, _RECEIVE = 4, 5, 6
 _VERSION = "0.0.4"

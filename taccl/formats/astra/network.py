@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = ["MAX_FILE_BYTES", "load_astra_network"]
-
 MAX_FILE_BYTES = 10**6
 _MAX_DIMENSIONS = 16
 _BYTES_PER_GB = 2**30

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-__all__ = ["TYPES", "load_msccl_xml", "parse_msccl_xml"]
-
 #: Limits of the runtime's parser and kernels.
 MAX_THREADBLOCKS, MAX_DEPENDED_ID, MAX_STEPS, MAX_CHANNELS, MAX_PEERS = 216, 127, 256, 32, 32
 LIMIT_COUNT, LIMIT_ELEMENTS, LIMIT_NAME, LIMIT_ATTRIBUTES, LIMIT_VALUE = 71, 4096, 63, 16, 255

@@ -25,8 +25,6 @@ from taccl.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OPERATIONS", "PlanRun", "run_plan"]
-
 #: Operations that can be run.
 OPERATIONS = (
     "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.formats.mscclpp.messages import Messages
     from taccl.program.program import Program, Queue, Step
 
-__all__ = ["PlanGpu"]
-
 
 class PlanGpu:
     """One rank's part of the plan."""

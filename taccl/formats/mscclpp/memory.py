@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Clocks", "PlanMemory", "packets"]
-
 _CHUNKS = {"i": "input_chunks", "o": "output_chunks", "s": "scratch_chunks"}
 #: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.
 _ELEMENTS = 2

@@ -24,8 +24,6 @@ from taccl.program.program import Slot
 if TYPE_CHECKING:
     from taccl.program.program import Program, Step, StepAddress
 
-__all__ = ["Messages", "place_messages"]
-
 
 @dataclass(frozen=True, slots=True)
 class Messages:

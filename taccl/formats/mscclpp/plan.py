@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Bytes, Count, Natural
     from taccl.program.program import Program
 
-__all__ = ["COLLECTIVES", "build_mscclpp_plan", "plan_text", "save_mscclpp_plan"]
-
 #: What MSCCL++ calls the collectives.
 COLLECTIVES = {
     "allgather": "allgather", "allreduce": "allreduce", "reduce_scatter": "reducescatter",

@@ -10,8 +10,6 @@ from taccl.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["registration_snippet"]
-
 _SNIPPET = '''"""Registers execution plans with MSCCL++, which then serve torch.distributed.
 
 In the program, before `init_process_group`: `import {module}; {module}.register(rank)`.

@@ -20,8 +20,6 @@ from taccl.program.program import Slot
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["MAX_IDS", "MAX_OPERATIONS", "Op", "PlanThreadblock", "local", "remote"]
-
 #: One operation, as it stands in the plan.
 Op = dict[str, Any]
 

@@ -19,8 +19,6 @@ from taccl.topology.parts import beta_of_bandwidth
 if TYPE_CHECKING:
     from taccl.formats.xml_elements import Element
 
-__all__ = ["Given", "Gpu", "System", "read_system", "whole"]
-
 #: NCCL itself reads files of at most 256 elements.
 _MAX_DEVICES = 1024
 #: Units of 100 Mbit/s a lane, by GT/s; GB/s are lanes * units / 80.

@@ -18,7 +18,6 @@ from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
-    AlphaMeaning,
     Nic,
     Part,
     PcieUse,
@@ -34,11 +33,9 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from taccl.formats.nccl.server import Number
-    from taccl.topology.topology import Topology
+    from taccl.topology.topology import AlphaMeaning, Topology
 
 NvlinkUse = Literal["auto", "pairs", "switch"]
-
-__all__ = ["MAX_FILE_BYTES", "load_nvidia_smi"]
 
 MAX_FILE_BYTES = 10**6
 _MAX_DEVICES = 512

@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 
 PcieUse = Literal["where-needed", "always"]
 
-__all__ = [
-    "INTERNODE_ALPHA_US", "INTRANODE_ALPHA_US", "AlphaMeaning", "Nic", "Part", "PcieUse", "Server", "Wiring",
-    "build_servers",
-]  # fmt: skip
-
 #: TACCL's published constants of NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe is given NVLink's.
 INTRANODE_ALPHA_US = Fraction("0.3")
 INTERNODE_ALPHA_US = Fraction("2.6")

@@ -19,7 +19,6 @@ from taccl.formats.nccl.elements import Given, read_system, whole
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
-    AlphaMeaning,
     PcieUse,
     Server,
     Wiring,
@@ -32,12 +31,10 @@ from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 if TYPE_CHECKING:
     from taccl.formats.nccl.elements import Gpu
     from taccl.formats.nccl.server import Number
-    from taccl.topology.topology import Topology
+    from taccl.topology.topology import AlphaMeaning, Topology
 
     Pairs = dict[tuple[int, int], int]
     Switches = tuple[tuple[tuple[int, ...], int], ...]
-
-__all__ = ["MAX_FILE_BYTES", "load_nccl_topology"]
 
 MAX_FILE_BYTES = 16 * 10**6
 #: GB/s of one NVLink in each direction by compute capability, from the highest down: NCCL's constants.

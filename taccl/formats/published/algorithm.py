@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["load_upstream_algorithm", "retimed"]
-
 _LIMIT_BYTES = 64 * 10**6
 _LAST_TICK = 2**61
 _LONGEST_NAME = 200

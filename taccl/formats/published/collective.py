@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from taccl.formats.published.fields import AlgorithmFile
 
-__all__ = ["KINDS", "collective_of"]
-
 _LONGEST_NAME = 200
 
 #: Collectives by the tool's name for them; n ranks have n to the power given of chunks, or a multiple.

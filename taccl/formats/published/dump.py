@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["algorithm_text", "dump_upstream_algorithm"]
-
 #: The tool's names for our collectives and machines.
 _NAMES = {ours: theirs for theirs, (ours, _) in KINDS.items()}
 _MACHINES = {ours: theirs for theirs, ours in MACHINES.items()}

@@ -17,8 +17,6 @@ from taccl.arguments import quoted
 from taccl.errors import FormatError
 from taccl.formats.files import first_fault
 
-__all__ = ["AlgorithmFile", "SendEntry", "TopologyFields", "algorithm_file"]
-
 _REMEDY = "write the file anew with the tool that made it"
 #: Costs beyond this, and starts, would overflow the grid of ticks; no machine comes near.
 _LARGEST = 10**15

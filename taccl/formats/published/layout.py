@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["Across", "Layout", "lay_out"]
-
 _SHOWN = 3
 Place = TypeVar("Place", bound="Hashable")
 

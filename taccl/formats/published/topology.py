@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from taccl.formats.published.fields import AlgorithmFile, TopologyFields
     from taccl.topology.topology import Topology
 
-__all__ = ["MACHINES", "build_topology"]
-
 #: The tool puts the kind of machine before the name of its topology file, and often the ranks in a node
 #: after it.
 _NAME = re.compile(r"^(NDv2|DGX2|HubAndSpoke|Custom)-(.+?)(?:-\(n=\d+\))?$")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SCRIPT", "STYLE"]
-
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --faint: #667; --line: #d5d9de;
   --soft: #f4f6f8; --good: #0b6e4f; --bad: #b3261e; --mark: #0072b2; }

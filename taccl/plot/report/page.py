@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.simulation.simulation import Simulation
-    from taccl.analysis.verification.verify import Verification
+    from taccl.analysis.verification.violation import Verification
     from taccl.arguments import Duration
     from taccl.plot.sizes import Bandwidths
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Moment
-
-__all__ = ["Findings", "report", "write_report"]
 
 #: The sections in order, each a function of `sections`.
 _CONTENTS = {

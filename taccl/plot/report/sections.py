@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from taccl.plot.report.page import Findings
     from taccl.schedule.schedule import Schedule
 
-__all__ = [
-    "bound", "load", "problem", "search", "sizes", "summary", "timeline", "transfers", "verification",
-    "versions",
-]  # fmt: skip
-
 _VIEWS: tuple[By, ...] = ("rank", "link", "resource")
 _MOST_VIOLATIONS = 50
 _MOST_ROWS = 12
