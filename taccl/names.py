@@ -78,5 +78,13 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
     return "\n".join(lines)
 
 
+def numbers_table(rows: Sequence[Sequence[str]], *, hidden: int = 0) -> str:
+    """Rows of cells, each at the right of its column, and a line that says how many more there are."""
+    cells = [[shown(cell, 100) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in cells]
+    return "\n".join([*lines, f"... and {hidden} more"] if hidden else lines)
+
+
 def _plain(word: str) -> str:
     return "".join(letter for letter in word.lower() if letter.isalnum())

@@ -50,6 +50,13 @@ def written_to(answer: Answer, path: str, write: Callable[[], None]) -> Answer:
     return replace(answer, text=f"{answer.text}\n\nwritten to {shown(path)}")
 
 
+def with_content(answer: Answer, path: str, content: str | bytes, options: argparse.Namespace) -> Answer:
+    """The answer, once a content is written to a path."""
+    from taccl.formats.files import write_whole
+
+    return written_to(answer, path, lambda: write_whole(path, content, overwrite=options.overwrite))
+
+
 def with_file(answer: Answer, schedule: Schedule | CompactSchedule, options: argparse.Namespace) -> Answer:
     """The answer, once its schedule is written where the user asked."""
 
@@ -129,6 +136,24 @@ def progress_shown(*, wanted: bool) -> Iterator[Callable[[str, float | None, flo
             status.update(escape(f"{stage}: {figures}" if figures else stage))
 
         yield update
+
+
+@contextlib.contextmanager
+def notes_shown(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
+    """The same for work without figures: what to call with what is going on, though nobody may see it."""
+    with progress_shown(wanted=wanted) as progress:
+        yield lambda text: None if progress is None else progress(text, None, None)
+
+
+def is_first_rank() -> bool:
+    """Whether this process may speak: among ranks of a launcher all there is to say is left to rank 0."""
+    from taccl.runtime.environment import launched_by
+
+    launch = launched_by()
+    if launch is None or not launch.rank:
+        return True
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    return False
 
 
 def _print(content: str) -> None:

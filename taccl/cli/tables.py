@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.cli.answer import judged
 from taccl.cli.options import add_options, positive
-from taccl.cli.output import add_output, check_output, written_to
+from taccl.cli.output import add_output, check_output, with_content
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_size, format_us
@@ -78,13 +78,7 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
     complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule"
     answer = judged(_text(rows), {"rows": rows}, complaint)
     path = options.output
-    if path is None:
-        return answer
-    from taccl.formats.files import write_whole
-
-    return written_to(
-        answer, path, lambda: write_whole(path, _content(found, rows, path), overwrite=options.overwrite)
-    )
+    return answer if path is None else with_content(answer, path, _content(found, rows, path), options)
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
-from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -171,8 +170,6 @@ def sweep(
         raise InputError("found one beside a collective that is made already; name it instead", where="root")
     if isinstance(collective, str):
         collective = collectives.make(collective, topology.num_ranks, root=root).name
-    elif not isinstance(collective, Collective):
-        raise InputError(f"found {collective!r}; expected a collective or its name", where="collective")
     options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     asked: list[tuple[Case, dict[str, Any]]] = []
     cuts = _cuts(chunks_per_rank, collective)
@@ -181,7 +178,8 @@ def sweep(
         known = {
             "topology": topology.name, "num_ranks": topology.num_ranks, "size_bytes": size,
             "collective": collective if isinstance(collective, str) else collective.name,
-            "sketch": name_of(each) or NO_SKETCH, "chunks_per_rank": cut or _own_cut(each),
+            "sketch": name_of(each) or NO_SKETCH,
+            "chunks_per_rank": cut or (each.chunks.per_rank if each else 1),
         }  # fmt: skip
         _check_num_runs(len(asked) + len(options), time_limit_s)
         asked += [(case, row | known) for row in options]
@@ -219,10 +217,6 @@ def _with_chunks(problem: Problem, time_limit_s: float) -> Problem:
     return choose_chunks(problem, time_limit_s=DEFAULTS.suggesting.chunks_share * time_limit_s)
 
 
-def _own_cut(sketch: Sketch | None) -> int:
-    return 1 if sketch is None else sketch.chunks.per_rank
-
-
 def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:
     """The sketches by name, path or themselves."""
     found = [load_sketch(each) if isinstance(each, (str, PathLike)) else each for each in sketches]
@@ -234,7 +228,7 @@ def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sket
 def _sizes(sizes: Iterable[Size] | None) -> Sequence[int | None]:
     if sizes is None:
         return (None,)
-    several = list(dict.fromkeys(parse_size(size, where="sizes") for size in sizes))
+    several = list(dict.fromkeys(sizes))
     if not several:
         raise InputError("found none; expected at least one, such as '1MB'", where="sizes")
     return several

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from taccl.arguments import checked
 from taccl.costs import hold_columns
 from taccl.errors import InputError
 from taccl.names import shown as as_shown
@@ -14,6 +15,7 @@ from taccl.names import shown as as_shown
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from taccl.arguments import Count
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -57,12 +59,9 @@ class Bars:
     num_hidden: int
 
 
-def bars_of(schedule: Schedule, by: By = "link", *, max_rows: int = 48) -> Bars:
+@checked
+def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bars:
     """The bars of a schedule."""
-    if by not in get_args(By):
-        raise InputError(f"found {by!r}; expected 'link', 'resource' or 'rank'", where="by")
-    if max_rows < 1:
-        raise InputError(f"found {max_rows}; expected a positive number", where="max_rows")
     problem = schedule.problem
     _check_indices(schedule)
     send = _sends(schedule)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.errors import InputError
 from taccl.plot import style
 from taccl.plot.bars import SEVERAL, By, bars_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, remark, schedule_of, title_of
@@ -84,9 +83,7 @@ def draw_bars(
 ) -> Axes:
     """Bars that are worked out already; see `gantt`."""
     roots = "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
-    title = {"origin": roots, "chunk": "chunk"}.get(colour)
-    if title is None:
-        raise InputError(f"found {colour!r}; expected 'origin' or 'chunk'", where="colour")
+    title = roots if colour == "origin" else "chunk"
     num_rows = max(1, len(bars.rows))
     ax = axes(ax, height=rows_height(num_rows))
     topology = schedule.problem.topology

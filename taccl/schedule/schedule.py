@@ -11,7 +11,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.names import shown
+from taccl.names import numbers_table, shown
 from taccl.schedule.figures import Figures
 from taccl.units import format_count
 
@@ -164,12 +164,7 @@ class Schedule(Figures):
     def table(self, *, limit: Natural | None = None) -> str:
         """The transfers as text, one row each, times in microseconds."""
         rows = [("start_us", "end_us", "chunk", "link", "group", "op"), *self._rows(limit)]
-        widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-        ]
-        hidden = self.num_transfers - (len(rows) - 1)
-        return "\n".join(lines + ([f"... and {hidden} more"] if hidden else []))
+        return numbers_table(rows, hidden=self.num_transfers + 1 - len(rows))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the figures, and the first transfers."""

@@ -18,7 +18,7 @@ from taccl.problem import Clauses, Problem, SwitchPolicy, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
 from taccl.topology.parts import check_ranks, links_among
-from taccl.units import exact, parse_size
+from taccl.units import exact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -73,14 +73,8 @@ def apply(
             f"{cut}, which holds"
         )
     clauses = _resolve(sketch, topology)
-    chunk_bytes: int | list[int] | None = None
-    if isinstance(chunk_size, (int, float, str)):
-        chunk_bytes = parse_size(chunk_size, where="chunk_size")
-    elif chunk_size is not None:
-        chunk_bytes = [parse_size(each, where="chunk_size") for each in chunk_size]
-    size_bytes = None if size is None else parse_size(size, where="size")
     problem = make_problem(
-        topology, collective, chunk_bytes=chunk_bytes, size_bytes=size_bytes, chunks_per_rank=chunks_per_rank,
+        topology, collective, chunk_bytes=chunk_size, size_bytes=size, chunks_per_rank=chunks_per_rank,
         root=root, roots=roots, clauses=clauses, notes=notes,
     )  # fmt: skip
     if reachable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.errors import SketchError, TopologyError
 from taccl.topology.machines import SHAPES
@@ -36,6 +36,62 @@ def machine_of(file: TopologyFile) -> str:
     return next((machine for machine in known if file.name.lower().startswith(machine)), "")
 
 
+class Edge(NamedTuple):
+    """A link to be, between local ranks inside a node; `plane` is the switch and its plane there."""
+
+    src: int
+    dst: int
+    alpha_us: Fraction
+    beta_us_per_mb: Fraction
+    plane: tuple[int, int] | None = None
+    name: str = ""
+
+
+def wired(
+    name: str, machine: str, *, nodes: int, size: int, inside: Sequence[Edge], across: Iterable[Edge]
+) -> Topology:
+    """Nodes with links inside each, links across, and the ports that serialise what goes over them.
+
+    A plane of a switch serialises what a rank sends through it, and what it receives; beyond two nodes its
+    remote sends are serialised, and its remote receives.
+    """
+    node_of_rank = [node for node in range(nodes) for _ in range(size)]
+    builder = TopologyBuilder(
+        f"{name} x{nodes}", node_of_rank, profile=name, machine=machine, cost_model="upstream"
+    )
+    ports: dict[str, int] = {}
+
+    def add(edge: Edge, base: int, port: str, at: str = "") -> int:
+        src, dst = base + edge.src, base + edge.dst
+        link = builder.add_link(
+            src, dst, alpha_us=edge.alpha_us, beta_us_per_mb=edge.beta_us_per_mb, name=edge.name
+        )
+        ends = [f"{port} out of rank {src}{at}", f"{port} into rank {dst}{at}"] if port else []
+        for end in ends:
+            if end not in ports:
+                ports[end] = builder.add_resource(end)
+        if ends:
+            hold_ends(builder, link, ports[ends[0]], ports[ends[1]], alpha_us=edge.alpha_us)
+        return link
+
+    for base in range(0, nodes * size, size):
+        through: dict[tuple[int, int], list[int]] = {}
+        for edge in inside:
+            if edge.plane is None:
+                add(edge, base, "")
+                continue
+            at = f" at plane {edge.plane[1]} of switch {edge.plane[0]}"
+            through.setdefault(edge.plane, []).append(add(edge, base, "port", at))
+        for (switch, plane), links in through.items():
+            ranks = {rank for e in links for rank in (builder.links[e].src, builder.links[e].dst)}
+            builder.add_switch(
+                f"plane {plane} of switch {switch} of node {base // size}", sorted(ranks), links
+            )
+    for edge in across:
+        add(edge, 0, "remote port" if nodes > 2 else "")
+    return builder.build()
+
+
 @dataclass(frozen=True)
 class UpstreamModel:
     """The published tool's model of a topology file, whose costs are for `chunk_bytes`, and a sketch."""
@@ -57,19 +113,10 @@ class UpstreamModel:
                 where=file.where("gpus_per_node"),
             )
         self._check_size()
-        builder = TopologyBuilder(
-            f"{file.name} x{self.nodes}",
-            [node for node in range(self.nodes) for _ in range(file.gpus_per_node)],
-            profile=file.name,
-            machine=machine,
-            cost_model="upstream",
+        inside, across = self._inside(), self._across() if self.nodes > 1 else []
+        return wired(
+            file.name, machine, nodes=self.nodes, size=file.gpus_per_node, inside=inside, across=across
         )
-        pairs = self._node_links()
-        for node in range(self.nodes):
-            self._add_node(builder, node, pairs)
-        if self.nodes > 1:
-            self._add_internode(builder)
-        return builder.build()
 
     def _check_size(self) -> None:
         """Raise `TopologyError` for a topology that memory could not hold."""
@@ -117,32 +164,19 @@ class UpstreamModel:
             for (a, b), count in sorted(nvlinks.items()) for src, dst in ((a, b), (b, a))
         ]  # fmt: skip
 
-    def _add_node(
-        self, builder: TopologyBuilder, node: int, pairs: Sequence[tuple[int, int, int, Fraction, Fraction]]
-    ) -> None:
-        """Links inside one node; a switch's planes serialise what a rank sends, and what it receives."""
-        base = node * self.file.gpus_per_node
-        planes = self._planes()
-        ports: dict[str, int] = {}
-        through: dict[tuple[int, int], list[int]] = {}
-        for src, dst, parallel, beta, total in pairs:
+    def _inside(self) -> list[Edge]:
+        """Links inside a node; of those through a switch each plane has its own."""
+        planes, edges = self._planes(), []
+        for src, dst, parallel, beta, total in self._node_links():
             switch, num_planes = planes.get((src, dst), (None, 1))
             # The tool adds alpha only where it splits a switch; elsewhere it takes the file's own total.
             cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
             per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
             for plane, _ in product(range(num_planes), range(parallel)):
+                through = None if switch is None else (switch, plane)
                 name = f"plane {plane}" if num_planes > 1 else ""
-                link = builder.add_link(base + src, base + dst, alpha_us=0, beta_us_per_mb=per_mb, name=name)
-                if switch is None:
-                    continue
-                through.setdefault((switch, plane), []).append(link)
-                at = f"at plane {plane} of switch {switch}"
-                out = _port(builder, ports, f"port out of rank {base + src} {at}")
-                into = _port(builder, ports, f"port into rank {base + dst} {at}")
-                hold_ends(builder, link, out, into, alpha_us=Fraction(0))
-        for (switch, plane), links in through.items():
-            ranks = [base + local for local in self.sketch.switch[switch].ranks]
-            builder.add_switch(f"plane {plane} of switch {switch} of node {node}", ranks, links)
+                edges.append(Edge(src, dst, Fraction(0), per_mb, through, name))
+        return edges
 
     def _planes(self) -> dict[tuple[int, int], tuple[int, int]]:
         """The switch between two local ranks, and its number of planes."""
@@ -164,7 +198,7 @@ class UpstreamModel:
         of = f"{self.file.name} has local ranks"
         check_ranks(ranks, self.file.gpus_per_node, where=where, error=SketchError, of=of)
 
-    def _add_internode(self, builder: TopologyBuilder) -> None:
+    def _across(self) -> list[Edge]:
         """The sketch's connections for every ordered pair of nodes, with the NICs split evenly."""
         file = self.file
         connections = self._connections()
@@ -186,15 +220,11 @@ class UpstreamModel:
         per_mb = self._per_mb(int(file.remote_beta * num_links / nics), "remote_beta")
         alpha_us = file.remote_alpha * self.time_unit_us
         size = file.gpus_per_node
-        ports: dict[str, int] = {}
         pairs = [(sender, receiver) for sender, receivers in connections.items() for receiver in receivers]
-        for (here, there), (sender, receiver) in product(permutations(range(self.nodes), 2), pairs):
-            src, dst = here * size + sender, there * size + receiver
-            link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=per_mb)
-            if self.nodes > 2:
-                out = _port(builder, ports, f"remote port out of rank {src}")
-                into = _port(builder, ports, f"remote port into rank {dst}")
-                hold_ends(builder, link, out, into, alpha_us=alpha_us)
+        return [
+            Edge(here * size + sender, there * size + receiver, alpha_us, per_mb)
+            for (here, there), (sender, receiver) in product(permutations(range(self.nodes), 2), pairs)
+        ]
 
     def _connections(self) -> dict[int, tuple[int, ...]]:
         """Receivers of every sending local rank."""
@@ -222,10 +252,3 @@ class UpstreamModel:
                 where=where,
             )
         return dict(connections)
-
-
-def _port(builder: TopologyBuilder, known: dict[str, int], name: str) -> int:
-    """The resource of that name, which is made where it is first asked for."""
-    if name not in known:
-        known[name] = builder.add_resource(name)
-    return known[name]

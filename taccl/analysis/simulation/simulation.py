@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Literal
 from taccl.analysis.simulation.usage import JITTER_BITS, spend
 from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.names import shown
+from taccl.names import numbers_table
 from taccl.schedule.figures import Figures
 from taccl.schedule.precedence import CLAUSE, SUM
 from taccl.schedule.schedule import make_schedule
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.analysis.simulation.events import Events
     from taccl.analysis.simulation.usage import EventTimes
     from taccl.arguments import Natural
@@ -248,8 +246,7 @@ class Simulation(Figures):
             cells = (f"{float(time):.3f}" for time in idle)
             busy = (str(use.num_sends), f"{use.busy_us:.3f}", f"{100 * use.utilisation:.1f}")
             rows.append((use.name, *busy, *cells))
-        hidden = len(self.resources) - (len(rows) - 1)
-        return as_text(rows) + (f"\n... and {hidden} more" if hidden else "")
+        return numbers_table(rows, hidden=len(self.resources) + 1 - len(rows))
 
     @checked
     def path_table(self, *, limit: Natural | None = None) -> str:
@@ -259,8 +256,7 @@ class Simulation(Figures):
             times = f"{step.start_us:.3f}", f"{step.end_us:.3f}"
             reason = f"{step.waited_for}: {step.what}" if step.what else step.waited_for
             rows.append((*times, str(step.tile), ",".join(map(str, step.chunks)), step.link_name, reason))
-        hidden = len(self.critical_path) - (len(rows) - 1)
-        return as_text(rows) + (f"\n... and {hidden} more" if hidden else "")
+        return numbers_table(rows, hidden=len(self.critical_path) + 1 - len(rows))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the assumptions, the finish, and the busiest resources."""
@@ -316,12 +312,3 @@ def describe_wait(
     shared = [chunk for chunk in mine if chunk in brought] or mine
     name = f"chunk{'s' if len(shared) > 1 else ''} {', '.join(map(str, shared))}"
     return "data", f"{name}, to be sent on first" if cause == SUM else name
-
-
-def as_text(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as lines, in columns as wide as their widest cell."""
-    rows = [[shown(cell, 100) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-    )

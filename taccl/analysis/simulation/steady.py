@@ -17,10 +17,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from taccl.analysis.simulation.events import events_of
-from taccl.analysis.simulation.simulation import as_text, describe_wait
+from taccl.analysis.simulation.simulation import describe_wait
 from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.names import shown
+from taccl.names import numbers_table, shown
 from taccl.units import gb_per_s
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class SteadyState:
             chunks = ",".join(map(str, step.chunks))
             reason = f"{step.waits_for}: {step.what}"
             rows.append((f"{step.after_us:.3f}", str(step.tile), chunks, step.link_name, reason))
-        return as_text(rows)
+        return numbers_table(rows)
 
     def __repr__(self) -> str:
         algbw = self.algbw_gb_per_s

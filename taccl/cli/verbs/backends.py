@@ -11,7 +11,6 @@ from taccl.cli.answer import Answer
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl backends",
     "taccl backends --json",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from taccl.baselines.nccl import Considered
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl baseline nccl dgx-h100 --nodes 2 --collective allreduce --size 1MB",
     "taccl baseline best ring:8 --collective allgather --size 1MB -o best.json",

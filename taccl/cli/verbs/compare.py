@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from taccl.cli.answer import Answer
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl compare ndv2/sk1 --collective allgather --backends greedy,highs -o table.csv",
     "taccl compare ring:8 --collective allreduce --size 1MB --seeds 0:3",

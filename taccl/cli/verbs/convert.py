@@ -15,7 +15,6 @@ from taccl.names import shown, table
 if TYPE_CHECKING:
     from taccl.formats.table import FileFormat
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl convert schedule.json program.xml --set instances=2",
     "taccl convert schedule.json program.plan.json --set max_bytes=1GB",

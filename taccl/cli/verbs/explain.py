@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from taccl.cli.answer import Answer
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl explain sketch.toml --collective allgather",
     "taccl explain ndv2/sk1 --collective alltoall --time-limit 60",

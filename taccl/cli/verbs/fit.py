@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl.cli.answer import judged
 from taccl.cli.options import add_options
-from taccl.cli.output import add_output, check_output, progress_shown, written_to
+from taccl.cli.output import add_output, check_output, notes_shown, with_content
 from taccl.names import shown, table
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from taccl.cli.answer import Answer
 
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl fit nccl.log --topology dgx-h100 --nodes 2 -o mine.toml",
     "taccl fit one.log two.log --topology dgx-h100 --nodes 2 --plot fit.svg",
@@ -42,7 +41,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Fit the costs of a machine to logs of benchmarks, and write them as a profile."""
-    from taccl.formats.files import check_writable, write_whole
+    from taccl.formats.files import check_writable
 
     check_output(options)
     if options.plot is not None:
@@ -50,9 +49,8 @@ def run(options: argparse.Namespace) -> Answer:
 
         format_of(options.plot)
         check_writable(options.plot, overwrite=options.overwrite)
-    with progress_shown(wanted=True) as progress:
-        if progress is not None:
-            progress("reading and fitting", None, None)
+    with notes_shown() as note:
+        note("reading and fitting")
         found = taccl.fit(
             options.logs, options.topology, nodes=options.nodes, collective=options.collective,
             in_place=options.in_place, seed=options.seed,
@@ -63,18 +61,12 @@ def run(options: argparse.Namespace) -> Answer:
         return answer
     if options.plot is not None:
         from taccl.plot.measured import measured
-        from taccl.plot.style import figure, save
+        from taccl.plot.style import figure, render
 
-        answer = written_to(
-            answer,
-            options.plot,
-            lambda: save(measured(found, ax=figure()), options.plot, overwrite=options.overwrite),
-        )
+        content = render(measured(found, ax=figure()), format_of(options.plot))
+        answer = with_content(answer, options.plot, content, options)
     if options.output is not None and not answer.complaint:
-        toml = found.to_toml(accept=options.accept)
-        answer = written_to(
-            answer, options.output, lambda: write_whole(options.output, toml, overwrite=options.overwrite)
-        )
+        answer = with_content(answer, options.output, found.to_toml(accept=options.accept), options)
     return answer
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, add_schedule, flag_of, positive, schedule_from_options, sizes
-from taccl.cli.output import add_output, check_output, progress_shown
+from taccl.cli.output import add_output, check_output, notes_shown
 from taccl.cli.things import is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 from taccl.names import shown
@@ -25,7 +25,6 @@ _WHATS = {
     "progress": (),
 }
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl plot schedule.json --by rank -o gantt.svg",
     "taccl plot dgx2 --what topology --nodes 2 -o dgx2.png",
@@ -58,9 +57,8 @@ def run(options: argparse.Namespace) -> Answer:
             if getattr(options, name) is not None and options.what != what:
                 said = f"found it with --what {options.what}; it is for --what {what}: leave it out"
                 raise InputError(said, where=flag_of(name))
-    with progress_shown(wanted=True) as progress:
-        if progress is not None:
-            progress(f"drawing {options.what}", None, None)
+    with notes_shown() as note:
+        note(f"drawing {options.what}")
         save(_drawn(options), options.output, overwrite=options.overwrite)
     return Answer(f"written to {shown(options.output)}", {"what": options.what, "file": options.output})
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, positive
-from taccl.cli.output import add_output, check_output, progress_shown
+from taccl.cli.output import add_output, check_output, is_first_rank, notes_shown
 from taccl.names import shown, table
 
 if TYPE_CHECKING:
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
 
     import taccl
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl probe -n 8 -o probe.json",
     "taccl probe -n 16 --rounds 5 -o probe.json",
@@ -39,20 +36,11 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Measure latency and bandwidth between MPI ranks, pair by pair."""
     from taccl.placement.measuring import probe
-    from taccl.runtime.environment import launched_by
 
-    launch = launched_by()
-    is_first = launch is None or not launch.rank
-    if not is_first:  # all there is to say is left to rank 0
-        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    else:
+    is_first = is_first_rank()
+    if is_first:
         check_output(options)
-    with progress_shown(wanted=is_first) as progress:
-
-        def note(text: str) -> None:
-            if progress is not None:
-                progress(text, None, None)
-
+    with notes_shown(wanted=is_first) as note:
         found = probe(
             ranks=options.ranks, rounds=options.rounds, size=options.size, path=options.output,
             repetitions=options.repetitions, overwrite=options.overwrite, note=note,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import taccl
 from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, number
-from taccl.cli.output import add_output, check_output, progress_shown, written_to
+from taccl.cli.output import add_output, check_output, progress_shown, with_content, written_to
 from taccl.cli.things import is_file, topology_from_word
 from taccl.errors import FormatError, InputError
 from taccl.names import table
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl reorder probe.json --algorithm ring --size 100MB --hostfile hosts.new",
     "taccl reorder latency.csv --collective alltoall --algorithm pairwise --hosts hosts --rankfile ranks",
@@ -65,7 +64,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Number ranks anew, so that the algorithm which a library runs fits the network."""
-    from taccl.formats.files import check_writable, write_whole
+    from taccl.formats.files import check_writable
 
     check_output(options)
     for name in _FILES:
@@ -80,22 +79,19 @@ def run(options: argparse.Namespace) -> Answer:
 
         options.mpich_base = find_library()
     topology, hosts = _hosts(options)
+    algorithm = taccl.load(options.algorithm) if is_file(options.algorithm) else options.algorithm
     with progress_shown(wanted=True) as progress:
         found = taccl.reorder(
-            topology, options.collective, _algorithm(options.algorithm), options.size,
+            topology, options.collective, algorithm, options.size,
             time_limit_s=options.time_limit, seed=options.seed, progress=progress,
         )  # fmt: skip
-    contents = {
-        getattr(options, name): write(found, hosts, options)
-        for name, write in _WRITERS.items()
-        if getattr(options, name) is not None
-    }
+    contents = _contents(found, hosts, options)
     values = found.to_dict() | {"hosts": hosts, "files": [*contents]}
     answer = Answer(_text(found, hosts), values)
     if options.output is not None:
         contents = {options.output: json.dumps(values, indent=1) + "\n", **contents}
     for path, content in contents.items():
-        answer = written_to(answer, path, lambda: write_whole(path, content, overwrite=options.overwrite))  # noqa: B023
+        answer = with_content(answer, path, content, options)
     if options.plot is not None:
         from taccl.placement.pictures import matrices
         from taccl.plot.style import save
@@ -104,11 +100,6 @@ def run(options: argparse.Namespace) -> Answer:
             answer, options.plot, lambda: save(matrices(found), options.plot, overwrite=options.overwrite)
         )
     return answer
-
-
-def _algorithm(word: str) -> Any:
-    """A name, or the schedule or program in a file."""
-    return taccl.load(word) if is_file(word) else word
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
@@ -146,47 +137,23 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
     return topology, named
 
 
-def _choices(found: taccl.Placement, options: argparse.Namespace, library: str) -> Any:
-    from taccl.placement.files import choose
+def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> dict[str, str]:
+    """The content of every file that launchers and libraries are to be told by, by its path."""
+    from taccl.placement import files
 
-    return choose(found.topology, options.collective, library=library, order=found.order)
+    def choices(library: str) -> Any:
+        return files.choose(found.topology, options.collective, library=library, order=found.order)
 
-
-def _selection(found: taccl.Placement, _: list[str], options: argparse.Namespace) -> str:
-    from taccl.placement.files import mpich_selection
-
-    choices = _choices(found, options, "mpich")
-    return mpich_selection(choices, len(found.order), base=options.mpich_base)
-
-
-def _hostfile(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> str:
-    from taccl.placement.files import hostfile
-
-    return hostfile(found, hosts, options.launcher)
-
-
-def _rankfile(found: taccl.Placement, hosts: list[str], _: argparse.Namespace) -> str:
-    from taccl.placement.files import rankfile
-
-    return rankfile(found, hosts)
-
-
-def _rules(found: taccl.Placement, _: list[str], options: argparse.Namespace) -> str:
-    from taccl.placement.files import openmpi_rules
-
-    return openmpi_rules(_choices(found, options, "openmpi"), len(found.order))
-
-
-def _tuner(found: taccl.Placement, _: list[str], options: argparse.Namespace) -> str:
-    from taccl.placement.files import nccl_tuner
-
-    return nccl_tuner(_choices(found, options, "nccl"), len(found.order), found.topology.num_nodes)
-
-
-_WRITERS: dict[str, Callable[[taccl.Placement, list[str], argparse.Namespace], str]] = {
-    "hostfile": _hostfile, "rankfile": _rankfile, "openmpi_rules": _rules, "mpich_selection": _selection,
-    "nccl_tuner": _tuner,
-}  # fmt: skip
+    count, num_nodes = len(found.order), found.topology.num_nodes
+    writers: dict[str, Callable[[], str]] = {
+        "hostfile": lambda: files.hostfile(found, hosts, options.launcher),
+        "rankfile": lambda: files.rankfile(found, hosts),
+        "openmpi_rules": lambda: files.openmpi_rules(choices("openmpi"), count),
+        "mpich_selection": lambda: files.mpich_selection(choices("mpich"), count, base=options.mpich_base),
+        "nccl_tuner": lambda: files.nccl_tuner(choices("nccl"), count, num_nodes),
+    }
+    paths = {name: getattr(options, name) for name in writers}
+    return {path: writers[name]() for name, path in paths.items() if path is not None}
 
 
 def _text(found: taccl.Placement, hosts: list[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl.cli.answer import judged
 from taccl.cli.options import add_schedule, schedule_from_options, seconds
-from taccl.cli.output import add_output, check_output, progress_shown
+from taccl.cli.output import add_output, check_output, notes_shown
 from taccl.names import shown
 from taccl.units import format_count
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from taccl.cli.answer import Answer
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl report schedule.json -o report.html",
     "taccl report schedule.json --budget 60 -o report.html --overwrite",
@@ -42,9 +41,8 @@ def run(options: argparse.Namespace) -> Answer:
 
     check_output(options)
     schedule = schedule_from_options(options)
-    with progress_shown(wanted=True) as progress:
-        if progress is not None:
-            progress("verifying, timing and drawing", None, None)
+    with notes_shown() as note:
+        note("verifying, timing and drawing")
         write_report(
             schedule, options.output, overwrite=options.overwrite, details=details_of(options.file),
             command=shlex.join(["taccl", "report", options.file, "-o", options.output]),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from taccl.cli.answer import judged
 from taccl.cli.options import add_options, positive, seconds
-from taccl.cli.output import progress_shown
+from taccl.cli.output import is_first_rank, notes_shown
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_size
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from taccl.runtime.job import Job
     from taccl.runtime.report import Execution, Times
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl run schedule.json --size 1MB",
     "taccl run program.xml --ranks 4 --repetitions 20",
@@ -46,19 +43,10 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Execute a schedule or a program with MPI ranks, and compare it with MPI's own collective."""
-    from taccl.runtime.environment import launched_by
     from taccl.runtime.execute import execute_job
 
-    launch = launched_by()
-    is_first = launch is None or not launch.rank
-    if not is_first:  # all there is to say is left to rank 0
-        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    with progress_shown(wanted=is_first) as progress:
-
-        def note(text: str) -> None:
-            if progress is not None:
-                progress(text, None, None)
-
+    is_first = is_first_rank()
+    with notes_shown(wanted=is_first) as note:
         execution = execute_job(lambda: _job(options), note)
     complaint = "" if execution.ok else f"{shown(options.file)}: {execution.failure()}"
     return judged(_text(execution), _values(execution), complaint)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.cli.things import Kind
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl show schedule.json --transfers 40",
     "taccl show ndv2 --nodes 2 --profile nominal",

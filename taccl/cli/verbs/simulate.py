@@ -14,7 +14,6 @@ from taccl.units import format_gap, format_size, format_us
 if TYPE_CHECKING:
     import argparse
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl simulate schedule.json --sizes 1MB,16MB,256MB",
     "taccl simulate program.xml --topology dgx2 --nodes 2 --size 16MB",
@@ -81,19 +80,8 @@ def _of_program(options: argparse.Namespace) -> Answer:
     ]
     first, figures = schedules[0].problem, [following_values(each) for each in schedules]
     launches = any(each["launch_us"] for each in figures)
-    rows = [
-        (
-            "size",
-            "finish",
-            *(("predicted",) if launches else ()),
-            "GB/s",
-            "bus GB/s",
-            "bound",
-            "gap",
-            "busiest",
-            "busy",
-        )
-    ]
+    told = ("predicted",) if launches else ()
+    rows = [("size", "finish", *told, "GB/s", "bus GB/s", "bound", "gap", "busiest", "busy")]
     rows += [
         (
             format_size(each["size_bytes"]), format_us(each["finish_us"]),

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl suggest ndv2 --nodes 2 --collective allgather --size 16MB -o sketches",
     "taccl suggest ndv2 --nodes 2 --collective allgather --check sketch.toml",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl sweep ndv2 --nodes 2 --collective allgather --sketches ndv2/sk1,ndv2/sk2 --sizes 1KB:1MB",
     "taccl sweep ring:8 --collective allgather --sizes 1MB --chunks-per-rank 1,2,4 -o table.csv",

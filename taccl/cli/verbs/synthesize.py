@@ -23,7 +23,6 @@ from taccl.units import parse_size
 if TYPE_CHECKING:
     import argparse
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl synthesize ndv2/sk1 --collective allgather --size 16MB -o schedule.json",
     "taccl synthesize dgx-a100 --nodes 2 --collective allreduce --size 64MB --time-limit 60",

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from taccl.cli.answer import Answer
 
-#: What its help ends with.
 EXAMPLES = (
     "taccl verify schedule.json",
     "taccl verify program.xml",

@@ -18,6 +18,7 @@ from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
+    AlphaMeaning,
     Nic,
     Part,
     PcieUse,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from taccl.formats.nccl.server import Number
-    from taccl.topology.topology import AlphaMeaning, Topology
+    from taccl.topology.topology import Topology
 
 NvlinkUse = Literal["auto", "pairs", "switch"]
 
@@ -222,10 +223,9 @@ def _names(nics: Sequence[str] | None, matrix: _Matrix, where: str) -> list[str]
         each: each for each in others
     }
     unknown = next((nic for nic in nics if nic not in by_name), None)
-    if isinstance(nics, str) or unknown is not None:
+    if unknown is not None:
         raise TopologyError(
-            f"found {quoted(nics if unknown is None else unknown)}; expected a list of names out of "
-            f"{', '.join(others) or 'none'}",
+            f"found {quoted(unknown)}; expected a list of names out of {', '.join(others) or 'none'}",
             where=f"{where}: nics",
         )
     return [device for device in others if device in {by_name[nic] for nic in nics}]
@@ -255,10 +255,6 @@ def _nvlinks(
     matrix: _Matrix, joins: NvlinkUse, where: str
 ) -> tuple[dict[tuple[int, int], int], tuple[tuple[tuple[int, ...], int], ...]]:
     """NVLinks between pairs of local ranks, and NVSwitches with the ranks that each joins."""
-    if joins not in ("auto", "pairs", "switch"):
-        raise TopologyError(
-            f"found {quoted(joins)}; expected 'auto', 'pairs' or 'switch'", where="nvlink_joins"
-        )
     import networkx
 
     gpus = matrix.gpus

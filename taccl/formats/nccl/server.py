@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import add_crossbar, check_count, check_num_links
-from taccl.topology.topology import AlphaMeaning, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning as AlphaMeaning
+from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -93,8 +94,6 @@ class Wiring:
 def build_servers(server: Server, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
     """The topology of ``wiring.nodes`` equal servers."""
     size, nodes = len(server.gpus), check_count(wiring.nodes, where="nodes")
-    if wiring.pcie not in ("where-needed", "always"):
-        raise TopologyError(f"found {wiring.pcie!r}; expected 'where-needed' or 'always'", where="pcie")
     check_num_links(nodes * nodes * size * size, where=f"{server.name}: nodes")
     if nodes > 1 and not server.nics:
         raise TopologyError(

@@ -19,6 +19,7 @@ from taccl.formats.nccl.elements import Given, read_system, whole
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
+    AlphaMeaning,
     PcieUse,
     Server,
     Wiring,
@@ -31,7 +32,7 @@ from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 if TYPE_CHECKING:
     from taccl.formats.nccl.elements import Gpu
     from taccl.formats.nccl.server import Number
-    from taccl.topology.topology import AlphaMeaning, Topology
+    from taccl.topology.topology import Topology
 
     Pairs = dict[tuple[int, int], int]
     Switches = tuple[tuple[tuple[int, ...], int], ...]
@@ -89,7 +90,7 @@ def load_nccl_topology(
         found = f"<{top.tag[:40]}> of version {quoted(top.attributes.get('version', ''))}"
         raise top.error(f"found {found}; expected <system> of version 1; give a file that NCCL wrote")
     given = Given(
-        gpus=_names(gpus, "gpus"), nics=_names(nics, "nics"),
+        gpus=_names(gpus), nics=_names(nics),
         pcie_beta=_beta(pcie_gb_per_s, "pcie_gb_per_s"),
         cpu_beta=_beta(cpu_gb_per_s, "cpu_gb_per_s"),
         nic_beta=_beta(nic_gb_per_s, "nic_gb_per_s"),
@@ -122,12 +123,8 @@ def load_nccl_topology(
     return build_servers(server, wiring, profile="nccl", notes=notes)
 
 
-def _names(names: Sequence[str] | None, where: str) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) and name.strip() for name in names):
-        raise TopologyError(f"found {quoted(names)}; expected a list of bus ids", where=where)
-    return tuple(name.strip().lower() for name in names)
+def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(name.strip().lower() for name in names)
 
 
 def _beta(gb_per_s: Number | None, where: str) -> Fraction | None:
@@ -202,13 +199,12 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
         return {}, ((tuple(range(num_gpus)), check_count(nvlinks, where="nvlinks")),)
     pairs: Pairs = {}
     for pair, count in nvlinks.items():
-        good = isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(rank, int) for rank in pair)
-        if not good or pair[0] == pair[1] or not all(0 <= rank < num_gpus for rank in pair):
+        low, high = sorted(pair)
+        if not 0 <= low < high < num_gpus:
             raise TopologyError(
                 f"found {quoted(pair)}; expected two different local ranks of 0-{num_gpus - 1}",
                 where="nvlinks",
             )
-        low, high = sorted(pair)
         if pairs.setdefault((low, high), check_count(count, where=f"nvlinks: {pair}")) != count:
             raise TopologyError(f"found two numbers for the pair {low}, {high}; give one", where="nvlinks")
     return pairs, ()

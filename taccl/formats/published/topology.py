@@ -8,18 +8,16 @@ read by `taccl.sketch.upstream` make the same links and ports.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from collections import Counter
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from taccl.errors import FormatError, InputError
+from taccl.sketch.upstream_model import Edge, wired
 from taccl.topology.parts import check_num_links
-from taccl.topology.topology import TopologyBuilder
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from taccl.formats.published.fields import AlgorithmFile, TopologyFields
     from taccl.topology.topology import Topology
 
@@ -27,18 +25,6 @@ if TYPE_CHECKING:
 #: after it.
 _NAME = re.compile(r"^(NDv2|DGX2|HubAndSpoke|Custom)-(.+?)(?:-\(n=\d+\))?$")
 MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """A link to be; `plane` is the switch and its plane, inside a node only."""
-
-    src: int
-    dst: int
-    alpha_us: Fraction | int
-    beta_us_per_mb: Fraction
-    plane: tuple[int, int] | None = None
-    name: str = ""
 
 
 def build_topology(
@@ -61,49 +47,15 @@ def build_topology(
         across += _turned_round(across)
     match = _NAME.match(fields.name)
     kind, name = (match[1], match[2]) if match else ("", fields.name)
-    size = fields.ngpus_per_node
-    builder = TopologyBuilder(
-        f"{name} x{fields.copies}",
-        [node for node in range(fields.copies) for _ in range(size)],
-        profile=name,
-        machine=MACHINES.get(kind, ""),
-        cost_model="upstream",
-    )
-    ports = _Ports(builder)
     try:
-        for node in range(fields.copies):
-            _add_node(builder, ports, inside, node, size)
-        for edge in across:
-            link = _add_link(builder, edge, 0)
-            if fields.copies > 2:
-                ports.hold(link, edge.src, edge.dst, "remote port {} rank {}")
-        return builder.build()
+        return wired(
+            name, MACHINES.get(kind, ""), nodes=fields.copies, size=fields.ngpus_per_node, inside=inside,
+            across=across,
+        )  # fmt: skip
     except InputError as error:
         raise FormatError(
             f"{error}; write the file anew with the tool that made it", where=f"{file.where}: topology"
         ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ports:
-    """Resources of ranks, made when they are first held."""
-
-    builder: TopologyBuilder
-    by_name: dict[str, int] = field(default_factory=dict)
-
-    def hold(self, link: int, src: int, dst: int, text: str) -> None:
-        """Let a link hold the port out of its source and the port into its destination."""
-        cost = self.builder.links[link]
-        sides: tuple[tuple[Literal["send", "receive"], str, int], ...]
-        sides = (("send", "out of", src), ("receive", "into", dst))
-        for side, way, rank in sides:
-            name = text.format(way, rank)
-            if name not in self.by_name:
-                self.by_name[name] = self.builder.add_resource(name)
-            self.builder.add_hold(
-                link, self.by_name[name],
-                alpha_us=cost.alpha_us, beta_us_per_mb=cost.beta_us_per_mb, side=side,
-            )  # fmt: skip
 
 
 def _check_size(fields: TopologyFields, where: str, *, reducing: bool) -> None:
@@ -117,7 +69,7 @@ def _check_size(fields: TopologyFields, where: str, *, reducing: bool) -> None:
         raise FormatError(error.message, where=error.where) from None
 
 
-def _inside(fields: TopologyFields, where: str, per_mb: Fraction) -> list[_Edge]:
+def _inside(fields: TopologyFields, where: str, per_mb: Fraction) -> list[Edge]:
     """Links inside node 0; of parallel ones through a switch, each has a plane."""
     planes = _planes(fields, where)
     edges = []
@@ -138,7 +90,7 @@ def _inside(fields: TopologyFields, where: str, per_mb: Fraction) -> list[_Edge]
                 plane = number % num_planes
                 through = None if switch is None else (switch, plane)
                 name = f"plane {plane}" if num_planes > 1 else ""
-                edges.append(_Edge(src, dst, 0, cost * per_mb, through, name))
+                edges.append(Edge(src, dst, Fraction(0), cost * per_mb, through, name))
     return edges
 
 
@@ -159,7 +111,7 @@ def _planes(fields: TopologyFields, where: str) -> dict[tuple[int, int], tuple[i
     return joined
 
 
-def _across(fields: TopologyFields, where: str, per_mb: Fraction, time_unit_us: Fraction) -> list[_Edge]:
+def _across(fields: TopologyFields, where: str, per_mb: Fraction, time_unit_us: Fraction) -> list[Edge]:
     """Links between nodes: the connections, for every ordered pair of nodes."""
     alpha_us = fields.remote_cost("remote_alpha", where) * time_unit_us
     beta = fields.remote_cost("remote_beta", where)
@@ -171,13 +123,13 @@ def _across(fields: TopologyFields, where: str, per_mb: Fraction, time_unit_us: 
     size, nodes = fields.ngpus_per_node, range(fields.copies)
     connections = {int(sender): receivers for sender, receivers in (fields.internode_conn or {}).items()}
     return [
-        _Edge(here * size + sender, there * size + receiver, alpha_us, beta * per_mb)
+        Edge(here * size + sender, there * size + receiver, alpha_us, beta * per_mb)
         for here in nodes for there in nodes if here != there
         for sender, receivers in connections.items() for receiver in receivers
     ]  # fmt: skip
 
 
-def _turned_round(edges: list[_Edge]) -> list[_Edge]:
+def _turned_round(edges: list[Edge]) -> list[Edge]:
     """The links turned round, as far as there are fewer of them in the other direction."""
     there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
     seen: Counter[tuple[int, int]] = Counter()
@@ -185,30 +137,5 @@ def _turned_round(edges: list[_Edge]) -> list[_Edge]:
     for edge in edges:
         seen[edge.src, edge.dst] += 1
         if seen[edge.src, edge.dst] > there[edge.dst, edge.src]:
-            turned.append(replace(edge, src=edge.dst, dst=edge.src))
+            turned.append(edge._replace(src=edge.dst, dst=edge.src))
     return turned
-
-
-def _add_node(builder: TopologyBuilder, ports: _Ports, inside: list[_Edge], node: int, size: int) -> None:
-    """Links inside one node; a switch's planes serialise what a rank sends, and what it receives."""
-    base = node * size
-    ranks: dict[tuple[int, int], set[int]] = defaultdict(set)
-    links: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for edge in inside:
-        link = _add_link(builder, edge, base)
-        if edge.plane is not None:
-            switch, plane = edge.plane
-            text = f"port {{}} rank {{}} at plane {plane} of switch {switch}"
-            ports.hold(link, base + edge.src, base + edge.dst, text)
-            ranks[edge.plane] |= {base + edge.src, base + edge.dst}
-            links[edge.plane].append(link)
-    for (switch, plane), joined in ranks.items():
-        name = f"plane {plane} of switch {switch} of node {node}"
-        builder.add_switch(name, sorted(joined), links[switch, plane])
-
-
-def _add_link(builder: TopologyBuilder, edge: _Edge, base: int) -> int:
-    return builder.add_link(
-        base + edge.src, base + edge.dst,
-        alpha_us=edge.alpha_us, beta_us_per_mb=edge.beta_us_per_mb, name=edge.name,
-    )  # fmt: skip
