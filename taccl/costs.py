@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import NumericsWarning, TopologyError
+from taccl.memo import kept
 from taccl.units import BYTES_PER_MB, format_size
 
 if TYPE_CHECKING:
@@ -74,32 +75,22 @@ class HoldColumns:
         return send, self._by_link[self._first[link][send] + place]
 
 
+@kept
 def hold_columns(topology: Topology) -> HoldColumns:
     """The holds of a topology as columns; made once for each."""
-    if "hold columns" not in topology.memo:
-        holds = topology.holds
-        link = _read_only([hold.link for hold in holds])
-        receives = np.fromiter((hold.side == "receive" for hold in holds), bool, len(holds))
-        receives.setflags(write=False)
-        count = np.bincount(link, minlength=len(topology.links))
-        topology.memo["hold columns"] = HoldColumns(
-            link,
-            _read_only([hold.resource for hold in holds]),
-            receives,
-            np.argsort(link, kind="stable"),
-            np.concatenate(([0], np.cumsum(count))),
-        )
-    columns: HoldColumns = topology.memo["hold columns"]
-    return columns
+    holds = topology.holds
+    link = _read_only([hold.link for hold in holds])
+    receives = np.fromiter((hold.side == "receive" for hold in holds), bool, len(holds))
+    receives.setflags(write=False)
+    first = np.concatenate(([0], np.cumsum(np.bincount(link, minlength=len(topology.links)))))
+    resource = _read_only([hold.resource for hold in holds])
+    return HoldColumns(link, resource, receives, np.argsort(link, kind="stable"), first)
 
 
+@kept
 def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The source and the destination of every link, of several the first; made once for each topology."""
-    if "link ends" not in topology.memo:
-        links = topology.links
-        topology.memo["link ends"] = (_read_only([e.src for e in links]), _read_only([e.dst for e in links]))
-    found: tuple[NDArray[np.int64], NDArray[np.int64]] = topology.memo["link ends"]
-    return found
+    return _read_only([e.src for e in topology.links]), _read_only([e.dst for e in topology.links])
 
 
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:

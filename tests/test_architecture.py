@@ -17,7 +17,7 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     ("names",),
     ("errors",),
-    ("deadline", "html", "kernels", "units"),
+    ("deadline", "html", "kernels", "memo", "units"),
     ("arguments", "reading"),
     ("validation",),
     ("topology", "collective", "solvers"),

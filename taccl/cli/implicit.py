@@ -114,7 +114,6 @@ def _chunk_bytes(options: argparse.Namespace, num_ranks: int, chunks_per_rank: i
 
 def _text(result: ImplicitResult) -> str:
     schedule = result.schedule
-    bandwidth = f", {schedule.algbw_gb_per_s:.4g} GB/s (bus {schedule.busbw_gb_per_s:.4g} GB/s)"
     rows_repeated = (
         f"{format_count(schedule.num_transfers, 'transfer')}, implicit: "
         f"{format_count(schedule.num_rows, 'row')} that "
@@ -122,7 +121,7 @@ def _text(result: ImplicitResult) -> str:
     )
     chunks = format_count(schedule.chunks_per_rank, "chunk")
     rows = [
-        ("finish", schedule.timing + bandwidth),
+        ("finish", f"{schedule.timing}, {schedule.bandwidth_text}"),
         ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
         ("gap", f"{result.gap:.2%}" + (f" (best for {chunks} a rank)" if result.gap == 0 else "")),
         *([] if result.dimension_bound is None else [("dimensions", result.dimension_bound.text)]),

@@ -36,7 +36,7 @@ def result_text(result: Result) -> str:
     """A result as a person reads it: the figures, then a row per stage."""
     schedule = result.schedule
     rows = [
-        ("finish", f"{schedule.timing}{_bandwidths(schedule)}"),
+        ("finish", ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))),
         *bound_rows(result.bound),
         ("gap", format_gap(result.gap) + (f" ({result.standing})" if result.standing else "")),
         *([] if result.dimension_bound is None else [("dimensions", result.dimension_bound.text)]),
@@ -55,7 +55,7 @@ def result_text(result: Result) -> str:
 def schedule_text(schedule: Schedule, found: dict[str, Any], *, limit: int) -> str:
     """A schedule's figures and first transfers; `found` says how it was found, as far as that is known."""
     rows = [
-        ("finish", f"{schedule.timing}{_bandwidths(schedule)}"),
+        ("finish", ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))),
         ("schedule", _transfers(schedule)),
         ("producer", schedule.producer or "not known"),
     ]
@@ -220,13 +220,6 @@ def _title(problem: Problem) -> str:
     size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
     model = " (upstream cost model)" if problem.topology.cost_model == "upstream" else ""
     return f"{problem.title}{sketch}{size}{model}"
-
-
-def _bandwidths(schedule: Schedule | CompactSchedule) -> str:
-    algbw, busbw = schedule.algbw_gb_per_s, schedule.busbw_gb_per_s
-    if algbw is None or busbw is None:
-        return ""
-    return f", {algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"
 
 
 def _bound(bound: Certificate) -> str:

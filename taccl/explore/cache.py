@@ -140,25 +140,8 @@ class Cache:
             return f"{path}: a stored result cannot be used and is made anew ({reason})"
 
     @checked
-    def put(self, key: str, row: dict[str, Any], schedule: Schedule | None = None) -> bool:
-        """Store a row, and its schedule if it has one, under a key; whether that went well.
-
-        What cannot be stored is told by a `CacheWarning`.
-
-        Parameters
-        ----------
-        key : str
-            As the row's run has it.
-        row : dict
-            The columns of a comparison.
-        schedule : Schedule, optional
-            What the run found.
-        """
-        return self.store(entry_document(key, row, schedule))
-
-    @checked
     def store(self, document: dict[str, Any]) -> bool:
-        """Store what `entry_document` made; whether that went well."""
+        """Store what `entry_document` made; whether that went well, else with a `CacheWarning`."""
         path = self.path(document["result"]["key"])
         text = json.dumps(document, separators=(",", ":"), allow_nan=False)
         for again in (True, False):  # another process that clears the cache may take the new folder away
@@ -262,14 +245,6 @@ def cache_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"taccl-cache-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
 
 
-def digest_of(problem: Problem) -> str:
-    """`Problem.digest`, worked out once."""
-    if "digest" not in problem.memo:
-        problem.memo["digest"] = problem.digest()
-    digest: str = problem.memo["digest"]
-    return digest
-
-
 def key_of(problem_digest: str, **options: str | int | float | None) -> str:
     """The key of a run: a hash of its problem, its options, and the versions of what solves."""
     content = {"schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions()}
@@ -292,7 +267,7 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
     document = parse_json(read_text(path, _LIMIT_BYTES), source=str(path))
     if document["format"] == FORMAT:
         schedule = load_schedule(document, where=str(path), problem=problem)
-        found, digest = found_by(document), digest_of(schedule.problem)
+        found, digest = found_by(document), schedule.problem.digest()
         verify(schedule).raise_if_failed()
     elif document["format"] == _FAILURE:
         schedule, found, digest = None, document["result"], document["result"]["row"]["problem_digest"]
@@ -307,7 +282,7 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
     check_row(row, schedule)
     if row["stopped"] == "interrupted":
         raise ValueError("it is the result of a run that was broken off")
-    expected = digest if problem is None else digest_of(problem)
+    expected = digest if problem is None else problem.digest()
     if not row["problem_digest"] == digest == expected:
         raise ValueError("its row is that of another problem")
     if schedule is not None and row["schedule_digest"] != document["digest"]:

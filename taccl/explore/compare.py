@@ -228,7 +228,7 @@ def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sket
 def _sizes(sizes: Iterable[Size] | None) -> Sequence[int | None]:
     if sizes is None:
         return (None,)
-    several = list(dict.fromkeys(sizes))
+    several: list[Any] = list(dict.fromkeys(sizes))
     if not several:
         raise InputError("found none; expected at least one, such as '1MB'", where="sizes")
     return several

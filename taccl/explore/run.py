@@ -22,7 +22,7 @@ from taccl.errors import (
     TacclError,
     TacclWarning,
 )
-from taccl.explore.cache import digest_of, entry_document, key_of
+from taccl.explore.cache import entry_document, key_of
 from taccl.explore.rows import FOUND, OF_SCHEDULES, figures
 from taccl.problem import make_problem
 from taccl.schedule.schedule import Schedule
@@ -84,7 +84,7 @@ class RunRequest:
 
 def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
     """A row with options, up to what a run of the problem will find."""
-    digest = digest_of(problem)
+    digest = problem.digest()
     topology, collective = problem.topology, problem.collective
     options = {name: row[name] for name in _OPTIONS if row[name] is not None}
     return row | {

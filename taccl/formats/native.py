@@ -19,6 +19,7 @@ from taccl.arguments import checked
 from taccl.clauses import CLAUSES, Clauses
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import first_fault, write_whole
+from taccl.memo import kept
 from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
@@ -214,11 +215,9 @@ def _check_version(document: object, where: str) -> None:
         )
 
 
-def _plain(problem: Problem) -> dict[str, Any]:
-    if "plain" not in problem.memo:
-        problem.memo["plain"] = json.loads(_compact(problem.to_dict()))
-    plain: dict[str, Any] = problem.memo["plain"]
-    return plain
+@kept
+def _plain(problem: Problem) -> Any:
+    return json.loads(_compact(problem.to_dict()))
 
 
 def _problem(data: dict[str, Any], fields: _Document, where: str) -> Problem:

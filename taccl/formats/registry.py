@@ -31,6 +31,8 @@ _HEAD_CHARACTERS = 1 << 16
 _PARSED_CHARACTERS = 64 * 10**6
 #: `extra` says how a schedule was found, which is for `taccl.save` to be told.
 _NO_OPTIONS = ("overwrite", "extra")
+#: The name of the first element of XML, behind comments and declarations.
+_FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")
 #: Fields that tell other JSON files a user may have at hand, which are read elsewhere.
 _OTHERS = {
     "nnodes": "an upstream sketch", "gpus_per_node": "an upstream topology",
@@ -196,7 +198,8 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         if _first_field_tells(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
             return each
     if text.startswith("<"):
-        element = _top_element(text)
+        first = _FIRST_ELEMENT.match(text)
+        element = first[1] if first else ""
         top = f"XML with <{element[:40]}> at its top" if element else "XML without an element"
         raise _unknown(top, where)
     if not text.startswith("{"):
@@ -224,17 +227,6 @@ def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., T
     except FormatError:
         return None
     return (found.name, _found(found.load)) if found.name in FOREIGN_TOPOLOGIES else None
-
-
-def _top_element(text: str) -> str:
-    """The name of the first element, behind comments and declarations; empty if there is none."""
-    at = 0
-    while text[at : at + 4] == "<!--" or text[at : at + 2] == "<?" or text[at : at + 1].isspace():
-        closing = "-->" if text[at : at + 4] == "<!--" else "?>" if text[at] == "<" else text[at]
-        end = text.find(closing, at)
-        at = len(text) if end < 0 else end + len(closing)
-    match = re.compile(r"<([\w.:-]+)").match(text, at)
-    return match[1] if match else ""
 
 
 def _first_field_tells(each: FileFormat, head: str) -> bool:

@@ -25,16 +25,12 @@ if TYPE_CHECKING:
 
 def main(path: str) -> int:
     """Play one rank's part in the job in a file; returns the exit code."""
-
-    def task(
-        communicator: Any,
-        request: Callable[[], dict[str, Any]],
-        watchdog: Watchdog,
-        note: Callable[[str], None],
-    ) -> dict[str, Any]:
-        return execute_on_rank(communicator, lambda: Job.from_dict(request()), watchdog, note).to_dict()
-
-    return serve(path, task)
+    return serve(
+        path,
+        lambda communicator, request, watchdog, note: execute_on_rank(
+            communicator, lambda: Job.from_dict(request()), watchdog, note
+        ).to_dict(),
+    )
 
 
 def serve(path: str, task: Task) -> int:

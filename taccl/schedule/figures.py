@@ -83,6 +83,12 @@ class Figures:
         return None if algbw is None else algbw * self.busbw_factor
 
     @property
+    def bandwidth_text(self) -> str:
+        """Both as text; empty where they are not known."""
+        algbw, busbw = self.algbw_gb_per_s, self.busbw_gb_per_s
+        return "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"
+
+    @property
     def predicted_busbw_gb_per_s(self) -> float | None:
         """The same with the launch counted, as a measurement counts it."""
         algbw = gb_per_s(self.size_bytes, self.launch + self.finish)

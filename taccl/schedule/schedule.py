@@ -171,10 +171,9 @@ class Schedule(Figures):
         from taccl.html import card, facts, table
 
         problem = self.problem
-        algbw, busbw = self.algbw_gb_per_s, self.busbw_gb_per_s
         figures = [
             ("finish", self.timing),
-            ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
+            ("bandwidth", self.bandwidth_text),
             ("transfers", f"{self.num_transfers} in {format_count(self.num_sends, 'send')}"),
             ("producer", self.producer),
         ]

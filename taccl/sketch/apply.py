@@ -73,8 +73,9 @@ def apply(
             f"{cut}, which holds"
         )
     clauses = _resolve(sketch, topology)
+    sizes: Any = {"chunk_bytes": chunk_size, "size_bytes": size}
     problem = make_problem(
-        topology, collective, chunk_bytes=chunk_size, size_bytes=size, chunks_per_rank=chunks_per_rank,
+        topology, collective, **sizes, chunks_per_rank=chunks_per_rank,
         root=root, roots=roots, clauses=clauses, notes=notes,
     )  # fmt: skip
     if reachable:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.errors import SketchError
+from taccl.memo import kept
 from taccl.sketch.symmetry import chunk_permutation, link_permutation, order, resource_permutation
 
 if TYPE_CHECKING:
@@ -189,12 +190,10 @@ class Symmetries:
         return f"more than {_MOST_COUNTED}" if self.order is None else str(self.order)
 
 
+@kept
 def symmetry_group(problem: Problem) -> Symmetries:
     """The group that the sketch's offsets generate; `SketchError` if one is no symmetry of the problem."""
-    if "symmetry group" not in problem.memo:
-        problem.memo["symmetry group"] = Symmetries(problem, _generators(problem))
-    group: Symmetries = problem.memo["symmetry group"]
-    return group
+    return Symmetries(problem, _generators(problem))
 
 
 def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[np.int64]:

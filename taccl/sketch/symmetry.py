@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from taccl.errors import SketchError
+from taccl.memo import kept
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -72,13 +73,10 @@ def link_permutation(topology: Topology, ranks: Sequence[int]) -> Permutation | 
 
     Parallel links are matched so that the resources they hold map consistently too.
     """
-    known: dict[Permutation, Permutation | None] = topology.memo.setdefault("links under", {})
-    key = tuple(ranks)
-    if key not in known:
-        known[key] = _match_links(topology, key)
-    return known[key]
+    return _match_links(topology, tuple(ranks))
 
 
+@kept
 def _match_links(topology: Topology, ranks: Permutation) -> Permutation | None:
     codes, same = _codes(topology), range(topology.num_ranks)
     unused: dict[Hashable, list[int]] = defaultdict(list)
@@ -241,12 +239,9 @@ class _Codes:
         self.of_resource = [tuple(sorted(each)) for each in looks]
 
 
+@kept
 def _codes(topology: Topology) -> _Codes:
-    """The topology's costs as small numbers, worked out once."""
-    if "cost codes" not in topology.memo:
-        topology.memo["cost codes"] = _Codes(topology)
-    codes: _Codes = topology.memo["cost codes"]
-    return codes
+    return _Codes(topology)
 
 
 def _match_holds(

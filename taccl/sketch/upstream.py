@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +27,6 @@ from taccl.units import BYTES_PER_MB, exact, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from fractions import Fraction
 
     from taccl.collective import Collective
     from taccl.problem import Problem
@@ -115,33 +115,15 @@ def load_problem(
     return problem if known else replace(problem, size_bytes=None)
 
 
-def load_upstream_topology(
-    path: Path | str,
-    *,
-    sketch: Sketch | None = None,
-    nodes: int | None = None,
-    chunk_size: int | str | None = None,
-    time_unit_us: int | float | str | None = None,
-) -> Topology:
-    """The topology of an upstream topology file under the upstream cost model.
+def load_upstream_topology(path: Path | str, *, nodes: int | None = None) -> Topology:
+    """The topology of an upstream topology file under the upstream cost model; one node unless given.
 
-    Parameters
-    ----------
-    path, sketch
-        The published tool lets the sketch decide which links between nodes there are, how the NICs are
-        split among them, and how a node's switches serialise; needed for more than one node.
-    nodes : int, optional
-        Default: the sketch's, or one.
-    chunk_size, time_unit_us : optional
-        Bytes that the file's costs are for, 10**6 unless given; microseconds in its unit of time, one.
+    Links between nodes take a sketch, which says who is connected: see `load_problem`.
     """
     from taccl.sketch.sketch import Sketch
 
-    guide = sketch or Sketch()
-    chunk_bytes = NOMINAL_CHUNK_BYTES if chunk_size is None else parse_size(chunk_size, where="chunk_size")
-    return UpstreamModel(
-        _read_topology(Path(path)), guide, nodes or guide.nodes or 1, chunk_bytes, _time_unit(time_unit_us)
-    ).build()
+    file = _read_topology(Path(path))
+    return UpstreamModel(file, Sketch(), nodes or 1, NOMINAL_CHUNK_BYTES, Fraction(1)).build()
 
 
 def _read_topology(path: Path) -> TopologyFile:

@@ -247,12 +247,13 @@ def test_processes_share_a_folder(problem, cache):
     """Two processes store under the same keys while this one reads: never a half-written entry."""
     script = textwrap.dedent("""
         import sys, taccl
+        from taccl.explore.cache import entry_document
         from taccl.explore.rows import new_row
         cache = taccl.Cache(sys.argv[1])
         print("ready", flush=True)
         for number in range(150):
             row = new_row(error="x" * 20000, problem_digest="d")
-            assert cache.put(f"{number % 3:064x}", row)
+            assert cache.store(entry_document(f"{number % 3:064x}", row, None))
     """)
     command = [sys.executable, "-c", script, str(cache.folder)]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
@@ -329,7 +330,7 @@ def test_storing_while_another_clears(monkeypatch, cache):
         real(path, text, **options)
 
     monkeypatch.setattr(cache_module, "write_whole", cleared)
-    assert cache.put(KEY, new_row(problem_digest="d"))
+    assert cache.store(entry_document(KEY, new_row(problem_digest="d"), None))
     assert (len(calls), cache.info().num_entries) == (2, 1)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from taccl.memo import kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -110,9 +112,8 @@ class Distances:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._link_sets: list[tuple[int, ...]] = []
         self._every: int | None = None
-        self._as_sets: dict[int, frozenset[int]] = {}
+        self.memo: dict[Any, Any] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
-        self._arcs: dict[int, Arcs] = {}
 
     def origins(self, c: int, *, units: int | None = None) -> dict[int, int]:
         """Where the chunk is first, and when."""
@@ -182,21 +183,19 @@ class Distances:
         ends = (dst, src) if backwards else (src, dst)
         return from_nearest(num_ranks, *ends, length, ranks)
 
+    @kept
     def arcs(self, number: int) -> Arcs:
         """`arcs_of` a numbered set of links."""
-        if number not in self._arcs:
-            self._arcs[number] = arcs_of(self.problem, self._link_sets[number])
-        return self._arcs[number]
+        return arcs_of(self.problem, self._link_sets[number])
 
     def links(self, number: int) -> tuple[int, ...]:
         """The links of a numbered set."""
         return self._link_sets[number]
 
+    @kept
     def link_set(self, number: int) -> frozenset[int]:
         """The same as a set."""
-        if number not in self._as_sets:
-            self._as_sets[number] = frozenset(self._link_sets[number])
-        return self._as_sets[number]
+        return frozenset(self._link_sets[number])
 
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
         """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.distances import from_nearest
+from taccl.analysis.certificates.distances import arcs_of, from_nearest
 from taccl.analysis.certificates.heads_tails import least_time
 from taccl.analysis.certificates.volume import crossing_links
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
@@ -113,13 +113,9 @@ class _Graph:
     def __init__(self, volume: Volume) -> None:
         problem = volume.problem
         self.num_ranks = problem.topology.num_ranks
-        arcs = [
-            (a, b, volume.problem.costs.duration(e, int(volume.problem.costs.chunk_units.max(initial=1))))
-            for e in problem.links_allowed
-            for a in problem.topology.links[e].srcs
-            for b in problem.topology.links[e].dsts
-        ]
-        self.src, self.dst, self.ticks = np.array(arcs, dtype=np.int64).reshape(-1, 3).T
+        link, self.src, self.dst = arcs_of(problem, problem.links_allowed)
+        size = int(problem.costs.chunk_units.max(initial=1))
+        self.ticks = problem.costs.link_alpha[link] + size * problem.costs.link_beta[link]
 
     def eigenvector(self) -> Iterator[Floats]:
         """The Fiedler vector: of the least eigenvalue but one of the Laplacian; fast links weigh more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import crossing_links
 from taccl.costs import link_ends
 from taccl.deadline import NEVER
+from taccl.memo import kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -97,9 +98,7 @@ class NeededSends:
         self.allowed = frozenset(problem.links_allowed)
         links = self.topology.links
         self.single_ended = all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.allowed)
-        self._borders: dict[tuple[frozenset[int], bool], Border | None] = {}
-        self._crossings: dict[tuple[int, int, frozenset[int], int], _Crossing | None] = {}
-        self._onward: dict[tuple[int, int, frozenset[int]], frozenset[tuple[int, int]]] = {}
+        self.memo: dict[Any, Any] = {}
 
     @cached_property
     def _at_rank(self) -> dict[bool, list[list[Kind]]]:
@@ -173,13 +172,9 @@ class NeededSends:
             release[links] = np.minimum(release[links], first)
         return release
 
+    @kept
     def border(self, ranks: frozenset[int], *, entering: bool) -> Border | None:
         """The jobs that must enter (or leave) a set; None where there are none."""
-        if (ranks, entering) not in self._borders:
-            self._borders[ranks, entering] = self._find_border(ranks, entering)
-        return self._borders[ranks, entering]
-
-    def _find_border(self, ranks: frozenset[int], entering: bool) -> Border | None:
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
         jobs: list[Job] = []
         kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
@@ -237,15 +232,12 @@ class NeededSends:
         release = int(reached.max() if self.sums_for_all else reached.min())
         yield Job(crossing.links, units, release, tail, onward)
 
+    @kept
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
         """The links of a border that belong to a set, with the times to and from them; None if none does."""
-        key = (over, links, at, units)
-        if key not in self._crossings:
-            crossing = sorted(at & self.distances.link_set(over))
-            self._crossings[key] = self._timed(crossing, links, units) if crossing else None
-        return self._crossings[key]
-
-    def _timed(self, crossing: list[int], links: int, units: int) -> _Crossing:
+        crossing = sorted(at & self.distances.link_set(over))
+        if not crossing:
+            return None
         times = self.distances.times(links, units)
         ends = [self.topology.links[e] for e in crossing]
         # A link of several sources is taken to wait for its first: a sum, or its reverse, may.
@@ -258,30 +250,25 @@ class NeededSends:
             frozenset(r for e in ends for r in e.dsts),
         )
 
+    @kept
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
         """(resource, ticks) of what a chunk must hold, whichever of the ranks it leaves over any link.
 
         Where the chunk may travel merged with others, it holds the resource for its bytes only.
         """
-        key = (links, units, ranks)
-        if key not in self._onward:
-            clauses, some = self.problem.clauses, self.distances.link_set(links)
-            ways = [e for r in sorted(ranks) for e in self.topology.links_from[r] if e in some]
-            common: set[int] | None = None
-            for e in ways:
-                # At the receiving end it may be held late, so that it says nothing about when a chunk leaves.
-                leaving = {r for r, (_, _, receives) in self.held[e].items() if not receives}
-                common = leaving if common is None else common & leaving
-                if not common:
-                    break
-            merges = {e for e in ways if clauses.max_merge > 1 and e in clauses.merging}
-            self._onward[key] = frozenset(
-                (
-                    r,
-                    min(
-                        (0 if e in merges else self.held[e][r][0]) + units * self.held[e][r][1] for e in ways
-                    ),
-                )
-                for r in common or ()
-            )
-        return self._onward[key]
+        clauses, some = self.problem.clauses, self.distances.link_set(links)
+        ways = [e for r in sorted(ranks) for e in self.topology.links_from[r] if e in some]
+        common: set[int] | None = None
+        for e in ways:
+            # At the receiving end it may be held late, so that it says nothing about when a chunk leaves.
+            leaving = {r for r, (_, _, receives) in self.held[e].items() if not receives}
+            common = leaving if common is None else common & leaving
+            if not common:
+                break
+        merges = {e for e in ways if clauses.max_merge > 1 and e in clauses.merging}
+
+        def ticks(e: int, resource: int) -> int:
+            alpha, beta, _ = self.held[e][resource]
+            return (0 if e in merges else alpha) + units * beta
+
+        return frozenset((r, min(ticks(e, r) for e in ways)) for r in common or ())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.costs import hold_columns, link_ends
+from taccl.memo import kept
 from taccl.sketch.group import Element, Symmetries, smallest_of_orbits
 from taccl.sketch.symmetry import (
     block_shifts,
@@ -29,15 +30,9 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
 
 
+@kept
 def find_symmetries(problem: Problem) -> Symmetries:
     """The symmetries that a sketch declares, and shifts inside blocks of ranks that the problem has."""
-    if "symmetries" not in problem.memo:
-        problem.memo["symmetries"] = _find(problem)
-    found: Symmetries = problem.memo["symmetries"]
-    return found
-
-
-def _find(problem: Problem) -> Symmetries:
     if problem.collective.derivations:
         return Symmetries(problem, ())
     kept: list[Element] = []
@@ -83,7 +78,9 @@ class _Looks:
             self.by_holds = {key: r for r, key in enumerate(self._signatures(np.arange(len(self.src))))}
 
     def _codes(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        return (self.kind * self.num_ranks + ranks[self.src]) * self.num_ranks + ranks[self.dst]
+        sources = self.kind * self.num_ranks + ranks[self.src]
+        codes: NDArray[np.int64] = sources * self.num_ranks + ranks[self.dst]
+        return codes
 
     def _signatures(self, links: NDArray[np.int64]) -> list[bytes]:
         """What every resource is known by: the links that hold it, and at what cost."""

@@ -263,10 +263,9 @@ class Simulation(Figures):
         from taccl.html import card, facts, table
 
         problem = self.problem
-        algbw, busbw = self.algbw_gb_per_s, self.busbw_gb_per_s
         figures = [
             ("finish", self.timing),
-            ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
+            ("bandwidth", self.bandwidth_text),
             ("size", format_size(problem.size_bytes) if problem.size_bytes else "not known"),
             ("alpha", problem.topology.alpha_meaning),
             ("tiles", str(self.tiles) if self.tiles > 1 else ""),

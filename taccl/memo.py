@@ -1,0 +1,34 @@
+"""What is worked out once of a thing, and kept in its `memo`: a topology, a problem, or what reads these."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _Keeps(Protocol):
+    @property
+    def memo(self) -> dict[Any, Any]: ...
+
+
+Thing = TypeVar("Thing", bound=_Keeps)
+Found = TypeVar("Found")
+Rest = ParamSpec("Rest")
+
+
+def kept(function: Callable[Concatenate[Thing, Rest], Found]) -> Callable[Concatenate[Thing, Rest], Found]:
+    """The function of a thing and of what can be hashed, called once for each."""
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def look_up(thing: Thing, /, *args: Rest.args, **named: Rest.kwargs) -> Found:
+        key = (name, *args, *named.items())
+        if key not in thing.memo:
+            thing.memo[key] = function(thing, *args, **named)
+        found: Found = thing.memo[key]
+        return found
+
+    return look_up
