@@ -12,14 +12,12 @@ from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.analysis.simulation.events import events_of
+from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import Simulation
-from taccl.analysis.simulation.usage import JITTER_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.simulation.events import Events
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -39,32 +37,35 @@ def trace(timeline: Schedule | Simulation) -> dict[str, Any]:
 
     Raises `InputError` if the schedule is none of its problem.
     """
-    played = _of_simulation(timeline) if isinstance(timeline, Simulation) else _of_schedule(timeline)
-    problem, events = played.problem, played.events
+    if isinstance(timeline, Simulation):
+        schedule, events, per_us = timeline.schedule, timeline.run.events, timeline.ticks_per_us
+    else:
+        schedule, per_us = timeline, timeline.problem.costs.ticks_per_us
+        events = Events(schedule, schedule.problem)
+    problem, tiles = events.problem, _tiles(timeline, events)
     tracks: dict[tuple[int, str], list[_Slice]] = defaultdict(list)
-    for tile in played.tiles:
+    for tile in tiles:
         for send, link in enumerate(events.link):
             ends = problem.topology.links[link]
             tracks[ends.src, f"link {link}: {ends}"].append(
-                _slice(played, send, tile.number, tile.starts[send], tile.ends[send])
+                _slice(schedule, events, send, tile.number, tile.starts[send], tile.ends[send])
             )
     for resource in sorted(_shared(problem).intersection(events.uses)):
         name = f"{problem.topology.resources[resource].name} ({resource})"
         track = tracks[problem.topology.num_ranks, name]
-        for tile in played.tiles:
+        for tile in tiles:
             for use in events.uses[resource]:
                 start, scale = tile.starts[use.send], tile.scale[use.send]
                 begin, until = start + scale * use.begin, start + scale * use.until
-                track.append(_slice(played, use.send, tile.number, begin, until))
-    finish = max((end for tile in played.tiles for end in tile.ends), default=0)
+                track.append(_slice(schedule, events, use.send, tile.number, begin, until))
     return {
-        "traceEvents": [*_named_processes(problem, tracks), *_laid_out(tracks, played.ticks_per_us)],
+        "traceEvents": [*_named_processes(problem, tracks), *_laid_out(tracks, per_us)],
         "displayTimeUnit": "ns",
         "otherData": {
             "collective": problem.collective.name,
             "topology": problem.topology.name,
-            "producer": played.schedule.producer,
-            "finish_us": float(Fraction(finish, played.ticks_per_us)),
+            "producer": schedule.producer,
+            "finish_us": timeline.finish_us,
         },
     }
 
@@ -78,16 +79,6 @@ class _Tile(NamedTuple):
     scale: Sequence[int]
 
 
-class _Played(NamedTuple):
-    """What a trace is made from."""
-
-    schedule: Schedule
-    problem: Problem
-    events: Events
-    tiles: list[_Tile]
-    ticks_per_us: int
-
-
 class _Slice(NamedTuple):
     """An event of a track, in ticks."""
 
@@ -97,29 +88,21 @@ class _Slice(NamedTuple):
     args: dict[str, Any]
 
 
-def _of_schedule(schedule: Schedule) -> _Played:
-    problem = schedule.problem
-    events = events_of(schedule, problem)
-    first = [members[0] for members in events.transfers]
-    starts, ends = schedule.start[first].tolist(), schedule.end[first].tolist()
-    tile = _Tile(0, starts, ends, [1] * events.num_sends)
-    return _Played(schedule, problem, events, [tile], problem.costs.ticks_per_us)
-
-
-def _of_simulation(simulation: Simulation) -> _Played:
-    run, events = simulation.run, simulation.run.events
+def _tiles(timeline: Schedule | Simulation, events: Events) -> list[_Tile]:
+    if not isinstance(timeline, Simulation):
+        first = [members[0] for members in events.transfers]
+        columns = (timeline.start[first].tolist(), timeline.end[first].tolist())
+        return [_Tile(0, *columns, [1] * events.num_sends)]
     tiles = []
-    for number in range(simulation.tiles):
-        starts, scale = run.starts[number].tolist(), run.scale(number)
+    for number, column in enumerate(timeline.run.starts):
+        starts, scale = column.tolist(), timeline.run.scale(number)
         ends = [starts[send] + ticks * scale[send] for send, ticks in enumerate(events.duration)]
         tiles.append(_Tile(number, starts, ends, scale))
-    per_us = simulation.problem.costs.ticks_per_us << (JITTER_BITS if run.factors is not None else 0)
-    return _Played(simulation.schedule, simulation.problem, events, tiles, per_us)
+    return tiles
 
 
-def _slice(played: _Played, send: int, tile: int, start: int, end: int) -> _Slice:
-    schedule, problem = played.schedule, played.problem
-    transfers, link = played.events.transfers[send], played.events.link[send]
+def _slice(schedule: Schedule, events: Events, send: int, tile: int, start: int, end: int) -> _Slice:
+    problem, transfers, link = events.problem, events.transfers[send], events.link[send]
     chunks = [int(schedule.chunk[t]) for t in transfers]
     ends = problem.topology.links[link]
     reduce = bool(schedule.reduce[transfers[0]])

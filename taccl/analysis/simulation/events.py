@@ -7,52 +7,16 @@ as long as the costs of a problem say that may differ from the schedule's in siz
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.schedule.precedence import Precedence
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
-    from taccl.schedule.precedence import Use
     from taccl.schedule.schedule import Schedule
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
-    """The events of a schedule, as `Precedence` has them, with its waits as columns from `source` to `tile`.
-
-    Parameters
-    ----------
-    waits_of : (num_events,) list of list of int
-        The waits of every event.
-    components : list of list of int
-        Events in an order in which each comes after all that it waits for within a tile. Events that bound
-        each other, as two ranks that exchange partial sums do, share a component.
-    """
-
-    num_sends: int
-    num_events: int
-    link: list[int]
-    duration: list[int]
-    transfers: list[list[int]]
-    source: list[int]
-    target: list[int]
-    after: list[int]
-    lead: list[int]
-    extra: list[int]
-    cause: list[int]
-    tile: list[int]
-    waits_of: list[list[int]]
-    uses: dict[int, list[Use]]
-    components: list[list[int]]
-
-    def gaps(self) -> list[int]:
-        """Ticks from the source's start to the target's earliest, of every wait."""
-        return [a - b + c for a, b, c in zip(self.after, self.lead, self.extra, strict=True)]
-
-
-def events_of(schedule: Schedule, problem: Problem) -> Events:
+class Events(Precedence):
     """The events of a schedule, with times under the costs of `problem`.
 
     Parameters
@@ -60,27 +24,42 @@ def events_of(schedule: Schedule, problem: Problem) -> Events:
     problem : Problem
         The schedule's own, or one that differs from it in sizes and costs only.
 
+    Attributes
+    ----------
+    source, target, after, lead, extra, cause, tile : (num_waits,) list of int
+        The waits as columns.
+    waits_of : (num_events,) list of list of int
+        The waits of every event.
+    components : list of list of int
+        Events in an order in which each comes after all that it waits for within a tile. Events that bound
+        each other, as two ranks that exchange partial sums do, share a component.
+
     Raises
     ------
     InputError
         If chunk, link or group is not one, or a rank sends a chunk that never arrives there.
     """
-    order = Precedence(
-        problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
-        reduce=schedule.reduce, start=schedule.start, end=schedule.end,
-        contributions=schedule.contributions,
-    )  # fmt: skip
-    columns: list[list[int]] = [list(column) for column in zip(*order.waits, strict=True)] or [[]] * 7
-    source, target, after, lead, extra, cause, tile = columns
-    waits_of: list[list[int]] = [[] for _ in range(order.num_events)]
-    for wait, event in enumerate(target):
-        waits_of[event].append(wait)
-    within = [(a, b) for a, b, later in zip(source, target, tile, strict=True) if not later]
-    return Events(
-        order.num_sends, order.num_events, order.link, order.duration, order.transfers,
-        source, target, after, lead, extra, cause, tile,
-        waits_of=waits_of, uses=order.uses, components=_components(order.num_events, within),
-    )  # fmt: skip
+
+    def __init__(self, schedule: Schedule, problem: Problem) -> None:
+        super().__init__(
+            problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
+            reduce=schedule.reduce, start=schedule.start, end=schedule.end,
+            contributions=schedule.contributions,
+        )  # fmt: skip
+        columns: list[list[int]] = [list(column) for column in zip(*self.waits, strict=True)] or [[]] * 7
+        self.source, self.target, self.after, self.lead, self.extra, self.cause, self.tile = columns
+        self.waits.clear()  # a simulation keeps the columns alone: its waits may be millions
+        self.waits_of: list[list[int]] = [[] for _ in range(self.num_events)]
+        for wait, event in enumerate(self.target):
+            self.waits_of[event].append(wait)
+        within = [
+            (a, b) for a, b, later in zip(self.source, self.target, self.tile, strict=True) if not later
+        ]
+        self.components = _components(self.num_events, within)
+
+    def gaps(self) -> list[int]:
+        """Ticks from the source's start to the target's earliest, of every wait."""
+        return [a - b + c for a, b, c in zip(self.after, self.lead, self.extra, strict=True)]
 
 
 def _components(num_events: int, within: list[tuple[int, int]]) -> list[list[int]]:

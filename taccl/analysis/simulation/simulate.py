@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.simulation.assumptions import assume
-from taccl.analysis.simulation.events import events_of
+from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import Simulation
 from taccl.analysis.simulation.usage import JITTER_BITS, EventTimes
 from taccl.arguments import checked
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.analysis.simulation.events import Events
     from taccl.arguments import Count, Natural, Size
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -87,7 +86,7 @@ def simulate(
     if not 0 <= jitter < 1:
         raise InputError(f"found {jitter!r}; expected a number from 0 up to, but not, 1", where="jitter")
     problem = assume(schedule.problem, size=size, alpha=alpha, profile=profile, topology=topology)
-    events = events_of(schedule, problem)
+    events = Events(schedule, problem)
     if tiles * events.num_events > _MOST_EVENTS:
         raise InputError(
             f"found {tiles} tiles of {events.num_events} sends and joins; expected at most "

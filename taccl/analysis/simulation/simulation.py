@@ -123,11 +123,12 @@ class Simulation(Figures):
     run: EventTimes = field(repr=False)
 
     @property
-    def _ticks_per_us(self) -> int:
+    def ticks_per_us(self) -> int:
+        """How finely its times are cut; jittered ones are cut further."""
         return self.problem.costs.ticks_per_us << (JITTER_BITS if self.run.factors is not None else 0)
 
     def _us(self, ticks: int) -> Fraction:
-        return Fraction(int(ticks), self._ticks_per_us)
+        return Fraction(int(ticks), self.ticks_per_us)
 
     @cached_property
     def _lasts(self) -> tuple[tuple[int, int, int], ...]:
@@ -195,10 +196,8 @@ class Simulation(Figures):
         """The resources that a send holds at some time, the busiest first."""
         finish, us, names = self._last[0], self._us, self.problem.topology.resources
         return tuple(
-            ResourceUse(
-                names[each.resource].name, each.num_sends, *(us(ticks) for ticks in each.parts(finish))
-            )
-            for each in spend(self.run)
+            ResourceUse(names[resource].name, count, *map(us, ticks))
+            for resource, count, ticks in spend(self.run, finish)
         )
 
     def as_schedule(self) -> Schedule:

@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from taccl.analysis.simulation.events import events_of
+from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import describe_wait
 from taccl.arguments import checked
 from taccl.errors import InputError
@@ -26,7 +26,6 @@ from taccl.units import gb_per_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.simulation.events import Events
     from taccl.schedule.schedule import Schedule
 
 
@@ -121,7 +120,7 @@ class SteadyState:
     @cached_property
     def cycle(self) -> tuple[CycleStep, ...]:
         """The sends that wait for one another, in order; the first waits for the last."""
-        schedule, events = self.schedule, events_of(self.schedule, self.schedule.problem)
+        schedule, events = self.schedule, Events(self.schedule, self.schedule.problem)
         gaps, links = events.gaps(), schedule.problem.topology.links
         us = schedule.problem.costs.us
         # Begin behind a send, so that every join on the way is passed between two sends.
@@ -148,7 +147,7 @@ class SteadyState:
         shorter will do; and potentials satisfy every wait, so that it does.
         """
         problem = self.schedule.problem
-        events = events_of(self.schedule, problem)
+        events = Events(self.schedule, problem)
         gaps, ticks = events.gaps(), self.interval * problem.costs.ticks_per_us
         if not events.uses:
             return ticks == 0
@@ -199,7 +198,7 @@ def initiation_interval(schedule: Schedule) -> SteadyState:
         If the schedule is none of its problem, or sends wait for one another within one tile.
     """
     problem = schedule.problem
-    events = events_of(schedule, problem)
+    events = Events(schedule, problem)
     if not events.uses:
         return SteadyState(schedule, Fraction(0), 0, "", Fraction(0), (), ())
     gaps = events.gaps()

@@ -35,48 +35,34 @@ class EventTimes:
         return scale
 
 
-@dataclass(slots=True)
-class Spent:
-    """Ticks that a resource was busy, or idle for one of the causes; `until` is when it was last let go."""
+def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(resource, number of sends, ticks) of every resource in use until the finish, the busiest first.
 
-    resource: int
-    num_sends: int
-    busy: int = 0
-    for_data: int = 0
-    for_clause: int = 0
-    for_resource: int = 0
-    until: int = 0
-
-    def parts(self, finish: int) -> tuple[int, int, int, int, int]:
-        """Busy; idle for data, for a clause, for another resource, and after the last send."""
-        return self.busy, self.for_data, self.for_clause, self.for_resource, finish - self.until
-
-
-def spend(run: EventTimes) -> list[Spent]:
-    """What every resource in use spends its time on, the busiest first.
-
-    Before a send holds it, a resource is idle for data until the send's chunks are at its sources and on
-    their way to the resource, then for a clause until no clause asks to wait, then for another resource.
+    The ticks are those it is busy, idle for data, for a clause, for another resource, and after its last
+    send. Before a send holds it, a resource is idle for data until the send's chunks are at its sources and
+    on their way to the resource, then for a clause until no clause asks to wait, then for another resource.
     """
-    events, num_tiles = run.events, len(run.starts)
-    spent = [Spent(resource, num_tiles * len(uses)) for resource, uses in events.uses.items()]
-    for tile in range(num_tiles):
-        starts, scale = run.starts[tile].tolist(), run.scale(tile)
-        for each in spent:
-            for use in events.uses[each.resource]:
+    tiles = [(starts.tolist(), run.scale(tile)) for tile, starts in enumerate(run.starts)]
+    spent = []
+    for resource, uses in run.events.uses.items():
+        busy = for_data = for_clause = for_resource = until = 0
+        for starts, scale in tiles:
+            for use in uses:
                 offset = use.begin * scale[use.send]
                 begin = starts[use.send] + offset
-                if begin > each.until:
+                if begin > until:
                     data = _over(run, starts, scale, use.send, (DATA, SUM)) + offset
                     clause = _over(run, starts, scale, use.send, (CLAUSE,)) + offset
-                    data = min(max(data, each.until), begin)
+                    data = min(max(data, until), begin)
                     clause = min(max(clause, data), begin)
-                    each.for_data += data - each.until
-                    each.for_clause += clause - data
-                    each.for_resource += begin - clause
-                each.until = starts[use.send] + use.until * scale[use.send]
-                each.busy += each.until - begin
-    return sorted(spent, key=lambda each: -each.busy)
+                    for_data += data - until
+                    for_clause += clause - data
+                    for_resource += begin - clause
+                until = starts[use.send] + use.until * scale[use.send]
+                busy += until - begin
+        ticks = (busy, for_data, for_clause, for_resource, finish - until)
+        spent.append((resource, len(tiles) * len(uses), ticks))
+    return sorted(spent, key=lambda each: -each[2][0])
 
 
 def _over(

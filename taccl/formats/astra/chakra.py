@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taccl.analysis.simulation.events import events_of
+from taccl.analysis.simulation.events import Events
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.formats.files import check_writable, write_whole
 from taccl.schedule.precedence import DATA
@@ -26,7 +26,6 @@ from taccl.schedule.precedence import DATA
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.analysis.simulation.events import Events
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -87,7 +86,7 @@ def chakra_traces(schedule: Schedule) -> list[bytes]:
             f"link {links[wide]} joins more than two ranks, and an execution trace has only sends from one "
             "to another; synthesize without switches that multicast or reduce"
         )
-    events = events_of(schedule, problem)
+    events = Events(schedule, problem)
     lost = ["times and costs: the simulator times the sends on a network of its own"]
     crossing = _shared_by_ranks(problem, events)
     if crossing:

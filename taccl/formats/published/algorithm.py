@@ -116,10 +116,8 @@ def retimed(schedule: Schedule) -> Schedule | None:
         merged send do not belong together.
     """
     problem = schedule.problem
-    first: dict[int, int] = {}
-    for position, group in enumerate(schedule.group.tolist()):
-        first.setdefault(group, position)
-    sequence = [first[group] for group in schedule.group.tolist()]
+    _, first, send = np.unique(schedule.group, return_index=True, return_inverse=True)
+    sequence: list[int] = first[send].tolist()
     if not _in_causal_order(schedule, sequence):
         return None
     try:

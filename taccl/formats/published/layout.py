@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import numpy as np
+
 from taccl.errors import ExportError
 
 if TYPE_CHECKING:
@@ -68,13 +70,8 @@ class _Sends:
     """The sends of a schedule, one per group."""
 
     def __init__(self, schedule: Schedule) -> None:
-        first: dict[int, int] = {}
-        groups = schedule.group.tolist()
-        for position, group in enumerate(groups):
-            first.setdefault(group, position)
-        at = list(first.values())
-        counts = Counter(groups)
-        self.size: list[int] = [counts[group] for group in first]
+        _, at, counts = np.unique(schedule.group, return_index=True, return_counts=True)
+        self.size: list[int] = counts.tolist()
         self.link: list[int] = schedule.link[at].tolist()
         self.start: list[int] = schedule.start[at].tolist()
         self.end: list[int] = schedule.end[at].tolist()
