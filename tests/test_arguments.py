@@ -333,7 +333,7 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "reorder": {
         "topology": "@topology", "collective": "allreduce", "algorithm": "ring", "size": "1KB", "order": None,
-        "group": 2, "time_limit_s": 1.0, "seed": 0, "progress": None,
+        "time_limit_s": 1.0, "seed": 0, "progress": None,
     },
     "Probe": {
         "hosts": ["a", "b"], "latency_us": [[0, 1], [1, 0]], "bandwidth_gb_per_s": None, "sampled": False,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from taccl.baselines.routes import Routes
-from taccl.costs import hold_columns, link_ends
+from taccl.costs import hold_columns
 from taccl.problem import Problem
 
 if TYPE_CHECKING:
@@ -15,9 +16,7 @@ if TYPE_CHECKING:
 
     from taccl.placement.algorithms import Algorithm
 
-__all__ = [
-    "Messages", "Paths", "Relaxed", "as_messages", "as_paths", "least_crossing", "problem_of", "relaxed",
-]  # fmt: skip
+__all__ = ["Fabric", "Messages", "Paths", "Relaxed", "as_messages", "problem_of"]
 
 
 class Messages(NamedTuple):
@@ -95,125 +94,112 @@ def as_messages(algorithm: Algorithm, problem: Problem) -> Messages:
     return Messages(algorithm.src[first], algorithm.dst[first], units, wait_of, wait)
 
 
-def as_paths(problem: Problem) -> Paths:
-    """The way from every rank of the problem's topology to every other: a link, or the shortest route.
+class Fabric:
+    """The ways between all hosts of a problem's topology; `TopologyError` says where there is none.
 
-    `TopologyError` says between which two ranks there is none.
+    - `paths`: What kernels read.
+    - `took`, `held`: Of a pair (row) what its way takes, and for how long it holds each resource (column):
+      ticks, and ticks a unit.
     """
-    topology, costs = problem.topology, problem.costs
-    count = topology.num_ranks
-    src, dst = link_ends(topology)
-    plain = np.array([len(link.srcs) + len(link.dsts) == 2 for link in topology.links], dtype=bool)
-    usual = int(costs.chunk_units.max(initial=1))
-    took = np.where(plain, costs.link_alpha + usual * costs.link_beta, np.iinfo(np.int64).max)
-    direct = np.full(count * count, -1, dtype=np.int64)
-    order = np.argsort(-took, kind="stable")  # of several links the fastest is written last
-    order = order[plain[order]]
-    direct[src[order] * count + dst[order]] = order
-    lacking = np.flatnonzero(direct < 0)
-    routes = Routes(problem)
-    ways = {p: routes.route(p // count, p % count) for p in lacking.tolist() if p // count != p % count}
-    hops = np.where(direct >= 0, 1, 0)
-    for pair, way in ways.items():
-        hops[pair] = len(way)
-    path_of = np.concatenate(([0], np.cumsum(hops)))
-    link = np.empty(path_of[-1], dtype=np.int64)
-    known = np.flatnonzero(direct >= 0)
-    link[path_of[known]] = direct[known]
-    for pair, way in ways.items():
-        link[path_of[pair] : path_of[pair + 1]] = way
-    return Paths(path_of, link, costs.link_alpha, costs.link_beta, *_holds(problem))
 
+    def __init__(self, problem: Problem) -> None:
+        from scipy.sparse import csr_array
 
-def _holds(problem: Problem) -> tuple[NDArray[np.int64], ...]:
-    """The holds of every link, but for a resource of its own where it holds one that is shared as long."""
-    costs, columns = problem.costs, hold_columns(problem.topology)
-    link, resource, alpha, beta = columns.link, columns.resource, costs.hold_alpha, costs.hold_beta
-    alone = np.bincount(resource)[resource] == 1
-    longest = np.zeros((2, len(problem.topology.links)), dtype=np.int64)
-    for most, each in zip(longest, (alpha, beta), strict=True):
-        np.maximum.at(most, link, each)
-    covers = np.zeros(longest.shape[1], dtype=bool)
-    covers[link[~alone & (alpha == longest[0, link]) & (beta == longest[1, link])]] = True
-    kept = np.flatnonzero(~(alone & covers[link]))
-    kept = kept[np.argsort(link[kept], kind="stable")]
-    hold_of = np.concatenate(([0], np.cumsum(np.bincount(link[kept], minlength=longest.shape[1]))))
-    names, dense = np.unique(resource[kept], return_inverse=True)
-    return hold_of, dense.astype(np.int64), alpha[kept], beta[kept], names
+        topology, costs, routes = problem.topology, problem.costs, Routes(problem)
+        count = self.num_hosts = topology.num_ranks
+        ways: list[list[int]] = []
+        for src, dst in product(range(count), repeat=2):
+            direct = routes.direct(src, dst)
+            ways.append([] if src == dst else [direct[1]] if direct else routes.route(src, dst))
+        hops = [len(way) for way in ways]
+        link = np.array(list(chain.from_iterable(ways)), dtype=np.int64)
+        columns, num_links = hold_columns(topology), len(topology.links)
+        of_link, hold = columns.of_sends(np.arange(num_links))
+        held, resource = np.array([costs.hold_alpha[hold], costs.hold_beta[hold]]), columns.resource[hold]
+        # What only one link holds, and for no longer than what others hold as well, puts nothing off.
+        alone, shared = np.bincount(resource)[resource] == 1, np.zeros((2, num_links), dtype=np.int64)
+        for most, ticks in zip(shared, held, strict=True):
+            np.maximum.at(most, of_link[~alone], ticks[~alone])
+        kept = ~alone | (held > shared[:, of_link]).any(axis=0)
+        of_link, held, resource = of_link[kept], held[:, kept], resource[kept]
+        name, resource = np.unique(resource, return_inverse=True)
+        hold_of = np.searchsorted(of_link, np.arange(num_links + 1))
+        path_of = np.concatenate(([0], np.cumsum(hops)))
+        self.paths = Paths(
+            path_of, link, costs.link_alpha, costs.link_beta, hold_of, resource, held[0], held[1], name
+        )
+        pair = np.repeat(np.arange(count * count), hops)
+        hop = csr_array((np.ones(len(link), dtype=np.int64), (pair, link)), (count * count, num_links))
+        self.took = [hop @ ticks for ticks in (costs.link_alpha, costs.link_beta)]
+        self.held = [
+            hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held
+        ]
 
+    def relaxed(self, messages: Messages) -> Relaxed:
+        """What every message takes at least, wherever its ends are; nothing yet of what must follow it."""
+        sizes, kind = np.unique(messages.units, return_inverse=True)
+        rows = []
+        for units in sizes.tolist():
+            took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)
+            np.fill_diagonal(took, np.iinfo(np.int64).max)
+            rows.append((took.min(), took.min(axis=1), took.min(axis=0), *self._ports(units)))
+        least = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+        return Relaxed(kind.astype(np.int64), *least, np.zeros(len(kind), dtype=np.int64))  # type: ignore[call-arg]
 
-def relaxed(messages: Messages, paths: Paths, num_hosts: int) -> Relaxed:
-    """What every message takes at least, wherever its ends are; nothing yet of what must follow it."""
-    sizes, kind = np.unique(messages.units, return_inverse=True)
-    every = np.arange(num_hosts)
-    between = (every[:, None] != every[None, :]).ravel()
-    hop_pair = np.repeat(np.arange(num_hosts * num_hosts), np.diff(paths.path_of))
-    never = np.iinfo(np.int64).max
-    rows = []
-    for size in sizes.tolist():
-        took = np.zeros(num_hosts * num_hosts, dtype=np.int64)
-        np.add.at(took, hop_pair, paths.alpha[paths.link] + size * paths.beta[paths.link])
-        table = np.where(between, took, never).reshape(num_hosts, num_hosts)
-        ports = [_port(paths, num_hosts, size, into=into) for into in (False, True)]
-        rows.append((table.min(), table.min(axis=1), table.min(axis=0), *ports))
-    anywhere, from_host, to_host, port_out, port_in = (
-        np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)
-    )
-    nothing = np.zeros(len(kind), dtype=np.int64)
-    return Relaxed(kind.astype(np.int64), anywhere, from_host, to_host, port_out, port_in, nothing)
+    def _ports(self, units: int) -> list[int]:
+        """For how long a message holds what all from its host hold, then what all to its host do; at least."""
+        held, ports = self._held(units).tocoo(), []
+        size = held.shape[1]
+        for host in (held.row // self.num_hosts, held.row % self.num_hosts):
+            of_all, which, number = np.unique(
+                host * size + held.col, return_inverse=True, return_counts=True
+            )
+            least = np.full(len(of_all), np.iinfo(np.int64).max)
+            np.minimum.at(least, which, held.data)
+            common, longest = number == self.num_hosts - 1, np.zeros(self.num_hosts, dtype=np.int64)
+            np.maximum.at(longest, of_all[common] // size, least[common])
+            ports.append(int(longest.min()))
+        return ports
 
+    def _held(self, units: int) -> Any:
+        return self.held[0] + units * self.held[1]
 
-def _port(paths: Paths, num_hosts: int, size: int, *, into: bool) -> int:
-    """For how long a message holds something that every message from its host, or to it, holds; at least."""
-    pair = np.flatnonzero(np.diff(paths.path_of))
-    # The link by which a path leaves its source, or reaches its destination.
-    link = paths.link[paths.path_of[pair + 1] - 1 if into else paths.path_of[pair]]
-    host = pair % num_hosts if into else pair // num_hosts
-    held = paths.hold_alpha + size * paths.hold_beta
-    least = []
-    for each in range(num_hosts):
-        links = np.unique(link[host == each])
-        number = paths.hold_of[links + 1] - paths.hold_of[links]
-        rows = np.repeat(paths.hold_of[links], number) + _counted(number)
-        names, times = np.unique(paths.resource[rows], return_counts=True)
-        common = names[times == len(links)]
-        least.append(max((int(held[rows[paths.resource[rows] == c]].min()) for c in common), default=0))
-    return min(least)
+    def distance(self, units: int) -> NDArray[np.float64]:
+        """How long a message keeps busy what lies between two hosts, all of it together."""
+        whole = self.took[0] + units * self.took[1] + self._held(units).sum(axis=1)
+        return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
 
+    def busiest(self, messages: Messages, order: NDArray[np.int64]) -> tuple[int, int]:
+        """The resource that an order holds for longest, and for how many ticks."""
+        pair = order[messages.src] * self.num_hosts + order[messages.dst]
+        number = np.bincount(pair, minlength=self.num_hosts**2)
+        units = np.zeros_like(number)
+        np.add.at(units, pair, messages.units)
+        busy = number @ self.held[0] + units @ self.held[1]
+        most = int(np.argmax(busy))
+        return int(self.paths.name[most]), int(busy[most])
 
-def _counted(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... up to each of the numbers."""
-    return np.arange(int(numbers.sum())) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    def least_crossing(self, messages: Messages) -> int:
+        """How long some way out of a set of hosts is busy at least, whichever ranks are in the set.
 
+        Of n ranks k are behind a resource that every message out of k hosts holds. Where every rank sends as
+        much as it receives, they send ``a * k * (n - k) / n`` to the others at least, `a` the second
+        eigenvalue of the Laplacian of what ranks send to each other, both ways halved.
 
-def least_crossing(messages: Messages, paths: Paths, num_hosts: int) -> int:
-    """How long some way out of a set of hosts is busy at least, whichever ranks are in the set.
-
-    Of n ranks k are behind a resource that every message out of k hosts holds. Where every rank sends as much
-    as it receives, they send ``a * k * (n - k) / n`` to the others at least, `a` the second eigenvalue of the
-    Laplacian of what ranks send to each other, both ways halved.
-
-    References
-    ----------
-    B. Mohar, "The Laplacian spectrum of graphs", Graph Theory, Combinatorics and Applications 2 (1991).
-    """
-    flow = np.zeros((num_hosts, num_hosts))
-    np.add.at(flow, (messages.src, messages.dst), messages.units.astype(float))
-    if not np.allclose(flow.sum(axis=0), flow.sum(axis=1)):
-        return 0
-    even = (flow + flow.T) / 2
-    joint = float(np.linalg.eigvalsh(np.diag(even.sum(axis=1)) - even)[1])
-    pair = np.repeat(np.arange(num_hosts**2), np.diff(paths.path_of))
-    holds = paths.hold_of[paths.link + 1] - paths.hold_of[paths.link]
-    resource = paths.resource[np.repeat(paths.hold_of[paths.link], holds) + _counted(holds)]
-    beta = paths.hold_beta[np.repeat(paths.hold_of[paths.link], holds) + _counted(holds)]
-    pair = np.repeat(pair, holds)
-    order = np.argsort(resource, kind="stable")
-    most = 0.0
-    for rows in np.split(order, np.cumsum(np.bincount(resource))[:-1]):
-        src, dst = np.unique(pair[rows] // num_hosts), np.unique(pair[rows] % num_hosts)
-        inside = len(src)
-        if inside + len(dst) == num_hosts and len(np.unique(pair[rows])) == inside * len(dst):
-            units = joint * inside * len(dst) / num_hosts
-            most = max(most, units * float(beta[rows].min()))
-    return int(most * (1 - 1e-9))  # an eigenvalue is no exact number
+        References
+        ----------
+        B. Mohar, "The Laplacian spectrum of graphs", Graph Theory, Combinatorics and Applications 2 (1991).
+        """
+        flow, most = np.zeros((self.num_hosts, self.num_hosts)), 0.0
+        np.add.at(flow, (messages.src, messages.dst), messages.units.astype(float))
+        if not np.allclose(flow.sum(axis=0), flow.sum(axis=1)):
+            return 0
+        even = (flow + flow.T) / 2
+        joint = float(np.linalg.eigvalsh(np.diag(even.sum(axis=1)) - even)[1])
+        rates = self.held[1].tocsc()
+        for first, last in zip(rates.indptr, rates.indptr[1:], strict=False):
+            src, dst = (np.unique(side) for side in divmod(rates.indices[first:last], self.num_hosts))
+            if len(src) + len(dst) == self.num_hosts and last - first == len(src) * len(dst):
+                units = joint * len(src) * len(dst) / self.num_hosts
+                most = max(most, units * float(rates.data[first:last].min()))
+        return int(most * (1 - 1e-9))  # an eigenvalue is no exact number

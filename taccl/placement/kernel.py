@@ -19,15 +19,13 @@ __all__ = ["TOO_LONG", "anneal", "prove", "tails", "timed"]
 TOO_LONG = 2**62
 
 
-@compiled(allocates=True)
-def tails(messages: Messages, takes: NDArray[np.int64]) -> NDArray[np.int64]:
+@compiled
+def tails(messages: Messages, takes: NDArray[np.int64], tail: NDArray[np.int64]) -> None:
     """How long all takes from the end of every message on, if each takes as long as given."""
-    tail = np.zeros(len(takes), dtype=np.int64)
     for m in range(len(takes) - 1, -1, -1):
         for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
             before = messages.wait[i]
             tail[before] = max(tail[before], takes[m] + tail[m])
-    return tail
 
 
 @compiled
@@ -212,13 +210,11 @@ def prove(
     depth = 0
     for r in range(count):
         order[r] = tried[r] = -1
-    while depth >= 0:
-        if numbers[0]:
-            return best
+    while depth >= 0 and not numbers[0]:
         order[depth] = -1
-        host = tried[depth] + 1
-        while host < count and _is_taken(order, depth, host):
-            host += 1
+        host, r = tried[depth] + 1, 0
+        while r < depth:  # the next that no rank before has
+            host, r = (host + 1, 0) if order[r] == host else (host, r + 1)
         if host == count:
             tried[depth] = -1
             depth -= 1
@@ -232,13 +228,5 @@ def prove(
             continue
         best = found
         _copy(order, best_order)
-    numbers[1] = 1
+    numbers[1] = depth < 0
     return best
-
-
-@inner
-def _is_taken(order: NDArray[np.int64], depth: int, host: int) -> bool:
-    taken = False
-    for r in range(depth):
-        taken = taken or order[r] == host
-    return taken

@@ -13,7 +13,7 @@ from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InputError
 from taccl.placement.algorithms import of_schedule, stock
 from taccl.placement.clusters import nested_order
-from taccl.placement.fabric import as_messages, as_paths, least_crossing, problem_of, relaxed
+from taccl.placement.fabric import Fabric, as_messages, problem_of
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
 from taccl.placement.placement import Placement
 from taccl.placement.probe import Probe
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.arguments import Natural, Seconds, Size
-    from taccl.placement.fabric import Messages, Paths, Relaxed
-    from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
 __all__ = ["Case", "reorder"]
@@ -54,7 +52,6 @@ def reorder(
     size: Size = "100MB",
     *,
     order: Sequence[int] | None = None,
-    group: Natural | None = None,
     time_limit_s: Seconds = 20.0,
     seed: Natural = 0,
     progress: Callable[[str, float | None, float | None], None] | None = None,
@@ -73,13 +70,12 @@ def reorder(
         What is run, e.g. ``"allreduce"``, ``"allgather"`` or ``"alltoall"``.
     algorithm : str, Schedule or Program
         ``"ring"``, ``"rings:4"``, ``"double-tree"``, ``"halving-doubling"``, ``"pairwise"``,
-        ``"hierarchical:8"``; or a schedule or program of ours, for as many ranks.
+        ``"hierarchical:8"`` (groups of 8 ranks; by default of a node, where nodes are alike); or a schedule
+        or program of ours, for as many ranks.
     size : int or str
         The larger of one rank's input and output buffer, e.g. ``"100MB"``.
     order : sequence of int, optional
         The host slot of every rank as it is now; by default rank r is on slot r.
-    group : int, optional
-        Ranks of a group of ``"hierarchical"``; by default those of a node, where nodes are alike.
     time_limit_s : float
         When to stop searching; Ctrl-C stops it too, and the best so far is returned.
     seed : int
@@ -95,7 +91,7 @@ def reorder(
     TopologyError
         If no links lead from one rank to another.
     """
-    case = Case(topology, collective, algorithm, size, group=group)
+    case = Case(topology, collective, algorithm, size)
     count = case.problem.topology.num_ranks
     given = tuple(range(count)) if order is None else tuple(order)
     if sorted(given) != list(range(count)):
@@ -114,12 +110,9 @@ class Case:
         collective: str,
         algorithm: str | Schedule | Program,
         size: Size,
-        *,
-        group: int | None = None,
     ) -> None:
         topology = topology.topology() if isinstance(topology, Probe) else topology
-        count = topology.num_ranks
-        self.size_bytes = parse_size(size, where="size")
+        count, self.size_bytes = topology.num_ranks, parse_size(size, where="size")
         if isinstance(algorithm, Program):
             algorithm = lift(algorithm, topology=topology, size=self.size_bytes)
         if isinstance(algorithm, Schedule):
@@ -127,25 +120,20 @@ class Case:
         else:
             sizes = {len(ranks) for ranks in topology.ranks_of_node}
             alike = len(sizes) == 1 and 1 < min(sizes) < count
-            self.algorithm = stock(
-                algorithm, collective, count, group=group or (min(sizes) if alike else None)
-            )
+            self.algorithm = stock(algorithm, collective, count, group=min(sizes) if alike else None)
         if self.algorithm.num_ranks != count:
             said = f"found a schedule of {self.algorithm.num_ranks} ranks for {count} hosts; make them equal"
             raise InputError(said, where="algorithm")
-        self.problem: Problem = problem_of(self.algorithm, topology, self.size_bytes)
-        self.messages: Messages = as_messages(self.algorithm, self.problem)
-        self.paths: Paths = as_paths(self.problem)
-        self.relaxed: Relaxed = relaxed(self.messages, self.paths, count)
+        self.problem = problem_of(self.algorithm, topology, self.size_bytes)
+        self.messages, self.fabric = as_messages(self.algorithm, self.problem), Fabric(self.problem)
+        self.relaxed = self.fabric.relaxed(self.messages)
+        self.arrays = self.messages, self.fabric.paths, self.relaxed
         self.is_small = len(self.messages.src) <= _FEW_MESSAGES
 
     def room(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Room for one thread."""
-        ports = 2 * self.problem.topology.num_ranks
-        return (
-            np.zeros(len(self.messages.src), dtype=np.int64),
-            np.zeros(len(self.paths.name) + ports, dtype=np.int64),
-        )
+        resources = len(self.fabric.paths.name) + 2 * self.fabric.num_hosts
+        return np.zeros(len(self.messages.src), dtype=np.int64), np.zeros(resources, dtype=np.int64)
 
     def us(self, ticks: int) -> float:
         """Ticks as microseconds."""
@@ -154,8 +142,7 @@ class Case:
     def ticks(self, order: Sequence[int], *, compiled: bool = True) -> int:
         """The time of an order; of one that is all open (-1), what none can beat."""
         function = timed if compiled else getattr(timed, "py_func", timed)
-        whole = np.array(order, dtype=np.int64)
-        return int(function(self.messages, self.paths, self.relaxed, whole, TOO_LONG, *self.room()))
+        return int(function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, *self.room()))
 
     def placement(
         self,
@@ -168,100 +155,65 @@ class Case:
         before = self.ticks(given, compiled=not self.is_small)
         bound = self.ticks([-1] * len(given), compiled=not self.is_small)
         if before > bound:
-            bound = max(bound, least_crossing(self.messages, self.paths, len(given)))
-        best, proven = given, before <= bound * (1 + _NOTHING)
+            bound = max(bound, self.fabric.least_crossing(self.messages))
+        best, after, proven = given, before, before <= bound * (1 + _NOTHING)
         if not proven:
-            us = self.problem.costs.ticks_per_us
 
             def tell(_seconds: float, doing: str, _part: float | None) -> None:
                 if progress is not None:
-                    progress(doing or "placing ranks", before / us, bound / us)
+                    progress(doing or "placing ranks", self.us(before), self.us(bound))
 
-            def work() -> tuple[tuple[int, ...], bool]:
+            def work() -> tuple[tuple[int, ...], int, bool]:
                 found = self.search(given, seed, deadline)
-                return self.prove(found, deadline) if len(given) <= _PROVABLE else (found, False)
+                return self.prove(found, deadline) if len(given) <= _PROVABLE else (*found, False)
 
             # Nothing better may be known yet, as kernels are compiled when they are first called.
             with suppress(OutOfTime):
-                best, proven = deadline.run(work, tell=tell)
-        after = self.ticks(best, compiled=not (self.is_small and best == given))
+                best, after, proven = deadline.run(work, tell=tell)
         if after >= before * (1 - _NOTHING):
             best, after = given, before
         bound = max(bound, after) if proven else min(bound, after)
-        before_us, after_us, bound_us = map(self.us, (before, after, bound))
+        units = int(self.messages.units.max())
         return Placement(
-            self.problem.topology, self.algorithm, self.size_bytes, given, tuple(int(h) for h in best),
-            before_us, after_us, bound_us, proven, (self.limits(given, before), self.limits(best, after)),
-            self.distance() / self.problem.costs.ticks_per_us,
+            self.problem.topology, self.algorithm, self.size_bytes, given, best, self.us(before),
+            self.us(after), self.us(bound), proven, (self.limits(given, before), self.limits(best, after)),
+            self.fabric.distance(units) / self.problem.costs.ticks_per_us,
         )  # fmt: skip
 
-    def search(self, given: tuple[int, ...], seed: int, deadline: Deadline = NEVER) -> tuple[int, ...]:
-        """The best order found by changes to the given one, or to one with near hosts beside each other."""
-        self._know_tails()
-        start = min(given, tuple(nested_order(self.distance())), key=self.ticks)
+    def limits(self, order: Sequence[int], finish: int) -> tuple[str, float]:
+        """The resource that is busy for longest, and for which part of the time."""
+        most, ticks = self.fabric.busiest(self.messages, np.array(order))
+        return self.problem.topology.resources[most].name, ticks / finish
+
+    def search(
+        self, given: tuple[int, ...], seed: int, deadline: Deadline = NEVER
+    ) -> tuple[tuple[int, ...], int]:
+        """The best order found by changes to the given one, or to one with near hosts together; its ticks."""
+        # By what must follow a message an order is given up once it cannot be good.
+        tails(self.messages, self.relaxed.anywhere[self.relaxed.kind], self.relaxed.tail)
+        nested = nested_order(self.fabric.distance(int(self.messages.units.max())))
+        start = min(given, tuple(nested), key=self.ticks)
         tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _MOST_MESSAGES // len(self.messages.src)))
 
-        def work(warmth: float, signal: NDArray[np.int64]) -> tuple[int, ...]:
+        def work(warmth: float, signal: NDArray[np.int64]) -> tuple[tuple[int, ...], int]:
             orders = np.tile(np.array(start, dtype=np.int64), (3, 1))
             draws = np.random.default_rng((seed, int(warmth * 1e6))).random((tries, 5))
-            anneal(self.messages, self.paths, self.relaxed, orders, signal, draws, warmth, self.room())
-            return tuple(orders[0].tolist())
+            ticks = anneal(*self.arrays, orders, signal, draws, warmth, self.room())
+            return tuple(orders[0].tolist()), int(ticks)
 
         signals = [np.zeros(2, dtype=np.int64) for _ in _WARMTHS]
         with ExitStack() as stack, ThreadPoolExecutor(len(_WARMTHS)) as pool:
             for signal in signals:
                 stack.enter_context(deadline.stopping(signal))
-            all_tries = tries * len(_WARMTHS)
-            stack.enter_context(
-                deadline.scope("placing ranks", done=lambda: sum(int(s[1]) for s in signals) / all_tries)
-            )
-            found = list(pool.map(work, _WARMTHS, signals))
-        return min([start, *found], key=self.ticks)
+            stack.enter_context(deadline.scope("placing ranks"))
+            return min(pool.map(work, _WARMTHS, signals), key=lambda found: found[1])
 
-    def prove(self, order: tuple[int, ...], deadline: Deadline) -> tuple[tuple[int, ...], bool]:
-        """The best order of all, unless the deadline comes first; and whether it is that."""
-        self._know_tails()
-        orders = np.tile(np.array(order, dtype=np.int64), (3, 1))
-        signal, best = np.zeros(2, dtype=np.int64), self.ticks(order)
+    def prove(
+        self, found: tuple[tuple[int, ...], int], deadline: Deadline
+    ) -> tuple[tuple[int, ...], int, bool]:
+        """The best order of all and its ticks, unless the deadline comes first; and whether it is that."""
+        orders = np.tile(np.array(found[0], dtype=np.int64), (3, 1))
+        signal = np.zeros(2, dtype=np.int64)
         with deadline.stopping(signal), deadline.scope("proving that no order is better"):
-            prove(self.messages, self.paths, self.relaxed, orders, signal, best, *self.room())
-        return tuple(orders[0].tolist()), bool(signal[1])
-
-    def _know_tails(self) -> None:
-        """Know what must follow every message: by that, an order is given up once it cannot be good."""
-        cheapest = self.relaxed.anywhere[self.relaxed.kind]
-        self.relaxed = self.relaxed._replace(tail=tails(self.messages, cheapest))
-
-    def distance(self) -> NDArray[np.float64]:
-        """How long the largest message keeps busy what lies between two hosts, all of it together."""
-        paths, count = self.paths, self.problem.topology.num_ranks
-        units = int(self.messages.units.max())
-        of_link = (paths.alpha + units * paths.beta).astype(float)
-        held = paths.hold_alpha + units * paths.hold_beta
-        np.add.at(of_link, np.repeat(np.arange(len(of_link)), np.diff(paths.hold_of)), held)
-        between = np.zeros(count * count)
-        np.add.at(between, np.repeat(np.arange(count * count), np.diff(paths.path_of)), of_link[paths.link])
-        return between.reshape(count, count)
-
-    def limits(self, order: Sequence[int], finish: int) -> tuple[str, float]:
-        """The resource that is busy for longest, and for which part of the time."""
-        paths, messages, count = self.paths, self.messages, len(order)
-        host = np.array(order)
-        pair = host[messages.src] * count + host[messages.dst]
-        hops = np.diff(paths.path_of)[pair]
-        message = np.repeat(np.arange(len(pair)), hops)
-        link = paths.link[_spread(paths.path_of[pair], hops)]
-        holds = np.diff(paths.hold_of)[link]
-        rows = _spread(paths.hold_of[link], holds)
-        units = messages.units[np.repeat(message, holds)]
-        busy = np.zeros(len(paths.name))
-        np.add.at(
-            busy, paths.resource[rows], (paths.hold_alpha[rows] + units * paths.hold_beta[rows]).astype(float)
-        )
-        most = int(np.argmax(busy))
-        return self.problem.topology.resources[int(paths.name[most])].name, float(busy[most] / finish)
-
-
-def _spread(first: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """So many consecutive numbers from each of the first on."""
-    return np.repeat(first - np.cumsum(numbers) + numbers, numbers) + np.arange(int(numbers.sum()))
+            ticks = prove(*self.arrays, orders, signal, found[1], *self.room())
+        return tuple(orders[0].tolist()), int(ticks), bool(signal[1])
