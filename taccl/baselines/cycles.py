@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from taccl.topology.clusters import nested_order
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from taccl.baselines.routes import Routes
     from taccl.topology.topology import Topology
+
+    Nodes = Sequence[Sequence[int]]
 
 __all__ = ["find_rings", "find_rings_apart"]
 
@@ -41,19 +47,21 @@ def find_rings(topology: Topology, routes: Routes) -> list[list[int]]:
 
     Each crosses from node to node once, by one link; later rings prefer links that share no resource with
     those of earlier ones. Without any (ranks that no ring of links joins, or nodes that differ), the one
-    order of rank numbers, node by node, is returned, whose steps may need relays.
+    order of rank numbers, node by node, is returned, whose steps may need relays. Nodes that share more of
+    their ways with others, as in pods of racks, are in an order that keeps pods together.
     """
-    every_rank = [rank for ranks in topology.ranks_of_node for rank in ranks]
+    nodes = _near_nodes(topology, routes)
+    every_rank = [rank for ranks in nodes for rank in ranks]
     if topology.num_ranks < 3 or len({len(ranks) for ranks in topology.ranks_of_node}) > 1:
         return [every_rank]
     rings: list[list[int]] = []
     used_links: set[int] = set()
     used_resources: set[int] = set()
     while len(rings) < _MAX_RINGS:
-        ring = _next_ring(topology, routes, used_links, used_resources)
+        ring = _next_ring(topology, nodes, routes, used_links, used_resources)
         if ring is None and rings and topology.num_nodes > 1:
             # Behind a crossbar, or once links run out, rings may share them inside nodes.
-            ring = _next_ring(topology, routes, set(), used_resources)
+            ring = _next_ring(topology, nodes, routes, set(), used_resources)
         if ring is None:
             break
         rings.append(ring)
@@ -82,7 +90,9 @@ def find_rings_apart(topology: Topology, routes: Routes) -> list[list[int]]:
         used: set[int] = set()
         shuffled = random.Random(seed)
         while len(rings) < _MAX_RINGS:
-            path = _search(_pattern(topology, routes, used, set(), alternate=False), shuffled)
+            path = _search(
+                _pattern(topology, topology.ranks_of_node, routes, used, set(), alternate=False), shuffled
+            )
             if path is None:
                 break
             rings.append([topology.ranks_of_node[0][local] for local in path])
@@ -96,11 +106,26 @@ def find_rings_apart(topology: Topology, routes: Routes) -> list[list[int]]:
     return found or [list(topology.ranks_of_node[0])]
 
 
-def _next_ring(topology: Topology, routes: Routes, links: set[int], resources: set[int]) -> list[int] | None:
-    """A ring without the links inside nodes, and the resources between them, that earlier rings use."""
+def _near_nodes(topology: Topology, routes: Routes) -> Nodes:
+    """Nodes in an order that keeps those together whose links hold less; as they are where all are alike."""
     nodes = topology.ranks_of_node
+    held = np.zeros((len(nodes), len(nodes)))
+    for (i, a), (j, b) in permutations(enumerate(ranks[0] for ranks in nodes), 2):
+        direct = routes.direct(a, b)
+        if direct is None:
+            return nodes
+        held[i, j] = sum(float(hold.beta_us_per_mb) for hold in topology.holds_of_link[direct[1]])
+    if len(set(held[~np.eye(len(nodes), dtype=bool)].tolist())) < 2:
+        return nodes
+    return [nodes[i] for i in nested_order(held)]
+
+
+def _next_ring(
+    topology: Topology, nodes: Nodes, routes: Routes, links: set[int], resources: set[int]
+) -> list[int] | None:
+    """A ring without the links inside nodes, and the resources between them, that earlier rings use."""
     for alternate in (False, True) if len(nodes) % 2 == 0 else (False,):
-        path = _search(_pattern(topology, routes, links, resources, alternate=alternate))
+        path = _search(_pattern(topology, nodes, routes, links, resources, alternate=alternate))
         if path is not None:
             walks = [path[::-1] if alternate and n % 2 else path for n in range(len(nodes))]
             return [ranks[local] for ranks, walk in zip(nodes, walks, strict=True) for local in walk]
@@ -108,13 +133,18 @@ def _next_ring(topology: Topology, routes: Routes, links: set[int], resources: s
 
 
 def _pattern(
-    topology: Topology, routes: Routes, links: set[int], resources: set[int], *, alternate: bool
+    topology: Topology,
+    nodes: Nodes,
+    routes: Routes,
+    links: set[int],
+    resources: set[int],
+    *,
+    alternate: bool,
 ) -> _Pattern:
     """The steps that every node has; if they alternate, every other node is walked the other way round.
 
     (So rings close where only ranks of one local rank are linked between nodes, as on rails.)
     """
-    nodes = topology.ranks_of_node
     size = len(nodes[0])
 
     def slowest(pairs: list[tuple[int, int]], usable: Callable[[int], bool]) -> int | None:

@@ -30,6 +30,7 @@ __all__ = ["ALGORITHMS", "Algorithm", "of_schedule", "stock"]
 
 #: Pieces that follow one another down each of the two trees; our choice.
 _TREE_PIECES = 16
+_POWER = "found {} ranks; {} needs a power of two"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +127,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
     if number and not (takes and number.isascii() and number.isdigit() and 0 < int(number) <= num_ranks):
         said = f"expected a number from 1 to {num_ranks}" if takes else f"{known} takes no number"
         raise InputError(f"found {name!r}; {said}", where="algorithm")
-    size = int(number) if number else takes if known == "rings" else group
-    whole, moves = make(kind, num_ranks, size)
+    whole, moves = make(kind, num_ranks, int(number or (takes if known == "rings" else group or 0)))
     found = _of_moves(name if number else known, whole, moves)
     if known == "doubling":  # what arrives is kept apart until it is sent on
         blocks = zip(found.src.tolist(), found.begins.tolist(), strict=True)
@@ -142,19 +142,13 @@ def of_schedule(schedule: Schedule) -> Algorithm:
     Raises `InputError` if a link has several sources or destinations, which no other host need have.
     """
     problem = schedule.problem
-    links = problem.topology.links
-    used = [links[e] for e in schedule.link.tolist()]
-    for link in used:
-        if len(link.srcs) + len(link.dsts) > 2:
-            said = (
-                f"found a send over {link}, which a switch copies or adds up; expected one rank at each end"
-            )
-            raise InputError(said, where="algorithm")
-    if problem.collective.derivations:
-        said = (
-            f"found {problem.collective.name}, whose chunks derive from one another; it cannot be renumbered"
-        )
-        raise InputError(said, where="algorithm")
+    used = [problem.topology.links[e] for e in schedule.link.tolist()]
+    shared = next((link for link in used if len(link.srcs) + len(link.dsts) > 2), None)
+    if shared is not None or problem.collective.derivations:
+        said = f"a send over {shared}, which a switch copies or adds up; expected one rank at each end"
+        if shared is None:
+            said = f"{problem.collective.name}, whose chunks derive from one another; it cannot be renumbered"
+        raise InputError(f"found {said}", where="algorithm")
     _, message = np.unique(schedule.group, return_inverse=True)
     return Algorithm(
         "schedule", problem.collective, schedule.chunk.astype(np.int64),
@@ -191,21 +185,23 @@ def _round(ring: NDArray[np.int64], chunks: NDArray[np.int64], kind: str, first:
             yield first + half * (size - 1) + step, chunk, src, dst, bool(lag)
 
 
-def _ring(kind: str, num_ranks: int, _: int | None) -> tuple[Collective, Iterator[_Moves]]:
-    ranks = np.arange(num_ranks)
-    return collectives.make(kind, num_ranks), _round(ranks, ranks[:, None], kind)
+def _sums(num_ranks: int, num_chunks: int) -> Collective:
+    """An allreduce of so many chunks."""
+    whole = {chunk: range(num_ranks) for chunk in range(num_chunks)}
+    return collectives.custom(
+        num_ranks, precondition=whole, postcondition=whole, combining=True, name="allreduce"
+    )
 
 
-def _rings(kind: str, num_ranks: int, number: int | None) -> tuple[Collective, Iterator[_Moves]]:
+def _rings(kind: str, num_ranks: int, number: int) -> tuple[Collective, Iterator[_Moves]]:
     """Every other ring goes the other way round."""
-    assert number is not None
     ranks = np.arange(num_ranks)
     ways = np.stack([ranks if way % 2 == 0 else (-ranks) % num_ranks for way in range(number)])
     chunks = ways[..., None] * number + np.arange(number)[:, None, None]
     return collectives.make(kind, num_ranks, chunks_per_rank=number), _round(ways, chunks, kind)
 
 
-def _halving_doubling(kind: str, num_ranks: int, _: int | None) -> tuple[Collective, Iterator[_Moves]]:
+def _halving_doubling(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
     """Partners differ in one bit, the lowest first, with half of the data; see `stock`.
 
     Of an allreduce among other numbers than a power of two, ranks beyond it hand their data to the rank
@@ -214,18 +210,10 @@ def _halving_doubling(kind: str, num_ranks: int, _: int | None) -> tuple[Collect
     core = 1 << (num_ranks.bit_length() - 1)
     extra = num_ranks - core
     if extra and kind != "allreduce":
-        said = f"found {num_ranks} ranks; halving-doubling of {kind} needs a power of two"
-        raise InputError(said, where="algorithm")
+        raise InputError(_POWER.format(num_ranks, f"halving-doubling of {kind}"), where="algorithm")
     #: The rank that plays each part: of the first 2 * extra ranks the odd ones.
     rank = np.concatenate((np.arange(1, 2 * extra, 2), np.arange(2 * extra, num_ranks)))
-    everyone = {chunk: range(num_ranks) for chunk in range(core)}
-    whole = (
-        collectives.custom(
-            num_ranks, precondition=everyone, postcondition=everyone, combining=True, name="allreduce"
-        )
-        if extra
-        else collectives.make(kind, num_ranks)
-    )
+    whole = _sums(num_ranks, core) if extra else collectives.make(kind, num_ranks)
 
     def moves() -> Iterator[_Moves]:
         part, chunk = np.arange(core)[:, None], np.arange(core)[None, :]
@@ -248,21 +236,17 @@ def _halving_doubling(kind: str, num_ranks: int, _: int | None) -> tuple[Collect
     return whole, moves()
 
 
-def _doubling(kind: str, num_ranks: int, _: int | None) -> tuple[Collective, Iterator[_Moves]]:
+def _doubling(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
     """Partners, near ones first, exchange all of what they have summed so far."""
     if num_ranks & (num_ranks - 1):
-        said = f"found {num_ranks} ranks; doubling needs a power of two"
-        raise InputError(said, where="algorithm")
-    ranks, whole = np.arange(num_ranks), {0: range(num_ranks)}
+        raise InputError(_POWER.format(num_ranks, "doubling"), where="algorithm")
+    ranks = np.arange(num_ranks)
     moves = ((bit, 0, ranks, ranks ^ (1 << bit), True) for bit in range(num_ranks.bit_length() - 1))
-    sums = collectives.custom(num_ranks, precondition=whole, postcondition=whole, combining=True, name=kind)
-    return sums, moves
+    return _sums(num_ranks, 1), moves
 
 
-def _double_tree(kind: str, num_ranks: int, _: int | None) -> tuple[Collective, Iterator[_Moves]]:
+def _double_tree(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
     """Odd pieces use the one tree, even ones the other; sums go up while earlier ones come down."""
-    pieces = range(2 * _TREE_PIECES)
-    everyone = {chunk: range(num_ranks) for chunk in pieces}
     trees = [np.array(edges) for edges in two_trees(range(num_ranks))]
     deepest = max(int(tree[:, 0].max()) for tree in trees)
 
@@ -277,28 +261,24 @@ def _double_tree(kind: str, num_ranks: int, _: int | None) -> tuple[Collective, 
                     goes = (number >= 0) & (number < _TREE_PIECES)
                     yield step, 2 * number[goes] + which, src[goes], dst[goes], reduces
 
-    whole = collectives.custom(
-        num_ranks, precondition=everyone, postcondition=everyone, combining=True, name=kind
-    )
-    return whole, moves()
+    return _sums(num_ranks, 2 * _TREE_PIECES), moves()
 
 
-def _pairwise(kind: str, num_ranks: int, _: int | None) -> tuple[Collective, Iterator[_Moves]]:
+def _pairwise(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
     ranks = np.arange(num_ranks)
     shifts = ((shift, (ranks + shift) % num_ranks) for shift in range(1, num_ranks))
     moves = ((shift, ranks * num_ranks + dst, ranks, dst, False) for shift, dst in shifts)
     return collectives.make(kind, num_ranks), moves
 
 
-def _hierarchical(kind: str, num_ranks: int, group: int | None) -> tuple[Collective, Iterator[_Moves]]:
+def _hierarchical(kind: str, num_ranks: int, group: int) -> tuple[Collective, Iterator[_Moves]]:
     """Sums inside groups of consecutive ranks, between ranks of one place in their groups, and back."""
     divisors = [size for size in range(2, num_ranks) if num_ranks % size == 0]
-    if group is None and divisors:
+    if not group and divisors:
         group = min(divisors, key=lambda size: (abs(size * size - num_ranks), size))
     if group not in divisors:
         found = f"groups of {group}" if group else "no way to cut them into groups"
         raise InputError(f"found {found} for {num_ranks} ranks; expected equal groups", where="algorithm")
-    assert group is not None
     inside = np.arange(num_ranks).reshape(-1, group)
     num_groups = len(inside)
 
@@ -314,7 +294,7 @@ def _hierarchical(kind: str, num_ranks: int, group: int | None) -> tuple[Collect
 _SUMS = ("allreduce", "allgather", "reduce-scatter")
 #: Of each algorithm: what makes it, the collectives that it does, and the number that its name may take.
 ALGORITHMS: dict[str, tuple[Callable[..., tuple[Collective, Iterator[_Moves]]], Sequence[str], int]] = {
-    "ring": (_ring, _SUMS, 0),
+    "ring": (lambda kind, num_ranks, _: _rings(kind, num_ranks, 1), _SUMS, 0),
     "rings": (_rings, _SUMS, 2),
     "double-tree": (_double_tree, ("allreduce",), 0),
     "halving-doubling": (_halving_doubling, _SUMS, 0),

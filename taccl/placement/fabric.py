@@ -131,9 +131,7 @@ class Fabric:
         pair = np.repeat(np.arange(count * count), hops)
         hop = csr_array((np.ones(len(link), dtype=np.int64), (pair, link)), (count * count, num_links))
         self.took = [hop @ ticks for ticks in (costs.link_alpha, costs.link_beta)]
-        self.held = [
-            hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held
-        ]
+        self.held = [hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held]
 
     def relaxed(self, messages: Messages) -> Relaxed:
         """What every message takes at least, wherever its ends are; nothing yet of what must follow it."""
@@ -147,13 +145,11 @@ class Fabric:
         return Relaxed(kind.astype(np.int64), *least, np.zeros(len(kind), dtype=np.int64))  # type: ignore[call-arg]
 
     def _ports(self, units: int) -> list[int]:
-        """For how long a message holds what all from its host hold, then what all to its host do; at least."""
+        """Ticks for which a message holds a port of its source, then of its destination, at least."""
         held, ports = self._held(units).tocoo(), []
         size = held.shape[1]
         for host in (held.row // self.num_hosts, held.row % self.num_hosts):
-            of_all, which, number = np.unique(
-                host * size + held.col, return_inverse=True, return_counts=True
-            )
+            of_all, which, number = np.unique(host * size + held.col, return_inverse=True, return_counts=True)
             least = np.full(len(of_all), np.iinfo(np.int64).max)
             np.minimum.at(least, which, held.data)
             common, longest = number == self.num_hosts - 1, np.zeros(self.num_hosts, dtype=np.int64)

@@ -14,11 +14,11 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import ExecutionError, InputError, TacclError
 from taccl.formats.files import check_writable
-from taccl.placement.clusters import completed, levels
 from taccl.placement.matrices import load_probe
 from taccl.placement.probe import APART, Probe
 from taccl.runtime.environment import import_mpi, launched_by
 from taccl.runtime.rank_execution import gathered, patiently, told
+from taccl.topology.clusters import completed, levels
 from taccl.units import format_count, parse_size
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
 from taccl.names import shown
-from taccl.placement.clusters import completed, levels
+from taccl.topology.clusters import completed, levels
 from taccl.topology.parts import exact_cost, hold_ends
 from taccl.topology.topology import TopologyBuilder
 from taccl.units import format_count

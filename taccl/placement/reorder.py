@@ -12,7 +12,6 @@ from taccl.arguments import checked
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InputError
 from taccl.placement.algorithms import of_schedule, stock
-from taccl.placement.clusters import nested_order
 from taccl.placement.fabric import Fabric, as_messages, problem_of
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
 from taccl.placement.placement import Placement
@@ -20,6 +19,7 @@ from taccl.placement.probe import Probe
 from taccl.program.lift import lift
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
+from taccl.topology.clusters import nested_order
 from taccl.units import parse_size
 
 if TYPE_CHECKING:

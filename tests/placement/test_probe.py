@@ -10,8 +10,8 @@ import pytest
 import taccl
 from taccl import Probe
 from taccl.errors import FormatError, InputError
-from taccl.placement.clusters import completed, levels, nested_order
 from taccl.placement.matrices import load_probe
+from taccl.topology.clusters import completed, levels, nested_order
 
 OURS = [[0, 5, 9], [5, 0, 9], [9, 9, 0]]
 NAMES = ("a", "b", "c")
