@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.arguments import checked, known_word
 from taccl.errors import CollectiveError, FormatError, InputError
 from taccl.names import shown
+from taccl.placement.algorithms import ALGORITHMS
 from taccl.placement.reorder import Case
 from taccl.reading import read_text
 from taccl.units import parse_size
@@ -26,39 +28,32 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "Choice", "choose", "hostfile", "mpich_selection", "nccl_tuner", "openmpi_rules", "rankfile",
-    "read_hosts",
+    "LIBRARY_NAMES", "Choice", "choose", "fastest", "hostfile", "mpich_selection", "nccl_tuner",
+    "openmpi_rules", "rankfile", "read_hosts",
 ]  # fmt: skip
 
-#: What libraries call our algorithms: Open MPI by number, MPICH by function, NCCL by name.
-_OPENMPI = {
-    "allreduce": (2, {"doubling": 3, "ring": 4, "halving-doubling": 6}),
-    "allgather": (0, {"halving-doubling": 3, "ring": 4}),
-    "alltoall": (3, {"pairwise": 2}),
-}
-_MPICH = {
+#: What a library calls its algorithms: Open MPI's number, and the last words of MPICH's function.
+LIBRARY_NAMES = {
     "allreduce": {
-        "doubling": "MPIR_Allreduce_intra_recursive_doubling",
-        "ring": "MPIR_Allreduce_intra_ring",
-        "halving-doubling": "MPIR_Allreduce_intra_reduce_scatter_allgather",
+        "doubling": (3, "recursive_doubling"),
+        "ring": (4, "ring"),
+        "halving-doubling": (6, "reduce_scatter_allgather"),
     },
     "allgather": {
-        "halving-doubling": "MPIR_Allgather_intra_recursive_doubling",
-        "ring": "MPIR_Allgather_intra_ring",
+        "halving-doubling": (3, "recursive_doubling"),
+        "ring": (4, "ring"),
+        "bruck": (2, "brucks"),
     },
-    "alltoall": {"pairwise": "MPIR_Alltoall_intra_pairwise"},
+    "alltoall": {"pairwise": (2, "pairwise"), "bruck": (3, "brucks")},
 }
+_OPENMPI_KINDS = {"allreduce": 2, "allgather": 0, "alltoall": 3}
 #: What MPICH compares sizes with.
 _COUNTED = {"allreduce": "avg_msg_size", "allgather": "total_msg_size", "alltoall": "avg_msg_size"}
+#: What NCCL's table calls a collective and its algorithms.
 _NCCL = {
-    "allreduce": {"ring": "ring", "double-tree": "tree"},
-    "allgather": {"ring": "ring"},
-    "reduce-scatter": {"ring": "ring"},
-}
-_LIBRARIES: dict[str, dict[str, list[str]]] = {
-    "openmpi": {kind: list(names) for kind, (_, names) in _OPENMPI.items()},
-    "mpich": {kind: list(names) for kind, names in _MPICH.items()},
-    "nccl": {kind: list(names) for kind, names in _NCCL.items()},
+    "allreduce": ("allreduce", {"ring": "ring", "double-tree": "tree"}),
+    "allgather": ("allgather", {"ring": "ring"}),
+    "reduce-scatter": ("reducescatter", {"ring": "ring"}),
 }
 #: Sizes at which algorithms are compared: twice as much each.
 _FROM_BYTES, _TO_BYTES = 1 << 10, 1 << 30
@@ -177,30 +172,30 @@ def choose(
     least, most : int or str
         The sizes between which algorithms are compared; the first and the last choice hold beyond them.
     """
-    known_word(library, _LIBRARIES, "library")
-    if collective not in _LIBRARIES[library]:
-        said = f"found {collective}; {library} is told of {', '.join(_LIBRARIES[library])}"
+    known_word(library, ("openmpi", "mpich", "nccl"), "library")
+    told = {kind: names for kind, (_, names) in _NCCL.items()} if library == "nccl" else LIBRARY_NAMES
+    if collective not in told:
+        said = f"found {collective}; {library} is told of {', '.join(told)}"
         raise InputError(said, where="collective")
     sizes = [parse_size(least, where="least")]
     while sizes[-1] * 2 <= parse_size(most, where="most"):
         sizes.append(sizes[-1] * 2)
-    fastest = []
-    for size in sizes:
-        times: dict[str, float] = {}
-        for name in _LIBRARIES[library][collective]:
-            try:
-                case = Case(topology, collective, name, size)
-            except (InputError, CollectiveError):  # not among so many ranks
-                continue
-            times[name] = case.us(case.ticks(order or range(case.problem.topology.num_ranks)))
-        fastest.append(min(times, key=lambda name: times[name]))
-    found: list[Choice] = []
-    for name, each in groupby(zip(sizes, fastest, strict=True), key=lambda pair: pair[1]):
-        least_bytes = found[-1].most_bytes + 1 if found else 0
-        found.append(Choice(collective, least_bytes, max(size for size, _ in each) * 2 - 1, name))
-    last = found[-1]
-    found[-1] = Choice(collective, last.least_bytes, _ENDLESS, last.algorithm)
-    return found
+    times: dict[str, list[float]] = {}
+    for name in ALGORITHMS.keys() & told[collective]:
+        with suppress(InputError, CollectiveError):  # not among so many ranks
+            cases = [Case(topology, collective, name, size) for size in sizes]
+            times[name] = [c.us(c.ticks(order or range(c.fabric.num_hosts))) for c in cases]
+    return fastest(collective, sizes, times)
+
+
+def fastest(collective: str, sizes: Sequence[int], times_us: dict[str, list[float]]) -> list[Choice]:
+    """From the times of algorithms at some sizes, which is to be run from one size on to the next."""
+    best = [min(sorted(times_us), key=lambda name: times_us[name][i]) for i in range(len(sizes))]
+    starts = [i for i, name in enumerate(best) if i == 0 or best[i - 1] != name]
+    ends = [*(sizes[i] - 1 for i in starts[1:]), _ENDLESS]
+    return [
+        Choice(collective, sizes[i] if i else 0, end, best[i]) for i, end in zip(starts, ends, strict=True)
+    ]
 
 
 @checked
@@ -211,14 +206,12 @@ def openmpi_rules(choices: Sequence[Choice], num_ranks: int) -> str:
     whole path, as a file that is not there is ignored without a word. Another component may have the higher
     priority: ``--mca coll_tuned_priority 90``. Rules hold for as many ranks and more.
     """
-    by_kind = groupby(choices, key=lambda choice: choice.collective)
-    rules = {kind: list(some) for kind, some in by_kind}
-    lines = [f"{len(rules)}  # collectives"]
-    for kind, some in rules.items():
-        number, names = _OPENMPI[kind]
-        lines += [f"{number}  # {kind}", "1  # numbers of ranks", f"{num_ranks}  # ranks"]
+    lines = [f"{len({choice.collective for choice in choices})}  # collectives"]
+    for kind, each in groupby(choices, key=lambda choice: choice.collective):
+        some = [(one.least_bytes, LIBRARY_NAMES[kind][one.algorithm][0], one.algorithm) for one in each]
+        lines += [f"{_OPENMPI_KINDS[kind]}  # {kind}", "1  # numbers of ranks", f"{num_ranks}  # ranks"]
         lines.append(f"{len(some)}  # sizes: from so many bytes on, algorithm, fan-out, segment")
-        lines += [f"{each.least_bytes} {names[each.algorithm]} 0 0  # {each.algorithm}" for each in some]
+        lines += [f"{least} {number} 0 0  # {name}" for least, number, name in some]
     return "\n".join(lines) + "\n"
 
 
@@ -241,15 +234,18 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
     tree = _selection_of(Path(base))
     for kind, each in groupby(choices, key=lambda choice: choice.collective):
         rules: dict[str, Any] = {}
+
+        def run(name: str) -> dict[str, Any]:
+            return {f"algorithm=MPIR_{kind.capitalize()}_intra_{LIBRARY_NAMES[kind][name][1]}": {}}  # noqa: B023
+
         for choice in each:
             last = choice.most_bytes == _ENDLESS
             # Of an alltoall MPICH counts what goes to one rank, of an allgather the whole.
             parts, counted = num_ranks if kind == "alltoall" else 1, _COUNTED[kind]
             key = f"{counted}=any" if last else f"{counted}<={choice.most_bytes // parts}"
-            rules[key] = {f"algorithm={_MPICH[kind][choice.algorithm]}": {}}
+            rules[key] = run(choice.algorithm)
             if (kind, choice.algorithm) == ("allreduce", "halving-doubling"):  # which needs a number a rank
-                doubling: dict[str, Any] = {f"algorithm={_MPICH[kind]['doubling']}": {}}
-                rules[key] = {"count<pow2": doubling, "count=any": rules[key]}
+                rules[key] = {"count<pow2": run("doubling"), "count=any": rules[key]}
         own = tree[f"collective={kind}"]["comm_type=intra"]
         if kind == "allreduce":  # a ring needs an operation that commutes, halving one that MPI knows
             rules = {
@@ -289,12 +285,9 @@ def nccl_tuner(choices: Sequence[Choice], num_ranks: int, num_nodes: int) -> str
 
     Its columns: collective, sizes, algorithm, protocol, channels (-1: as NCCL would), nodes, ranks.
     """
-    names = {"allreduce": "allreduce", "allgather": "allgather", "reduce-scatter": "reducescatter"}
     lines = ["# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"]
     for choice in choices:
-        algorithm = _NCCL[choice.collective][choice.algorithm]
-        lines.append(
-            f"{names[choice.collective]},{choice.least_bytes},{choice.most_bytes},{algorithm},simple,-1,"
-            f"{num_nodes},{num_ranks}"
-        )
+        name, algorithms = _NCCL[choice.collective]
+        sizes, algorithm = f"{choice.least_bytes},{choice.most_bytes}", algorithms[choice.algorithm]
+        lines.append(f"{name},{sizes},{algorithm},simple,-1,{num_nodes},{num_ranks}")
     return "\n".join(lines) + "\n"

@@ -6,7 +6,7 @@ import csv
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taccl.arguments import Number
     from taccl.topology.topology import Topology
 
-__all__ = ["load_probe", "load_probe_topology", "read_matrices"]
+__all__ = ["load_probe", "load_probe_topology"]
 
 _LIMIT_BYTES = 64 * 10**6
 #: The line above a matrix of CUDA's sample: which way, whether peers reach each other, and what it states.
@@ -33,41 +33,13 @@ _P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Mat
 #: The line above a log of one pair, which we ask for.
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _BANDWIDTH = re.compile(r"bandwidth|GB/s|gb_per_s", re.IGNORECASE)
+#: What may stand on the diagonal.
+_NOTHING = ("", "-", "x", "X")
 _BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
 
 def load_probe(path: str | os.PathLike[str]) -> Probe:
-    """The probe in a file of our own, or the matrix in another tool's; see `read_matrices`."""
-    text = read_text(path, _LIMIT_BYTES)
-    if not text.lstrip().startswith("{"):
-        return read_matrices(path)
-    where = str(path)
-    data = parse_json(text, source=where)
-    if data.get("format") != "taccl-probe" or data.get("version") != 1:
-        raise FormatError("found no probe; expected what `taccl probe -o` writes", where=where)
-    try:
-        return Probe.from_dict(data)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise FormatError(error.message, where=f"{where}: {error.where}") from None
-        said = f"found a probe whose fields are not of their kind ({error}); write it anew"
-        raise FormatError(said, where=where) from None
-
-
-def load_probe_topology(
-    path: str | os.PathLike[str],
-    *,
-    bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
-    oversubscription: Number = USUAL_OVERSUBSCRIPTION,
-) -> Topology:
-    """The topology of the probe, or the matrix, in a file; see `Probe.topology`."""
-    return load_probe(path).topology(
-        name=Path(path).stem, bandwidth_gb_per_s=bandwidth_gb_per_s, oversubscription=oversubscription
-    )
-
-
-def read_matrices(path: str | os.PathLike[str]) -> Probe:
-    """The probe in a file that another tool wrote.
+    """The probe in a file of our own, or in one that another tool wrote.
 
     - CSV: a row and a column for every host; their names may stand at the head of both. Entries are latencies
       in microseconds, or, where the first cell or a comment says so, bandwidths in GB/s or Gb/s.
@@ -82,15 +54,39 @@ def read_matrices(path: str | os.PathLike[str]) -> Probe:
     where, text = os.fspath(path), read_text(path, _LIMIT_BYTES)
     lines = text.splitlines()
     try:
+        if text.lstrip().startswith("{"):
+            return _of_ours(parse_json(text, source=where), where)
         if any(_P2P.match(line) for line in lines):
             return _of_p2p(lines, where)
-        if _PAIR.search(text):
-            return _of_pairs(text, where)
-        return _of_csv(lines, where)
+        return _of_pairs(text, where) if _PAIR.search(text) else _of_csv(lines, where)
     except FormatError:
         raise
     except InputError as error:  # what is wrong with the numbers
         raise FormatError(error.message, where=f"{where}: {error.where}") from None
+
+
+def load_probe_topology(
+    path: str | os.PathLike[str],
+    *,
+    bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
+    oversubscription: Number = USUAL_OVERSUBSCRIPTION,
+) -> Topology:
+    """The topology of the probe, or the matrix, in a file; see `Probe.topology`."""
+    return load_probe(path).topology(
+        name=Path(path).stem, bandwidth_gb_per_s=bandwidth_gb_per_s, oversubscription=oversubscription
+    )
+
+
+def _of_ours(data: dict[str, Any], where: str) -> Probe:
+    if data.get("format") != "taccl-probe" or data.get("version") != 1:
+        raise FormatError("found no probe; expected what `taccl probe -o` writes", where=where)
+    try:
+        return Probe.from_dict(data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        said = f"found a probe whose fields are not of their kind ({error}); write it anew"
+        raise FormatError(said, where=where) from None
 
 
 def _of_csv(lines: Sequence[str], where: str) -> Probe:
@@ -102,39 +98,33 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
     ]
     if not rows:
         raise FormatError("found no rows; expected a matrix, a row for every host", where=where)
-    first = rows[0][1]
-    has_head = (
-        any(_number(cell) is None for cell in first[1:]) or _number(first[0]) is None and bool(first[0])
-    )
-    corner, names = "", [str(i) for i in range(len(first))]
-    if has_head:
-        corner, names = first[0], first[1:]
+    head, corner = rows[0][1], ""
+    names = [str(i) for i in range(len(head))]
+    if any(_number(cell) is None for cell in head[head[0] in _NOTHING :]):
+        # A square with a corner has as many rows, its head included, as columns.
+        corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
         rows = rows[1:]
-        if rows and len(rows[0][1]) == len(first) and len(rows) == len(first):  # no corner: names alone
-            corner, names = "", first
-    labelled = bool(rows) and len(rows[0][1]) == len(names) + 1
-    count = len(names)
+    count, matrix = len(names), []
     for number, row in rows:
-        if len(row) - labelled != count:
-            said = f"found {len(row) - labelled} entries; expected {count}, one for every host"
+        cells = row[len(row) == count + 1 :]
+        if len(cells) != count:
+            said = f"found {len(cells)} entries; expected {count}, one for every host"
             raise FormatError(said, where=f"{where}: line {number}")
-    if len(rows) != count:
-        said = f"found {len(rows)} rows of {count} entries; expected a square, a row for every host"
-        raise FormatError(said, where=where)
-    matrix = np.full((count, count), np.nan)
-    for i, (number, row) in enumerate(rows):
-        for j, cell in enumerate(row[labelled:]):
-            value = _number(cell)
-            if value is None and (i != j or cell not in ("", "-", "x", "X")) and cell:
+        values = [_number(cell) for cell in cells]
+        for j, (cell, value) in enumerate(zip(cells, values, strict=True)):
+            if value is None and cell and (j != len(matrix) or cell not in _NOTHING):
                 said = f"found {shown(repr(cell), 60)} in column {j}; expected a number"
                 raise FormatError(said, where=f"{where}: line {number}")
-            matrix[i, j] = np.nan if value is None else value
-    said = " ".join((corner, *comments))
+        matrix.append(values)
+    if len(matrix) != count:
+        said = f"found {len(matrix)} rows of {count} entries; expected a square, a row for every host"
+        raise FormatError(said, where=where)
+    table, said = np.array(matrix, dtype=np.float64), " ".join((corner, *comments))
     if _BITS.search(said):
-        return Probe(tuple(names), bandwidth_gb_per_s=matrix / 8)
+        return Probe(tuple(names), bandwidth_gb_per_s=table / 8)
     if _BANDWIDTH.search(said):
-        return Probe(tuple(names), bandwidth_gb_per_s=matrix)
-    return Probe(tuple(names), latency_us=matrix)
+        return Probe(tuple(names), bandwidth_gb_per_s=table)
+    return Probe(tuple(names), latency_us=table)
 
 
 def _number(cell: str) -> float | None:
@@ -148,36 +138,26 @@ def _of_p2p(lines: Sequence[str], where: str) -> Probe:
     """One-way matrices, with peers enabled where both are there."""
     found: dict[str, tuple[tuple[bool, bool], NDArray[np.float64]]] = {}
     for at, line in enumerate(lines):
-        head = _P2P.match(line)
-        if head is None:
-            continue
-        rank = (not head[1].lower().startswith("bi"), head[2].lower() == "enabled")
-        kind = head[3].lower()
-        if kind not in found or rank > found[kind][0]:
-            found[kind] = rank, _grid(lines, at + 1, where)
-    sizes = {len(matrix) for _, matrix in found.values()}
-    if len(sizes) > 1:
-        raise FormatError(f"found matrices of {' and '.join(map(str, sorted(sizes)))} GPUs", where=where)
-    hosts = tuple(f"GPU {i}" for i in range(sizes.pop()))
+        if head := _P2P.match(line):
+            rank = (not head[1].lower().startswith("bi"), head[2].lower() == "enabled")
+            kind = head[3].lower()
+            if kind not in found or rank > found[kind][0]:
+                found[kind] = rank, _grid(lines[at + 1 :], f"{where}: line {at + 2}")
     matrices = {kind: matrix for kind, (_, matrix) in found.items()}
+    hosts = tuple(f"GPU {i}" for i in range(max(map(len, matrices.values()))))
     return Probe(hosts, matrices.get("latency"), matrices.get("bandwidth"))
 
 
-def _grid(lines: Sequence[str], at: int, where: str) -> NDArray[np.float64]:
-    """The matrix below a head of column numbers."""
-    head = lines[at].split() if at < len(lines) else []
-    count = len(head) - 1
-    rows: list[list[float | None]] = []
-    for number, line in enumerate(lines[at + 1 : at + 1 + count], at + 2):
-        cells = [_number(cell) for cell in line.split()]
-        if len(cells) != count + 1 or None in cells or cells[0] != len(rows):
-            said = f"found {shown(repr(line.strip()), 80)}; expected row {len(rows)} of {count} numbers"
-            raise FormatError(said, where=f"{where}: line {number}")
-        rows.append(cells[1:])
-    if count < 2 or len(rows) != count:
-        said = f"found {len(rows)} rows of {max(count, 0)} columns; expected two GPUs or more, and all rows"
-        raise FormatError(said, where=f"{where}: line {at + 1}")
-    return np.array(rows, dtype=np.float64)
+def _grid(lines: Sequence[str], where: str) -> NDArray[np.float64]:
+    """The matrix below a head of column numbers, each row behind its own."""
+    count = len(lines[0].split()) - 1 if lines else 0
+    rows = [[_number(cell) for cell in line.split()] for line in lines[1 : 1 + max(count, 0)]]
+    number = next((i for i, row in enumerate(rows) if len(row) != count + 1 or None in row), len(rows))
+    if count < 2 or number < count:
+        found = shown(repr(lines[1 + number].strip()), 80) if number + 1 < len(lines) else "the end"
+        said = f"found {found}; expected row {number} of {max(count, 2)} numbers"
+        raise FormatError(said, where=where)
+    return np.array(rows, dtype=np.float64)[:, 1:]
 
 
 def _of_pairs(text: str, where: str) -> Probe:

@@ -181,7 +181,11 @@ class _Rank:
             raise InputError("found 1 MPI rank; expected two or more", where="mpiexec")
         self._at_first(self._recall)
         known = told(
-            self.comm, [bool(np.isfinite(self.latency_us[tuple(zip(*pairs, strict=True))]).all()) for pairs in self.rounds]
+            self.comm,
+            [
+                bool(np.isfinite(self.latency_us[tuple(zip(*pairs, strict=True))]).all())
+                for pairs in self.rounds
+            ],
         )
         if any(known):
             self.note(f"{format_count(sum(known), 'round')} were measured before")
