@@ -188,9 +188,18 @@ def choose(
     return fastest(collective, sizes, times)
 
 
-def fastest(collective: str, sizes: Sequence[int], times_us: dict[str, list[float]]) -> list[Choice]:
-    """From the times of algorithms at some sizes, which is to be run from one size on to the next."""
-    best = [min(sorted(times_us), key=lambda name: times_us[name][i]) for i in range(len(sizes))]
+def fastest(
+    collective: str, sizes: Sequence[int], times_us: dict[str, list[float]], *, noise: float = 0.0
+) -> list[Choice]:
+    """From the times of algorithms at some sizes, which is to be run from one size on to the next.
+
+    The one before is kept where the fastest is faster by no more than `noise`, a part of its time.
+    """
+    best: list[str] = []
+    for i in range(len(sizes)):
+        name = min(sorted(times_us), key=lambda name: times_us[name][i])
+        is_kept = bool(best) and times_us[best[-1]][i] <= times_us[name][i] * (1 + noise)
+        best.append(best[-1] if is_kept else name)
     starts = [i for i, name in enumerate(best) if i == 0 or best[i - 1] != name]
     ends = [*(sizes[i] - 1 for i in starts[1:]), _ENDLESS]
     return [

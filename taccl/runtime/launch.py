@@ -22,7 +22,7 @@ from taccl.runtime.report import Execution
 from taccl.runtime.watchdog import GRACE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
     from taccl.runtime.job import Job
@@ -64,13 +64,18 @@ def launched(
     *,
     timeout_s: float,
     note: Callable[[str], None] = lambda _: None,
+    launcher: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What rank 0 of ranks on this machine reports, each of which runs a module with a request in a file.
 
     - `timeout_s`: Seconds for which rank 0 may be silent.
+    - `launcher`: Words that start a program's ranks, instead of so many by this environment's ``mpiexec``.
+    - `environment`: Variables for ranks beside our own.
     """
-    mpiexec = find_mpiexec()
-    note(f"starting {num_ranks} ranks")
+    start = launcher or [str(find_mpiexec()), "-n", str(num_ranks)]
+    if not launcher:
+        note(f"starting {num_ranks} ranks")
     with (
         _termination_as_exception(),
         tempfile.TemporaryDirectory(prefix="taccl-run-", ignore_cleanup_errors=True) as name,
@@ -82,18 +87,20 @@ def launched(
         others = segments()
         try:
             with held(folder):
-                ranks = _Ranks(_start(mpiexec, num_ranks, path, worker), folder, others)
+                ranks = _Ranks(_start(start, path, worker, environment or {}), folder, others)
                 return ranks.attend(timeout_s, note)
         finally:
             if ranks is not None:
                 ranks.end()
 
 
-def _start(mpiexec: Path, num_ranks: int, request: Path, worker: str) -> subprocess.Popen[bytes]:
+def _start(
+    start: Sequence[str], request: Path, worker: str, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     # A Python that finds the modules this one finds, and none that happen to be in the current folder.
     python = [sys.executable, "-P", "-m", worker]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    command = [str(mpiexec), "-n", str(num_ranks), *python, str(request)]
+    command = [*start, *python, str(request)]
     # No threads beside the ranks, which have few cores as it is; settings of the user go first.
     few_threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     folder = request.parent
@@ -106,10 +113,10 @@ def _start(mpiexec: Path, num_ranks: int, request: Path, worker: str) -> subproc
                 stdout=said,
                 stderr=complained,
                 start_new_session=True,  # Ctrl-C is for us alone to deal with
-                env={**few_threads, **os.environ, "PYTHONPATH": path},
+                env={**few_threads, **os.environ, **environment, "PYTHONPATH": path},
             )
     except OSError as error:
-        raise ExecutionError(f"{mpiexec} cannot be started ({error.strerror or error})") from None
+        raise ExecutionError(f"{start[0]} cannot be started ({error.strerror or error})") from None
 
 
 class _Ranks:

@@ -1,0 +1,77 @@
+"""A library's algorithms measured with real ranks, and the rules that follow."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from taccl.errors import ExecutionError, InputError
+from taccl.placement.files import fastest
+from taccl.placement.tuning import Tuning, measure_collectives
+
+
+def test_each_size_has_the_fastest():
+    """From a size on, up to the next that has another; what is within noise stays as it was."""
+    times = {"ring": [9.0, 5.0, 1.0, 1.02], "doubling": [1.0, 4.9, 2.0, 1.0]}
+    found = fastest("allreduce", (1, 4, 16, 64), times, noise=0.05)
+    assert [(each.least_bytes, each.most_bytes, each.algorithm) for each in found] == [
+        (0, 15, "doubling"), (16, 2**31 - 1, "ring"),
+    ]  # fmt: skip
+    assert [each.algorithm for each in fastest("allreduce", (1, 4, 16, 64), times)] == [
+        "doubling", "ring", "doubling",
+    ]  # fmt: skip
+
+
+def test_rules_are_those_of_the_library():
+    """Open MPI's numbers for what was the fastest."""
+    found = Tuning("openmpi", 4, (1024,), {"alltoall": {"bruck": [1.0], "pairwise": [2.0]}})
+    assert "0 3 0 0  # bruck" in found.rules().splitlines()
+
+
+def test_what_cannot_be_measured_is_said(monkeypatch):
+    """No ranks, a launcher that is not there, and ranks that a launcher has started already."""
+    with pytest.raises(InputError, match="ranks: found none; expected two ranks or more"):
+        measure_collectives()
+    with pytest.raises(ExecutionError, match="no-such-launcher cannot be started"):
+        measure_collectives(launcher=["no-such-launcher"])
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(InputError, match="started anew for each algorithm"):
+        measure_collectives(2)
+
+
+def _measured(**options):
+    try:
+        return measure_collectives(size="4KB", repetitions=2, **options)
+    except ExecutionError as error:
+        if "mpi4py" in str(error):
+            pytest.skip(f"MPI cannot be run here: {error}")
+        raise
+
+
+@pytest.mark.slow
+def test_mpich_is_measured():
+    """Every algorithm at every size; its selection file takes them for so many ranks."""
+    found = _measured(ranks=2)
+    assert found.library == "mpich"
+    assert all(us > 0 for times in found.times_us.values() for row in times.values() for us in row)
+    tree = json.loads(found.rules())["collective=alltoall"]["comm_type=intra"]["comm_size<=2"]
+    assert "bruck" in json.dumps(tree) or "pairwise" in json.dumps(tree)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "TACCL_OPENMPI" not in os.environ, reason="TACCL_OPENMPI names no environment with Open MPI"
+)
+def test_open_mpi_is_measured(monkeypatch):
+    """Under a launcher of the user's own, whose library mpi4py is told to load."""
+    folder = os.environ["TACCL_OPENMPI"]
+    ours = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    for name, value in {
+        **ours, "MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": f"{folder}/lib/libmpi.so",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    found = _measured(launcher=[f"{folder}/bin/mpirun", "-n", "2", "--oversubscribe"])
+    assert (found.library, found.num_ranks) == ("openmpi", 2)
+    assert found.rules().startswith("3  # collectives")
