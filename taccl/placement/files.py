@@ -58,7 +58,7 @@ _NCCL = {
 #: Sizes at which algorithms are compared: twice as much each.
 _FROM_BYTES, _TO_BYTES = 1 << 10, 1 << 30
 #: Beyond all sizes.
-_ENDLESS = 2**31 - 1
+_ENDLESS = 2**63 - 1
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
 
 

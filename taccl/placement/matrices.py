@@ -104,7 +104,8 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
         # A square with a corner has as many rows, its head included, as columns.
         corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
         rows = rows[1:]
-    count, matrix = len(names), []
+    count = len(names)
+    matrix: list[list[float | None]] = []
     for number, row in rows:
         cells = row[len(row) == count + 1 :]
         if len(cells) != count:

@@ -252,7 +252,7 @@ class _Rank:
 
     def _settle(self) -> None:
         """Measure pairs again, alone, whose directions differ much; then the better one counts."""
-        odd: list[tuple[int, int]] = []
+        odd: list[list[int]] = []
         if self.comm.rank == 0:
             apart = [
                 np.maximum(each / each.T, each.T / each) > APART for each in (self.latency_us, self.gb_per_s)

@@ -30,7 +30,7 @@ OPENMPI = os.environ.get("TACCL_OPENMPI", "")
 needs_openmpi = pytest.mark.skipif(
     not OPENMPI, reason="TACCL_OPENMPI names no environment with Open MPI, mpi4py and numpy"
 )
-ANY = 2**31 - 1
+ANY = 2**63 - 1
 #: Sums of floats, whose last digits tell in which order an algorithm adds.
 SUMS = """
 import hashlib, numpy as np

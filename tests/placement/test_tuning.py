@@ -17,7 +17,7 @@ def test_each_size_has_the_fastest():
     times = {"ring": [9.0, 5.0, 1.0, 1.02], "doubling": [1.0, 4.9, 2.0, 1.0]}
     found = fastest("allreduce", (1, 4, 16, 64), times, noise=0.05)
     assert [(each.least_bytes, each.most_bytes, each.algorithm) for each in found] == [
-        (0, 15, "doubling"), (16, 2**31 - 1, "ring"),
+        (0, 15, "doubling"), (16, 2**63 - 1, "ring"),
     ]  # fmt: skip
     assert [each.algorithm for each in fastest("allreduce", (1, 4, 16, 64), times)] == [
         "doubling", "ring", "doubling",
