@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.baselines.routes import Routes
 from taccl.errors import InputError
 from taccl.html import card, facts
 from taccl.placement.fabric import problem_of
@@ -69,25 +69,14 @@ class Placement:
         return self.before_us / self.after_us
 
     @property
-    def is_new(self) -> bool:
-        """Whether there is anything to gain."""
-        return self.order != self.given
-
-    @property
     def why(self) -> str:
         """What the new order gains, or why there is nothing to gain; and what limits it."""
         before, now = (f"{name} is busy {part:.0%} of the time" for name, part in self.limits)
-        if self.is_new:
+        if self.order != self.given:
             proof = ", and no order is faster" if self.proven else ""
             return f"{self.gain:.3g} times as fast{proof}; before, {before}; now, {now}"
-        if self.proven:
-            return f"nothing to gain: no order is faster than the one given; {now}"
-        return f"nothing to gain: no faster order was found; {now}"
-
-    @cached_property
-    def slot_rank(self) -> tuple[int, ...]:
-        """The rank of every host slot."""
-        return tuple(int(rank) for rank in np.argsort(self.order))
+        known = "no order is faster than the one given" if self.proven else "no faster order was found"
+        return f"nothing to gain: {known}; {now}"
 
     def schedule(self) -> Schedule:
         """The algorithm in the new order as a schedule, with exact times, to verify, draw or lower.
@@ -101,20 +90,15 @@ class Placement:
         InputError
             If the algorithm sends where no link leads.
         """
-        steps, topology = self.algorithm, relabel(self.topology, self.slot_rank)
+        steps, topology = self.algorithm, relabel(self.topology, np.argsort(self.order).tolist())
         problem = problem_of(steps, topology, self.size_bytes)
-        usual = int(problem.costs.chunk_units.max(initial=1))
-        fastest: dict[tuple[int, int], tuple[int, int]] = {}
-        for e, ends in enumerate(topology.links):
-            if len(ends.srcs) + len(ends.dsts) == 2:
-                choice = (problem.costs.duration(e, usual), e)
-                fastest[ends.src, ends.dst] = min(choice, fastest.get((ends.src, ends.dst), choice))
-        pairs = list(zip(steps.src.tolist(), steps.dst.tolist(), strict=True))
-        for src, dst in pairs:
-            if (src, dst) not in fastest:
+        routes, link = Routes(problem), []
+        for src, dst in zip(steps.src.tolist(), steps.dst.tolist(), strict=True):
+            direct = routes.direct(src, dst)
+            if direct is None:
                 said = f"found no link from rank {src} to rank {dst}; a schedule sends over links alone"
                 raise InputError(said, where=self.topology.name)
-        link = [fastest[pair][1] for pair in pairs]
+            link.append(direct[1])
         _, together = np.unique(steps.message, return_counts=True)
         merged = problem.with_clauses(merging=frozenset(link), max_merge=int(together.max(initial=1)))
         return exact_times(
@@ -122,39 +106,34 @@ class Placement:
             reduce=steps.reduces, contributions=steps.carries, producer=f"{steps.name}, renumbered",
         )  # fmt: skip
 
-    def to_dict(self) -> dict[str, Any]:
-        """What is known as plain values."""
-        return {
-            "topology": self.topology.name,
-            "collective": self.algorithm.collective.name,
-            "algorithm": self.algorithm.name,
-            **{
-                name: getattr(self, name)
-                for name in ("size_bytes", "before_us", "after_us", "bound_us", "gain", "proven", "why")
-            },
-            "given": list(self.given),
-            "order": list(self.order),
-        }
-
-    def _facts(self) -> list[tuple[str, str]]:
-        return [
-            ("before", format_us(self.before_us)),
-            ("after", format_us(self.after_us)),
-            ("bound", format_us(self.bound_us)),
-            ("why", self.why),
-        ]
-
     @property
     def title(self) -> str:
         """What runs, how much of it, and on what."""
         what = f"{self.algorithm.name} {self.algorithm.collective.name} of {format_size(self.size_bytes)}"
         return f"{what} on {self.topology.name}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """What is known as plain values."""
+        figures = ("size_bytes", "before_us", "after_us", "bound_us", "gain", "proven", "why")
+        return {
+            "topology": self.topology.name,
+            "collective": self.algorithm.collective.name,
+            "algorithm": self.algorithm.name,
+            **{name: getattr(self, name) for name in figures},
+            "given": list(self.given),
+            "order": list(self.order),
+        }
+
+    @property
+    def times(self) -> list[tuple[str, str]]:
+        """Before, after and the bound, as text."""
+        figures = {"before": self.before_us, "after": self.after_us, "bound": self.bound_us}
+        return [(name, format_us(us)) for name, us in figures.items()]
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        order = ("order", " ".join(map(str, self.order)))
-        return card(self.title, facts([*self._facts(), order]), notes=self.topology.notes)
+        more = [("why", self.why), ("order", " ".join(map(str, self.order)))]
+        return card(self.title, facts([*self.times, *more]), notes=self.topology.notes)
 
     def __repr__(self) -> str:
-        figures = ", ".join(f"{name} {value}" for name, value in self._facts()[:3])
-        return f"Placement({self.title}: {figures})"
+        return f"Placement({self.title}: {', '.join(map(' '.join, self.times))})"

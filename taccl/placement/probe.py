@@ -75,18 +75,15 @@ class Probe:
 
     def __post_init__(self) -> None:
         if self.latency_us is None and self.bandwidth_gb_per_s is None:
-            raise InputError(
-                "found neither latency_us nor bandwidth_gb_per_s; give one of them", where="probe"
-            )
+            said = "found neither latency_us nor bandwidth_gb_per_s; give one of them"
+            raise InputError(said, where="probe")
         for name in ("latency_us", "bandwidth_gb_per_s"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, self._checked(name, getattr(self, name)))
         for ranks, rate in self.uplinks:
             if not (rate > 0 and math.isfinite(rate)) or not set(ranks) <= set(range(self.num_hosts)):
-                said = (
-                    f"found ranks {list(ranks)[:8]} at {rate} GB/s; expected ranks of the probe, above 0 GB/s"
-                )
-                raise InputError(said, where="probe.uplinks")
+                said = f"found ranks {list(ranks)[:8]} at {rate} GB/s"
+                raise InputError(f"{said}; expected ranks of the probe, above 0 GB/s", where="probe.uplinks")
 
     @property
     def num_hosts(self) -> int:
@@ -101,11 +98,8 @@ class Probe:
             raise InputError("found rows of different lengths, or no numbers", where=where) from None
         count = self.num_hosts
         if count < 2 or matrix.shape != (count, count):
-            found = " x ".join(map(str, matrix.shape))
-            said = (
-                f"found {found} entries for {format_count(count, 'host')}; expected a square of two or more"
-            )
-            raise InputError(said, where=where)
+            said = f"found {' x '.join(map(str, matrix.shape))} entries for {format_count(count, 'host')}"
+            raise InputError(f"{said}; expected a square of two or more", where=where)
         np.fill_diagonal(matrix, np.nan)
         off = ~np.eye(count, dtype=bool)
         hole = np.isnan(matrix) & off
@@ -113,7 +107,7 @@ class Probe:
             hole &= ~hole.T  # what was measured, was so in both directions
         for wrong, what in (
             (hole, "expected a number for every pair; measure it, or give a probe that is sampled"),
-            (off & ~hole & ~(matrix > 0) & ~np.isnan(matrix), "expected a number above 0"),
+            (off & (matrix <= 0), "expected a number above 0"),
             (np.isinf(matrix), "expected a finite number"),
         ):
             if wrong.any():
@@ -195,20 +189,15 @@ class Probe:
             assumed.append(f"uplinks oversubscribed {', then '.join(f'{each:g}' for each in times)} times")
             own = 1.0 / np.min(np.where(np.eye(count, dtype=bool), np.inf, slowness), axis=1)
             for kind, labels, each in zip(("rack", "pod", "zone"), found, times, strict=False):
-                clusters = [np.flatnonzero(labels == cluster) for cluster in range(int(labels.max()) + 1)]
-                shared += [
+                for cluster, ranks in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
                     # Whatever a rack is short of, one host of it is not.
-                    (f"{kind} {cluster}", ranks.tolist(), max(own[ranks].max(), own[ranks].sum() / each))
-                    for cluster, ranks in enumerate(clusters)
-                    if len(ranks) > 1
-                ]
+                    passes = max(own[ranks].max(), own[ranks].sum() / each)
+                    shared += [(f"{kind} {cluster}", ranks.tolist(), passes)] * (len(ranks) > 1)
         crossed = []
         for what, ranks, each in shared:
-            inside = np.zeros(count, dtype=bool)
-            inside[ranks] = True
-            crosses = inside[:, None] != inside[None, :]
+            inside = np.isin(np.arange(count), ranks)
             # What no host could do alone at its full rate is as slow as what is shared.
-            slowness = np.where(crosses, np.maximum(slowness, 1.0 / each), slowness)
+            slowness = np.where(inside[:, None] != inside, np.maximum(slowness, 1.0 / each), slowness)
             crossed.append((what, inside, Fraction(str(_rounded(np.array(1000.0 / each))))))
         builder = TopologyBuilder(name, innermost, profile="measured")
         ports = [

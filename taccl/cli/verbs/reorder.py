@@ -12,7 +12,6 @@ from taccl.cli.output import add_output, check_output, progress_shown, with_cont
 from taccl.cli.things import is_file, topology_from_word
 from taccl.errors import FormatError, InputError
 from taccl.names import table
-from taccl.units import format_us
 
 if TYPE_CHECKING:
     import argparse
@@ -157,12 +156,7 @@ def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namesp
 
 
 def _text(found: taccl.Placement, hosts: list[str]) -> str:
-    rows = [
-        ("before", format_us(found.before_us)),
-        ("after", format_us(found.after_us)),
-        ("bound", format_us(found.bound_us)),
-    ]
     order = " ".join(hosts[slot] if hosts else str(slot) for slot in found.order)
-    lines = [found.title, table(rows, indent="  "), f"  {found.why}"]
+    lines = [found.title, table(found.times, indent="  "), f"  {found.why}"]
     lines += [f"  note: {note}" for note in found.topology.notes]
     return "\n".join([*lines, "", f"rank 0 to {len(found.order) - 1} on: {order}"])
