@@ -144,12 +144,12 @@ def ours() -> dict[str, Any]:
     placed = reorder(truth, algorithm="ring", size=SIZE)
     problem = taccl.make_problem(truth, "allreduce", size_bytes=1_000_000_000)
     result = taccl.synthesize(problem, time_limit_s=60, seed=0)
+    # With exact times, in which what shares a way takes turns, as in our schedule.
+    ring_us, ours_us = placed.schedule().finish_us, result.schedule.finish_us
     return {
         "hosts": 16, "random_us": placed.before_us, "reordered_us": placed.after_us,
-        # With exact times, in which what shares a way takes turns, as in our schedule.
-        "reordered_schedule_us": placed.schedule().finish_us,
-        "synthesized_us": result.schedule.finish_us,
-        "gain": placed.schedule().finish_us / result.schedule.finish_us, "ok": True,
+        "reordered_schedule_us": ring_us, "synthesized_us": ours_us, "gain": ring_us / ours_us,
+        "ok": ours_us <= ring_us,
     }  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def show_ours() -> dict[str, Any]:
     print(
         f"16 hosts: ring {row['random_us']:.0f} us, reordered {row['reordered_us']:.0f} us, as a schedule "
         f"{row['reordered_schedule_us']:.0f} us; our own schedule {row['synthesized_us']:.0f} us: "
-        f"{row['gain']:.2f} times as fast"
+        f"{row['gain']:.2f} times as fast" + "  MISSED" * (not row["ok"])
     )
     return row
 

@@ -232,7 +232,7 @@ def _by_ranks(
     competes, is_small = backend in ("auto", "greedy"), _is_small(problem)
     try:
         if competes and is_small:
-            _try_baselines(search, [*BASELINES][::-1])  # those for small messages first
+            _try_baselines(search)
         search.allow(-plan.improving_s)
         if backend == BALANCED:
             search_balanced(search, policy=options.policy)
@@ -242,7 +242,7 @@ def _by_ranks(
         else:
             _search_plain(search, backend, plan.is_large)
         if competes and not is_small:
-            _try_baselines(search, [*BASELINES])
+            _try_baselines(search)
         search.allow(plan.improving_s)
         if plan.improving_s:
             stages.ruin_and_recreate(search)
@@ -484,18 +484,22 @@ def _is_small(problem: Problem) -> bool:
     )
 
 
-def _try_baselines(search: Search, names: list[str]) -> None:
+def _try_baselines(search: Search) -> None:
     """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
+    least_s = search.parameters.budget.reserve_s
     if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
         if not search.is_met:
             offer_balanced(search, most_transfers=portfolio.balanced_transfers)
         return
+    names = [name for name in BASELINES if name not in _APART]
+    if _is_small(problem):  # those for small messages first
+        names.reverse()
     for name in names:
-        if name in _APART:
-            continue
-        if search.is_met or arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s:
+        # The first has its moment even where the search took all of the time.
+        left_s = max(search.deadline.left_s, least_s if name == names[0] else 0.0)
+        if search.is_met or arrivals * portfolio.baseline_s_per_arrival > left_s:
             return
         with suppress(InputError):  # it is not defined here
             other = replace(baseline(name, problem, cut=False), problem=problem)

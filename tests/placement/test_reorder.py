@@ -149,3 +149,30 @@ def test_what_is_known_is_shown():
     assert repr(found).startswith("Placement(ring allreduce of 100MB on probe: before ")
     assert found.to_dict()["order"] == list(found.order)
     assert "no order is faster" in found._repr_html_()
+
+
+def two_pods():
+    """Four racks of two, of which the first and the third share an uplink, as the others do."""
+    rack = np.repeat(np.arange(4), 2)
+    inside, pod = rack[:, None] == rack, rack % 2
+    groups = [np.flatnonzero(rack == each) for each in range(4)] + [np.flatnonzero(pod == p) for p in (0, 1)]
+    uplinks = tuple((tuple(ranks.tolist()), 12.5) for ranks in groups)
+    names = tuple(f"vm{number}" for number in range(8))
+    probe = taccl.Probe(names, np.where(inside, 10.0, 20.0), np.full((8, 8), 12.5), uplinks=uplinks)
+    return probe.topology()
+
+
+def test_our_ring_keeps_pods_together():
+    """The ring baseline leaves each pod once, and so is no slower than the reordered ring with exact times."""
+    topology = two_pods()
+    problem = taccl.make_problem(topology, "allreduce", size_bytes="100MB")
+    ours = taccl.baselines.ring(problem, cut=False)
+    assert ours.finish_us <= taccl.reorder(topology).schedule().finish_us * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_our_own_schedule_loses_to_no_ring():
+    """However little time there is: of large sums the ring competes first, in as many chunks as are searched."""
+    problem = taccl.make_problem(two_pods(), taccl.collectives.allreduce(8), size_bytes="100MB")
+    ours = taccl.synthesize(problem, time_limit_s=0.5, backend="greedy", seed=0)
+    assert ours.schedule.finish_us <= taccl.baselines.ring(problem, cut=False).finish_us
