@@ -37,7 +37,7 @@ _PROVABLE = 10
 #: Messages that one search looks at, in orders of all of them; at least so many orders; at most.
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000
 #: How much worse an order may be at first than the one before; one search for each.
-_WARMTHS = (0.003, 0.01)
+_WARMTHS = (0.003, 0.01, 0.05)
 #: Up to so many messages Python times an order sooner than it compiles the function that does.
 _FEW_MESSAGES = 12_000
 #: Figures within such a part of each other are the same to whoever runs it.

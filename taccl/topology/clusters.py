@@ -45,12 +45,19 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
 
 
 def nested_order(distance: NDArray[np.float64]) -> list[int]:
-    """Hosts in an order in which clusters, and clusters of clusters, are each in one piece."""
-    from scipy.cluster.hierarchy import leaves_list
+    """Hosts with those beside each other that are near each other; of two clusters the larger first."""
+    from scipy.cluster.hierarchy import to_tree
 
-    if len(distance) < 3:
+    if len(distance) < 2:
         return list(range(len(distance)))
-    order: list[int] = leaves_list(_merges(distance)).tolist()
+    order: list[int] = []
+    pending = [to_tree(_merges(distance))]
+    while pending:
+        node = pending.pop()
+        if node.is_leaf():
+            order.append(int(node.id))
+        else:
+            pending += sorted((node.left, node.right), key=lambda each: (each.count, -each.id))
     return order
 
 
