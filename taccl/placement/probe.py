@@ -189,10 +189,10 @@ class Probe:
             assumed.append(f"uplinks oversubscribed {', then '.join(f'{each:g}' for each in times)} times")
             own = 1.0 / np.min(np.where(np.eye(count, dtype=bool), np.inf, slowness), axis=1)
             for kind, labels, each in zip(("rack", "pod", "zone"), found, times, strict=False):
-                for cluster, ranks in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
+                for cluster, hosts in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
                     # Whatever a rack is short of, one host of it is not.
-                    passes = max(own[ranks].max(), own[ranks].sum() / each)
-                    shared += [(f"{kind} {cluster}", ranks.tolist(), passes)] * (len(ranks) > 1)
+                    passes = max(own[hosts].max(), own[hosts].sum() / each)
+                    shared += [(f"{kind} {cluster}", hosts.tolist(), passes)] * (len(hosts) > 1)
         crossed = []
         for what, ranks, each in shared:
             inside = np.isin(np.arange(count), ranks)
