@@ -273,7 +273,9 @@ def test_the_calendar_holds_one_send_at_a_time() -> None:
 
 def test_a_search_without_success_ends():
     """A problem of two sends has few schedules: millions of turns that are granted are not used."""
-    first = schedule_large(make_problem(topologies.ring(2), collectives.allgather(2), chunk_bytes=MB)).expand()
+    first = schedule_large(
+        make_problem(topologies.ring(2), collectives.allgather(2), chunk_bytes=MB)
+    ).expand()
     better, done = improve_schedule(first, turns=10**7)
     assert better == first
     assert done == f"{DEFAULTS.ruin.most_patience + 1} turns, 0 better, from {first.finish_us:.4g} us"
