@@ -93,10 +93,9 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
 
 
 def _text(topology: Topology, collective: str, found: Sequence[taccl.SketchProposal]) -> str:
-    from taccl.synthesis.suggesting.symmetry_finding import count_symmetries, find_shifts
+    from taccl.synthesis.suggesting.symmetry_finding import find_shifts
 
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"
-    many = count_symmetries(topology)
     size = found[0].problem.size_bytes
     head = ("sketch", "finish", "bound", "chunks a rank", "why")
     rows = [
@@ -105,7 +104,7 @@ def _text(topology: Topology, collective: str, found: Sequence[taccl.SketchPropo
         for each in found
     ]  # fmt: skip
     title = f"{collective} on {shown(topology.name)}" + (f", {format_size(size)}" if size else "")
-    facts = [("symmetries", "not counted" if many is None else str(many)), ("offsets among them", shifts)]
+    facts = [("symmetries", shifts)]
     return "\n".join([title, table(facts, indent="  "), "", table([head, *rows], indent="  ")])
 
 
