@@ -29,7 +29,6 @@ from taccl.synthesis.heuristic.improvement import (
 )
 from taccl.synthesis.heuristic.limits import Limits, Sends
 from taccl.synthesis.heuristic.queues import send_along_trees
-from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.fabrics import ring
@@ -155,7 +154,7 @@ def _searched(half: Half, behind: int, limit_s: float, limits: Limits) -> Compac
         fabric, demand = problem_arrays(problem)
         if is_guided(problem):
             return _compact(problem, spread_guided(problem, fabric, demand, limits))
-        found = spread(fabric, with_relays(fabric, demand, limits), limits)
+        found = spread(fabric, demand, limits)
         schedule = _compact(problem, found)
         is_open = limits.num_runs is None and found.finish_ticks > limits.target_ticks
         is_over = deadline.has_passed or demand.target is not None

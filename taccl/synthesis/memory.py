@@ -248,10 +248,6 @@ class _Half:
         elif all(len(to) == self.num_ranks for to in destinations):
             self.num_sends = max(0, arrivals - sum(map(len, origins)))
         self.partial = not self.to_one and arrivals < self.num_ranks * self.num_chunks
-        self.num_nets = self.num_chunks
-        if self.partial:  # of very many chunks those that start and end alike can share a tree
-            ends = {(tuple(each), tuple(to)) for each, to in zip(origins, destinations, strict=True)}
-            self.num_nets = min(self.num_chunks, len(ends) + DEFAULTS.router.most_searches)
         self.guided = is_guided(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
         late = {hold.resource for hold in topology.holds if hold.side == "receive"}  # held until a send ends
@@ -281,7 +277,7 @@ class _Half:
         bits = self.num_chunks * self.num_ranks // 8
         log = self._small * (self.num_sends + self.num_chunks)
         columns = self.columns * num_kept
-        trees = _TREE_BYTES * self.num_ranks * self.num_nets if self.partial else 0
+        trees = _TREE_BYTES * self.num_ranks * self.num_chunks if self.partial else 0
         return fabric + max(trees, bits * (5 if self.partial else 2) + log + columns)
 
     def verification(self, num_summed: int) -> int:

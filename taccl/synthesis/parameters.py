@@ -228,10 +228,8 @@ class RouterParameters(_Group):
     # Links that all passes over all trees look at, which takes some seconds.
     most_steps: int = 1_000_000_000
     # Routes by which relays are told are kept where all passes of the search for them look at up to so many
-    # links. Of more chunks there are as many passes as that leaves, and so many searches at most beyond, if
-    # chunks that start and end alike can share.
+    # links. Of more chunks there are as many passes as that leaves, and one at least.
     kept_steps: int = 480_000_000
-    most_searches: int = 4096
     # For every tree that is added to those that paths are chosen from, the exponent in the search for it, and
     # those in the choices that follow. Flat at first, so that paths differ, and steep in the end.
     path_exponents: tuple[int, ...] = (0, 2, 3, 4, 4, 4, 5, 5)
@@ -245,9 +243,6 @@ class RouterParameters(_Group):
     order_ns: int = 70
     queue_ns: int = 1000
     margin: float = 1.3
-    # From how many groups of chunks, and chunks of them, it is sampled how many hops there will be.
-    sampled_groups: int = 8
-    sampled_chunks: int = 500
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""What compiled event-driven kernels share: a binary heap, and queues of events."""
+"""What compiled event-driven kernels share: a binary heap, and whether a send may start."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,33 +13,12 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = ["NO", "ZERO", "Events", "is_free", "next_time", "pop", "post", "push"]
+__all__ = ["NO", "ZERO", "is_free", "pop", "push", "tidy"]
 
 #: What variables begin with that are handed on: for a plain 0 numba compiles what takes them once more.
 ZERO: Any = np.int64(0)
 #: The same for False.
 NO: Any = np.bool_(False)
-
-
-class Events(NamedTuple):
-    """What is to happen, in order of time: lanes, and a heap for what has none.
-
-    Parameters
-    ----------
-    lane_of, lane_head, lane_size, lane_time, lane_what
-        Lane q is a ring in ``lane_of[q]:lane_of[q + 1]``.
-    heap_time, heap_what, heap_size
-        A binary heap; the last has one number.
-    """
-
-    lane_of: NDArray[np.int64]
-    lane_head: NDArray[np.int64]
-    lane_size: NDArray[np.int64]
-    lane_time: NDArray[np.int64]
-    lane_what: NDArray[np.int64]
-    heap_time: NDArray[np.int64]
-    heap_what: NDArray[np.int64]
-    heap_size: NDArray[np.int64]
 
 
 @inner
@@ -57,35 +36,6 @@ def is_free(fabric: Fabric, resource_free: NDArray[np.int64], e: int, size: int,
         if resource_free[fabric.hold_resource[h]] > time + lead:
             return False
     return True
-
-
-@inner
-def post(events: Events, q: int, at: int, what: int) -> None:
-    """Post an event to lane q, or (-1) to the heap."""
-    if q >= 0:
-        row = events.lane_of[q] + events.lane_head[q] + events.lane_size[q]
-        if row >= events.lane_of[q + 1]:
-            row -= events.lane_of[q + 1] - events.lane_of[q]
-        events.lane_time[row] = at
-        events.lane_what[row] = what
-        events.lane_size[q] += 1
-    else:
-        push(events.heap_time, events.heap_what, events.heap_size[0], at, what)
-        events.heap_size[0] += 1
-
-
-@inner
-def next_time(events: Events) -> int:
-    """The time of the next event; -1 if there is none."""
-    time = -1
-    if events.heap_size[0]:
-        time = events.heap_time[0]
-    for q in range(len(events.lane_size)):
-        if events.lane_size[q]:
-            at = events.lane_time[events.lane_of[q] + events.lane_head[q]]
-            if time < 0 or at < time:
-                time = at
-    return time
 
 
 @inner
@@ -120,3 +70,15 @@ def pop(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int) -> int:
         i = child
     heap_key[i], heap_what[i] = key, what
     return int(first)
+
+
+@inner
+def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: NDArray[np.float64], size: int) -> int:
+    """Leave out of a binary heap what no longer has the cost that it was put there for; how much is left."""
+    kept = ZERO
+    for i in range(size):
+        key, what = heap_key[i], heap_what[i]
+        if key == cost[what]:
+            push(heap_key, heap_what, kept, key, what)
+            kept += 1
+    return int(kept)

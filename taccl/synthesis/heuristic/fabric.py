@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.router import Routes
     from taccl.topology.topology import Topology
 
-__all__ = ["Demand", "Fabric", "Holds", "make_demand", "make_fabric", "pack_bits", "problem_arrays"]
+__all__ = ["Demand", "Fabric", "Holds", "make_demand", "make_fabric", "pack_bits", "problem_arrays", "starts"]
 
 
 class Fabric(NamedTuple):
@@ -204,10 +204,10 @@ def make_fabric(
         beta=costs.link_beta[link],
         own_alpha=holds.own_alpha,
         own_beta=holds.own_beta,
-        into=_starts(dst, topology.num_ranks),
-        out_of=_starts(src, topology.num_ranks),
+        into=starts(dst, topology.num_ranks),
+        out_of=starts(src, topology.num_ranks),
         out_slot=out_slot,
-        hold_of=_starts(holds.slot, len(link)),
+        hold_of=starts(holds.slot, len(link)),
         hold_resource=holds.resource,
         hold_alpha=holds.alpha,
         hold_beta=holds.beta,
@@ -310,22 +310,22 @@ def _wakes(
     lead = np.where(holds.receives, np.maximum(lead, 0), 0)
     keys, group = np.unique(np.stack((holds.resource, lead)), axis=1, return_inverse=True)
     group = group.reshape(-1)
-    groups_of_resource = _starts(keys[0], holds.num_resources)
+    groups_of_resource = starts(keys[0], holds.num_resources)
     each = np.diff(groups_of_resource)[holds.resource] if len(group) else np.zeros(0, np.int64)
     hold = np.repeat(np.arange(len(holds.slot)), each)
     first = np.repeat(np.cumsum(each) - each, each)
     wake_group = groups_of_resource[holds.resource[hold]] + np.arange(len(hold)) - first
     return dict(
         hold_lead=lead,
-        wake_of=_starts(holds.slot[hold], len(alpha)),
+        wake_of=starts(holds.slot[hold], len(alpha)),
         wake_group=wake_group,
         wake_hold=hold,
-        group_of=_starts(group, keys.shape[1]),
+        group_of=starts(group, keys.shape[1]),
         group_slot=holds.slot[np.argsort(group, kind="stable")],
         group_lead=keys[1].astype(np.int64),
     )
 
 
-def _starts(sorted_or_not: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def starts(sorted_or_not: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Where each number's rows begin once sorted by number; one more entry for the end."""
     return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)

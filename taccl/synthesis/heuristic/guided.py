@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import NoSolutionError
+from taccl.synthesis.heuristic.fabric import starts
 from taccl.synthesis.heuristic.limits import Limits, Sends
 from taccl.synthesis.heuristic.queues import send_best
 from taccl.synthesis.heuristic.router import find_trees
@@ -92,8 +93,8 @@ def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.in
         for e, admitted in guarded:
             is_open[e] = not admitted.isdisjoint(chunk.origins)
         if clauses.direct_crossing:
-            starts, needs = node[list(chunk.origins)], node[list(chunk.destinations)]
-            is_open &= ~crosses | (np.isin(src_node, starts) & np.isin(dst_node, needs))
+            has, needs = node[list(chunk.origins)], node[list(chunk.destinations)]
+            is_open &= ~crosses | (np.isin(src_node, has) & np.isin(dst_node, needs))
         holders = problem.holders(chunks[0])
         if holders is not None:
             holds = np.isin(np.arange(fabric.num_ranks), sorted(holders))
@@ -101,8 +102,7 @@ def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.in
         if clauses.path_limit is not None:
             is_open &= _on_fewest_links(fabric, is_open, chunk.origins, clauses.path_limit)
         kept = fabric.out_slot[is_open[fabric.out_slot]]
-        count = np.bincount(fabric.src[kept], minlength=fabric.num_ranks)
-        out_of = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
+        out_of = starts(fabric.src[kept], fabric.num_ranks)
         classes.append((fabric._replace(out_of=out_of, out_slot=kept), np.array(chunks, np.int64)))
     return classes
 

@@ -20,6 +20,7 @@ import numpy as np
 from taccl.collectives import make
 from taccl.problem import make_problem
 from taccl.schedule.timing import exact_times
+from taccl.synthesis.heuristic.fabric import starts
 from taccl.synthesis.heuristic.improvement_kernel import improve
 from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, Rules, State, Trees, Work
 from taccl.synthesis.heuristic.limits import Limits
@@ -233,9 +234,9 @@ def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
     reached = np.array([len(each) for each in heads], np.int64)
     head_of = np.concatenate(([0], np.cumsum(reached)))
     head = np.array([r for each in heads for r in each], np.int64)
-    out_of, out = _grouped(kind * n + tail[arc], arc, 2 * n)
+    leaving = kind * n + tail[arc]
     by_head = np.repeat(np.arange(2 * num_links), reached)
-    in_of, into = _grouped(by_head // num_links * n + head, by_head, 2 * n)
+    entering = by_head // num_links * n + head
     hold_of, hold = _holds(problem)
     may_merge = np.zeros(num_links, bool)
     most_merged = min(clauses.max_merge, most_merged)
@@ -252,16 +253,10 @@ def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
     return Arcs(
         n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), may_merge, most_merged,
         hold_of, resource, costs.hold_alpha[hold], costs.hold_beta[hold], receives,
-        tail, head_of, head, out_of, out, in_of, into,
+        tail, head_of, head,
+        starts(leaving, 2 * n), arc[np.argsort(leaving, kind="stable")],
+        starts(entering, 2 * n), by_head[np.argsort(entering, kind="stable")],
     )  # fmt: skip
-
-
-def _grouped(
-    key: NDArray[np.int64], what: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Things in order of their keys, and where those of each key begin."""
-    first = np.concatenate(([0], np.cumsum(np.bincount(key, minlength=count)))).astype(np.int64)
-    return first, what[np.argsort(key, kind="stable")]
 
 
 def _holds(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

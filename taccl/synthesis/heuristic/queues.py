@@ -55,7 +55,7 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     Parameters
     ----------
     demand : Demand
-        With a target for every chunk. Its routes, if it has any, are the first that are tried.
+        With a target for every chunk.
 
     Raises
     ------
@@ -64,14 +64,10 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     NoSolutionError
         If it was stopped before there was a schedule.
     """
-    parameters, routes = limits.parameters.queues, demand.routes or find_paths(fabric, demand, limits)
+    parameters, routes = limits.parameters.queues, find_paths(fabric, demand, limits)
     most = min(parameters.most_runs, parameters.total_sends // max(1, len(routes.slot)))
-
-    def find(limits: Limits) -> Routes:
-        return find_paths(fabric, demand, limits)
-
-    orders, num_runs = parameters.path_orders, limits.num_runs or max(2, most)
-    best = send_best(fabric, demand, routes, find, limits, orders=orders, num_runs=num_runs)
+    find, num_runs = partial(find_paths, fabric, demand), limits.num_runs or max(2, most)
+    best = send_best(fabric, demand, routes, find, limits, orders=parameters.path_orders, num_runs=num_runs)
     if best is None:
         raise NoSolutionError("found no schedule along the routes chosen")
     return best

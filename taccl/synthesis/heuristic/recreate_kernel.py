@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.events import NO, ZERO, pop, push
+from taccl.synthesis.heuristic.events import NO, ZERO, pop, push, tidy
 from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, NONE, draw, reaches
 from taccl.synthesis.heuristic.timing_kernel import book, book_anew, charge, earliest, latest
 
 if TYPE_CHECKING:
-    from taccl.synthesis.heuristic.improvement_state import Room, State, Work
+    from taccl.synthesis.heuristic.improvement_state import State, Work
 
 __all__ = ["at_root", "recreate"]
 
@@ -160,7 +160,7 @@ def _grow(w: Work, now: State, t: int, noise: int) -> bool:
                     room.when[d] = room.reach[0]
                     room.paid[d] = cost - room.when[d]
                     if count + 2 * n >= len(room.heap_cost):
-                        count = _tidy(room, count)
+                        count = tidy(room.heap_cost, room.heap_rank, room.cost, count)
                     push(room.heap_cost, room.heap_rank, count, cost, d)
                     count += 1
     return True
@@ -272,15 +272,3 @@ def _attach(w: Work, now: State, t: int, r: int) -> tuple[int, int]:
             listed += 1
             room.queue[listed] = d
     return found, listed
-
-
-@inner
-def _tidy(room: Room, count: int) -> int:
-    """Leave out of the heap what is stale; how much is left."""
-    kept = ZERO
-    for i in range(count):
-        key, r = room.heap_cost[i], room.heap_rank[i]
-        if key == room.cost[r]:
-            push(room.heap_cost, room.heap_rank, kept, key, r)
-            kept += 1
-    return int(kept)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import CollectiveError, NoSolutionError
+from taccl.synthesis.heuristic.fabric import starts
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.router_kernel import (
     DONE,
@@ -204,9 +205,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
     with limits.deadline.stopping(signal):
         best, peak = _choose(fabric, groups, state, paths, limits, signal)
     paths = paths._replace(tree=best)
-    hop_of = np.zeros(demand.num_chunks + 1, np.int64)
-    list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
-    np.cumsum(hop_of, out=hop_of)
+    hop_of = _hops_of(fabric, paths)
     slot = np.empty(int(hop_of[-1]), np.int32)
     list_paths(fabric, paths, hop_of, slot)
     return Routes(hop_of, slot, round(peak))
@@ -235,18 +234,17 @@ def _choose(
     passes = tuple(zip(parameters.path_exponents, parameters.path_choices, strict=True))
     best, peak, idle = paths.tree, 0.0, 0
     every = np.arange(len(groups.units))
-    num_hops = _sampled_hops(fabric, groups, state, paths, signal, parameters)
+    num_passes, num_hops = len(passes), 2.0 * len(paths.units)  # about, until paths are chosen
     tree_ns = parameters.link_ns * len(every) * fabric.num_slots
-    hop_ns = parameters.choice_ns * num_hops * _rows_per_hop(fabric)
-    sending = sending_ns(fabric, num_hops, limits)
-    num_passes = len(passes)
-    took_ns = [tree_ns + hop_ns * (k + 2) * len(each) for k, (_, each) in enumerate(passes)]
-    ended, began = 0.0, time.monotonic()
+    began = time.monotonic()
     for k, (exponent, choices) in enumerate(passes):
+        hop_ns = parameters.choice_ns * num_hops * _rows_per_hop(fabric)
+        sending = sending_ns(fabric, num_hops, limits)
+        took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
         # Whether there is time for this pass, and for sending after it, goes by the passes so far.
         if (
             k
-            and parameters.margin * (time.monotonic() - began) * (took_ns[k] + sending) / ended
+            and parameters.margin * (time.monotonic() - began) * (took_ns[k] + sending) / sum(took_ns[:k])
             > deadline.left_s
         ):
             break
@@ -267,7 +265,8 @@ def _choose(
             _raise_if_lost(signal)
             if k == 0 and not chosen:
                 raise NoSolutionError("stopped before every chunk had a path; give more time")
-        ended += took_ns[k]
+        if k == 0:
+            num_hops = float(_hops_of(fabric, paths)[-1])
         idle += 1
         now = _peak(state)
         if k == 0 or now < peak:
@@ -285,27 +284,11 @@ def _progress(
     return deadline.scope(name, done=lambda: float(signal[DONE]) / max(1, count), steps=steps, ahead=ahead)
 
 
-def _sampled_hops(
-    fabric: Fabric,
-    groups: Nets,
-    state: Routing,
-    paths: Paths,
-    signal: NDArray[np.int64],
-    parameters: RouterParameters,
-) -> float:
-    """How many hops all chunks have on their shortest paths, by those of some."""
-    num_groups, num_chunks = len(groups.units), len(paths.units)
-    some = np.arange(0, num_groups, max(1, num_groups // parameters.sampled_groups))
-    free = Prices(0, 0.0, 0.0, 0.0)
-    route(fabric, groups, state, free, some, signal)
-    chunks = np.flatnonzero(np.isin(paths.group, some))
-    chunks = chunks[:: max(1, len(chunks) // parameters.sampled_chunks)]
-    count, group, rank = 0, paths.group[chunks], paths.target[chunks]
-    while len(group):
-        slot = paths.way[0, group, rank]
-        group, rank = group[slot >= 0], fabric.src[slot[slot >= 0]]
-        count += len(group)
-    return count / max(1, len(chunks)) * num_chunks
+def _hops_of(fabric: Fabric, paths: Paths) -> NDArray[np.int64]:
+    """Where each chunk's hops begin, (num_chunks + 1,), and how many there are in all."""
+    hop_of = np.zeros(len(paths.units) + 1, np.int64)
+    list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
+    return np.cumsum(hop_of)
 
 
 def _rows_per_hop(fabric: Fabric) -> float:
@@ -338,14 +321,14 @@ def _nets(fabric: Fabric, demand: Demand) -> Nets:
     else:
         bits = demand.wanted if demand.needed is None else demand.needed
         chunk, target = np.nonzero(np.unpackbits(bits, axis=1, count=num_chunks, bitorder="little").T)
-    starts = np.repeat(every, np.diff(demand.origin_of)) * num_ranks + demand.origin
-    lacks = ~np.isin(chunk * num_ranks + target, starts)
+    held = np.repeat(every, np.diff(demand.origin_of)) * num_ranks + demand.origin
+    lacks = ~np.isin(chunk * num_ranks + target, held)
     chunk, target = chunk[lacks], target[lacks]
     return Nets(
         np.array(demand.units, dtype=np.int64),
         demand.origin_of.astype(np.int64),
         demand.origin.astype(np.int64),
-        np.concatenate(([0], np.cumsum(np.bincount(chunk, minlength=num_chunks)))).astype(np.int64),
+        starts(chunk, num_chunks),
         target.astype(np.int32),
     )
 
@@ -357,9 +340,9 @@ def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths
         origin, group = np.unique(demand.origin, return_inverse=True)
         origin_of = np.arange(len(origin) + 1)
     else:
-        starts = [tuple(each.tolist()) for each in np.split(demand.origin, demand.origin_of[1:-1])]
-        names = {name: number for number, name in enumerate(dict.fromkeys(starts))}
-        group = np.array([names[name] for name in starts])
+        begin = [tuple(each.tolist()) for each in np.split(demand.origin, demand.origin_of[1:-1])]
+        names = {name: number for number, name in enumerate(dict.fromkeys(begin))}
+        group = np.array([names[name] for name in begin])
         origin = np.array([rank for name in names for rank in name])
         origin_of = np.concatenate(([0], np.cumsum([len(name) for name in names])))
     total, num_groups = np.bincount(group, weights=demand.units), len(origin_of) - 1

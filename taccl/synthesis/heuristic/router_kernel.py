@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import ZERO, pop, push
+from taccl.synthesis.heuristic.events import ZERO, pop, push, tidy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -428,7 +428,7 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
                 s.came[d] = e
                 s.depth[d] = s.depth[r] + took
                 if count + len(s.cost) >= len(s.heap_cost):
-                    count = _tidy(s, count)
+                    count = tidy(s.heap_cost, s.heap_rank, s.cost, count)
                 push(s.heap_cost, s.heap_rank, count, cost, d)
                 count += 1
     if goes_everywhere:
@@ -463,15 +463,3 @@ def _attach(fabric: Fabric, s: Routing, c: int, r: int, size: int) -> int:
         s.before[x] = before
         before = x
     return found
-
-
-@inner
-def _tidy(s: Routing, count: int) -> int:
-    """Leave out of the heap what is stale; how much is left."""
-    kept = ZERO
-    for i in range(count):
-        key, r = s.heap_cost[i], s.heap_rank[i]
-        if key == s.cost[r]:
-            push(s.heap_cost, s.heap_rank, kept, key, r)
-            kept += 1
-    return int(kept)

@@ -13,9 +13,9 @@ import numpy as np
 
 from taccl.errors import CollectiveError, NoSolutionError
 from taccl.schedule.spill import room_for
-from taccl.synthesis.heuristic.events import Events
 from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
-from taccl.synthesis.heuristic.queues import send_along_trees, send_queued
+from taccl.synthesis.heuristic.queues import send_along_trees, send_queued, travel_ticks
+from taccl.synthesis.heuristic.router import find_trees, search_steps
 from taccl.synthesis.heuristic.spreading_kernel import (
     FEWEST_FIRST,
     HEAP_FULL,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Rule", "default_rules", "spread"]
 
-_MAX_LANES = 64
 _ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
 
 
@@ -86,12 +85,13 @@ def spread(
     """
     if demand.target is not None:
         return send_queued(fabric, demand, limits)
+    if demand.wanted is not None:
+        demand = _with_relays(fabric, demand, limits)
     tried = tuple(rules or default_rules(fabric))
-    lanes = _make_lanes(fabric, demand)
 
     def attempt(run: int, limit: int, this: Limits) -> Sends | None:
         again, number = divmod(run, len(tried))
-        return _run(fabric, demand, lanes, tried[number], limit, replace(this, seed=limits.seed + again))
+        return _run(fabric, demand, tried[number], limit, replace(this, seed=limits.seed + again))
 
     best = best_of(attempt, limits, limits.num_runs or len(tried))
     if best is None:
@@ -104,60 +104,32 @@ def spread(
     return along or best
 
 
-@dataclass(frozen=True, slots=True)
-class _Lanes:
-    """The lane of every event that a send over a slot causes, and the room that each lane has."""
+def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> Demand:
+    """The demand with its routes, and all ranks on them among those that receive a chunk, farthest first.
 
-    arrival: NDArray[np.int32]
-    freed: NDArray[np.int32]
-    wake: NDArray[np.int32]
-    start: NDArray[np.int64]
-
-
-def _make_lanes(fabric: Fabric, demand: Demand) -> _Lanes:
-    """Events of one delay share a lane; of many delays, or of chunks of several sizes, none has one."""
-    units = demand.units
-    size = int(units[0]) if len(units) else 1
-    took = fabric.alpha + size * fabric.beta
-    own = fabric.own_alpha + size * fabric.own_beta
-    hold = fabric.wake_hold
-    slot = np.repeat(np.arange(fabric.num_slots), np.diff(fabric.wake_of))
-    length = fabric.hold_alpha[hold] + size * fabric.hold_beta[hold]
-    until = np.where(fabric.hold_receives[hold], took[slot], length)
-    wake = np.maximum(until - fabric.group_lead[fabric.wake_group], 0)
-    delays, lane = np.unique(np.concatenate((took, own, wake)), return_inverse=True)
-    lane = lane.reshape(-1)
-    cuts = [fabric.num_slots, 2 * fabric.num_slots]
-    if len(delays) > _MAX_LANES or (len(units) and int(units.min()) != int(units.max())):
-        nowhere = np.full(len(lane), -1, np.int32)
-        arrival, freed, wakes = np.split(nowhere, cuts)
-        return _Lanes(arrival, freed, wakes, np.zeros(1, np.int64))
-    # A slot starts a send every `own` ticks at most: so many of its events can be under way.
-    spacing = np.concatenate((own, own, own[slot]))
-    room = np.bincount(lane, weights=-(-delays[lane] // spacing) + 1, minlength=len(delays))
-    starts = np.concatenate(([0], np.cumsum(room))).astype(np.int64)
-    arrival, freed, wakes = (part.astype(np.int32) for part in np.split(lane, cuts))
-    return _Lanes(arrival, freed, wakes, starts)
+    Where the search for them took long, it was one of few passes: then they are not kept.
+    """
+    assert demand.wanted is not None, "not all ranks want all chunks"
+    parameters = limits.parameters.router
+    routes = find_trees(fabric, demand, limits, most_steps=parameters.kept_steps)
+    wanted = demand.wanted.copy()
+    bit = (1 << (routes.chunk & 7)).astype(np.uint8)
+    np.bitwise_or.at(wanted, (fabric.dst[routes.slot], routes.chunk >> 3), bit)
+    longest = np.zeros(demand.num_chunks, np.int64)
+    np.maximum.at(longest, routes.chunk, travel_ticks(fabric, demand.units, routes))
+    steps = search_steps(fabric, demand) * len(parameters.tree_exponents)
+    kept = routes if steps <= parameters.kept_steps else None
+    return replace(demand, wanted=wanted, needed=demand.wanted, reach=longest, routes=kept)
 
 
-def _run(
-    fabric: Fabric,
-    demand: Demand,
-    lanes: _Lanes,
-    rule: Rule,
-    limit: int,
-    limits: Limits,
-) -> Sends | None:
+def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits) -> Sends | None:
     """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
     start_type: type[np.int32] | type[np.int64] = np.int32
-    heap_room = 0
-    if (lanes.arrival < 0).any():
-        heap_room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
+    heap_room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
     units = np.array(demand.units, dtype=np.int64)
     while True:
-        state = _make_state(fabric, demand, lanes, limits, tiered=rule.theta >= 0, start=start_type)
+        state = _make_state(fabric, demand, limits, heap_room, tiered=rule.theta >= 0, start=start_type)
         scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
-        events = _make_events(lanes, heap_room)
         most = int(np.iinfo(start_type).max)
         with (
             limits.deadline.scope(
@@ -166,7 +138,7 @@ def _run(
             limits.deadline.stopping(scalar[SIGNAL:]),
         ):
             finish = int(
-                spread_chunks(fabric, state, events, units, _ORDERS[rule.order], rule.theta, min(limit, most))
+                spread_chunks(fabric, state, units, _ORDERS[rule.order], rule.theta, min(limit, most))
             )
         if finish == OVER_LIMIT and limit > most:
             start_type = np.int64
@@ -206,8 +178,8 @@ def _pruned(
 def _make_state(
     fabric: Fabric,
     demand: Demand,
-    lanes: _Lanes,
     limits: Limits,
+    heap_room: int,
     *,
     tiered: bool,
     start: type[np.int32] | type[np.int64],
@@ -255,27 +227,12 @@ def _make_state(
         queue=np.zeros(num_slots, np.int64),
         active=np.zeros(num_ranks, np.int64),
         is_active=np.zeros(num_ranks, bool),
-        arrival_lane=lanes.arrival,
-        freed_lane=lanes.freed,
-        wake_lane=lanes.wake,
+        event_time=np.empty(heap_room, np.int64),
+        event_what=np.empty(heap_room, np.int64),
         sent_chunk=room_for(num_sends, small, limits.spill_dir),
         sent_link=room_for(num_sends, np.int32, limits.spill_dir),
         sent_start=room_for(num_sends, start, limits.spill_dir),
-        scalar=np.zeros(4, np.int64),
-    )
-
-
-def _make_events(lanes: _Lanes, heap_room: int) -> Events:
-    num_lanes, room = len(lanes.start) - 1, int(lanes.start[-1])
-    return Events(
-        lane_of=lanes.start,
-        lane_head=np.zeros(num_lanes, np.int64),
-        lane_size=np.zeros(num_lanes, np.int64),
-        lane_time=np.empty(room, np.int64),
-        lane_what=np.empty(room, np.int64),
-        heap_time=np.empty(heap_room, np.int64),
-        heap_what=np.empty(heap_room, np.int64),
-        heap_size=np.zeros(1, np.int64),
+        scalar=np.zeros(5, np.int64),
     )
 
 

@@ -5,7 +5,6 @@ the ranks concerned look for links into them that can start a send. What makes i
 
 - every rank keeps a log of its chunks in order of arrival, and every link a place in its source's log,
   which only moves on: what the destination has or expects by then, it will not need later;
-- events of one delay are in order by themselves: a queue a delay (a *lane*), no heap unless sizes differ;
 - only links whose source, link or resource changed are looked at.
 
 A chunk is in a log only once it is there, so a send never starts before its chunk has arrived.
@@ -20,13 +19,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import ZERO, is_free, next_time, pop, post
+from taccl.synthesis.heuristic.events import ZERO, is_free, pop, push
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from taccl.synthesis.heuristic.events import Events
     from taccl.synthesis.heuristic.fabric import Fabric
 
 __all__ = [
@@ -45,7 +43,7 @@ _FREED = (1 << _CHUNK_BITS) - 1  # in the place of a chunk: only the link is fre
 _NONE = -1
 
 # Places in `State.scalar`.
-_NUM_ACTIVE, NUM_SENDS, _FINISH, SIGNAL = range(4)
+_NUM_ACTIVE, NUM_SENDS, _FINISH, SIGNAL, _NUM_EVENTS = range(5)
 
 # What a link may bring to a rank.
 _FRESH, _BEHIND, _ANYTHING = 0, 1, 2
@@ -72,12 +70,12 @@ class State(NamedTuple):
         room for the links that a rank asks.
     active, is_active : (num_ranks,)
         Ranks with links to look at.
-    arrival_lane, freed_lane, wake_lane
-        The lane of every event that a send over a slot causes, -1 for the heap.
+    event_time, event_what
+        A heap: what is a slot and, in the last bits, the chunk that arrives over it; or a group of slots.
     sent_chunk, sent_link, sent_start
         One row for every send, in order of start.
-    scalar : (4,) int64
-        Active ranks, sends, the finish so far, and a sign from outside to stop.
+    scalar : (5,) int64
+        Active ranks, sends, the finish so far, a sign from outside to stop, and events.
     """
 
     log_of: NDArray[np.int64]
@@ -96,23 +94,21 @@ class State(NamedTuple):
     queue: NDArray[np.int64]
     active: NDArray[np.int64]
     is_active: NDArray[np.bool_]
-    arrival_lane: NDArray[np.int32]
-    freed_lane: NDArray[np.int32]
-    wake_lane: NDArray[np.int32]
+    event_time: NDArray[np.int64]
+    event_what: NDArray[np.int64]
     sent_chunk: NDArray[Any]
     sent_link: NDArray[np.int32]
     sent_start: NDArray[Any]
     scalar: NDArray[np.int64]
 
 
-# In all below: d destination, e slot, k speed class, c chunk, h hold, q lane; s the State.
+# In all below: d destination, e slot, k speed class, c chunk, h hold; s the State.
 
 
 @compiled
 def spread_chunks(
     fabric: Fabric,
     s: State,
-    events: Events,
     units: NDArray[np.int64],
     order: int,
     theta: float,
@@ -146,7 +142,7 @@ def spread_chunks(
     while left > 0:
         if s.scalar[SIGNAL]:
             return STOPPED
-        if events.heap_size[0] + len(s.wake_lane) + 2 * len(s.armed) > len(events.heap_time) > 0:
+        if s.scalar[_NUM_EVENTS] + len(fabric.wake_hold) + 2 * len(s.armed) > len(s.event_time):
             return HEAP_FULL
         for sweep in range(2 if tiered and not forced else 1):
             for i in range(s.scalar[_NUM_ACTIVE]):
@@ -169,7 +165,7 @@ def spread_chunks(
                         e = s.queue[j]
                         c = _find(fabric, s, e, d, k, what, theta, units)
                         if c >= 0 and is_free(fabric, s.resource_free, e, units[c], time):
-                            _start(fabric, s, events, e, d, c, units[c], time)
+                            _start(fabric, s, e, d, c, units[c], time)
                             left -= 1
                             if order == IN_TURN:
                                 s.turn[begin] = e - begin + 1
@@ -178,8 +174,7 @@ def spread_chunks(
         for i in range(s.scalar[_NUM_ACTIVE]):
             s.is_active[s.active[i]] = False
         s.scalar[_NUM_ACTIVE] = 0
-        later = next_time(events)
-        if later < 0:
+        if not s.scalar[_NUM_EVENTS]:
             # Nothing is under way: whatever is missing must come against the rules, or cannot come.
             if forced:
                 return STUCK
@@ -187,11 +182,11 @@ def spread_chunks(
             for d in range(num_ranks):
                 _look_at(s, d)
             continue
-        if later > limit:
+        time = s.event_time[0]
+        if time > limit:
             return OVER_LIMIT
-        time = later
         forced = False
-        _let_happen(fabric, s, events, time)
+        _let_happen(fabric, s, time)
     return int(s.scalar[_FINISH])
 
 
@@ -307,7 +302,7 @@ def _find(
 
 
 @inner
-def _start(fabric: Fabric, s: State, events: Events, e: int, d: int, c: int, size: int, time: int) -> None:
+def _start(fabric: Fabric, s: State, e: int, d: int, c: int, size: int, time: int) -> None:
     """Start a send: claim the chunk, hold the resources, and post what will happen."""
     s.claimed[d, c >> 3] |= 1 << (c & 7)
     s.missing[d] -= 1
@@ -325,9 +320,9 @@ def _start(fabric: Fabric, s: State, events: Events, e: int, d: int, c: int, siz
     own = fabric.own_alpha[e] + size * fabric.own_beta[e]
     s.scalar[_FINISH] = max(s.scalar[_FINISH], time + took)
     s.link_free[e] = time + own
-    post(events, s.arrival_lane[e], time + took, e << _CHUNK_BITS | c)
+    _post(s, time + took, e << _CHUNK_BITS | c)
     if own != took:
-        post(events, s.freed_lane[e], time + own, e << _CHUNK_BITS | _FREED)
+        _post(s, time + own, e << _CHUNK_BITS | _FREED)
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
         s.resource_free[fabric.hold_resource[h]] = time + held
@@ -336,26 +331,23 @@ def _start(fabric: Fabric, s: State, events: Events, e: int, d: int, c: int, siz
         g = fabric.wake_group[w]
         held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
         at = time + max(0, held - fabric.group_lead[g])
-        post(events, s.wake_lane[w], at, (len(s.armed) + g) << _CHUNK_BITS)
+        _post(s, at, (len(s.armed) + g) << _CHUNK_BITS)
 
 
 @inner
-def _let_happen(fabric: Fabric, s: State, events: Events, time: int) -> None:
+def _post(s: State, at: int, what: int) -> None:
+    """Have an event happen."""
+    push(s.event_time, s.event_what, s.scalar[_NUM_EVENTS], at, what)
+    s.scalar[_NUM_EVENTS] += 1
+
+
+@inner
+def _let_happen(fabric: Fabric, s: State, time: int) -> None:
     """Everything that happens at this time."""
-    while events.heap_size[0] and events.heap_time[0] == time:
-        what = pop(events.heap_time, events.heap_what, events.heap_size[0])
-        events.heap_size[0] -= 1
+    while s.scalar[_NUM_EVENTS] and s.event_time[0] == time:
+        what = pop(s.event_time, s.event_what, s.scalar[_NUM_EVENTS])
+        s.scalar[_NUM_EVENTS] -= 1
         _happen(fabric, s, what, time)
-    for q in range(len(events.lane_size)):
-        while events.lane_size[q]:
-            row = events.lane_of[q] + events.lane_head[q]
-            if events.lane_time[row] != time:
-                break
-            events.lane_size[q] -= 1
-            events.lane_head[q] += 1
-            if row + 1 == events.lane_of[q + 1]:
-                events.lane_head[q] = 0
-            _happen(fabric, s, events.lane_what[row], time)
 
 
 @inner

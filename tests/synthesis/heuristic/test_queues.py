@@ -25,7 +25,6 @@ from taccl.synthesis.heuristic import queues
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.queues import send_queued
-from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.router import find_paths
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.large import schedule_large
@@ -43,7 +42,7 @@ def problem_of(topology, collective, *, chunk_bytes=MB):
 def finish_us(problem, **options):
     """When the schedule found ends, once both verifiers accepted it."""
     fabric, demand = problem_arrays(problem)
-    found = spread(fabric, with_relays(fabric, demand), Limits(**options))
+    found = spread(fabric, demand, Limits(**options))
     schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
     assert verify(schedule).violations == ()
     assert verify_compact(schedule_large(problem)).ok

@@ -20,7 +20,6 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.queues import send_along_trees
-from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.router import Router, find_trees
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.large import schedule_large
@@ -205,7 +204,7 @@ def test_random_groups_on_random_graphs_verify(seed: int) -> None:
     joint = together([collectives.allgather(len(g)).among(sorted(g), num_ranks=num_ranks) for g in groups])
     problem = make_problem(topology, joint, chunk_bytes=MB, clauses=Clauses())
     fabric, demand = problem_arrays(problem)
-    found = spread(fabric, with_relays(fabric, demand), Limits(seed=seed))
+    found = spread(fabric, demand, Limits(seed=seed))
     schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
     bound = lower_bound(problem)
     assert verify(schedule).ok

@@ -21,7 +21,6 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic import spreading
 from taccl.synthesis.heuristic.fabric import Demand, make_demand, make_fabric, pack_bits, problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
-from taccl.synthesis.heuristic.relays import with_relays
 from taccl.synthesis.heuristic.spreading import Rule, spread
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
@@ -36,9 +35,9 @@ def problem_of(topology, collective, *, chunk_bytes=MB, **clauses):
 
 
 def solve(problem, *, rules=None, **limits):
-    """What `spread` finds, relays added."""
+    """What `spread` finds."""
     fabric, demand = problem_arrays(problem)
-    return spread(fabric, with_relays(fabric, demand), Limits(**limits), rules=rules)
+    return spread(fabric, demand, Limits(**limits), rules=rules)
 
 
 def verified(problem, **options):
@@ -362,12 +361,11 @@ def test_kernel_is_the_same_undecorated():
         "from taccl.problem import make_problem\n"
         "from taccl.synthesis.heuristic.fabric import problem_arrays\n"
         "from taccl.synthesis.heuristic.limits import Limits\n"
-        "from taccl.synthesis.heuristic.relays import with_relays\n"
         "from taccl.synthesis.heuristic.spreading import spread\n"
         "for topology, name in ((taccl.topologies.dgx_a100(2, profile='nominal'), 'allgather'), (taccl.topologies.mesh(3, 3), 'scatter')):\n"
         "    collective = taccl.collectives.make(name, topology.num_ranks)\n"
         "    fabric, demand = problem_arrays(make_problem(topology, collective, chunk_bytes=10**6))\n"
-        "    found = spread(fabric, with_relays(fabric, demand), Limits(seed=3, num_runs=2))\n"
+        "    found = spread(fabric, demand, Limits(seed=3, num_runs=2))\n"
         "    print(found.chunk.tolist(), found.link.tolist(), found.start.tolist())\n"
         "print(bool(numba.config.DISABLE_JIT))\n"
     )
