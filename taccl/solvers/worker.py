@@ -12,7 +12,6 @@ import itertools
 import math
 import os
 import queue
-import re
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "Outcome", "Task", "run_task", "start_task", "warm_up"]
 
-_FUNCTION = re.compile(r"taccl(\.[A-Za-z_]\w*)+:[A-Za-z_]\w*")
 _TASK_NUMBERS = itertools.count()
 _INTERRUPT_S = 2.0  # after Ctrl-C, before a task is killed
 # HiGHS 1.15 hears no interrupt within the first relaxation of a MILP. It has reported its best point by then.
@@ -83,11 +81,6 @@ class Task:
         log: bool = False,
     ) -> None:
         _check(family)
-        if not _FUNCTION.fullmatch(function):
-            raise InputError(
-                f"found {function!r}; expected a function of taccl, as 'taccl.package.module:name'",
-                where="task",
-            )
         if memory_limit_mb is not None and not memory_limit_mb >= 1:
             raise InputError(f"found {memory_limit_mb}; expected MB, at least 1", where="memory_limit_mb")
         if not math.isfinite(time_limit_s):
@@ -215,7 +208,7 @@ def start_task(family: str, function: str, payload: dict[str, Any], **options: A
     Raises
     ------
     InputError
-        If the family is unknown, the function lies outside taccl, or a limit makes no sense.
+        If the family is unknown, or a limit makes no sense.
     TypeError
         If the payload cannot be sent.
     """

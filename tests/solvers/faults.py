@@ -1,8 +1,4 @@
-"""Tasks that go wrong on purpose, to show that a worker process contains them.
-
-The tests run them; so can anyone who doubts a platform:
-``run_task("highs", "taccl.solvers.fault_injection:abort", {}, time_limit_s=5)``.
-"""
+"""Tasks that go wrong on purpose, to show that a worker process contains them."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_library_that_kills_its_worker(monkeypatch):
     def drilled(family, function, *rest, **options):
         return start(
             family,
-            "taccl.solvers.fault_injection:abort" if family == "gurobi" else function,
+            "tests.solvers.faults:abort" if family == "gurobi" else function,
             *rest,
             **options,
         )

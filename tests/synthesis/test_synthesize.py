@@ -79,7 +79,7 @@ def drilled(monkeypatch):
     """A function that makes every task of a solver run a drill that goes wrong."""
 
     def install(solver, drill):
-        function = f"taccl.solvers.fault_injection:{drill}"
+        function = f"tests.solvers.faults:{drill}"
         if solver == "cpsat":
             run = jobshop.run_task
             monkeypatch.setattr(
