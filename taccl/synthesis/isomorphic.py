@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
 
-__all__ = ["Isomorphism", "find_isomorphism", "hand_over"]
+__all__ = ["Isomorphism", "find_isomorphism", "hand_over", "matched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,14 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
     other_links = _link_names(other, range(num_ranks), said)
     shifts = (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))
     for ranks in chain([tuple(range(num_ranks))], shifts):
-        chunks = _match(_chunk_names(one, ranks), other_chunks)
-        links = None if chunks is None else _match(_link_names(one, ranks, said), other_links)
+        chunks = matched(_chunk_names(one, ranks), other_chunks)
+        if len(chunks) < len(other_chunks):
+            continue
+        links = matched(_link_names(one, ranks, said), other_links)
         here, there = one.topology.node_of_rank, other.topology.node_of_rank
         nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # that stay together, and apart
-        if chunks is None or links is None or not len(nodes) == len({*here}) == len({*there}):
+        is_whole = len(links) == len(one.links_allowed) == len(other_links)
+        if not is_whole or not len(nodes) == len({*here}) == len({*there}):
             continue
         if _holders(one, links) == _holders(other, {e: e for e in links.values()}):
             return Isomorphism(ranks, tuple(chunks[c] for c in range(len(chunks))), links)
@@ -86,6 +89,16 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     schedule = ListSchedule(tuple(sends), found.best_fold.finish_ticks)
     producer = found.best.producer if found.best is not None else ""
     return search.offer(schedule, producer=producer) is not None
+
+
+def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashable]]) -> dict[int, int]:
+    """Where every old index goes: to the new index of its name; of several, the k-th to the k-th."""
+    named: dict[Hashable, list[int]] = defaultdict(list)
+    for index, name in new:
+        named[name].append(index)
+    for indices in named.values():
+        indices.reverse()
+    return {index: named[name].pop() for index, name in old if named.get(name)}
 
 
 def _scalars(problem: Problem) -> tuple[Hashable, ...]:
@@ -147,17 +160,6 @@ def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int,
         alike = len({each[3:] for each in holds}) == 1 and not holds[0][4]
         resources.append(sorted(each[:3] + ((0, 0) if alike else each[3:]) for each in holds))
     return sorted(resources)
-
-
-def _match(
-    one: Sequence[tuple[int, Hashable]], other: Sequence[tuple[int, Hashable]]
-) -> dict[int, int] | None:
-    """Pair indices of equal names, in order; None where one is left over."""
-    waiting: dict[Hashable, list[int]] = defaultdict(list)
-    for index, name in other:
-        waiting[name].append(index)
-    pairs = {index: waiting[name].pop(0) for index, name in one if waiting[name]}
-    return None if any(waiting.values()) or len(pairs) < len(one) else pairs
 
 
 def _renamed(ranks: Iterable[int], names: Sequence[int]) -> tuple[int, ...]:

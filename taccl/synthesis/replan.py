@@ -8,7 +8,6 @@ order that they had, and then improves those that changed; all, where it finishe
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,12 +26,13 @@ from taccl.synthesis.heuristic.improvement import (
 )
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
+from taccl.synthesis.isomorphic import matched
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.synthesize import synthesize
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from taccl.arguments import Megabytes, Natural, Seconds
     from taccl.problem import Problem
@@ -196,16 +196,6 @@ def _new_ranks(old: Schedule, problem: Problem, ranks: Sequence[int] | None) -> 
     return {rank: new for new, rank in enumerate(ranks)}
 
 
-def _matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashable]]) -> dict[int, int]:
-    """Where every old index goes: to the new index of its name; of several, the k-th to the k-th."""
-    named: dict[Hashable, list[int]] = defaultdict(list)
-    for index, name in new:
-        named[name].append(index)
-    for indices in named.values():
-        indices.reverse()
-    return {index: named[name].pop() for index, name in old if named.get(name)}
-
-
 def _new_links(old: Problem, new: Problem, new_rank: dict[int, int]) -> dict[int, int]:
     """The new index of every old link that is left, and that the sketch allows."""
 
@@ -216,7 +206,7 @@ def _new_links(old: Problem, new: Problem, new_rank: dict[int, int]) -> dict[int
     before = ((e, (renamed(link.srcs), renamed(link.dsts), link.name)) for e, link in enumerate(links))
     links_after = ((e, new.topology.links[e]) for e in new.links_allowed)
     after = ((e, (tuple(sorted(x.srcs)), tuple(sorted(x.dsts)), x.name)) for e, x in links_after)
-    return _matched(before, after)
+    return matched(before, after)
 
 
 def _new_chunks(old: Problem, new: Problem, new_rank: dict[int, int]) -> dict[int, int]:
@@ -238,7 +228,7 @@ def _new_chunks(old: Problem, new: Problem, new_rank: dict[int, int]) -> dict[in
         ]
 
     same = {rank: rank for rank in range(new.topology.num_ranks)}
-    found = _matched(names(old, new_rank), names(new, same))
+    found = matched(names(old, new_rank), names(new, same))
     if not found and new.collective.chunks:
         raise InputError(
             f"{new.collective.name} shares no chunk with the old schedule's {old.collective.name}; "
