@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from taccl.topology.products import Dimensions
 
 __all__ = [
-    "BALANCED", "Policy", "balanced_implicit", "balanced_schedule", "choose_num_chunks", "choose_orders",
+    "BALANCED", "Policy", "balanced_implicit", "choose_num_chunks", "choose_orders",
     "cut_balanced", "offer_balanced", "search_balanced",
 ]  # fmt: skip
 
@@ -124,30 +124,21 @@ def cut_balanced(problem: Problem, *, policy: Policy = "lp") -> Problem:
     return cut_chunks(whole, parts) if parts > 1 else whole
 
 
-def balanced_schedule(
-    problem: Problem, *, most_transfers: int, sooner_than: Fraction | None = None
-) -> Schedule | CompactSchedule | None:
-    """The schedule along dimensions, verified, where there is one that is not too large, and soon enough."""
-    collective, num_ranks = problem.collective, problem.topology.num_ranks
-    if 2 * collective.chunks_per_rank * num_ranks**2 > most_transfers:
-        return None
+def offer_balanced(search: Search, *, most_transfers: int) -> None:
+    """Offer the schedule along dimensions where there is one, not too large, and it is the best."""
+    since, problem, best = time.monotonic(), search.problem, search.best
+    collective = problem.collective
+    if 2 * collective.chunks_per_rank * problem.topology.num_ranks**2 > most_transfers:
+        return
     try:
         dims = dimensions_of(problem, baseline=BALANCED)
         plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, "lp")
     except CollectiveError:
-        return None
-    if len(dims) < 2 or (sooner_than is not None and problem.costs.us(plan.finish_ticks) >= sooner_than):
-        return None
+        return
+    if len(dims) < 2 or (best is not None and problem.costs.us(plan.finish_ticks) >= best.finish):
+        return
     found = _listed(plan, problem, "lp")
-    return found if verify(found).ok else None  # a sketch may forbid it
-
-
-def offer_balanced(search: Search, *, most_transfers: int) -> None:
-    """Offer the schedule along dimensions where it is the best."""
-    since = time.monotonic()
-    sooner_than = None if search.best is None else search.best.finish
-    found = balanced_schedule(search.problem, most_transfers=most_transfers, sooner_than=sooner_than)
-    if found is not None:
+    if verify(found).ok:  # a sketch may forbid it
         search.offer_whole(found, producer=found.producer, verified=True)
         search.record("dimensions", "taccl", "done", since, finish_us=found.finish_us)
 

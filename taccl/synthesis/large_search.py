@@ -11,24 +11,26 @@ import math
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.deadline import OutOfTime
-from taccl.errors import NoSolutionError
+from taccl.deadline import Deadline, OutOfTime
+from taccl.errors import NoSolutionError, SketchError, TopologyError
 from taccl.schedule.spill import check_folder
-from taccl.synthesis.large import effort, schedule_large
+from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.large import compile_kernels, effort, schedule_large, suits
 from taccl.synthesis.memory import check_memory, memory_need
-from taccl.synthesis.stages import have_compiled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.deadline import Deadline
+    from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.synthesis.search import Search
 
-__all__ = ["search_large"]
+__all__ = ["have_compiled", "offer_compiled", "search_large"]
 
 
 def search_large(search: Search) -> None:
@@ -62,6 +64,62 @@ def search_large(search: Search) -> None:
         runs.run("other rules and seeds", num_runs=None)
 
 
+def offer_compiled(search: Search, *, budget_s: float, num_runs: int | None = None) -> None:
+    """Offer what the compiled list scheduler finds, which folds nothing; where it obeys all clauses.
+
+    Where links of several ends are on offer, it does without, so that these make nothing worse.
+    """
+    problem = search.problem
+    is_first = search.best is None and not search.gives_up
+    if (search.done and not is_first) or not (suits(problem) or suits(problem := _single_ended(problem))):
+        return
+    have_compiled(search)
+    since, grace_s = time.monotonic(), search.parameters.large.grace_s if is_first else 0.0
+    deadline, seed = search.deadline.at_least(0.0).later(grace_s), search.options.seed
+    try:
+        found = _found(search, problem, deadline, time_limit_s=budget_s, seed=seed, num_runs=num_runs)
+    except OutOfTime:
+        search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
+        return
+    whole = found.expand() if problem is search.problem else replace(found.expand(), problem=search.problem)
+    finish = search.offer_whole(whole, producer="greedy (compiled)")
+    search.record("greedy", "compiled", "done", since, finish_us=finish)
+
+
+def have_compiled(search: Search, tell: Callable[[float, str, float | None], None] | None = None) -> None:
+    """Have the kernels compiled, if they are not, and put the deadline off by what that takes."""
+    compiling = Deadline(cancellation=search.deadline.cancellation)  # in this thread Ctrl-C would be lost
+    search.allow(compiling.run(partial(compile_kernels, search.problem), tell=tell))
+
+
+def _found(
+    search: Search,
+    problem: Problem,
+    deadline: Deadline,
+    tell: Callable[[float, str, float | None], None] | None = None,
+    **options: Any,
+) -> CompactSchedule:
+    """What the compiled list scheduler finds; `OutOfTime` where that is nothing."""
+    search.report("greedy (compiled)")
+    target, parameters = search.bound_ticks, search.parameters
+    schedule = partial(
+        schedule_large, problem, target_ticks=target, deadline=deadline, parameters=parameters, **options
+    )
+    return deadline.run(schedule, tell=tell)
+
+
+def _single_ended(problem: Problem) -> Problem:
+    """The problem without links of several ends; itself if something could not get where it must."""
+    links = problem.topology.links
+    fit = frozenset(e for e in problem.links_allowed if len(links[e].srcs) + len(links[e].dsts) == 2)
+    alone = problem.with_clauses(links_allowed=fit)
+    try:
+        check_reachable(alone)
+    except (SketchError, TopologyError):
+        return problem
+    return alone
+
+
 class _Runs:
     """Runs of the list scheduler, and how long they and the verifier take."""
 
@@ -76,24 +134,16 @@ class _Runs:
     def run(self, what: str, *, num_runs: int | None) -> None:
         """Runs of the list scheduler; what is better than the best is verified and kept."""
         search, since = self.search, time.monotonic()
-        search.report("greedy (compiled)")
         left_s = search.deadline.left_s
         deadline = search.deadline.sooner(left_s - min(self._verify_s, self._large.verify_share * left_s))
         if search.best is None:
             deadline = search.deadline.at_least(0.0).later(self._large.grace_s)
-        schedule = partial(
-            schedule_large,
-            search.problem,
-            target_ticks=search.bound_ticks,
-            deadline=deadline,
-            seed=search.options.seed + (search.best is not None),
-            num_runs=num_runs,
-            spill_dir=search.options.spill_dir,
-            parameters=search.parameters,
-        )
-        status = "done"
+        status, seed = "done", search.options.seed + (search.best is not None)
         try:
-            found = deadline.run(schedule, tell=partial(self._tell, search.deadline, since))
+            found = _found(
+                search, search.problem, deadline, partial(self._tell, search.deadline, since),
+                seed=seed, num_runs=num_runs, spill_dir=search.options.spill_dir,
+            )  # fmt: skip
             # Somebody who pressed Ctrl-C does not wait for long.
             may_verify = self._verify_s <= max(search.deadline.left_s, self._large.brief_s)
             if search.best is None or (found.finish_ticks < search.best.finish_ticks and may_verify):

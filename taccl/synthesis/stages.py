@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from taccl.deadline import NEVER, Deadline, OutOfTime
-from taccl.errors import SketchError, SolverUnavailableError, TopologyError
+from taccl.deadline import NEVER, OutOfTime
+from taccl.errors import SolverUnavailableError
 from taccl.schedule.schedule import Schedule
-from taccl.sketch.reachability import check_reachable
 from taccl.solvers.solver import solve
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule
 from taccl.synthesis.heuristic.improvement import improve_schedule
 from taccl.synthesis.heuristic.limits import Limits
-from taccl.synthesis.large import compile_kernels, schedule_large, suits
+from taccl.synthesis.large_search import offer_compiled
 from taccl.synthesis.paper import contiguity as contiguity_stage
 from taccl.synthesis.paper import jobshop, ordering, routing
 from taccl.synthesis.paper.sequencing import Windows, num_pairs
@@ -31,13 +30,12 @@ from taccl.units import format_us
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from taccl.problem import Problem
     from taccl.solvers.model import MilpModel
     from taccl.solvers.solver import Solution
     from taccl.synthesis.paper.orbits import Orbits
     from taccl.synthesis.search import Search
 
-__all__ = ["compiled", "greedy", "have_compiled", "ruin_and_recreate", "run"]
+__all__ = ["greedy", "ruin_and_recreate", "run"]
 
 
 def run(search: Search, backend: str, limit_s: float) -> None:
@@ -68,7 +66,7 @@ def _alone(search: Search, limit_s: float) -> None:
 def _compiled(search: Search, limit_s: float, *, share: float | None = None) -> None:
     if limit_s >= search.parameters.choice.compiling_s:
         share = search.parameters.portfolio.compiled_share if share is None else share
-        compiled(search, budget_s=share * limit_s)
+        offer_compiled(search, budget_s=share * limit_s)
 
 
 def _joint(search: Search, limit_s: float) -> None:
@@ -179,57 +177,6 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     status = "done" if best is not None else "no-solution"
     message = f"{runs} run{'s' if runs != 1 else ''}"
     search.record("greedy", "taccl", status, since, finish_us=search.best_us, message=message)
-
-
-def have_compiled(search: Search, tell: Callable[[float, str, float | None], None] | None = None) -> None:
-    """Have the kernels compiled, if they are not, and put the deadline off by what that takes."""
-    compiling = Deadline(cancellation=search.deadline.cancellation)  # in this thread Ctrl-C would be lost
-    search.allow(compiling.run(partial(compile_kernels, search.problem), tell=tell))
-
-
-def compiled(search: Search, *, budget_s: float, num_runs: int | None = None) -> None:
-    """The compiled list scheduler, which folds nothing; where it obeys all clauses.
-
-    Where links of several ends are on offer, it does without, so that these make nothing worse.
-    """
-    problem = search.problem
-    is_first = search.best is None and not search.gives_up
-    if (search.done and not is_first) or not (suits(problem) or suits(problem := _single_ended(problem))):
-        return
-    search.report("greedy (compiled)")
-    have_compiled(search)
-    since = time.monotonic()
-    grace_s = search.parameters.large.grace_s if is_first else 0.0
-    deadline = search.deadline.at_least(0.0).later(grace_s)
-    schedule = partial(
-        schedule_large,
-        problem,
-        target_ticks=search.bound_ticks,
-        time_limit_s=budget_s,
-        deadline=deadline,
-        seed=search.options.seed,
-        num_runs=num_runs,
-    )
-    try:
-        found = deadline.run(schedule)
-    except OutOfTime:
-        search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
-        return
-    whole = found.expand() if problem is search.problem else replace(found.expand(), problem=search.problem)
-    finish = search.offer_whole(whole, producer="greedy (compiled)")
-    search.record("greedy", "compiled", "done", since, finish_us=finish)
-
-
-def _single_ended(problem: Problem) -> Problem:
-    """The problem without links of several ends; itself if something could not get where it must."""
-    links = problem.topology.links
-    fit = frozenset(e for e in problem.links_allowed if len(links[e].srcs) + len(links[e].dsts) == 2)
-    alone = problem.with_clauses(links_allowed=fit)
-    try:
-        check_reachable(alone)
-    except (SketchError, TopologyError):
-        return problem
-    return alone
 
 
 def ruin_and_recreate(search: Search) -> None:

@@ -23,7 +23,7 @@ from taccl.errors import InputError, NoSolutionError
 from taccl.problem import make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.summary import ScheduleSummary
-from taccl.synthesis import large_search, stages
+from taccl.synthesis import large_search
 from taccl.synthesis.heuristic import router
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.parameters import SearchParameters
@@ -179,7 +179,7 @@ class TestLimits:
                     time.sleep(0.01)
             raise OutOfTime("nothing")
 
-        monkeypatch.setattr(stages, "compile_kernels", lambda _: 0.0)
+        monkeypatch.setattr(large_search, "compile_kernels", lambda _: 0.0)
         monkeypatch.setattr(large_search, "schedule_large", waits)
         with pytest.raises(NoSolutionError, match="no schedule in 0"):  # or it waits for ever
             synthesize(MESH, backend="greedy", time_limit_s=0.5)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from taccl.deadline import NEVER, OutOfTime
 from taccl.errors import InputError, NoSolutionError
-from taccl.synthesis import stages
 from taccl.synthesis.large import effort, suits
+from taccl.synthesis.large_search import have_compiled, offer_compiled
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.suggest import suggest_for
 
@@ -75,9 +75,9 @@ def search_guided(
             with contextlib.suppress(OutOfTime):  # there is a schedule then
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
-            stages.have_compiled(search)  # sketches may need them, too
+            have_compiled(search)  # sketches may need them, too
         if search.best is None:
-            stages.compiled(search, budget_s=search.deadline.left_s, num_runs=1)
+            offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
     tried: list[SketchProposal] = []
     for sketch in proposals or _suggested(search, limit_s):
         if search.done or sketch.bound_us >= (search.best_us or math.inf):
@@ -94,7 +94,7 @@ def search_guided(
             if effort(problem) * suggesting.s_per_move <= left_s:
                 run(problem, left_s)
             elif left_s >= suggesting.least_compiled_s:  # no time to fold
-                stages.compiled(search, budget_s=left_s)
+                offer_compiled(search, budget_s=left_s)
     if tried:
         search.notes.append(_told(search, tried))
 
