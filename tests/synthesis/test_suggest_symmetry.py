@@ -6,8 +6,7 @@ import pytest
 
 import taccl
 from taccl.errors import TopologyError
-from taccl.synthesis.suggesting.plans import find_shape, relay_plans
-from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts
+from taccl.synthesis.suggesting.plans import Shift, find_shape, find_shifts, relay_plans
 from taccl.topology.topology import TopologyBuilder
 
 

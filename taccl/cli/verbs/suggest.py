@@ -93,7 +93,7 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
 
 
 def _text(topology: Topology, collective: str, found: Sequence[taccl.SketchProposal]) -> str:
-    from taccl.synthesis.suggesting.symmetry_finding import find_shifts
+    from taccl.synthesis.suggesting.plans import find_shifts
 
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"
     size = found[0].problem.size_bytes

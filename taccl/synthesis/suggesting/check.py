@@ -25,8 +25,8 @@ from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet
 from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing
 from taccl.synthesis.explaining.explain import explain, price
+from taccl.synthesis.suggesting.plans import Shift, find_shifts
 from taccl.synthesis.suggesting.proposals import fitting_shifts
-from taccl.synthesis.suggesting.symmetry_finding import Shift, find_shifts
 from taccl.units import format_us
 
 if TYPE_CHECKING:

@@ -14,18 +14,36 @@ from typing import TYPE_CHECKING
 
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import TopologyError
-from taccl.synthesis.suggesting.symmetry_finding import find_shifts
+from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation, resource_permutation
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from taccl.synthesis.suggesting.symmetry_finding import Shift
     from taccl.topology.topology import Topology
 
-__all__ = ["Plan", "Shape", "find_shape", "relay_plans"]
+__all__ = ["Plan", "Shape", "Shift", "find_shape", "find_shifts", "relay_plans"]
+
+#: Beyond so many links a shift takes too long to check.
+_MOST_LINKS = 200_000
 
 Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shift:
+    """Rank r to (r + offset) mod group inside its block of `group` ranks, as ``[[symmetry]]`` says it."""
+
+    group: int
+    offset: int
+
+    def ranks(self, num_ranks: int) -> tuple[int, ...]:
+        """Where every rank goes."""
+        return offset_permutation(num_ranks, self.offset, self.group)
+
+    def repeats_one_of(self, known: Iterable[Shift]) -> bool:
+        """Whether it is another shift applied several times."""
+        return any(each.group == self.group and self.offset % each.offset == 0 for each in known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +272,30 @@ def _apart(topology: Topology) -> dict[int, dict[int, Fraction]]:
         if link.src in local and link.dst in local:
             node.add_edge(local[link.src], local[link.dst], weight=link.alpha_us + link.beta_us_per_mb)
     return dict(nx.all_pairs_dijkstra_path_length(node))
+
+
+def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shift, ...]:
+    """Every shift by a divisor of its block that the topology has; whole nodes go to whole nodes.
+
+    Raises
+    ------
+    OutOfTime
+        Once the deadline has passed.
+    """
+    found: list[Shift] = []
+    for offset, group in block_shifts(topology.num_ranks) if len(topology.links) <= _MOST_LINKS else ():
+        deadline.check()
+        shift = Shift(group, offset)
+        if shift.repeats_one_of(found) or _holds(topology, shift.ranks(topology.num_ranks)):
+            found.append(shift)
+    return tuple(found)
+
+
+def _holds(topology: Topology, ranks: tuple[int, ...]) -> bool:
+    node, degree = topology.node_of_rank, [len(links) for links in topology.links_from]
+    if len({(node[r], node[image]) for r, image in enumerate(ranks)}) != topology.num_nodes:
+        return False
+    if any(degree[r] != degree[image] for r, image in enumerate(ranks)):
+        return False
+    links = link_permutation(topology, ranks)
+    return links is not None and resource_permutation(topology, links) is not None

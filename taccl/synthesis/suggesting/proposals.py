@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.suggesting.plans import Plan, Shape
-    from taccl.synthesis.suggesting.symmetry_finding import Shift
+    from taccl.synthesis.suggesting.plans import Plan, Shape, Shift
     from taccl.topology.topology import Topology
 
 __all__ = ["SketchProposal", "fitting_shifts", "make_sketch"]

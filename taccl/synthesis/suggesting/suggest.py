@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
-    from taccl.synthesis.suggesting.plans import Plan, Shape
-    from taccl.synthesis.suggesting.symmetry_finding import Shift
+    from taccl.synthesis.suggesting.plans import Plan, Shape, Shift
     from taccl.topology.topology import Topology
 
 __all__ = ["quick_schedule", "suggest_for", "suggest_sketches"]
