@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
 
-from taccl import collectives
+from taccl import collectives, make_problem, topologies
 from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
+from taccl.baselines import baseline
 from taccl.sketch.group import Symmetries
 from taccl.topology.topology import Topology, TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, ring
@@ -233,3 +235,34 @@ def test_what_limits_is_said_in_words() -> None:
     )
     nodes = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
     assert lower_bound(nodes, divisible=True).limits == "what must enter node 0, and nodes like it"
+
+
+@pytest.mark.parametrize("use", ["ring", "in-network", "recursive"])
+def test_a_pool_of_slots_limits_what_is_shared(use: str) -> None:
+    """Four workers at 80 us/MB, and a pool of 160: 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB, whoever adds.
+
+    At that, 0.6 of the data passes the switch: 0.6 * 160, and (0.6 * 4 + 0.4 * 6) / 4 * 80 over each port.
+    """
+    topology = topologies.in_network(4, slots=1, payload_bytes=62_500)
+    problem = make_problem(topology, "allreduce", size_bytes=8_000_000)
+    bound = lower_bound(problem, divisible=True)
+    # Ports are idle for half a round trip, 5 us, at either end.
+    assert 8 * 96 <= bound.bound <= 8 * 96 + 5
+    assert bound.check()
+    assert not replace(bound, bound=bound.bound + Fraction(1, 1000)).check()
+    assert baseline(use, problem).finish >= bound.bound
+
+
+def test_a_send_of_several_ends_counts_for_each_pair_of_parts() -> None:
+    """Three ranks, of which 0 can multicast: of the four pairs of a sum one send joins two, so it takes three."""
+    builder = TopologyBuilder("multicast", [0, 0, 0])
+    port = builder.add_resource("port")
+    for srcs, dsts in [((a,), (b,)) for a in range(3) for b in range(3) if a != b] + [((0,), (1, 2))]:
+        builder.add_hold(
+            builder.add_link(srcs, dsts, alpha_us=0, beta_us_per_mb=1), port, alpha_us=0, beta_us_per_mb=1
+        )
+    problem = problem_of(builder.build(), collectives.allreduce(3))
+    # One port for all, 1 us a send, three sums.
+    bound = lower_bound(problem, divisible=True)
+    assert bound.bound == 9
+    assert bound.check()

@@ -68,7 +68,7 @@ def lower_bound(
     problem: Problem,
     *,
     divisible: bool | None = None,
-    in_network: bool | None = None,
+    in_network: bool = False,
     budget_s: Duration = _CUTS_S,
     limit_s: Duration | None = None,
     finish: Fraction | None = None,
@@ -82,8 +82,9 @@ def lower_bound(
     divisible : bool, optional
         Bound data that may be cut as finely as one likes, rather than whole chunks. Default: where the
         problem leaves the number of chunks open.
-    in_network : bool, optional
-        Whether switches are granted to reduce what passes them. Default: where links of the topology do.
+    in_network : bool
+        Whether switches are granted to reduce and multicast what passes them, all that they like. What links
+        of the topology do of that needs no granting.
     budget_s : float
         When to stop looking for what limits more: the bound holds at any time. Latency is always found, and
         one claim beside it is looked for, which may take some seconds more; of small problems all that
@@ -106,18 +107,17 @@ def lower_bound(
     check_possible(problem)
     divisible = problem.chunks_open if divisible is None else divisible
     demand = NeededSends(as_spreading(problem))
-    granted = not demand.single_ended if in_network is None else in_network
     claims = _claims(
         demand,
         divisible=divisible,
-        in_network=granted,
+        in_network=in_network,
         deadline=began + budget_s,
         limit=math.inf if limit_s is None else began + limit_s,
         enough=math.inf if finish is None else finish * problem.costs.ticks_per_us,
     )
     best = max(claims, key=lambda claim: (claim.ticks, -_PREFERRED.index(claim.kind)))
     bound = Fraction(best.ticks) / problem.costs.ticks_per_us
-    return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, granted)
+    return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, in_network)
 
 
 def _of_late_parts(problem: Problem, bound_of: Callable[..., Certificate], budget_s: float) -> Certificate:

@@ -26,18 +26,18 @@ def cut_dual(facts: Facts, witness: CutDual) -> Fraction:
     need = Fraction(0)
     for each in witness.charges:
         part_of = {r: i for i, part in enumerate(each.parts) for r in part}
-        if len(each.parts) > 1 and (facts.in_network or facts.multi or not facts.sums):
+        if len(each.parts) > 1 and (facts.in_network or not facts.sums):
             return Fraction(0)
         if len(part_of) != sum(map(len, each.parts)):
             return Fraction(0)
         for e in facts.allowed:
             link = facts.topology.links[e]
             if len(each.parts) > 1:
-                crosses = part_of.get(link.src, -1) != part_of.get(link.dst, -1)
+                ends = {(part_of.get(src), part_of.get(dst)) for src in link.srcs for dst in link.dsts}
+                crosses = sum(out != into for out, into in ends)
             else:
                 crosses = any(r in part_of for r in link.dsts) and any(r not in part_of for r in link.srcs)
-            if crosses:
-                asked[e] += each.charge
+            asked[e] += crosses * each.charge
         need += each.charge * _needed(facts, each.parts)
     if any(asked[e] > pays[e] for e in facts.allowed):
         return Fraction(0)

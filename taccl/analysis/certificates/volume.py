@@ -103,7 +103,8 @@ class Volume:
         """The least volume of the sends that enter a set, or that pass between the parts of a partition.
 
         A chunk that spreads enters a set that needs it and lacks it. A sum enters a set that needs it and
-        does not make it alone; between k parts that share it, it takes 2(k - 1) sends.
+        does not make it alone; between k parts that share it, it takes 2(k - 1) sends from one
+        to one.
         """
         if len(parts) > 1:
             inside = np.stack([self._starts.any_in(p) & self._targets.any_in(p) for p in parts])
@@ -149,7 +150,10 @@ class _Members:
 def crossing_links(
     problem: Problem, parts: Sequence[frozenset[int]], *, entering: bool = True
 ) -> NDArray[np.int64]:
-    """The admitted links that enter (or leave) a set of ranks, or that join two parts of a partition."""
+    """The admitted links that enter (or leave) a set of ranks, or that join two parts of a partition.
+
+    One of several ends is there once for each pair of parts that it joins.
+    """
     if "arcs" not in problem.memo:
         problem.memo["arcs"] = arcs_of(problem, problem.links_allowed)
     label = np.full(problem.topology.num_ranks, -1)
@@ -157,5 +161,8 @@ def crossing_links(
         label[list(part)] = i
     link, src, dst = problem.memo["arcs"]
     a, b = (label[src], label[dst]) if entering else (label[dst], label[src])
-    found: NDArray[np.int64] = np.unique(link[(a != b) & (b >= 0) & ((a >= 0) | (len(parts) == 1))])
+    crosses = (a != b) & (b >= 0) & ((a >= 0) | (len(parts) == 1))
+    count = len(parts) + 1
+    pairs = np.unique((link[crosses] * count + a[crosses] + 1) * count + b[crosses])
+    found: NDArray[np.int64] = pairs // count**2
     return found

@@ -184,7 +184,8 @@ class SetCharge:
     """What the sends between sets of ranks are charged each.
 
     With one set, sends that enter it; with several (a partition), sends from one to another: a sum that k
-    of them share takes 2(k - 1) sends at least.
+    of them share takes 2(k - 1) sends at least, of which one over a link of several ends counts for each
+    pair of parts that it joins.
     """
 
     parts: tuple[frozenset[int], ...]
