@@ -12,14 +12,13 @@ from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
+from taccl.baselines.in_network import in_network, switch_sends
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.ring import rings_apart
 from taccl.baselines.tree import tree_of_nodes
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES, Way, ways
-from taccl.schedule.timing import exact_times
 from taccl.topology.profiles import find_profile
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, NVLS_US, PROTOCOLS, TREE_SHARE
 from taccl.units import format_us
@@ -37,6 +36,7 @@ _SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "ring": rings_apart,
     "tree": tree_of_nodes,
     "pairwise": pairwise,
+    "nvls": in_network,
 }
 
 
@@ -120,10 +120,7 @@ def nccl(problem: Problem, *, cut: bool = True) -> Schedule:
     """
     best = nccl_choices(problem)[0]
     on = _topology(problem.topology, best.protocol, best.algorithm)
-    functions: dict[str, Callable[..., Schedule]] = {
-        "ring": rings_apart, "tree": tree_of_nodes, "pairwise": pairwise, "nvls": _nvls,
-    }  # fmt: skip
-    schedule = functions[best.algorithm](replace(problem, topology=on), cut=cut)
+    schedule = _SCHEDULES[best.algorithm](replace(problem, topology=on), cut=cut)
     return replace(
         schedule, producer=f"nccl ({best}: {format_us(best.time_us)} by its model): {schedule.producer}"
     )
@@ -146,42 +143,17 @@ def _is_wide(link: Link) -> bool:
     return len(link.srcs) + len(link.dsts) > 2
 
 
-def _switch_links(topology: Topology) -> tuple[int, int] | None:
-    """The links by which a switch adds up all ranks' data into rank 0, and by which 0 reaches all."""
-    others = tuple(range(1, topology.num_ranks))
-    links = [(e.srcs, e.dsts) for e in topology.links]
-    ends = (others, (0,)), ((0,), others)
-    is_there = len(others) > 1 and all(each in links for each in ends)
-    return (links.index(ends[0]), links.index(ends[1])) if is_there else None
-
-
 def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
     """Sums in the switch, where one joins all ranks: every byte goes there once, and comes back once."""
-    found = _switch_links(problem.topology)
-    if found is None or problem.collective.name != "allreduce":
+    if problem.collective.name != "allreduce":
         return ()
-    beta = problem.topology.links[found[0]].beta_us_per_mb
+    try:
+        adding, _ = switch_sends(problem, 0)
+    except CollectiveError:
+        return ()
+    beta = problem.topology.links[adding.link].beta_us_per_mb
     volume = float(beta) * machine_of(problem.topology).node_gb_per_s / 1000
     return (Way("nvls", 2, 0, volume, 0.0),)
-
-
-def _nvls(problem: Problem, *, cut: bool) -> Schedule:
-    """Each chunk is added up on its way to rank 0, and spread from there while the next one is added up."""
-
-    def through_switch(problem: Problem) -> Schedule:
-        found = _switch_links(problem.topology)
-        assert found is not None, "there is such a way"
-        count = problem.collective.num_chunks
-        return exact_times(
-            problem,
-            chunk=[*range(count), *range(count)],
-            link=[found[0]] * count + [found[1]] * count,
-            sequence=[*range(0, 2 * count, 2), *range(3, 2 * count + 3, 2)],
-            reduce=[True] * count + [False] * count,
-            producer="sums in the switch",
-        )
-
-    return cut_while_it_pays(problem, through_switch, cut=cut)
 
 
 def _hop_us(topology: Topology, *, between: bool) -> float:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from contextlib import suppress
 from fractions import Fraction
-from functools import cache, partial
-from heapq import heappop, heappush
-from math import ceil
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.routes import Routes
 from taccl.errors import CollectiveError
-from taccl.schedule.timing import exact_times
+from taccl.schedule.listing import Tasks
+from taccl.schedule.precedence import Precedence
+from taccl.schedule.schedule import make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Hold, Link
 
 __all__ = ["servers"]
 
@@ -110,19 +111,19 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
     place = {root: i for i, root in enumerate(roots)}
     period = max(len(roots), problem.topology.num_ranks - len(roots), *(len(c.origins) for c in chunks))
     group_of, kept = problem.collective.group_of_chunk, defaultdict[tuple[int, int], int](int)
-    sends: list[_Send] = []
+    sends: list[tuple[int, int, bool]] = []
+    turns: dict[tuple[int, bool, int], list[tuple[int, int]]] = defaultdict(list)  # by sender, way and level
     for c, chunk in enumerate(chunks):
         root = chunk.root
         assert root is not None
         # Groups that share servers take turns.
         block, kept[group_of[c], root] = kept[group_of[c], root], kept[group_of[c], root] + 1
-        brought: dict[int, list[int]] = defaultdict(list)  # sends that bring it to a rank
         for ends, adds in ((chunk.origins, True), (chunk.destinations, False)):
             relays = {rank: relay(rank, root) for rank in ends}
             near = [(rank, each) for rank, each in relays.items() if rank not in (root, each)]
             far = [(each, root) for each in sorted({*relays.values()} - {root})]
-            for level, hop in enumerate((near, far) if adds else (far, near)):
-                for outer, inner in hop:
+            for level, hops in enumerate((near, far) if adds else (far, near)):
+                for outer, inner in hops:
                     src, dst = (outer, inner) if adds else (inner, outer)
                     link = routes.direct(src, dst)
                     if link is None:
@@ -132,87 +133,24 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
                         raise CollectiveError(said, where="baseline")
                     # No two go to one server, nor from one worker, in a turn.
                     turn = block * period + (outer - place[root]) % period
-                    lane = (src, adds, level)
-                    sends.append(_Send(turn, c, link[1], adds, lane, tuple(brought[src])))
-                    brought[dst].append(len(sends) - 1)
-    return exact_times(
-        problem,
-        chunk=[send.chunk for send in sends],
-        link=[send.link for send in sends],
-        reduce=[send.adds for send in sends],
-        starts=_soonest_first(problem, sends),
-        producer=producer,
-    )
-
-
-class _Send(NamedTuple):
-    """A chunk over a link, once other sends have come to their ends; those of a lane go in their turns."""
-
-    turn: int
-    chunk: int
-    link: int
-    adds: bool
-    lane: tuple[int, bool, int]
-    awaited: tuple[int, ...]
-
-
-def _soonest_first(problem: Problem, sends: Sequence[_Send]) -> list[int]:
-    """When each send starts, in ticks: ever one that can start soonest; those of a lane in their turns."""
-    lanes: dict[tuple[int, bool, int], deque[int]] = defaultdict(deque)
-    for s in sorted(range(len(sends)), key=lambda s: sends[s].turn):
-        lanes[sends[s].lane].append(s)
-    waiting: dict[int, list[int]] = defaultdict(list)  # what is first in its lane, by what it waits for
-    spans = cache(partial(_spans, problem))
-    begin, end = [0] * len(sends), [-1] * len(sends)
-    free = [0] * len(problem.topology.resources)
-    queue: list[tuple[int, int, int]] = []
-
-    def enter(s: int) -> None:
-        """Queue the first send of a lane, unless it waits for one that has not been queued yet."""
-        missing = next((each for each in sends[s].awaited if end[each] < 0), None)
-        if missing is not None:
-            waiting[missing].append(s)
-            return
-        there = max((end[each] for each in sends[s].awaited), default=0)
-        heappush(queue, (there + _update_ticks(problem, sends[s]), sends[s].turn, s))
-
-    for lane in lanes.values():
-        enter(lane[0])
-    while queue:
-        ready, turn, s = heappop(queue)
-        duration, held = spans(sends[s].link, problem.chunk_bytes[sends[s].chunk])
-        start = max(ready, *(free[resource] - since for resource, since, _ in held))
-        if start > ready:
-            heappush(queue, (start, turn, s))
-            continue
-        begin[s], end[s] = start, start + duration
-        for resource, _, until in held:
-            free[resource] = start + until
-        lane = lanes[sends[s].lane]
-        lane.popleft()
-        for each in (*waiting.pop(s, ()), *([lane[0]] if lane else ())):
-            enter(each)
-    return begin
-
-
-def _update_ticks(problem: Problem, send: _Send) -> int:
-    """For how long a server works on a chunk before it sends it."""
-    chunk, us_per_mb = problem.collective.chunks[send.chunk], problem.collective.update_us_per_mb or 0
-    if send.adds or problem.topology.links[send.link].src != chunk.root:
-        return 0
-    return ceil(us_per_mb * Fraction(problem.chunk_bytes[send.chunk], 10**6) * problem.costs.ticks_per_us)
-
-
-def _spans(problem: Problem, link: int, num_bytes: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """The ticks of a send, and what it holds: (resource, since when, until when) after its start."""
-    per_us = problem.costs.ticks_per_us
-
-    def ticks(each: Link | Hold) -> int:
-        return ceil((each.alpha_us + each.beta_us_per_mb * Fraction(num_bytes, 10**6)) * per_us)
-
-    duration, held = ticks(problem.topology.links[link]), []
-    for hold in problem.topology.holds_of_link[link]:
-        length = ticks(hold)
-        since = duration - length if hold.side == "receive" else 0
-        held.append((hold.resource, since, since + length))
-    return duration, held
+                    turns[src, adds, level].append((turn, len(sends)))
+                    sends.append((c, link[1], adds))
+    chunk_of, link_of, adds_at = np.array(sends, dtype=np.int64).reshape(-1, 3).T
+    reduce = adds_at.astype(bool)
+    order = Precedence(
+        problem, problem, chunk=chunk_of, link=link_of, group=np.arange(len(sends)), reduce=reduce,
+        start=np.arange(len(sends)), places=True,
+    )  # fmt: skip
+    tasks = Tasks.of_sends(order)
+    urgency = [(0,)] * order.num_events
+    for lane in turns.values():
+        lane.sort()
+        for turn, s in lane:
+            urgency[s] = (turn,)
+        for (_, s), (_, later) in pairwise(lane):
+            tasks.after[s].append((later, 0))
+    start = np.array(tasks.starts(urgency)[: len(sends)], dtype=np.int64)
+    return make_schedule(
+        problem, chunk=chunk_of, link=link_of, start=start, end=start + np.array(order.duration),
+        reduce=reduce, producer=producer,
+    )  # fmt: skip

@@ -101,22 +101,30 @@ class Tasks:
         for holds in self.holds:
             for resource, begin, _ in holds:
                 lead[resource] = max(lead[resource], begin)
-        # (time, place of a task, task), or (time, -1, resource) when tasks that wait for one are to try again
+        # (time, place of a task, task), or a resource after all tasks, when those that wait for it try again
+        first_resource = len(rank)
         pending = [(0, rank[task], task) for task, count in enumerate(waiting) if not count]
         heapq.heapify(pending)
+        wake: dict[int, int] = {}  # when that is next
+
+        def try_at(when: int, resource: int, place: int = -1) -> None:
+            if when < wake.get(resource, when + 1):
+                wake[resource] = when
+                heapq.heappush(pending, (when, place, first_resource + resource))
 
         def begins(task: int, now: int) -> bool:
             blocked = [
                 (free[r] - begin, r, begin) for r, begin, _ in self.holds[task] if free[r] - begin > now
             ]
             if blocked:
-                _, resource, begin = max(blocked)
+                when, resource, begin = max(blocked)
                 heapq.heappush(parked[resource], (rank[task], task, begin))
+                try_at(when, resource)
                 return False
             start[task] = now
             for resource, _, until in self.holds[task]:
                 free[resource] = max(free[resource], now + until)
-                heapq.heappush(pending, (max(now, free[resource] - lead[resource]), -1, resource))
+                try_at(max(now, free[resource] - lead[resource]), resource)
             for later, gap in self.after[task]:
                 earliest[later] = max(earliest[later], now + gap)
                 waiting[later] -= 1
@@ -125,22 +133,30 @@ class Tasks:
             return True
 
         while pending:
-            now, place, which = heapq.heappop(pending)
-            if place >= 0:
+            now, _, which = heapq.heappop(pending)
+            if which < first_resource:
                 begins(which, now)
                 continue
+            which -= first_resource
+            if wake.get(which) != now:
+                continue
+            del wake[which]
             queue, early = parked[which], []
             while queue:
                 urgent, task, begin = heapq.heappop(queue)
                 if free[which] - begin > now:
                     early.append((urgent, task, begin))
+                elif pending and pending[0] < (now, urgent):  # one that is more urgent can start only now
+                    heapq.heappush(pending, (now, urgent, task))
+                    try_at(now, which, urgent)
+                    break
                 elif begins(task, now):
                     break
             for each in early:
                 heapq.heappush(queue, each)
             if early:
                 soonest = free[which] - max(begin for _, _, begin in early)
-                heapq.heappush(pending, (max(soonest, now + 1), -1, which))
+                try_at(max(soonest, now + 1), which)
         return start
 
     def _waiting(self) -> list[int]:

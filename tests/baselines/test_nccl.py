@@ -72,6 +72,7 @@ def test_switches_that_add_are_used():
             builder.add_hold(link, out[rank], alpha_us=0, beta_us_per_mb=2)
         for rank in dsts:
             builder.add_hold(link, into[rank], alpha_us=0, beta_us_per_mb=2, side="receive")
+    builder.add_switch("switch", range(4), range(20), reduces=taccl.topologies.InNetwork())
     problem = problem_of(builder.build(), size=4 * 10**6)
     best, found = nccl_choices(problem)[0], nccl(problem)
     assert (best.algorithm, best.time_us) == ("nvls", pytest.approx(8.0))
