@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.baselines.spread import without_sketch
+from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,10 @@ def cut_while_it_pays(
     most = min(_MOST_TRANSFERS // best.num_transfers, *problem.chunk_bytes)
     parts = min(parts, most)
     while cut and 1 < parts <= most:
-        found = make(cut_chunks(problem, parts))
+        try:
+            found = make(cut_chunks(problem, parts))
+        except CollectiveError:  # finer than can be done
+            break
         if found.finish > pays * best.finish:
             break
         best, parts = found, 2 * parts

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -14,11 +12,14 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.cut import cut_chunks
 from taccl.baselines.in_network import shared_links
+from taccl.costs import hold_columns
 from taccl.errors import InputError
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
@@ -31,8 +32,6 @@ InNetworkUse = Literal["auto", "off", "only"]
 _CUTS = (8, 16, 32)
 #: No more transfers than this are made.
 _MOST_TRANSFERS = 20_000
-#: Both together must promise to finish in this share of the time of either.
-_PAYS = Fraction(98, 100)
 
 
 def over_links(problem: Problem, *, shared: bool) -> Problem:
@@ -68,75 +67,56 @@ def by_switches(problem: Problem, use: InNetworkUse) -> Schedule | None:
     return min((each for each in found if verify(each).ok), key=lambda each: each.finish, default=None)
 
 
-def _shared(problem: Problem) -> list[Schedule]:
+def _shared(problem: Problem) -> Iterator[Schedule]:
     """Schedules in which a switch adds a share of the chunks, and ranks pass the rest round rings."""
-    found = []
-    with suppress(InputError):  # no ring, or chunks smaller than a packet
-        for parts in _CUTS if problem.chunks_open else (1,):
-            cut = replace(cut_chunks(problem, parts), chunks_open=False) if parts > 1 else problem
-            whole = [baseline(name, cut, cut=False) for name in ("in-network", "ring")]
-            share, finish = _best_share(*map(_loads, whole))
-            chosen = _chunks_of_share(cut, share)
-            is_split = 0 < len(chosen) < cut.collective.num_chunks
-            promising = finish < _PAYS * min(each.finish for each in whole)
-            if is_split and promising and whole[1].num_transfers <= _MOST_TRANSFERS:
-                found.append(_together(cut, chosen))
-    return found
+    for parts in _CUTS if problem.chunks_open else (1,):
+        cut = replace(cut_chunks(problem, parts), chunks_open=False) if parts > 1 else problem
+        try:
+            switch, ring = (baseline(name, cut, cut=False) for name in ("in-network", "ring"))
+        except InputError:  # no ring, or chunks smaller than a packet
+            return
+        if ring.num_transfers > _MOST_TRANSFERS:
+            return
+        loads = _loads(switch), _loads(ring)
+        # What is busiest falls and then rises with the share; a 256th is finer than chunks are.
+        share = min(np.linspace(0, 1, 257), key=lambda x: (x * loads[0] + (1 - x) * loads[1]).max())
+        yield _together(cut, float(share))
 
 
-def _loads(schedule: Schedule) -> dict[int, Fraction]:
-    """For how many microseconds a schedule holds each resource, without latencies."""
-    problem, loads = schedule.problem, defaultdict[int, Fraction](Fraction)
-    num_bytes = np.bincount(schedule.link, np.array(problem.chunk_bytes)[schedule.chunk])
-    for link in np.flatnonzero(num_bytes).tolist():
-        for hold in problem.topology.holds_of_link[link]:
-            loads[hold.resource] += hold.beta_us_per_mb * int(num_bytes[link]) / 10**6
-    return loads
+def _loads(schedule: Schedule) -> NDArray[np.float64]:
+    """(num_resources,) ticks for which a schedule holds each resource, without latencies."""
+    problem = schedule.problem
+    units = np.bincount(
+        schedule.link, problem.costs.chunk_units[schedule.chunk], minlength=len(problem.topology.links)
+    )
+    holds = hold_columns(problem.topology)
+    ticks: NDArray[np.float64] = np.bincount(
+        holds.resource, problem.costs.hold_beta * units[holds.link], minlength=len(problem.topology.resources)
+    )
+    return ticks
 
 
-def _best_share(switch: dict[int, Fraction], ranks: dict[int, Fraction]) -> tuple[Fraction, Fraction]:
-    """The share of the data that switches add so that all resources are free soonest, and when they are."""
-
-    def busiest(share: Fraction) -> Fraction:
-        return max(share * switch.get(r, 0) + (1 - share) * ranks.get(r, 0) for r in {*switch, *ranks})
-
-    # It falls and then rises, in straight pieces; a 256th is finer than chunks are.
-    share = min((Fraction(i, 256) for i in range(257)), key=busiest)
-    return share, busiest(share)
-
-
-def _chunks_of_share(problem: Problem, share: Fraction) -> set[int]:
-    """The first chunks of every root, so many of them."""
+def _together(problem: Problem, share: float) -> Schedule:
+    """The first chunks of every root added by switches, the rest by ranks: each goes on as fast as alone."""
     of_root: dict[int | None, list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):
         of_root[chunk.root].append(c)
-    return {c for chunks in of_root.values() for c in chunks[: round(share * len(chunks))]}
-
-
-def _together(problem: Problem, chosen: set[int]) -> Schedule:
-    """Chosen chunks added by switches while ranks sum the others: each goes on as fast as it does alone."""
+    chosen = sorted(c for chunks in of_root.values() for c in chunks[: round(share * len(chunks))])
     rows = []
-    others = [c for c in range(problem.collective.num_chunks) if c not in chosen]
-    for name, chunks in (("in-network", sorted(chosen)), ("ring", others)):
-        alone = baseline(name, _of_chunks(problem, chunks), cut=False)
-        progress = (alone.start / alone.finish_ticks).tolist()
+    for name, some in (
+        ("in-network", chosen),
+        ("ring", sorted({*range(problem.collective.num_chunks)} - {*chosen})),
+    ):
+        own = tuple(problem.collective.chunks[c] for c in some)
+        collective = replace(problem.collective, chunks=own, groups=())
+        sizes = tuple(problem.chunk_bytes[c] for c in some)
+        part = replace(problem, collective=collective, chunk_bytes=sizes, size_bytes=None)
+        alone = baseline(name, part, cut=False)
+        progress = (alone.start / max(1, alone.finish_ticks)).tolist()
         columns = (alone.chunk.tolist(), alone.link.tolist(), alone.reduce.tolist())
-        rows += [(p, chunks[c], e, adds) for p, c, e, adds in zip(progress, *columns, strict=True)]
-    rows.sort()
-    share = len(chosen) / problem.collective.num_chunks
+        rows += [(p, some[c], e, adds) for p, c, e, adds in zip(progress, *columns, strict=True)]
+    _, chunk, link, reduce = zip(*sorted(rows), strict=True)
     return exact_times(
-        problem,
-        chunk=[c for _, c, _, _ in rows],
-        link=[e for _, _, e, _ in rows],
-        reduce=[adds for *_, adds in rows],
-        sequence=range(len(rows)),
-        producer=f"in-network ({share:.0%}) and ring",
-    )
-
-
-def _of_chunks(problem: Problem, chunks: Sequence[int]) -> Problem:
-    """The problem of some chunks alone, as one group."""
-    own = problem.collective.chunks
-    collective = replace(problem.collective, chunks=tuple(own[c] for c in chunks), groups=())
-    sizes = tuple(problem.chunk_bytes[c] for c in chunks)
-    return replace(problem, collective=collective, chunk_bytes=sizes, size_bytes=None)
+        problem, chunk=chunk, link=link, reduce=reduce, sequence=range(len(rows)),
+        producer=f"in-network ({len(chosen) / problem.collective.num_chunks:.0%}) and ring",
+    )  # fmt: skip

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Megabytes, Natural, Seconds
     from taccl.problem import Problem
-    from taccl.schedule.summary import ScheduleSummary
     from taccl.synthesis.result import Result
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
@@ -176,38 +175,36 @@ def _with_switches(
 ) -> Result:
     """The best that switches do; with ``"auto"`` also of ranks, unless a bound says that they lose."""
     budget_s = options.parameters.budget.bound_share * time_limit_s
-    best: Schedule | CompactSchedule | ScheduleSummary | None = by_switches(problem, use)
-    found, ranks = best, None
-    if use == "auto":
-        alone = over_links(problem, shared=False)
-        if best is None or best.finish > lower_bound(alone, budget_s=budget_s).bound:
-            left_s = max(0.1, time_limit_s - (time.monotonic() - began))
-            ranks = _by_ranks(alone, backend, left_s, sketch, options, time.monotonic())
-            if best is None or ranks.schedule.finish < best.finish:
-                best = replace(
-                    ranks.schedule, problem=replace(ranks.schedule.problem, clauses=problem.clauses)
-                )
-    if best is None:
+    found, ranks = by_switches(problem, use), None
+    alone = over_links(problem, shared=False)
+    if use == "auto" and (found is None or found.finish > lower_bound(alone, budget_s=budget_s).bound):
+        left_s = max(0.1, time_limit_s - (time.monotonic() - began))
+        ranks = _by_ranks(alone, backend, left_s, sketch, options, time.monotonic())
+    tried = [each for each in (found, ranks and ranks.schedule) if each is not None]
+    if not tried:
         raise NoSolutionError(
             f"{problem!r}: the sketch leaves switches no schedule; loosen it", bound_us=None
         )
-    allowed = over_links(best.problem, shared=True) if use == "only" else best.problem
+    best = min(tried, key=lambda each: each.finish)
+    best = replace(best, problem=replace(best.problem, clauses=problem.clauses))
     search = Search(best.problem, options, Deadline.after(time_limit_s), began_s=began)
-    search.stages += () if ranks is None else ranks.stages
+    search.best, search.stages = best, [] if ranks is None else list(ranks.stages)
+    told = []
     if found is not None:
         search.record("in-network", "taccl", "done", began, finish_us=found.finish_us, message=found.producer)
+        told.append(f"switches that add, {found.producer}: {format_us(found.finish)}")
+    if ranks is not None:
+        told.append(f"ranks alone: {format_us(ranks.schedule.finish)}")
+    allowed = over_links(best.problem, shared=True) if use == "only" else best.problem
     search.prove(lower_bound(allowed, budget_s=budget_s), time.monotonic())
-    search.best = best
-    told = "none" if found is None else f"{found.producer}, {format_us(found.finish)}"
-    others = "" if ranks is None else f"; ranks alone {format_us(ranks.schedule.finish)}"
-    return search.result(backend=backend, choice=f"switches that add: {told}{others}")
+    return search.result(backend=backend, choice="; ".join(told))
 
 
 def _served(problem: Problem, options: Options, time_limit_s: float, backend: str, began: float) -> Result:
     """What servers do that update sums: no other search knows when they may be sent on."""
-    search = Search(problem, options, Deadline.after(time_limit_s), began_s=began)
-    found = replace(servers(problem, cut=False), problem=problem)
-    search.offer_whole(found, producer=found.producer)
+    found = servers(problem, cut=problem.chunks_open)
+    found = replace(found, problem=replace(found.problem, clauses=problem.clauses))
+    search = Search(found.problem, options, Deadline.after(time_limit_s), best=found, began_s=began)
     search.record("servers", "taccl", "done", began, finish_us=found.finish_us)
     _prove(search)
     return search.result(backend=backend, choice="servers that update sums, in the levels that finish first")
