@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
-from taccl.errors import InputError
-from taccl.names import did_you_mean, matching
+from taccl.arguments import checked, known_word
+from taccl.names import matching
 
 if TYPE_CHECKING:
     from taccl.arguments import Count
@@ -34,10 +33,8 @@ def layer_bytes(model: str, *, bytes_per_number: Count = 4) -> dict[str, int]:
     K. Simonyan and A. Zisserman, "Very deep convolutional networks for large-scale image recognition",
     ICLR 2015, table 1, column E.
     """
-    found = matching(model, MODELS)
-    if found is None:
-        said = f"found {model!r}; expected one of {', '.join(MODELS)}{did_you_mean(model, MODELS)}"
-        raise InputError(said, where="model")
+    found = matching(model, MODELS) or model
+    known_word(found, MODELS, "model")
     numbers = _resnet50() if found == "resnet-50" else _vgg19()
     assert sum(numbers.values()) == MODELS[found], "the shapes come to what is published"
     return {name: count * bytes_per_number for name, count in numbers.items()}
@@ -46,31 +43,31 @@ def layer_bytes(model: str, *, bytes_per_number: Count = 4) -> dict[str, int]:
 def _resnet50() -> dict[str, int]:
     numbers = {"conv1": 7 * 7 * 3 * 64, "bn1.scale": 64, "bn1.shift": 64}
     inputs = 64
-
-    def convolution(name: str, size: int, ins: int, outs: int) -> None:
-        numbers[f"{name}.conv"] = size * size * ins * outs
-        numbers[f"{name}.scale"] = numbers[f"{name}.shift"] = outs
-
     for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), 1):
         for block in range(blocks):
-            where = f"layer{stage}.{block}"
-            convolution(f"{where}.1", 1, inputs, width)
-            convolution(f"{where}.2", 3, width, width)
-            convolution(f"{where}.3", 1, width, 4 * width)
+            shapes = {"1": (1, inputs, width), "2": (9, width, width), "3": (1, width, 4 * width)}
             if not block:
-                convolution(f"{where}.downsample", 1, inputs, 4 * width)
+                shapes["downsample"] = 1, inputs, 4 * width
+            for name, (size, ins, outs) in shapes.items():
+                where = f"layer{stage}.{block}.{name}"
+                numbers |= {
+                    f"{where}.conv": size * ins * outs,
+                    f"{where}.scale": outs,
+                    f"{where}.shift": outs,
+                }
             inputs = 4 * width
     return {**numbers, "fc.weight": 2048 * 1000, "fc.bias": 1000}
 
 
 def _vgg19() -> dict[str, int]:
-    numbers, inputs = {}, 3
+    shapes, inputs = [], 3
     for stage, (width, layers) in enumerate(((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)), 1):
         for layer in range(layers):
-            numbers[f"conv{stage}.{layer}.weight"] = 9 * inputs * width
-            numbers[f"conv{stage}.{layer}.bias"] = width
+            shapes.append((f"conv{stage}.{layer}", 9 * inputs, width))
             inputs = width
-    for i, (ins, outs) in enumerate(((7 * 7 * 512, 4096), (4096, 4096), (4096, 1000)), 1):
-        numbers[f"fc{i}.weight"] = ins * outs
-        numbers[f"fc{i}.bias"] = outs
-    return numbers
+    shapes += [("fc1", 7 * 7 * 512, 4096), ("fc2", 4096, 4096), ("fc3", 4096, 1000)]
+    return {
+        f"{name}.{what}": count
+        for name, ins, outs in shapes
+        for what, count in (("weight", ins * outs), ("bias", outs))
+    }

@@ -14,8 +14,10 @@ Packets name their number here, so that duplicates that are late by two versions
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
@@ -23,6 +25,8 @@ from taccl.errors import InputError
 from taccl.units import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taccl.arguments import Count, Natural
 
 __all__ = ["PacketRun", "simulate_packets"]
@@ -112,108 +116,91 @@ def simulate_packets(
     for name, value in (("gb_per_s", gb_per_s), ("rtt_us", rtt_us), ("timeout_us", timeout_us or 1)):
         if not 0 < value < float("inf"):
             raise InputError(f"found {value}; expected a number above 0", where=name)
-    network = _Network(random.Random(seed), loss, duplicates, reordering, rtt_us)
-    run = _Run(packets, workers, slots, payload_bytes / gb_per_s / 1000, network, shadow_copy, seed)
-    return run.result(payload_bytes, timeout_us or 4 * rtt_us)
+    numbers = random.Random(f"contributions {seed}")
+    run = _Run(
+        [[numbers.randrange(_LARGEST) for _ in range(workers)] for _ in range(packets)], slots,
+        payload_bytes / gb_per_s / 1000, rtt_us, timeout_us or 4 * rtt_us, (loss, duplicates, reordering),
+        shadow_copy, random.Random(seed),
+    )  # fmt: skip
+    run.play()
+    missing = packets * workers - len(run.got)
+    summed = (packets - missing / workers) * payload_bytes
+    rate = summed / run.last_us / 1000 if run.last_us else 0.0
+    sent = sum(run.num_sends.values())
+    repeated = sent - len(run.num_sends)
+    return PacketRun(tuple(run.wrong), missing, sent, run.lost, repeated, run.last_us, rate)
 
 
 @dataclass(slots=True)
-class _Network:
-    """What happens to packets on their way, which takes half a round trip."""
-
-    random: random.Random
-    loss: float
-    duplicates: float
-    reordering: float
-    rtt_us: float
-    lost: int = 0
-
-    def arrivals(self, sent_us: float) -> list[float]:
-        """When a packet arrives: once, twice or never."""
-        found = []
-        copies = 1 + (self.duplicates > 0 and self.random.random() < self.duplicates)
-        for _ in range(copies):
-            if self.loss > 0 and self.random.random() < self.loss:
-                self.lost += 1
-                continue
-            late = self.reordering > 0 and self.random.random() < self.reordering
-            found.append(sent_us + self.rtt_us / 2 + late * self.random.random() * 3 * self.rtt_us)
-        return found
-
-
 class _Slot:
-    """One version of a slot: the packet that it is for, who contributed, and the sum so far."""
+    """One version of a slot: the packet that it is for, who contributed (as bits), and the sum so far."""
 
-    __slots__ = ("packet", "seen", "sum", "whole")
-
-    def __init__(self) -> None:
-        self.packet, self.seen, self.sum, self.whole = -1, 0, 0, False
-
-    def begin(self, packet: int) -> None:
-        self.packet, self.seen, self.sum, self.whole = packet, 0, 0, False
+    packet: int = -1
+    seen: int = 0
+    sum: int = 0
 
 
+@dataclass
 class _Run:
-    """Workers, switch and what is on the way between them."""
+    """Workers, switch and what is on the way between them; `given` by packet, and by worker."""
 
-    def __init__(
-        self,
-        packets: int,
-        workers: int,
-        slots: int,
-        send_us: float,
-        network: _Network,
-        shadow_copy: bool,
-        seed: int,
-    ) -> None:
-        self.packets, self.workers, self.slots, self.send_us = packets, workers, slots, send_us
-        self.network, self.shadow_copy = network, shadow_copy
-        numbers = random.Random(f"contributions {seed}")
-        self.given = [[numbers.randrange(_LARGEST) for _ in range(packets)] for _ in range(workers)]
-        self.expected = [sum(column) for column in zip(*self.given, strict=True)]
-        self.pool = [(_Slot(), _Slot()) for _ in range(slots)]
-        self.got = [[False] * packets for _ in range(workers)]
-        self.wrong: list[tuple[int, int]] = []
+    given: list[list[int]]
+    slots: int
+    send_us: float
+    rtt_us: float
+    timeout_us: float
+    odds: tuple[float, float, float]  # of a packet that is lost, comes twice, comes late
+    shadow_copy: bool
+    random: random.Random
+    lost: int = 0
+    last_us: float = 0.0
+    wrong: list[tuple[int, int]] = field(default_factory=list)
+    got: set[tuple[int, int]] = field(default_factory=set)
+    num_sends: Counter[tuple[int, int]] = field(default_factory=Counter)
+    queue: list[tuple[float, int, Callable[..., None], tuple[int, ...]]] = field(default_factory=list)
+
+    def play(self) -> None:
+        """Let happen what happens, in order of time."""
+        workers = len(self.given[0])
+        self.pool = [(_Slot(), _Slot()) for _ in range(self.slots)]
         self.out_free, self.in_free = [0.0] * workers, [0.0] * workers
-        self.num_sends: dict[tuple[int, int], int] = {}
-        self.sent = self.repeated = self.counter = 0
-        self.queue: list[tuple[float, int, str, int, int, int]] = []
-        self.last_us = 0.0
-
-    def result(self, payload_bytes: int, timeout_us: float) -> PacketRun:
-        self.timeout_us = timeout_us
-        for worker in range(self.workers):
-            for packet in range(min(self.slots, self.packets)):
+        self.everyone, self.counter = (1 << workers) - 1, count()
+        for worker in range(workers):
+            for packet in range(min(self.slots, len(self.given))):
                 self._send(0.0, worker, packet)
         while self.queue:
-            now, _, what, worker, packet, value = heappop(self.queue)
-            if what == "at the switch":
-                self._at_switch(now, worker, packet)
-            elif what == "sum":
-                self._at_worker(now, worker, packet, value)
-            elif not self.got[worker][packet] and self.num_sends[worker, packet] < _MOST_SENDS:
-                self.repeated += 1
-                self._send(now, worker, packet)
-        missing = sum(row.count(False) for row in self.got)
-        summed = (self.packets * self.workers - missing) / self.workers * payload_bytes
-        rate = summed / self.last_us / 1000 if self.last_us else 0.0
-        return PacketRun(
-            tuple(self.wrong), missing, self.sent, self.network.lost, self.repeated, self.last_us, rate
-        )
+            now, _, happens, what = heappop(self.queue)
+            happens(now, *what)
 
-    def _post(self, when: float, what: str, worker: int, packet: int, value: int = 0) -> None:
-        self.counter += 1
-        heappush(self.queue, (when, self.counter, what, worker, packet, value))
+    def _post(self, when: float, happens: Callable[..., None], *what: int) -> None:
+        heappush(self.queue, (when, next(self.counter), happens, what))
+
+    def _pass(self, free: list[float], now: float, happens: Callable[..., None], *what: int) -> float:
+        """A packet takes a worker's port, and half a round trip: it comes once, twice, or never."""
+        worker = what[0]
+        begin = max(now, free[worker])
+        free[worker] = begin + self.send_us
+        loss, duplicates, reordering = self.odds
+        for _ in range(1 + self._is(duplicates)):
+            if self._is(loss):
+                self.lost += 1
+                continue
+            late = self._is(reordering) and self.random.random() * 3 * self.rtt_us
+            self._post(begin + self.rtt_us / 2 + late, happens, *what)
+        return begin
+
+    def _is(self, odds: float) -> bool:
+        return odds > 0 and self.random.random() < odds
 
     def _send(self, now: float, worker: int, packet: int) -> None:
-        """A worker sends once its port is free, and looks again after the timeout."""
-        begin = max(now, self.out_free[worker])
-        self.out_free[worker] = begin + self.send_us
-        self.sent += 1
-        self.num_sends[worker, packet] = self.num_sends.get((worker, packet), 0) + 1
-        for when in self.network.arrivals(begin):
-            self._post(when, "at the switch", worker, packet)
-        self._post(begin + self.timeout_us, "timeout", worker, packet)
+        """A worker sends, and looks again after the timeout."""
+        self.num_sends[worker, packet] += 1
+        begin = self._pass(self.out_free, now, self._at_switch, worker, packet)
+        self._post(begin + self.timeout_us, self._at_timeout, worker, packet)
+
+    def _at_timeout(self, now: float, worker: int, packet: int) -> None:
+        if (worker, packet) not in self.got and self.num_sends[worker, packet] < _MOST_SENDS:
+            self._send(now, worker, packet)
 
     def _at_switch(self, now: float, worker: int, packet: int) -> None:
         versions, turn = self.pool[packet % self.slots], packet // self.slots % 2
@@ -222,34 +209,25 @@ class _Run:
             if packet < slot.packet:
                 return  # a duplicate from two versions ago: that sum has long been everywhere
             if packet > slot.packet:
-                slot.begin(packet)
-            if slot.seen >> worker & 1:
-                if slot.whole:
-                    self._answer(now, worker, packet, slot.sum)
-                return
-        elif slot.seen >> worker & 1:
+                slot.packet, slot.seen, slot.sum = packet, 0, 0
+        if slot.seen >> worker & 1:
+            if slot.seen == self.everyone:  # again to whom it did not come
+                self._pass(self.in_free, now, self._at_worker, worker, packet, slot.sum)
             return
         slot.seen |= 1 << worker
-        slot.sum += self.given[worker][packet]
-        if slot.seen == (1 << self.workers) - 1:
-            slot.whole = True
-            for each in range(self.workers):
-                self._answer(now, each, packet, slot.sum)
+        slot.sum += self.given[packet][worker]
+        if slot.seen == self.everyone:
+            for each in range(len(self.in_free)):
+                self._pass(self.in_free, now, self._at_worker, each, packet, slot.sum)
             if not self.shadow_copy:
-                slot.begin(-1)
-
-    def _answer(self, now: float, worker: int, packet: int, value: int) -> None:
-        """A sum goes to a worker, over its port."""
-        begin = max(now, self.in_free[worker])
-        self.in_free[worker] = begin + self.send_us
-        for when in self.network.arrivals(begin):
-            self._post(when, "sum", worker, packet, value)
+                slot.seen = slot.sum = 0
 
     def _at_worker(self, now: float, worker: int, packet: int, value: int) -> None:
-        if self.got[worker][packet]:
+        if (worker, packet) in self.got:
             return
-        self.got[worker][packet], self.last_us = True, now
-        if value != self.expected[packet]:
+        self.got.add((worker, packet))
+        self.last_us = now
+        if value != sum(self.given[packet]):
             self.wrong.append((worker, packet))
-        if packet + self.slots < self.packets:
+        if packet + self.slots < len(self.given):
             self._send(now, worker, packet + self.slots)

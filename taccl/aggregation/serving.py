@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
-from taccl.baselines.servers import servers as exchanged
 from taccl.collectives import exchange
 from taccl.problem import make_problem
-from taccl.units import format_gap, format_us, parse_size
+from taccl.synthesis.synthesize import synthesize
+from taccl.units import format_us, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from taccl.analysis.certificates.certificate import Certificate
     from taccl.arguments import Number, Size
-    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.result import Result
     from taccl.topology.topology import Topology
 
-__all__ = ["Served", "choose_servers"]
-
-
-@checked
-@dataclass(frozen=True, repr=False)
-class Served:
-    """An exchange with the servers that were chosen.
-
-    Parameters
-    ----------
-    choice : {"central", "colocated"}
-        Whether the servers that were given keep the sums, or the workers do.
-    schedule : Schedule
-        Verified.
-    bound : Certificate
-        Of the exchange with these servers.
-    finish_us : mapping of str to float
-        Of both choices.
-    """
-
-    choice: str
-    schedule: Schedule
-    bound: Certificate
-    finish_us: Mapping[str, float]
-
-    def __repr__(self) -> str:
-        told = ", ".join(f"{name} {format_us(us)}" for name, us in self.finish_us.items())
-        return f"Served({self.choice} of {told}; gap {format_gap(self.bound.gap(self.schedule.finish))})"
+__all__ = ["choose_servers"]
 
 
 @checked
@@ -59,8 +29,10 @@ def choose_servers(
     workers: Sequence[int],
     servers: Sequence[int],
     update_us_per_mb: Number = 0,
-) -> Served:
+) -> Result:
     """The exchange that finishes first: sums at the servers given, or at the workers, each with a share.
+
+    The result's `choice` says which, ``"central"`` or ``"colocated"``, and when both finish.
 
     Parameters
     ----------
@@ -83,8 +55,8 @@ def choose_servers(
         collective = exchange(
             workers, keepers, num_ranks=topology.num_ranks, update_us_per_mb=update_us_per_mb
         )
-        found[name] = exchanged(make_problem(topology, collective, size_bytes=parse_size(size)))
-    choice = min(found, key=lambda name: found[name].finish)
-    verify(found[choice]).raise_if_failed()
-    finish_us = {name: schedule.finish_us for name, schedule in found.items()}
-    return Served(choice, found[choice], lower_bound(found[choice].problem, budget_s=2), finish_us)
+        problem = make_problem(topology, collective, size_bytes=parse_size(size))
+        found[name] = synthesize(replace(problem, chunks_open=True))
+    told = ", ".join(f"{name} {format_us(each.schedule.finish)}" for name, each in found.items())
+    choice = min(found, key=lambda name: found[name].schedule.finish)
+    return replace(found[choice], choice=f"{choice} of {told}")

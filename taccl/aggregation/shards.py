@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from heapq import heappop, heappush
+from heapq import heapreplace
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
@@ -15,7 +15,7 @@ from taccl.topology.parts import check_ranks
 from taccl.units import format_count, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from taccl.arguments import Count, Size
     from taccl.topology.topology import Topology
@@ -98,46 +98,34 @@ def place_shards(
     InputError
         If a layer has no bytes, a server is named twice or does not exist, or there would be too many chunks.
     """
-    named = layer_bytes.items() if isinstance(layer_bytes, Mapping) else _numbered(layer_bytes)
+    if not isinstance(layer_bytes, Mapping):
+        layer_bytes = {f"layer {i}": size for i, size in enumerate(layer_bytes)}
     most = None if chunk is None else parse_size(chunk, where="chunk")
     check_ranks(servers, topology.num_ranks, where="servers", error=InputError)
     if not servers or len(set(servers)) < len(servers):
         raise InputError(f"found {list(servers)[:16]}; expected servers, each once", where="servers")
-    keys, sizes = _cut(named, most)
-    queue: list[tuple[Fraction, int]] = []
-    of_card = [(server, name, beta) for server in servers for name, beta in _cards(topology, server).items()]
-    for i in range(len(of_card)):
-        heappush(queue, (Fraction(0), i))
+    keys, sizes = _cut(layer_bytes, most)
+    cards = [(server, name, beta) for server in servers for name, beta in _cards(topology, server).items()]
+    free = [(Fraction(0), card) for card in range(len(cards))]
     core_bytes = {server: [(0, core) for core in range(cores)] for server in servers}
-    card_of, core_of = [0] * len(sizes), [0] * len(sizes)
-    busy: dict[int, Fraction] = {}
+    placed = [(0, "", 0)] * len(sizes)
     for c in sorted(range(len(sizes)), key=lambda c: -sizes[c]):
-        until, i = heappop(queue)
-        server, _, beta = of_card[i]
-        card_of[c], busy[i] = i, until + beta * sizes[c] / 10**6
-        heappush(queue, (busy[i], i))
-        taken, core = heappop(core_bytes[server])
-        core_of[c] = core
-        heappush(core_bytes[server], (taken + sizes[c], core))
-    return Shards(
-        tuple(keys),
-        tuple(sizes),
-        tuple(of_card[i][0] for i in card_of),
-        tuple(of_card[i][1] for i in card_of),
-        tuple(core_of),
-        {name: float(busy.get(i, 0)) for i, (_, name, _) in enumerate(of_card)},
-    )
+        until, card = free[0]
+        server, name, beta = cards[card]
+        heapreplace(free, (until + beta * sizes[c] / 10**6, card))
+        taken, core = core_bytes[server][0]
+        heapreplace(core_bytes[server], (taken + sizes[c], core))
+        placed[c] = server, name, core
+    kept, card_names, core_of = zip(*placed, strict=True)
+    card_us = {cards[card][1]: float(until) for until, card in free}
+    return Shards(tuple(keys), tuple(sizes), kept, card_names, core_of, card_us)
 
 
-def _numbered(layers: Sequence[int]) -> list[tuple[str, int]]:
-    return [(f"layer {i}", size) for i, size in enumerate(layers)]
-
-
-def _cut(layers: Iterable[tuple[str, int]], most: int | None) -> tuple[list[str], list[int]]:
+def _cut(layers: Mapping[str, int], most: int | None) -> tuple[list[str], list[int]]:
     """The layer and the bytes of every chunk."""
     keys: list[str] = []
     sizes: list[int] = []
-    for name, size in layers:
+    for name, size in layers.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InputError(
                 f"found {size!r} bytes; expected a whole number of at least 1, or leave the layer out",
@@ -160,11 +148,14 @@ def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
     holders: dict[int, set[int]] = defaultdict(set)
     for hold in topology.holds:
         holders[hold.resource].add(hold.link)
-    cards = {
-        topology.resources[hold.resource].name: hold.beta_us_per_mb
-        for hold in topology.holds
-        if hold.link in into and len(holders[hold.resource]) > 1 and holders[hold.resource] <= into
-    }
+    # What the same links hold is one card, as fast as the slowest of it.
+    slowest: dict[frozenset[int], tuple[Fraction, str]] = {}
+    for hold in topology.holds:
+        links = frozenset(holders[hold.resource])
+        if hold.link in into and len(links) > 1 and links <= into:
+            each = hold.beta_us_per_mb, topology.resources[hold.resource].name
+            slowest[links] = max(slowest.get(links, each), each)
+    cards = {name: beta for beta, name in slowest.values()}
     if cards:
         return cards
     fastest = min((topology.links[e].beta_us_per_mb for e in into), default=None)

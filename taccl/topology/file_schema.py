@@ -55,14 +55,11 @@ def _in_network(value: object) -> InNetwork:
     """A switch that adds: the name of a known one, or its fields."""
     if isinstance(value, str):
         return find_switch(value)
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"found {quoted(value)}; expected a name such as 'nvls-hopper', or a table of fields"
-        )
     known = [field.name for field in fields(InNetwork)]
-    unknown = [name for name in value if name not in known]
+    unknown = [name for name in value if name not in known] if isinstance(value, dict) else [value]
     if unknown:
-        raise ValueError(f"found {quoted(unknown[0])}; expected {', '.join(known)}")
+        said = f"found {quoted(unknown[0])}; expected a name such as 'nvls-hopper', or {', '.join(known)}"
+        raise ValueError(said)
     try:
         return InNetwork(**value)
     except TopologyError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked_as, quoted
+from taccl.arguments import checked_as, known_word
 from taccl.errors import TopologyError
-from taccl.names import did_you_mean, matching
+from taccl.names import matching
 from taccl.topology.parts import exact_cost
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class InNetwork:
     efficiency: Number = Fraction(1)
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            found = f"found {quoted(self.dtype)}; expected one of {', '.join(DTYPES)}"
-            raise TopologyError(found, where="dtype")
+        known_word(self.dtype, DTYPES, "dtype", TopologyError)
         for name in ("rtt_us", "efficiency"):
             value = getattr(self, name)
             if value is not None:
@@ -80,10 +78,11 @@ class InNetwork:
 
     def to_dict(self) -> dict[str, Any]:
         """What was said, as plain values; fractions as text."""
-        said = {"slots": self.slots, "payload_bytes": self.payload_bytes, "dtype": self.dtype}
-        costs = {"rtt_us": self.rtt_us, "efficiency": self.efficiency}
-        said |= {name: str(value) for name, value in costs.items() if value is not None}
-        return {name: value for name, value in said.items() if value is not None}
+        said = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: str(value) if isinstance(value, Fraction) else value
+            for name, value in said.items() if value is not None
+        }  # fmt: skip
 
 
 #: SwitchML: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021,
@@ -102,9 +101,6 @@ PROFILES: Mapping[str, InNetwork] = {
 
 def find_switch(profile: str) -> InNetwork:
     """The switch of that name in `PROFILES`, however it is spelt; `TopologyError` names what there is."""
-    found = matching(profile, PROFILES)
-    if found is None:
-        hint = did_you_mean(profile, PROFILES)
-        said = f"found {quoted(profile)}; expected one of {', '.join(PROFILES)}{hint}"
-        raise TopologyError(said, where="reduces")
+    found = matching(profile, PROFILES) or profile
+    known_word(found, PROFILES, "reduces", TopologyError)
     return PROFILES[found]

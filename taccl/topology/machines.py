@@ -93,15 +93,6 @@ class _MakeRailed(Protocol):
 
     def __call__(
         self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool = True,
-        alpha_meaning: AlphaMeaning = "occupies", constants: Mapping[str, Number] | None = None,
-    ) -> Topology: ...  # fmt: skip
-
-
-class _MakeSumming(Protocol):
-    """The same of those whose switches can add."""
-
-    def __call__(
-        self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool = True,
         nvls: bool = False, alpha_meaning: AlphaMeaning = "occupies",
         constants: Mapping[str, Number] | None = None,
     ) -> Topology: ...  # fmt: skip
@@ -131,10 +122,10 @@ _DOC = """{what}
 _RAILS = """
     rails : bool
         With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
-        cabled; without, to every rank of every other node."""
-_NVLS = """
+        cabled; without, to every rank of every other node.
     nvls : bool
-        Whether NVSwitch adds and multicasts (NVLink SHARP), by links of several ends."""
+        Whether NVSwitch adds and multicasts (NVLink SHARP), by links of several ends; Hopper's and
+        Blackwell's can."""
 _NDV2_NOTES = """
 
     Notes
@@ -150,8 +141,7 @@ def _named(
     """The function of a machine under its own name, with its documentation."""
     make.__name__ = make.__qualname__ = machine.replace("-", "_")
     profiles = ", ".join(f'``"{each.name}"``' for each in PROFILES[machine])
-    options = make.__kwdefaults__ or {}
-    rails = "".join(text for name, text in (("rails", _RAILS), ("nvls", _NVLS)) if name in options)
+    rails = _RAILS if "rails" in (make.__kwdefaults__ or {}) else ""
     make.__doc__ = _DOC.format(what=what, profiles=profiles, rails=rails, notes=notes)
     return checked_as(TopologyError)(make)
 
@@ -167,19 +157,6 @@ def _machine(machine: str, what: str, notes: str = "") -> _Make:
 
 
 def _railed(machine: str, what: str) -> _MakeRailed:
-    what += ", and a NIC for each rank."
-
-    def make(
-        nodes: Count = 1, *, profile: str = PROFILES[machine][0].name, protocol: str | None = None,
-        rails: bool = True, alpha_meaning: AlphaMeaning = "occupies",
-        constants: Mapping[str, Number] | None = None,
-    ) -> Topology:  # fmt: skip
-        return _build(machine, nodes, profile, protocol, alpha_meaning, constants, rails=rails)
-
-    return _named(make, machine, what)
-
-
-def _summing(machine: str, what: str) -> _MakeSumming:
     what += ", and a NIC for each rank."
 
     def make(
@@ -202,10 +179,10 @@ dgx1 = _machine(
 )
 dgx2 = _machine("dgx2", "DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.")
 dgx_a100 = _railed("dgx-a100", "DGX-A100: 8 A100 a node behind NVSwitch")
-dgx_h100 = _summing("dgx-h100", "DGX-H100: 8 H100 a node behind NVSwitch")
-h200 = _summing("h200", "H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch")
-b200 = _summing("b200", "B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch")
-gb200_nvl72 = _summing("gb200-nvl72", "GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch")
+dgx_h100 = _railed("dgx-h100", "DGX-H100: 8 H100 a node behind NVSwitch")
+h200 = _railed("h200", "H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch")
+b200 = _railed("b200", "B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch")
+gb200_nvl72 = _railed("gb200-nvl72", "GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch")
 mi300x = _railed("mi300x", "MI300X server: 8 MI300X a node, each joined to each by xGMI")
 mi355x = _railed("mi355x", "MI355X server: 8 MI355X a node, each joined to each by xGMI")
 
@@ -223,6 +200,8 @@ def _build(
 ) -> Topology:
     """The nodes of a machine, each by itself, and then what joins them."""
     shape, kind = SHAPES[machine], SHAPES[machine].joint.lower()
+    if nvls and not shape.nvls:
+        raise TopologyError(f"{machine} takes no 'nvls': nothing in it adds; leave it out", where="nvls")
     values = find_profile(machine, profile).under(protocol).replaced(constants or {})
     overhead = values.overhead_us(between=False)
     size = shape.ranks_per_node

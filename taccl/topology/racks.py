@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -65,14 +64,11 @@ def in_network(
         If there are fewer than two ranks, or a number is out of its range; it is named.
     """
     check_count(workers * racks, where="in-network: workers", least=2)
-    reduces = InNetwork(slots, payload_bytes, dtype, rtt_us)
+    check_num_links((workers * racks) ** 2, where="in-network: workers")
     name = f"in-network:{workers}" if racks == 1 else f"in-network:{racks}x{workers}"
     nodes = [rack for rack in range(racks) for _ in range(workers)]
-    builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
-    return _joined(
-        builder, nodes, workers, gb_per_s, Fraction(exact_cost(rtt_us, where="rtt_us")) / 2,
-        core_oversubscription, reduces,
-    )  # fmt: skip
+    reduces = InNetwork(slots, payload_bytes, dtype, rtt_us)
+    return _joined(name, nodes, nodes, workers, gb_per_s, rtt_us, core_oversubscription, reduces)
 
 
 @checked_as(TopologyError)
@@ -84,6 +80,7 @@ def rack(
     *,
     gb_per_s: Number = 12.5,
     rtt_us: Number = 10,
+    box_gb_per_s: Number | None = None,
 ) -> Topology:
     """Racks of workers, each with a box that serves: a rank for each worker, and for each card of a box.
 
@@ -98,35 +95,38 @@ def rack(
         Network cards of each rack's box, each as fast as a worker's.
     racks, core_oversubscription, gb_per_s, rtt_us
         As in `in_network`; errors are its, too.
+    box_gb_per_s : number, optional
+        What the cores of a box add up in a second, in 10**9 bytes; default: what its cards bring.
     """
-    names = [f"{workers} workers, {box_nics} cards", *([f"{racks} racks"] if racks > 1 else [])]
-    nodes = [
-        *range(workers * racks),
-        *(workers * racks + box for box in range(racks) for _ in range(box_nics)),
-    ]
-    rack_of_rank = [rack for each in (workers, box_nics) for rack in range(racks) for _ in range(each)]
-    builder = TopologyBuilder(f"rack: {', '.join(names)}", nodes, alpha_meaning="pipelined")
-    alpha = Fraction(exact_cost(rtt_us, where="rtt_us")) / 2
-    return _joined(builder, rack_of_rank, workers, gb_per_s, alpha, core_oversubscription, None)
+    check_num_links(((workers + box_nics) * racks) ** 2, where="rack: workers, box_nics, racks")
+    name = f"rack: {workers} workers, {box_nics} cards" + (f", {racks} racks" if racks > 1 else "")
+    boxes = [box for box in range(racks) for _ in range(box_nics)]
+    nodes = [*range(workers * racks), *(workers * racks + box for box in boxes)]
+    racks_of = [rack for rack in range(racks) for _ in range(workers)] + boxes
+    return _joined(
+        name, nodes, racks_of, workers, gb_per_s, rtt_us, core_oversubscription, None, box_gb_per_s
+    )
 
 
 def _joined(
-    builder: TopologyBuilder,
+    name: str,
+    nodes: Sequence[int],
     rack_of_rank: Sequence[int],
     workers: int,
     gb_per_s: Number,
-    alpha_us: Fraction,
+    rtt_us: Number,
     core_oversubscription: Number,
     reduces: InNetwork | None,
+    box_gb_per_s: Number | None = None,
 ) -> Topology:
     """All ranks joined: a port out and in for each, an uplink and a downlink for each of several racks."""
-    beta = beta_of_bandwidth(gb_per_s, where="gb_per_s")
+    builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
+    alpha_us, beta = exact_cost(rtt_us, where="rtt_us") / 2, beta_of_bandwidth(gb_per_s, where="gb_per_s")
     oversubscription = exact_cost(core_oversubscription, where="core_oversubscription")
     if oversubscription < 1:
         said = f"found {core_oversubscription}; expected at least 1"
         raise TopologyError(said, where="core_oversubscription")
     ranks, racks = range(len(rack_of_rank)), sorted(set(rack_of_rank))
-    check_num_links(len(ranks) ** 2, where=builder.name)
     port_out = {rank: builder.add_resource(f"port out of {rank}") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port into {rank}") for rank in ranks}
     core = racks if len(racks) > 1 else []
@@ -134,15 +134,20 @@ def _joined(
     downlink = {each: builder.add_resource(f"downlink of rack {each}") for each in core}
     core_beta = beta * oversubscription / workers
     slowest = max(beta, core_beta) if core else beta
+    adding, cores_beta = {}, beta * 0
+    if box_gb_per_s is not None:
+        cores_beta = beta_of_bandwidth(box_gb_per_s, where="box_gb_per_s")
+        boxes = sorted(set(nodes[workers * len(racks) :]))
+        adding = {box: builder.add_resource(f"cores of box {i}") for i, box in enumerate(boxes)}
     for src, dst in permutations(ranks, 2):
         across = rack_of_rank[src] != rack_of_rank[dst]
+        cores = adding.get(nodes[dst])
         link = builder.add_link(
-            src,
-            dst,
-            alpha_us=alpha_us,
-            beta_us_per_mb=slowest if across else beta,
-            name="core" if across else "rack",
-        )
+            src, dst, alpha_us=alpha_us, name="core" if across else "rack",
+            beta_us_per_mb=max(slowest if across else beta, beta if cores is None else cores_beta),
+        )  # fmt: skip
+        if cores is not None:
+            builder.add_hold(link, cores, alpha_us=0, beta_us_per_mb=cores_beta, side="receive")
         builder.add_hold(link, port_out[src], alpha_us=0, beta_us_per_mb=beta)
         builder.add_hold(link, port_in[dst], alpha_us=0, beta_us_per_mb=beta, side="receive")
     several = []

@@ -144,7 +144,7 @@ def test_a_switch_loses_what_its_lost_ranks_took_part_in() -> None:
         ({"slots": 0}, "slots: found 0; expected a whole number of at least 1"),
         ({"slots": 4}, "slots: found slots without payload_bytes and an rtt_us above 0"),
         ({"slots": 4, "payload_bytes": 8, "rtt_us": 0}, "slots: found slots without"),
-        ({"dtype": "int7"}, "dtype: found 'int7'; expected one of int32"),
+        ({"dtype": "int7"}, "dtype: found 'int7'; did you mean 'int32'"),
         ({"efficiency": 0}, "efficiency: found 0; expected a part of the bandwidth"),
         ({"efficiency": 2}, "efficiency: found 2; expected a part"),
         ({"rtt_us": -1}, "rtt_us: found -1"),
@@ -162,8 +162,8 @@ def test_what_no_switch_can_do_is_refused(said: dict[str, object], error: str) -
     ("text", "error"),
     [
         ("reduces = 'nvl'", "expected one of switchml-10g"),
-        ("reduces = 3", "expected a name such as 'nvls-hopper', or a table"),
-        ("reduces = { slot = 3 }", "found 'slot'; expected slots, payload_bytes"),
+        ("reduces = 3", "found 3; expected a name such as 'nvls-hopper', or slots"),
+        ("reduces = { slot = 3 }", "found 'slot'; expected a name such as 'nvls-hopper', or slots, payload_bytes"),
         ("reduces = { slots = 0 }", "slots: found 0"),
     ],
 )

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from taccl import lower_bound, make_problem, verify
+from taccl.aggregation import place_shards
+from taccl.analysis.simulation.steady import initiation_interval
+from taccl.baselines import servers
+from taccl.collectives import exchange
 from taccl.errors import TopologyError
 from taccl.topologies import in_network, rack
 
@@ -68,6 +73,8 @@ def test_one_rack_has_no_core():
         (lambda: in_network(8, racks=2, core_oversubscription=0.5), "core_oversubscription: found 0.5"),
         (lambda: rack(8, 0), "box_nics"),
         (lambda: rack(8, 4, gb_per_s=0), "gb_per_s: found 0 GB/s"),
+        (lambda: rack(8, 4, box_gb_per_s=0), "box_gb_per_s: found 0 GB/s"),
+        (lambda: rack(10**9, 4), "links; expected at most"),
         (lambda: rack(4000, 4), "links; expected at most"),
     ],
 )
@@ -75,3 +82,22 @@ def test_what_is_no_rack_is_refused(make, error):
     """Each in a sentence that names the argument."""
     with pytest.raises(TopologyError, match=error):
         make()
+
+
+def test_the_cores_of_a_box_limit_what_it_adds():
+    """Eight workers push to ten cards at 12.5 GB/s each; cores that add 50 GB/s take 8 * 20 = 160 us/MB, not 80."""
+    topology = rack(8, 10, box_gb_per_s=50)
+    problem = make_problem(topology, exchange(8, 10), chunk_bytes=10**6)
+    schedule = servers(problem, cut=False)
+    assert verify(schedule).ok
+    assert initiation_interval(schedule).interval_us == pytest.approx(10 * 160, rel=0.02)
+    assert lower_bound(problem).bound_us <= schedule.finish_us
+    assert [each.name for each in topology.resources if "cores" in each.name] == ["cores of box 0"]
+
+
+def test_cores_slower_than_a_card_slow_every_push():
+    """One card of 12.5 GB/s whose cores add 10: a MB takes 100 us in, and 80 out."""
+    topology = rack(2, 1, box_gb_per_s=10)
+    there, back = topology.links_between(0, 2)[0], topology.links_between(2, 0)[0]
+    assert [topology.links[e].beta_us_per_mb for e in (there, back)] == [100, 80]
+    assert place_shards([5000], topology, [2]).card_us == {"cores of box 0": 0.5}
