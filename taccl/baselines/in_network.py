@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
@@ -17,19 +19,10 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["Send", "in_network", "shared_links", "switch_sends"]
+__all__ = ["in_network", "shared_links", "switch_links"]
 
 #: Chunks are cut while that saves a thousandth: the last one's way back is all that a switch's sums lose.
 _PAYS = Fraction(999, 1000)
-
-
-class Send(NamedTuple):
-    """A chunk over a link at a place in a sequence, added there or copied."""
-
-    place: int
-    chunk: int
-    link: int
-    adds: bool
 
 
 @checked
@@ -58,15 +51,23 @@ def in_network(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _by_switches(problem: Problem) -> Schedule:
-    sends = [send for c in range(problem.collective.num_chunks) for send in switch_sends(problem, c)]
-    return exact_times(
-        problem,
-        chunk=[send.chunk for send in sends],
-        link=[send.link for send in sends],
-        sequence=[send.place for send in sends],
-        reduce=[send.adds for send in sends],
-        producer="in-network",
-    )
+    switches = [switch.reduces for switch in problem.topology.switches if switch.reduces]
+    payload = max((each.payload_bytes or 0 for each in switches), default=0)
+    sends: list[tuple[int, int, int, bool]] = []  # place in the sequence, chunk, link, whether it adds
+    for c, size in enumerate(problem.chunk_bytes):
+        into, out_of = switch_links(problem, c)
+        if into is not None and size < payload:
+            raise CollectiveError(
+                f"found chunks of {format_size(size)} for packets of {format_size(payload)}; give the switch "
+                "a smaller payload, or cut the data into fewer chunks",
+                where="payload_bytes",
+            )
+        if into is not None:
+            sends.append((2 * c, c, into, True))
+        if out_of is not None:  # while the next sum is made
+            sends.append((2 * c + 3, c, out_of, False))
+    place, chunk, link, adds = np.array(sends, dtype=np.int64).reshape(-1, 4).T
+    return exact_times(problem, chunk=chunk, link=link, sequence=place, reduce=adds, producer="in-network")
 
 
 def shared_links(topology: Topology) -> list[int]:
@@ -76,37 +77,27 @@ def shared_links(topology: Topology) -> list[int]:
     return sorted(e for e in through if len(links[e].srcs) + len(links[e].dsts) > 2)
 
 
-def switch_sends(problem: Problem, chunk: int) -> list[Send]:
-    """How a switch adds up a chunk and spreads it; `CollectiveError` if none can."""
+def switch_links(problem: Problem, chunk: int) -> tuple[int | None, int | None]:
+    """The link that adds up a chunk, and the one that spreads it; None for what is not needed.
+
+    `CollectiveError` says that there are none.
+    """
     data = problem.collective.chunks[chunk]
     known: dict[tuple[tuple[int, ...], ...], tuple[int | None, int | None]]
     known = problem.memo.setdefault("in-network", {})
     ends = data.origins, data.destinations
     if ends not in known:
         known[ends] = _links_for(problem, data)
-    into, out_of = known[ends]
-    if into is None and out_of is None and not data.is_met(is_sum=problem.collective.sums_up):
+    if known[ends] == (None, None) and not data.is_met(is_sum=problem.collective.sums_up):
         raise CollectiveError(
             f"no switch adds and multicasts what chunk {chunk} of {problem.title} needs; expected one that "
             "reduces among just the ranks that contribute",
             where="in-network",
         )
-    switches = [switch.reduces for switch in problem.topology.switches if switch.reduces]
-    payload = max((each.payload_bytes or 0 for each in switches), default=0)
-    size = problem.chunk_bytes[chunk]
-    if into is not None and size < payload:
-        raise CollectiveError(
-            f"found chunks of {format_size(size)} for packets of {format_size(payload)}; give the switch a "
-            "smaller payload, or cut the data into fewer chunks",
-            where="payload_bytes",
-        )
-    adding = [] if into is None else [Send(2 * chunk, chunk, into, True)]
-    # The next sum is made while this one comes back.
-    return adding if out_of is None else [*adding, Send(2 * chunk + 3, chunk, out_of, False)]
+    return known[ends]
 
 
 def _links_for(problem: Problem, data: Chunk) -> tuple[int | None, int | None]:
-    """The link that adds up a chunk, and the one that spreads it; None for what is not needed."""
     links, is_sum = problem.topology.links, problem.collective.sums_up and len(data.origins) > 1
     into: dict[int, int] = {}
     out_of: dict[int, int] = {}

@@ -12,7 +12,7 @@ from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked
-from taccl.baselines.in_network import in_network, switch_sends
+from taccl.baselines.in_network import in_network, switch_links
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.ring import rings_apart
 from taccl.baselines.tree import tree_of_nodes
@@ -148,10 +148,11 @@ def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
     if problem.collective.name != "allreduce":
         return ()
     try:
-        adding, _ = switch_sends(problem, 0)
+        adding, _ = switch_links(problem, 0)
     except CollectiveError:
         return ()
-    beta = problem.topology.links[adding.link].beta_us_per_mb
+    assert adding is not None, "several ranks contribute"
+    beta = problem.topology.links[adding].beta_us_per_mb
     volume = float(beta) * machine_of(problem.topology).node_gb_per_s / 1000
     return (Way("nvls", 2, 0, volume, 0.0),)
 

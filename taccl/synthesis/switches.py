@@ -80,7 +80,8 @@ def _shared(problem: Problem) -> Iterator[Schedule]:
         loads = _loads(switch), _loads(ring)
         # What is busiest falls and then rises with the share; a 256th is finer than chunks are.
         share = min(np.linspace(0, 1, 257), key=lambda x: (x * loads[0] + (1 - x) * loads[1]).max())
-        yield _together(cut, float(share))
+        if 0 < share < 1:
+            yield _together(cut, float(share))
 
 
 def _loads(schedule: Schedule) -> NDArray[np.float64]:
@@ -90,10 +91,8 @@ def _loads(schedule: Schedule) -> NDArray[np.float64]:
         schedule.link, problem.costs.chunk_units[schedule.chunk], minlength=len(problem.topology.links)
     )
     holds = hold_columns(problem.topology)
-    ticks: NDArray[np.float64] = np.bincount(
-        holds.resource, problem.costs.hold_beta * units[holds.link], minlength=len(problem.topology.resources)
-    )
-    return ticks
+    held = problem.costs.hold_beta * units[holds.link]
+    return np.bincount(holds.resource, held, minlength=len(problem.topology.resources)).astype(float)
 
 
 def _together(problem: Problem, share: float) -> Schedule:
@@ -115,8 +114,8 @@ def _together(problem: Problem, share: float) -> Schedule:
         progress = (alone.start / max(1, alone.finish_ticks)).tolist()
         columns = (alone.chunk.tolist(), alone.link.tolist(), alone.reduce.tolist())
         rows += [(p, some[c], e, adds) for p, c, e, adds in zip(progress, *columns, strict=True)]
-    _, chunk, link, reduce = zip(*sorted(rows), strict=True)
+    _, chunks, links, reduce = zip(*sorted(rows), strict=True)
     return exact_times(
-        problem, chunk=chunk, link=link, reduce=reduce, sequence=range(len(rows)),
+        problem, chunk=chunks, link=links, reduce=reduce, sequence=range(len(rows)),
         producer=f"in-network ({len(chosen) / problem.collective.num_chunks:.0%}) and ring",
     )  # fmt: skip

@@ -176,11 +176,12 @@ def _with_switches(
     """The best that switches do; with ``"auto"`` also of ranks, unless a bound says that they lose."""
     budget_s = options.parameters.budget.bound_share * time_limit_s
     found, ranks = by_switches(problem, use), None
+    tried: list[Any] = [] if found is None else [found]
     alone = over_links(problem, shared=False)
     if use == "auto" and (found is None or found.finish > lower_bound(alone, budget_s=budget_s).bound):
         left_s = max(0.1, time_limit_s - (time.monotonic() - began))
         ranks = _by_ranks(alone, backend, left_s, sketch, options, time.monotonic())
-    tried = [each for each in (found, ranks and ranks.schedule) if each is not None]
+        tried.append(ranks.schedule)
     if not tried:
         raise NoSolutionError(
             f"{problem!r}: the sketch leaves switches no schedule; loosen it", bound_us=None

@@ -56,9 +56,9 @@ def _in_network(value: object) -> InNetwork:
     if isinstance(value, str):
         return find_switch(value)
     known = [field.name for field in fields(InNetwork)]
-    unknown = [name for name in value if name not in known] if isinstance(value, dict) else [value]
-    if unknown:
-        said = f"found {quoted(unknown[0])}; expected a name such as 'nvls-hopper', or {', '.join(known)}"
+    strange = [name for name in value if name not in known] if isinstance(value, dict) else [value]
+    if strange or not isinstance(value, dict):
+        said = f"found {quoted(strange[0])}; expected a name such as 'nvls-hopper', or {', '.join(known)}"
         raise ValueError(said)
     try:
         return InNetwork(**value)
