@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from fractions import Fraction
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +16,8 @@ from taccl.schedule.timing import exact_times
 from taccl.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taccl.collective import Chunk
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
@@ -54,7 +58,9 @@ def _by_switches(problem: Problem) -> Schedule:
     switches = [switch.reduces for switch in problem.topology.switches if switch.reduces]
     payload = max((each.payload_bytes or 0 for each in switches), default=0)
     sends: list[tuple[int, int, int, bool]] = []  # place in the sequence, chunk, link, whether it adds
+    turns: dict[int, Iterator[int]] = defaultdict(count)
     for c, size in enumerate(problem.chunk_bytes):
+        turn = next(turns[problem.collective.group_of_chunk[c]])  # groups add in turns
         into, out_of = switch_links(problem, c)
         if into is not None and size < payload:
             raise CollectiveError(
@@ -63,9 +69,9 @@ def _by_switches(problem: Problem) -> Schedule:
                 where="payload_bytes",
             )
         if into is not None:
-            sends.append((2 * c, c, into, True))
+            sends.append((2 * turn, c, into, True))
         if out_of is not None:  # while the next sum is made
-            sends.append((2 * c + 3, c, out_of, False))
+            sends.append((2 * turn + 3, c, out_of, False))
     place, chunk, link, adds = np.array(sends, dtype=np.int64).reshape(-1, 4).T
     return exact_times(problem, chunk=chunk, link=link, sequence=place, reduce=adds, producer="in-network")
 

@@ -155,12 +155,13 @@ def add_aggregation(
     beta_us_per_mb: Fraction,
     overhead_us: Fraction | None = None,
     slowest_us_per_mb: Fraction = Fraction(0),
+    groups: Sequence[Sequence[int]] = (),
 ) -> list[int]:
     """Let a switch add and multicast: for each of its ranks a link from all others, and one to all others.
 
     A send over them holds the ports of all ranks at its ends; where it adds, also the pool of slots, if that
     is limited. Its latency is half a round trip, or the switch's. With fewer than three ranks there is
-    nothing to add on the way.
+    nothing to add on the way. Groups of its ranks have such links of their own, and share the pool.
 
     Parameters
     ----------
@@ -181,8 +182,9 @@ def add_aggregation(
     pool_beta = reduces.pool_beta_us_per_mb
     pool = None if pool_beta is None or len(port_out) < 3 else builder.add_resource(f"pool ({name})")
     links = []
-    for rank in port_out if len(port_out) > 2 else ():
-        others = [other for other in port_out if other != rank]
+    members = [each for each in (list(port_out), *groups) if len(each) > 2]
+    for rank, group in ((rank, group) for group in members for rank in group):
+        others = [other for other in group if other != rank]
         for srcs, dsts in ((others, [rank]), ([rank], others)):
             adds = len(srcs) > 1
             # What the pool cannot keep up with is as slow as the pool.

@@ -13,6 +13,7 @@ from taccl.topology.parts import (
     beta_of_bandwidth,
     check_count,
     check_num_links,
+    check_ranks,
     exact_cost,
     links_among,
 )
@@ -38,6 +39,7 @@ def in_network(
     dtype: str = "int32",
     racks: Count = 1,
     core_oversubscription: Number = 1,
+    groups: Sequence[Sequence[int]] = (),
 ) -> Topology:
     """Workers behind a switch that adds what they send and multicasts the sum; or a tree of such switches.
 
@@ -57,6 +59,8 @@ def in_network(
         How many there are.
     core_oversubscription : number
         A rack's uplink carries what its workers do together, divided by this; at least 1.
+    groups : sequence of sequences of int
+        Ranks whose sums the switches make apart, beside those of all: process groups, which share the slots.
 
     Raises
     ------
@@ -68,7 +72,14 @@ def in_network(
     name = f"in-network:{workers}" if racks == 1 else f"in-network:{racks}x{workers}"
     nodes = [rack for rack in range(racks) for _ in range(workers)]
     reduces = InNetwork(slots, payload_bytes, dtype, rtt_us)
-    return _joined(name, nodes, nodes, workers, gb_per_s, rtt_us, core_oversubscription, reduces)
+    for group in groups:
+        check_ranks(group, len(nodes), where="groups")
+        if len(group) < 3 or len(set(group)) < len(group):
+            found = f"found {list(group)[:16]}; expected three ranks or more, each once"
+            raise TopologyError(found, where="groups")
+    return _joined(
+        name, nodes, nodes, workers, gb_per_s, rtt_us, core_oversubscription, reduces, groups=groups
+    )
 
 
 @checked_as(TopologyError)
@@ -118,6 +129,7 @@ def _joined(
     core_oversubscription: Number,
     reduces: InNetwork | None,
     box_gb_per_s: Number | None = None,
+    groups: Sequence[Sequence[int]] = (),
 ) -> Topology:
     """All ranks joined: a port out and in for each, an uplink and a downlink for each of several racks."""
     builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
@@ -154,7 +166,7 @@ def _joined(
     if reduces is not None:
         several = add_aggregation(
             builder, port_out, port_in, reduces=reduces, name="switches" if core else "switch",
-            alpha_us=alpha_us, beta_us_per_mb=beta, slowest_us_per_mb=slowest,
+            alpha_us=alpha_us, beta_us_per_mb=beta, slowest_us_per_mb=slowest, groups=groups,
         )  # fmt: skip
     for index, joint in enumerate(builder.links):
         # What several ranks of a rack send into a sum crosses once, and so does what several receive.

@@ -163,7 +163,10 @@ def test_what_no_switch_can_do_is_refused(said: dict[str, object], error: str) -
     [
         ("reduces = 'nvl'", "expected one of switchml-10g"),
         ("reduces = 3", "found 3; expected a name such as 'nvls-hopper', or slots"),
-        ("reduces = { slot = 3 }", "found 'slot'; expected a name such as 'nvls-hopper', or slots, payload_bytes"),
+        (
+            "reduces = { slot = 3 }",
+            "found 'slot'; expected a name such as 'nvls-hopper', or slots, payload_bytes",
+        ),
         ("reduces = { slots = 0 }", "slots: found 0"),
     ],
 )

@@ -7,9 +7,9 @@ import pytest
 from taccl import lower_bound, make_problem, verify
 from taccl.aggregation import place_shards
 from taccl.analysis.simulation.steady import initiation_interval
-from taccl.baselines import servers
-from taccl.collectives import exchange
-from taccl.errors import TopologyError
+from taccl.baselines import baseline, servers
+from taccl.collectives import allreduce, exchange, together
+from taccl.errors import CollectiveError, TopologyError
 from taccl.topologies import in_network, rack
 
 
@@ -49,6 +49,19 @@ def test_partial_sums_cross_the_core_once():
     assert topology.links[into].beta_us_per_mb == 160
 
 
+def test_groups_sum_apart_and_share_the_slots():
+    """Of 8 workers two groups of four sum at once: 80 us/MB each, or what half of 64 slots let pass: 305."""
+    groups = [range(4), range(4, 8)]
+    both = together([allreduce(4, chunks_per_rank=16).among(list(group), num_ranks=8) for group in groups])
+    for slots, us_per_mb in ((512, 80), (64, 2 * 10**7 / (64 * 1024))):
+        problem = make_problem(in_network(8, slots=slots, groups=groups), both, chunk_bytes=10**6)
+        schedule = baseline("in-network", problem, cut=False)
+        assert verify(schedule).ok
+        assert schedule.finish_us == pytest.approx(64 * us_per_mb, rel=0.03)
+    with pytest.raises(CollectiveError, match="just the ranks that contribute"):
+        baseline("in-network", make_problem(in_network(8), both, chunk_bytes=10**6))
+
+
 def test_workers_come_before_the_cards_of_boxes():
     """Two racks of three workers and a box of two cards each: ranks 0-5, then 6-7 and 8-9; boxes are nodes."""
     topology = rack(3, 2, 2, 2)
@@ -70,6 +83,8 @@ def test_one_rack_has_no_core():
         (lambda: in_network(8, slots=0), "slots: found 0"),
         (lambda: in_network(8, dtype="int7"), "dtype: found 'int7'"),
         (lambda: in_network(8, rtt_us=0), "found slots without"),
+        (lambda: in_network(8, groups=[[0, 1, 1]]), "groups: found .0, 1, 1.; expected three ranks or more"),
+        (lambda: in_network(8, groups=[[0, 1, 8]]), "groups: rank 8 does not exist"),
         (lambda: in_network(8, racks=2, core_oversubscription=0.5), "core_oversubscription: found 0.5"),
         (lambda: rack(8, 0), "box_nics"),
         (lambda: rack(8, 4, gb_per_s=0), "gb_per_s: found 0 GB/s"),
