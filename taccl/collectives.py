@@ -9,6 +9,7 @@ from taccl.arguments import checked_as, known_word
 from taccl.collective import Chunk, Collective, Derivation
 from taccl.errors import CollectiveError
 from taccl.names import matching
+from taccl.topology.parts import check_ranks
 from taccl.units import exact
 
 if TYPE_CHECKING:
@@ -263,15 +264,12 @@ def exchange(
     first = workers if isinstance(workers, int) else 0
     workers = tuple(range(workers)) if isinstance(workers, int) else tuple(workers)
     servers = tuple(range(first, first + servers)) if isinstance(servers, int) else tuple(servers)
+    count = num_ranks or 1 + max((*workers, *servers), default=0)
     for role, ranks in (("workers", workers), ("servers", servers)):
         if not ranks or len(set(ranks)) < len(ranks):
             said = f"found {list(ranks)[:16]}; expected at least one rank, and each once in a role"
             raise CollectiveError(said, where=f"exchange: {role}")
-    count = num_ranks or 1 + max(*workers, *servers)
-    for role, ranks in (("workers", workers), ("servers", servers)):
-        for wrong in (rank for rank in ranks if not 0 <= rank < count):
-            said = f"found rank {wrong}, and num_ranks is {count}; expected ranks 0 to {count - 1}"
-            raise CollectiveError(said, where=f"exchange: {role}")
+        check_ranks(ranks, count, where=f"exchange: {role}", error=CollectiveError, of="ranks are")
     kept = tuple(roots) if roots is not None else servers * chunks_per_server
     strange = sorted(set(kept) - set(servers))
     if strange or not kept:

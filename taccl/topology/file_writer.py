@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.reading import toml_text
 from taccl.topology.parts import links_among
+from taccl.topology.topology import plain_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ def dump_topology(topology: Topology) -> str:
             if switch.reduces is not None:
                 told = (
                     f"{name} = {toml_text(value) if isinstance(value, str) else value}"
-                    for name, value in switch.reduces.to_dict().items()
+                    for name, value in plain_fields(switch.reduces).items()
                 )
                 lines.append(f"reduces = {{ {', '.join(told)} }}")
     lines += _resource_lines(topology, {hold.resource for hold in own})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taccl.arguments import checked_as, known_word
 from taccl.errors import TopologyError
@@ -75,14 +75,6 @@ class InNetwork:
         if self.slots is None or self.payload_bytes is None or self.rtt_us is None:
             return None
         return Fraction(self.rtt_us) * 10**6 / (self.slots * self.payload_bytes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What was said, as plain values; fractions as text."""
-        said = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {
-            name: str(value) if isinstance(value, Fraction) else value
-            for name, value in said.items() if value is not None
-        }  # fmt: skip
 
 
 #: SwitchML: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OTHER_SIDE", "AlphaMeaning", "Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder",
+    "plain_fields",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -237,10 +238,10 @@ class Topology:
             **{name: getattr(self, name) for name in _WORDS},
             **(costs if self.protocol or self.launch_us else {}),
             "node_of_rank": list(self.node_of_rank),
-            "links": [_plain(link) for link in self.links],
+            "links": [plain_fields(link) for link in self.links],
             "resources": [resource.name for resource in self.resources],
-            "holds": [list(_plain(hold).values()) for hold in self.holds],
-            "switches": [_plain(switch) for switch in self.switches],
+            "holds": [list(plain_fields(hold).values()) for hold in self.holds],
+            "switches": [plain_fields(switch) for switch in self.switches],
         }
 
     @classmethod
@@ -452,7 +453,7 @@ def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...]
     return tuple(tuple(each) for each in lists)
 
 
-def _plain(each: Link | Hold | Switch) -> dict[str, Any]:
+def plain_fields(each: Link | Hold | Switch | InNetwork) -> dict[str, Any]:
     """What has no fields but words, numbers, fractions and tuples, as plain values."""
     values = ((entry.name, getattr(each, entry.name)) for entry in fields(each))
     return {name: _plain_value(value) for name, value in values if value is not None}
@@ -460,7 +461,7 @@ def _plain(each: Link | Hold | Switch) -> dict[str, Any]:
 
 def _plain_value(value: object) -> object:
     if isinstance(value, InNetwork):
-        return value.to_dict()
+        return plain_fields(value)
     if isinstance(value, Fraction):
         return str(value)
     return list(value) if isinstance(value, tuple) else value

@@ -50,6 +50,7 @@ def test_a_rank_may_be_both():
         (((0, 0), (1,)), "exchange: workers: found \\[0, 0\\]"),
         (((0, 1), (2, 2)), "exchange: servers: found \\[2, 2\\]"),
         (((), (2,)), "exchange: workers: found \\[\\]"),
+        (((0, -1), (2,)), "exchange: workers: rank -1 does not exist; ranks are 0-2"),
     ],
 )
 def test_roles_are_given_once(arguments, error):
