@@ -486,7 +486,6 @@ def _try_baselines(search: Search) -> None:
     """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
-    least_s = search.parameters.budget.reserve_s
     if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
         if not search.is_met:
             offer_balanced(search, most_transfers=portfolio.balanced_transfers)
@@ -496,8 +495,8 @@ def _try_baselines(search: Search) -> None:
         names.reverse()
     for name in names:
         # The first has its moment even where the search took all of the time.
-        left_s = max(search.deadline.left_s, least_s if name == names[0] else 0.0)
-        if search.is_met or arrivals * portfolio.baseline_s_per_arrival > left_s:
+        is_late = arrivals * portfolio.baseline_s_per_arrival > search.deadline.left_s
+        if search.is_met or (is_late and name != names[0]):
             return
         with suppress(InputError):  # it is not defined here
             other = replace(baseline(name, problem, cut=False), problem=problem)
