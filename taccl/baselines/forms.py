@@ -1,177 +1,120 @@
 """How the ranks of one dimension pass on what each of them has: round a ring, straight, or by doubling.
 
-A form says over which links what starts at each rank goes, and when, in steps. Every rank has as many pieces,
-which go one after another; reductions run a form backwards. All forms but a line's look the same from every
-rank.
+A form says over which links what starts at each rank goes, and when. All ranks do the same, and each has as
+many pieces; reductions run a form backwards. The two ways round a ring, or along a line, are lanes: nothing
+that goes one way waits for the other.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
     from taccl.topology.products import Dimension
 
-__all__ = ["Form", "Pace", "Timed", "best_form"]
+__all__ = ["Form", "Hop", "Pace", "Run", "form_of"]
 
 
 class Pace(NamedTuple):
-    """Ticks for which a send of one piece holds what it goes over, and that it takes.
-
-    Where `merge` pieces may go in one send, `alpha` of the ticks held are paid once for all of them.
-    """
+    """Ticks for which a send of one piece holds what it goes over, and that it takes."""
 
     held: int
     latency: int
-    alpha: int = 0
-    merge: int = 1
+
+
+class Hop(NamedTuple):
+    """A hop of what starts at a rank, from and to ranks whose digits differ by so much from its own.
+
+    Hops of one step that share a port have turns, in each of which all pieces go, or every other one: the
+    even ones where `half` is 0, the odd ones where it is 1. In an exchange they are for the `target`.
+    """
+
+    src: int
+    dst: int
+    turn: int = 0
+    half: int = -1
+    target: int = 0
+
+    def going(self, num_pieces: int, parity: int) -> range:
+        """The pieces that go, one behind the other."""
+        return range(num_pieces) if self.half < 0 else range(self.half ^ parity, num_pieces, 2)
+
+
+class Run(NamedTuple):
+    """What a lane does at a stretch: hops, and how many ticks after its begin their turns begin.
+
+    The lane is 1 or -1 where there are two, as they go upwards or downwards. It is busy for `busy` ticks;
+    what it does next begins `lag` ticks after the run, or later.
+    """
+
+    lane: int
+    hops: tuple[tuple[int, Hop], ...]
+    busy: int
+    lag: int
 
 
 class Form(NamedTuple):
-    """Hops of what starts at the ranks of a dimension.
+    """The hops of every lane, step by step; in an exchange ranks have something else for each other rank."""
 
-    Parameters
-    ----------
-    waits : bool
-        Whether hops of a step wait for what arrives in the step before.
-    src, dst : (size, num_hops) int64
-        Digits of ranks, in the row of the rank where it starts.
-    step, turn : (size or 1, num_hops) int64
-        Hops of one step that share a port have turns, in each of which all pieces of a rank go.
-    half : (1, num_hops) int64
-        -1 of all pieces, 0 or 1 of every other.
-    target : (num_hops,) int64
-        Whom it is for, by how much digits differ; 0 where it is for all.
-    """
+    lanes: tuple[tuple[tuple[Hop, ...], ...], ...]
+    exchange: bool
 
-    name: str
-    waits: bool
-    src: NDArray[np.int64]
-    dst: NDArray[np.int64]
-    step: NDArray[np.int64]
-    turn: NDArray[np.int64]
-    half: NDArray[np.int64]
-    target: NDArray[np.int64]
+    def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
+        """The runs of each lane in turn, at most so many; a step that waits for none begins no other.
 
-    def timed(self, num_pieces: int, pace: Pace) -> Timed:
-        """When each piece goes over each hop."""
-        halved, begin = -(-num_pieces // 2), 0
-        begins, each = [], []
-        step, turn, is_half = self.step[0], self.turn[0], self.half[0] >= 0
-        for number in range(int(step.max()) + 1):
-            own, halves = step == number, is_half[step == number].any()
-            begins.append(begin)
-            each.append(halved if halves else num_pieces)
-            # What only a half of the pieces do after all others closes ranks: the last wait for their turn.
-            closes = is_half[step == number + 1].any() and not halves and not self.target.any()
-            wait = self.waits * (pace.latency + closes * (num_pieces // 2) * pace.held)
-            begin += max((int(turn[own].max()) + 1) * each[-1] * pace.held, wait)
-        pieces, half = np.arange(num_pieces), self.half[..., None]
-        place = np.where(half >= 0, pieces // 2, pieces)
-        at = (np.array(column)[self.step][..., None] for column in (begins, each))
-        offset = next(at) + (self.turn[..., None] * next(at) + place) * pace.held
-        goes = np.broadcast_to((half < 0) | (half == pieces % 2), offset.shape)
-        last = int(offset[goes].max())
-        return Timed(self, offset, goes, last + pace.held, last + pace.latency)
-
-    def merged_ticks(self, num_pieces: int, pace: Pace) -> int:
-        """About how long it takes where pieces that go over one link in a step are merged."""
-        step, turn, half = self.step[0], self.turn[0], self.half[0]
-        by, total = (self.dst[0] - self.src[0]) % len(self.src), 0
-        for number in range(int(step.max()) + 1):
-            own = step == number
-            turns = int(turn[own].max()) + 1
-            run = -(-num_pieces // 2) if half[own].max() >= 0 else num_pieces
-            if len(np.unique(by[own])) == 1:  # all turns are those of one link
-                run, turns = run * turns, 1
-            total += turns * (-(-run // pace.merge) * pace.alpha + run * (pace.held - pace.alpha))
-        return total + (int(step.max()) * self.waits + 1) * (pace.latency - pace.held)
+        Parameters
+        ----------
+        parity : int
+            1 where even and odd pieces change places, so that chunks in turn use both ways round a ring.
+        """
+        for way, lane in zip((1, -1) if len(self.lanes) > 1 else (0,), self.lanes, strict=True):
+            steps = [step for step in lane if step[0].going(num_pieces, parity)]
+            hops: list[tuple[int, Hop]] = []
+            begin, fewest = 0, -(-len(steps) // most)
+            for place, step in enumerate(steps):
+                hops += [(begin + hop.turn * num_pieces * pace.held, hop) for hop in step]
+                busy = pace.held * max(
+                    hop.turn * num_pieces + len(hop.going(num_pieces, parity)) for hop in step
+                )
+                # In an exchange the turn before brings what goes next; of a half, pieces close ranks.
+                late, last = num_pieces * self.exchange, place + 1 == len(steps)
+                if not last and not self.exchange and steps[place + 1][0].half >= 0:
+                    final = steps[place + 1][0].going(num_pieces, parity)[-1]
+                    late = final - final // 2
+                lag = pace.latency + late * pace.held
+                if last or (lag > busy and (place + 1) % fewest == 0):
+                    yield Run(way, tuple(hops), begin + busy, begin + lag)
+                    hops, begin = [], 0
+                else:
+                    begin += max(busy, lag)
 
 
-class Timed(NamedTuple):
-    """A form at a pace; `offset`, in ticks, and `goes` are (size or 1, num_hops, num_pieces).
+def form_of(each: Dimension, *, exchange: bool, doubling: bool = False) -> Form:
+    """The form that suits a dimension; behind a switch straight, or, where pieces are merged, by doubling."""
+    size, is_ring = each.size, each.kind == "ring" and each.size > 2
+    if is_ring or each.kind == "line":
+        reach = size // 2 if is_ring else size - 1
 
-    The dimension is busy until `busy` ticks after its begin, and all has arrived after `span`.
-    """
+        def hop(way: int, i: int, far: int) -> Hop:
+            half = int(way < 0) if is_ring and 2 * far == size else -1
+            return Hop(way * i, way * (i + 1), far - i - 1, half, way * far % size * exchange)
 
-    form: Form
-    offset: NDArray[np.int64]
-    goes: NDArray[np.bool_]
-    busy: int
-    span: int
-
-
-def best_form(each: Dimension, num_pieces: int, pace: Pace, *, exchange: bool) -> Timed:
-    """The form in which all is there first, of those that suit a dimension; its times are without merging.
-
-    Parameters
-    ----------
-    num_pieces : int
-        That every rank has for all others, or, in an exchange, for each.
-    exchange : bool
-        Whether ranks have something else for each other rank, as in an alltoall.
-    """
-    forms = _exchanges(each) if exchange else _spreads(each)
-    if pace.merge > 1:
-        return min(forms, key=lambda form: form.merged_ticks(num_pieces, pace)).timed(num_pieces, pace)
-    return min((form.timed(num_pieces, pace) for form in forms), key=lambda timed: timed.span)
-
-
-def _spreads(each: Dimension) -> list[Form]:
-    size = each.size
-    if each.kind == "line":
-        return [_on_a_line(size)]
-    if size > 2 and each.kind == "ring":
-        near = [(way * s, way * (s + 1), s, 0, -1, 0) for s in range((size - 1) // 2) for way in (1, -1)]
-        far = size // 2 - 1
-        last = [(way * far, way * (far + 1), far, 0, int(way == -1), 0) for way in (1, -1)]
-        return [_alike("ring", True, size, near + last * (size % 2 == 0))]
+        return Form(
+            tuple(
+                tuple(
+                    tuple(hop(way, i, far) for far in range(i + 1, reach + 1 if exchange else i + 2))
+                    for i in range(reach)
+                )
+                for way in (1, -1)
+            ),
+            exchange,
+        )
+    if each.kind == "switch" and doubling and not exchange:
+        bits = [1 << bit for bit in range((size - 1).bit_length())]
+        steps = [tuple(Hop(i, i + far, i) for i in range(min(far, size - far))) for far in bits]
+        return Form((tuple(steps),), exchange)
     port = each.kind == "switch"
-    direct = [(0, d, 0, (d - 1) * port, -1, 0) for d in range(1, size)]
-    bits = [(1 << bit, bit) for bit in range((size - 1).bit_length())]
-    doubling = [(i, i + far, bit, i, -1, 0) for far, bit in bits for i in range(min(far, size - far))]
-    around = [(s, s + 1, s, 0, -1, 0) for s in range(size - 1)]
-    return [
-        _alike("direct", False, size, direct), _alike("doubling", True, size, doubling),
-        _alike("ring", True, size, around),
-    ]  # fmt: skip
-
-
-def _exchanges(each: Dimension) -> list[Form]:
-    size = each.size
-    if size == 2 or each.kind != "ring":
-        port = each.kind == "switch"
-        hops = [(0, d, 0, (d - 1) * port, -1, d) for d in range(1, size)]
-        return [_alike("direct", False, size, hops)]
-    hops, step = [], 0
-    for i in range(size // 2):
-        for far in range(i + 1, size // 2 + 1):
-            for way in (1, -1):
-                half = int(way == -1) if 2 * far == size else -1
-                hops.append((way * i, way * (i + 1), step, 0, half, way * far))
-            step += 1
-    return [_alike("ring", True, size, hops)]
-
-
-def _alike(name: str, waits: bool, size: int, hops: Iterable[tuple[int, ...]]) -> Form:
-    """The same hops from every rank."""
-    src, dst, step, turn, half, target = (np.array(column, np.int64) for column in zip(*hops, strict=True))
-    rank = np.arange(size)[:, None]
-    once = step[None, :], turn[None, :], half[None, :]
-    return Form(name, waits, (src + rank) % size, (dst + rank) % size, *once, target % size)
-
-
-def _on_a_line(size: int) -> Form:
-    """Both ways from every rank to the ends, what comes from farther away behind what is from nearer."""
-    rank, hop = np.arange(size)[:, None], np.arange(size - 1)[None, :]
-    above = size - 1 - rank
-    far = np.where(hop < above, hop, hop - above)
-    way = np.where(hop < above, 1, -1)
-    src = rank + way * far
-    return Form("line", True, src, src + way, far, 0 * far, 0 * hop - 1, 0 * hop[0])
+    hops = tuple(Hop(0, d, (d - 1) * port, target=d * exchange) for d in range(1, size))
+    return Form(((hops,),), exchange)

@@ -42,6 +42,8 @@ class CompactSchedule(Figures):
     ----------
     chunk, link, start : (num_transfers,) int of 16 to 64 bits
         Starts in ticks.
+    reduces : (num_transfers,) bool, optional
+        Which transfers add, where these are not the first.
     """
 
     problem: Problem
@@ -50,6 +52,7 @@ class CompactSchedule(Figures):
     start: NDArray[Any]
     producer: str = ""
     num_reducing: int = 0
+    reduces: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         columns = {name: np.asarray(getattr(self, name)) for name in ("chunk", "link", "start")}
@@ -64,6 +67,10 @@ class CompactSchedule(Figures):
     def num_transfers(self) -> int:
         """How many transfers there are."""
         return len(self.chunk)
+
+    def adds(self, at: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of some transfers add to what the destination holds."""
+        return np.asarray(at < self.num_reducing if self.reduces is None else self.reduces[at], bool)
 
     @property
     def num_sends(self) -> int:
@@ -112,8 +119,10 @@ class CompactSchedule(Figures):
     def __iter__(self) -> Iterator[Transfer]:
         number = 0
         for columns in self.blocks():
-            for chunk, link, start, end in zip(*(column.tolist() for column in columns), strict=True):
-                yield Transfer(chunk, link, start, end, number, number < self.num_reducing)
+            adds = self.adds(np.arange(number, number + len(columns[0]))).tolist()
+            rows = zip(*(column.tolist() for column in columns), adds, strict=True)
+            for chunk, link, start, end, reduce in rows:
+                yield Transfer(chunk, link, start, end, number, reduce)
                 number += 1
 
     def digest(self) -> str:
@@ -123,7 +132,7 @@ class CompactSchedule(Figures):
             for column in (self.chunk, self.link, self.start):
                 part = column[first : first + _DIGEST_BLOCK]
                 state.update(np.ascontiguousarray(part, dtype="<i8").data)
-        state.update(str(self.num_reducing).encode())
+        state.update(str(self.num_reducing).encode() if self.reduces is None else self.reduces.tobytes())
         return state.hexdigest()
 
     @checked
@@ -144,7 +153,7 @@ class CompactSchedule(Figures):
             link=link,
             start=start,
             end=end,
-            reduce=np.arange(self.num_transfers) < self.num_reducing,
+            reduce=self.adds(np.arange(self.num_transfers)),
             producer=self.producer,
         )
 
@@ -153,7 +162,7 @@ class CompactSchedule(Figures):
         """The transfers as text, one row each, times in microseconds."""
         shown = self.num_transfers if limit is None else min(limit, self.num_transfers)
         columns = (self.chunk[:shown], self.link[:shown], self.start[:shown])
-        head = CompactSchedule(self.problem, *columns, num_reducing=min(shown, self.num_reducing))
+        head = CompactSchedule(self.problem, *columns, reduces=self.adds(np.arange(shown)))
         hidden = self.num_transfers - shown
         return head.expand().table() + (f"\n... and {hidden} more" if hidden else "")
 

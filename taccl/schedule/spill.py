@@ -90,7 +90,7 @@ def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactS
     made = not path.exists()
     path.mkdir(exist_ok=True)
     try:
-        for name in _COLUMNS:
+        for name in (*_COLUMNS, *["reduces"] * (schedule.reduces is not None)):
             np.save(path / f"{name}.npy", getattr(schedule, name), allow_pickle=False)
         index = {
             "format": _FORMAT,
@@ -105,7 +105,7 @@ def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactS
         }
         (path / _INDEX).write_text(json.dumps(index))
     except BaseException as error:
-        for name in (*(f"{name}.npy" for name in _COLUMNS), _INDEX):
+        for name in (*(f"{name}.npy" for name in (*_COLUMNS, "reduces")), _INDEX):
             (path / name).unlink(missing_ok=True)
         if made:
             path.rmdir()
@@ -159,4 +159,6 @@ def _over_files(problem: Problem, path: Path, producer: str, num_reducing: int) 
     chunk, link, start = (
         np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _COLUMNS
     )
-    return CompactSchedule(problem, chunk, link, start, producer, num_reducing)
+    adds = path / "reduces.npy"
+    reduces = np.load(adds, mmap_mode="r", allow_pickle=False) if adds.exists() else None
+    return CompactSchedule(problem, chunk, link, start, producer, num_reducing, reduces)

@@ -2,7 +2,8 @@
 
 The policy ``"lp"`` deals chunks out by the shares of a linear program (`dimension_bound`), ``"greedy"`` gives
 each chunk in turn the order that levels what the dimensions have to do. What comes out is planned by
-`taccl.baselines.along`: send by send as a compact schedule, or, of any size, as an implicit one.
+`taccl.baselines.passages`, and written out by `taccl.baselines.along`: send by send as a compact schedule,
+or, of any size, as an implicit one.
 """
 
 from __future__ import annotations
@@ -52,23 +53,10 @@ _PAYS = Fraction(99, 100)
 _MANY_TRANSFERS = 300_000
 
 
-def choose_orders(
-    dims: Dimensions, collective: str, num_chunks: int, *, policy: Policy = "lp"
-) -> list[tuple[int, ...]]:
-    """Of every chunk the dimensions, as a reduction takes them, so that the busiest is little loaded.
-
-    Parameters
-    ----------
-    collective : str
-        ``"allreduce"``, ``"reduce-scatter"``, ``"allgather"`` or ``"alltoall"``.
-    policy : {"lp", "greedy"}
-        By the optimal shares, rounded to chunks, or one chunk after another.
-    """
-    level = level_orders(dims, num_chunks, exchange=collective == "alltoall")
-    if policy == "greedy" or collective == "alltoall" or len(dims) == 1:
-        return level
+def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
+    """Of every chunk the dimensions, as a reduction takes them, by the optimal shares rounded to chunks."""
     shares, _ = balance(dims, collective)
-    orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims)), *level]))
+    orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims))]))
     loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)
     counts = np.array([int(shares.get(order, 0.0) * num_chunks) for order in orders])
     while counts.sum() < num_chunks:
@@ -104,20 +92,21 @@ def choose_num_chunks(
             costs = ticks_of(translations_along(dims).classes, each)
         else:
             costs = exact_costs(dims.host, (each,))
-        finish = Fraction(
-            _planned(dims, collective, 1 << bit, costs, policy).finish_ticks, costs.ticks_per_us
-        )
+        plan = _planned(dims, collective, 1 << bit, costs, policy, improve=False)
+        finish = Fraction(plan.finish_ticks, costs.ticks_per_us)
         if best_us < 0 or finish < _PAYS * best_us:
             best, best_us = 1 << bit, finish
     return best
 
 
-def cut_balanced(problem: Problem, *, policy: Policy = "lp") -> Problem:
+def cut_balanced(
+    problem: Problem, *, policy: Policy = "lp", most_transfers: int = _MOST_TRANSFERS
+) -> Problem:
     """The problem in as many chunks as finish soonest, where it leaves their number open."""
     dims = dimensions_of(problem, baseline=BALANCED)
     if not problem.chunks_open:
         return problem
-    most = max(1, min(NUM_CHUNKS, _MOST_TRANSFERS // (2 * dims.num_ranks**2)))
+    most = max(1, min(NUM_CHUNKS, most_transfers // (2 * dims.num_ranks**2)))
     size_bytes, name = problem.size_bytes or 1, problem.collective.name
     parts = choose_num_chunks(dims, name, size_bytes, policy=policy, most=most)
     whole = replace(problem, chunks_open=False)
@@ -190,10 +179,22 @@ def balanced_implicit(
 
 
 def _planned(
-    dims: Dimensions, collective: str, num_chunks: int, costs: Costs | ClassTicks, policy: Policy
+    dims: Dimensions,
+    collective: str,
+    num_chunks: int,
+    costs: Costs | ClassTicks,
+    policy: Policy,
+    *,
+    improve: bool = True,
 ) -> Plan:
-    orders = choose_orders(dims, collective, num_chunks, policy=policy)
-    return plan_along(dims, collective, orders, paces_of(dims, costs))
+    """The plan of a policy; of optimal shares too few chunks may follow one another: then the greedy one."""
+    orders = [level_orders(dims, num_chunks, exchange=collective == "alltoall")]
+    if policy == "lp" and collective != "alltoall" and len(dims) > 1:
+        orders.append(choose_orders(dims, collective, num_chunks))
+    paces = paces_of(dims, costs)
+    plans = [plan_along(dims, collective, each, paces, improve=False) for each in orders]
+    best = min(range(len(plans)), key=lambda i: plans[i].finish_ticks)
+    return plan_along(dims, collective, orders[best], paces) if improve else plans[best]
 
 
 def _listed(plan: Plan, problem: Problem, policy: Policy) -> Schedule | CompactSchedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.baselines import dimension_balanced, hierarchical
 from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
 from taccl.baselines.balanced import level_orders
-from taccl.baselines.forms import Pace, best_form
+from taccl.baselines.forms import Pace, form_of
 from taccl.baselines.passages import plan_along
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import make_problem
@@ -81,39 +82,56 @@ def test_an_alltoall_has_no_steps_along_a_line():
 
 
 @pytest.mark.parametrize(
-    ("word", "pieces", "pace", "name", "busy", "span"),
+    ("word", "pieces", "pace", "exchange", "runs"),
     [
-        # Seven others' pieces through one port, one after another; latency once.
-        ("switch8@1", 2, Pace(10, 15), "direct", 140, 145),
+        # Seven others' pieces through one port, one after another.
+        ("switch8@1", 2, Pace(10, 15), False, [(0, 140)]),
         # Each has a link of its own.
-        ("fully-connected8@1", 2, Pace(10, 15), "direct", 20, 25),
-        # Of five ranks two each way: two steps of four pieces.
-        ("ring5@1", 4, Pace(10, 10), "ring", 80, 80),
-        # Of four ranks one each way, and half of the pieces across: 4 + 2.
-        ("ring4@1", 4, Pace(10, 10), "ring", 60, 60),
+        ("fully-connected8@1", 2, Pace(10, 15), False, [(0, 20)]),
+        # Of five ranks two each way: two steps of four pieces, the second as soon as the first is over.
+        ("ring5@1", 4, Pace(10, 10), False, [(1, 80), (-1, 80)]),
+        # Of four ranks one each way, and half of the pieces across, at a stretch.
+        ("ring4@1", 4, Pace(10, 10), False, [(1, 60), (-1, 60)]),
         # The second step waits for the latency of the first.
-        ("ring5@1", 1, Pace(10, 100), "ring", 110, 200),
+        ("ring5@1", 1, Pace(10, 100), False, [(1, 10), (1, 10), (-1, 10), (-1, 10)]),
+        # To the next, and by way of it to the one after, both ways: 3 hops.
+        ("ring5@1", 1, Pace(10, 10), True, [(1, 30), (-1, 30)]),
+        # Along a line of three what starts at one end takes two steps.
+        ("line3@1", 2, Pace(10, 10), False, [(1, 40), (-1, 40)]),
     ],
 )
-def test_forms_take_what_they_must(word, pieces, pace, name, busy, span):
-    """How long a dimension is busy, and when all is there, by hand."""
-    timed = best_form(read_dimensions(word)[0], pieces, pace, exchange=False)
-    assert (timed.form.name, timed.busy, timed.span) == (name, busy, span)
+def test_forms_take_what_they_must(word, pieces, pace, exchange, runs):
+    """How long each lane is busy at a stretch, by hand."""
+    each = read_dimensions(word.replace("line", "ring"))[0]
+    form = form_of(replace(each, kind="line") if "line" in word else each, exchange=exchange)
+    assert [(run.lane, run.busy) for run in form.runs(pieces, pace, parity=0, most=99)] == runs
 
 
-def test_an_exchange_round_a_ring_takes_every_hop():
-    """Of five ranks: one hop to the next and two to the one after, both ways: 3 steps of a piece."""
-    timed = best_form(read_dimensions("ring5@1")[0], 1, Pace(10, 10), exchange=True)
-    assert timed.span == 30
+def test_a_single_piece_goes_one_way_across_a_ring():
+    """Of four ranks half of one piece is all or nothing: even chunks go across upwards, odd ones downwards."""
+    form = form_of(read_dimensions("ring4@1")[0], exchange=False)
+    for parity, ways in ((0, [1, 1, -1]), (1, [1, -1, -1])):
+        assert [run.lane for run in form.runs(1, Pace(10, 100), parity=parity, most=99)] == ways
 
 
-def test_chunks_go_together_where_a_ring_would_idle():
-    """64 ranks round a ring, one piece each, latency 100 times a send: chunks fill the gaps."""
+def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
+    """64 ranks round a ring, one piece each, latency 100 times a send: others go while one waits."""
     dims = dimensions("multidim:ring64@1")
     plan = plan_along(dims, "allgather", [(0,)] * 64, [Pace(1, 100)])
     alone = plan_along(dims, "allgather", [(0,)], [Pace(1, 100)])
-    assert max(len(each.chunks) for each in plan.passages) == 16
+    assert alone.finish_ticks >= 32 * 100
     assert plan.finish_ticks < 64 * alone.finish_ticks / 10
+
+
+def test_many_steps_are_scheduled_some_at_a_time(monkeypatch):
+    """With few runs allowed a schedule is still valid, and as long as planned."""
+    monkeypatch.setattr("taccl.baselines.passages._MOST_RUNS", 1)
+    dims = dimensions("multidim:ring9@1,ring8@2")
+    shape = translations_along(dims)
+    plan = plan_along(dims, "allreduce", [(0, 1), (1, 0)], paces_of(dims, ticks_of(shape.classes, 1000)))
+    assert all(len(each.runs) == 2 for each in plan.passages)
+    schedule = implicit_along(plan, shape, chunk_bytes=1000, producer="test")
+    assert verify_implicit(schedule).ok and schedule.finish_ticks == plan.finish_ticks
 
 
 def test_hierarchical_by_hand():
@@ -127,10 +145,10 @@ def test_hierarchical_by_hand():
 
 
 def test_chunks_follow_one_another():
-    """In two chunks the second begins while the first goes along dimension 2: 4 + 4 + 2 each way."""
+    """In two chunks, and two such halves, the first is gathered along 1 while the second comes along 2: 4 * 4."""
     topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
     problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
-    assert hierarchical(problem, order=(0, 1), chunks=2).finish_us == 2 * (4 + 4 + 2)
+    assert hierarchical(problem, order=(0, 1), chunks=2).finish_us == 4 * 4
 
 
 def test_orders_of_their_own_keep_both_dimensions_busy():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 
 import taccl
 from taccl.baselines.along import translations_along
+from taccl.baselines.balanced import level_orders
 from taccl.cli import main
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import make_problem
@@ -41,7 +43,10 @@ def test_most_of_the_optimum_is_reached(dims, policy):
 @pytest.mark.parametrize(
     "dims",
     ["ring8@100,switch6@50", "fully-connected5@200,ring7@50,switch3@25", "ring4@100,ring4@100,ring4@100",
-     "ring16@100,ring4@25", "fully-connected8@400,switch16@50"],
+     "ring16@100,ring4@25", "fully-connected8@400,switch16@50",
+     # few long passages along slow dimensions
+     "switch8@200,ring16@12.5,ring4@200,fully-connected9@400", "switch2@25,ring2@50,switch2@100,ring5@25",
+     "switch13@50,switch7@25,switch2@25,switch14@200", "fully-connected5@400,switch5@12.5,ring12@400"],
 )  # fmt: skip
 def test_rings_and_groups_reach_it_too(dims, policy):
     """The same of other kinds and sizes."""
@@ -66,9 +71,9 @@ def test_shares_are_rounded_to_the_least_load():
 def test_few_chunks_still_go_along_all_dimensions():
     """One chunk has one order, two have two."""
     dims = taccl.dimensions("multidim:switch4@100,switch4@100")
-    for policy in ("lp", "greedy"):
-        assert len(choose_orders(dims, "allreduce", 1, policy=policy)) == 1
-        assert sorted(choose_orders(dims, "allgather", 2, policy=policy)) == [(0, 1), (1, 0)]
+    for choose in (partial(choose_orders, collective="allreduce"), level_orders):
+        assert len(choose(dims, num_chunks=1)) == 1
+        assert sorted(choose(dims, num_chunks=2)) == [(0, 1), (1, 0)]
 
 
 def test_small_data_is_cut_into_few_chunks():
@@ -150,6 +155,25 @@ def test_the_portfolio_tries_it():
     balanced = taccl.synthesize(problem, backend="dimension-balanced")
     found = taccl.synthesize(problem, backend="greedy", time_limit_s=3)
     assert found.finish_us <= balanced.finish_us
+
+
+@pytest.mark.slow
+def test_suggestions_go_along_dimensions_where_that_is_sooner():
+    """On a mesh whose axes differ a schedule along them comes with a sketch, ahead of the list scheduler's."""
+    topology = taccl.topologies.mesh(4, 4, bandwidth_gb_per_s=[100, 25], alpha_meaning="pipelined")
+    found = taccl.suggest_sketches(topology, "allreduce", "16MB", chunks_per_rank=8, time_limit_s=2)
+    assert found[0].schedule.producer.startswith("dimension-balanced") and taccl.verify(found[0].schedule).ok
+
+
+@pytest.mark.slow
+def test_plans_go_along_dimensions(monkeypatch):
+    """The baseline balanced over dimensions is a candidate of a plan."""
+    made = []
+    balanced = taccl.baselines.BASELINES["dimension-balanced"]
+    spy = lambda problem, cut: made.append(balanced(problem, cut=cut)) or made[-1]  # noqa: E731
+    monkeypatch.setitem(taccl.baselines.BASELINES, "dimension-balanced", spy)
+    taccl.plan(parse("multidim:switch3@100,switch2@100"), "allreduce", sizes=["1MB"], time_limit_s=1)
+    assert made and all(taccl.verify(each).ok for each in made)
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def _faults(schedule: CompactSchedule) -> tuple[Fault | None, int]:
         fault, num_redundant = _sums(schedule, reducing)
         if fault is not None:
             return fault, 0
-    elif min(len(schedule), schedule.num_reducing) > 0:
+    elif schedule.adds(np.arange(len(schedule))).any():
         return Fault("reduce", "it reduces what is only copied"), 0
     fault, num_copied = _replayed(schedule, clauses, reducing)
     return fault or _paths(schedule, reducing), num_redundant + num_copied
@@ -168,7 +168,7 @@ def _by_chunk(schedule: CompactSchedule) -> Iterator[tuple[int, int, _Some]]:
         link, start = schedule.link[at].astype(np.int64), schedule.start[at].astype(np.int64)
         chunk = np.repeat(np.arange(low, high), np.diff(local))
         end = start + costs.link_alpha[link] + costs.chunk_units[chunk] * costs.link_beta[link]
-        adds = np.less(at, schedule.num_reducing)
+        adds = schedule.adds(at)
         lands, gathers = landing_order(chunk, end, adds), np.zeros(len(at), bool)
         sums = Sums(src[link], dst[link], start, end, adds, lands, gathers)
         origins_of = collective.origin_sets.of_chunk[low:high]

@@ -24,6 +24,7 @@ from taccl.problem import make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis import stages
+from taccl.synthesis.balanced import balanced_schedule
 from taccl.synthesis.halves import search_halves
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.paper.timing_group import timing_group
@@ -116,7 +117,9 @@ def suggest_sketches(
         if size_bytes is not None:  # no chunks of less than a byte
             cut = [cut[0], *(each for each in cut[1:] if each.size_chunks <= size_bytes)]
     problems = (make_problem(topology, each, size_bytes=size_bytes, chunk_bytes=chunk_bytes) for each in cut)
-    return suggest_for(*problems, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress)
+    return suggest_for(
+        *problems, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress, along=True
+    )
 
 
 def suggest_for(
@@ -127,10 +130,13 @@ def suggest_for(
     progress: Progress | None = None,
     give_up: Deadline = NEVER,
     parameters: SearchParameters = DEFAULTS,
+    along: bool = False,
 ) -> list[SketchProposal]:
     """Sketches for a problem without one, cut into chunks in one way or several; see `suggest_sketches`.
 
-    It stops without any at `give_up`; by default the first candidate is always tried to its end.
+    It stops without any at `give_up`; by default the first candidate is always tried to its end. Schedules
+    `along` the dimensions of a product are candidates where they are asked for: a search that is to improve
+    the best candidate gets further from others, and tries them itself.
     """
     problems = {each.collective.chunks_per_rank: each for each in cut}
     suggesting = parameters.suggesting
@@ -149,6 +155,8 @@ def suggest_for(
     ]
     finish_us, place = min(tried)
     _try_partitions(trials, *ways[place], per_rank, finish_us)
+    if along:
+        _try_dimensions(trials, most)
     proposals: list[SketchProposal] = []
     for candidate in sorted(trials.found, key=lambda each: each.rank)[:most]:
         bound_s = suggesting.bound_s if proposals else suggesting.first_bound_s
@@ -251,6 +259,17 @@ def _try_partitions(trials: _Trials, plan: Plan, max_merge: int, start: int, bes
             best, best_us = per_rank, finish_us
         if best != start:  # more helped, so fewer will not
             break
+
+
+def _try_dimensions(trials: _Trials, most: int) -> None:
+    """Give the best candidates a schedule along dimensions where one obeys the sketch and is sooner."""
+    most_transfers = trials.parameters.portfolio.balanced_transfers
+    for each in sorted(trials.found, key=lambda each: each.rank)[:most]:
+        found = balanced_schedule(
+            each.schedule.problem, most_transfers=most_transfers, sooner_than=each.schedule.finish
+        )
+        if found is not None:
+            trials.found[trials.found.index(each)] = replace(each, schedule=found)
 
 
 def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchProposal:
