@@ -194,15 +194,9 @@ def _of_passage(plan: Plan, each: Passage, roots: NDArray[np.int64]) -> _Sends:
             if each.reduces:
                 src, dst, way, start = dst, src, -way, run.busy - held - start
             row = (
-                roots[fits][:, None],
-                (hop.target * strides[axis] + offset)[goes],
-                src,
-                dst,
-                way % sizes[axis],
-                start,
-                place,
-                step,
-            )
+                roots[fits][:, None], (hop.target * strides[axis] + offset)[goes], src, dst,
+                way % sizes[axis], start, place, step,
+            )  # fmt: skip
             columns.append([np.broadcast_to(column, src.shape).ravel() for column in row])
         step += 1
     return _Sends(*(np.concatenate(column) for column in zip(*columns, strict=True)))

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from taccl.topology.products import Dimensions
 
 __all__ = [
-    "BALANCED", "Policy", "balanced_implicit", "choose_num_chunks", "choose_orders",
-    "cut_balanced", "offer_balanced", "search_balanced",
+    "BALANCED", "MOST_TRANSFERS", "Policy", "balanced_implicit", "balanced_schedule", "choose_num_chunks",
+    "choose_orders", "cut_balanced", "search_balanced",
 ]  # fmt: skip
 
 Policy = Literal["lp", "greedy"]
 #: The name of the backend.
 BALANCED = "dimension-balanced"
 #: More transfers than this are left to implicit schedules.
-_MOST_TRANSFERS = 20_000_000
+MOST_TRANSFERS = 20_000_000
 #: Twice as many chunks must finish in this part of the time.
 _PAYS = Fraction(99, 100)
 #: From so many on schedules stay compact.
@@ -99,61 +99,44 @@ def choose_num_chunks(
     return best
 
 
-def cut_balanced(
-    problem: Problem, *, policy: Policy = "lp", most_transfers: int = _MOST_TRANSFERS
-) -> Problem:
+def cut_balanced(problem: Problem, *, policy: Policy = "lp", most_transfers: int = MOST_TRANSFERS) -> Problem:
     """The problem in as many chunks as finish soonest, where it leaves their number open."""
     dims = dimensions_of(problem, baseline=BALANCED)
     if not problem.chunks_open:
         return problem
-    most = max(1, min(NUM_CHUNKS, most_transfers // (2 * dims.num_ranks**2)))
+    most = max(1, min(NUM_CHUNKS, MOST_TRANSFERS // (2 * dims.num_ranks**2)))
     size_bytes, name = problem.size_bytes or 1, problem.collective.name
     parts = choose_num_chunks(dims, name, size_bytes, policy=policy, most=most)
     whole = replace(problem, chunks_open=False)
     return cut_chunks(whole, parts) if parts > 1 else whole
 
 
-def offer_balanced(search: Search, *, most_transfers: int) -> None:
-    """Offer the schedule along dimensions where there is one, not too large, and it is the best."""
-    since, problem, best = time.monotonic(), search.problem, search.best
-    collective = problem.collective
-    if 2 * collective.chunks_per_rank * problem.topology.num_ranks**2 > most_transfers:
-        return
-    try:
-        dims = dimensions_of(problem, baseline=BALANCED)
-        plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, "lp")
-    except CollectiveError:
-        return
-    if len(dims) < 2 or (best is not None and problem.costs.us(plan.finish_ticks) >= best.finish):
-        return
-    found = _listed(plan, problem, "lp")
-    if verify(found).ok:  # a sketch may forbid it
-        search.offer_whole(found, producer=found.producer, verified=True)
-        search.record("dimensions", "taccl", "done", since, finish_us=found.finish_us)
-
-
-def search_balanced(search: Search, *, policy: Policy = "lp") -> None:
-    """Offer the schedule along the dimensions of the topology, verified.
+def balanced_schedule(
+    problem: Problem, *, policy: Policy = "lp", most_transfers: int, sooner_than: Fraction | None = None
+) -> Schedule | CompactSchedule | None:
+    """The schedule along the dimensions of the topology, verified; None where it is not soon enough.
 
     Raises
     ------
     CollectiveError
-        If the topology has no dimensions, or the collective is none that goes along them.
+        If the topology has no dimensions, the collective is none that goes along them, or there are too many
+        transfers.
     InputError
         If a sketch forbids the schedule.
     """
-    since, problem = time.monotonic(), search.problem
     dims, collective = dimensions_of(problem, baseline=BALANCED), problem.collective
     num_transfers = 2 * collective.chunks_per_rank * dims.num_ranks**2
-    if num_transfers > _MOST_TRANSFERS:
+    if num_transfers > most_transfers:
         raise CollectiveError(
-            f"found about {num_transfers:.2g} transfers; expected at most {_MOST_TRANSFERS}: give fewer "
+            f"found about {num_transfers:.2g} transfers; expected at most {most_transfers}: give fewer "
             "chunks, or use synthesize_implicit, which lists none",
             where=BALANCED,
         )
-    search.report(f"balancing {len(dims)} dimensions")
     plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, policy)
-    found = _listed(plan, problem, policy)
+    if sooner_than is not None and problem.costs.us(plan.finish_ticks) >= sooner_than:
+        return None
+    compact = schedule_along(plan, problem, producer=_producer(policy))
+    found = compact if compact.num_transfers > _MANY_TRANSFERS else compact.expand()
     verification = verify(found)
     if not verification.ok and problem.clauses != problem.clauses.only("merge"):
         raise InputError(
@@ -162,11 +145,32 @@ def search_balanced(search: Search, *, policy: Policy = "lp") -> None:
             where=BALANCED,
         )
     verification.raise_if_failed()
+    return found
+
+
+def search_balanced(
+    search: Search, *, policy: Policy = "lp", most_transfers: int | None = None, competes: bool = False
+) -> None:
+    """Offer that schedule; of a search where it `competes`, if it is the best, and may be had at all."""
+    since, problem = time.monotonic(), search.problem
+    search.report("balancing dimensions")
+    sooner_than = search.best.finish if competes and search.best is not None else None
+    try:
+        found = balanced_schedule(
+            problem, policy=policy, most_transfers=most_transfers or MOST_TRANSFERS, sooner_than=sooner_than
+        )
+    except InputError:
+        if competes:
+            return
+        raise
+    if found is None:
+        return
+    collective = problem.collective
     size_bytes = problem.size_bytes or problem.chunk_bytes[0] * collective.size_chunks
-    search.dimension_bound = dimension_bound(dims, collective.name, size_bytes)
+    bound = dimension_bound(dimensions_of(problem, baseline=BALANCED), collective.name, size_bytes)
+    search.dimension_bound = search.dimension_bound if competes else bound
     search.offer_whole(found, producer=found.producer, verified=True)
-    message = search.dimension_bound.limits
-    search.record("dimensions", "taccl", "done", since, finish_us=found.finish_us, message=message)
+    search.record("dimensions", "taccl", "done", since, finish_us=found.finish_us, message=bound.limits)
 
 
 def balanced_implicit(
@@ -195,12 +199,6 @@ def _planned(
     plans = [plan_along(dims, collective, each, paces, improve=False) for each in orders]
     best = min(range(len(plans)), key=lambda i: plans[i].finish_ticks)
     return plan_along(dims, collective, orders[best], paces) if improve else plans[best]
-
-
-def _listed(plan: Plan, problem: Problem, policy: Policy) -> Schedule | CompactSchedule:
-    """The schedule of a plan, compact where it has very many transfers."""
-    found = schedule_along(plan, problem, producer=_producer(policy))
-    return found if found.num_transfers > _MANY_TRANSFERS else found.expand()
 
 
 def _producer(policy: Policy) -> str:

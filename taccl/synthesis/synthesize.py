@@ -33,7 +33,7 @@ from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
-from taccl.synthesis.balanced import BALANCED, cut_balanced, offer_balanced, search_balanced
+from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
@@ -488,7 +488,7 @@ def _try_baselines(search: Search) -> None:
     arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
     if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
         if not search.is_met:
-            offer_balanced(search, most_transfers=portfolio.balanced_transfers)
+            search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
     names = [name for name in BASELINES if name not in _APART]
     if _is_small(problem):  # those for small messages first

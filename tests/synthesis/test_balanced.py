@@ -132,7 +132,7 @@ def test_a_sketch_that_forbids_it_is_named():
 
 def test_too_many_transfers_are_left_to_implicit_schedules(monkeypatch):
     """The refusal names what lists none."""
-    monkeypatch.setattr("taccl.synthesis.balanced._MOST_TRANSFERS", 500)
+    monkeypatch.setattr("taccl.synthesis.balanced.MOST_TRANSFERS", 500)
     problem = make_problem(parse("torus:4x4"), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     with pytest.raises(CollectiveError, match="use synthesize_implicit"):
         taccl.synthesize(problem, backend="dimension-balanced")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -265,11 +266,11 @@ def _try_dimensions(trials: _Trials, most: int) -> None:
     """Give the best candidates a schedule along dimensions where one obeys the sketch and is sooner."""
     most_transfers = trials.parameters.portfolio.balanced_transfers
     for each in sorted(trials.found, key=lambda each: each.rank)[:most]:
-        found = balanced_schedule(
-            each.schedule.problem, most_transfers=most_transfers, sooner_than=each.schedule.finish
-        )
-        if found is not None:
-            trials.found[trials.found.index(each)] = replace(each, schedule=found)
+        problem, finish = each.schedule.problem, each.schedule.finish
+        with suppress(InputError):  # no product, or its sketch forbids it
+            found = balanced_schedule(problem, most_transfers=most_transfers, sooner_than=finish)
+            if found is not None:
+                trials.found[trials.found.index(each)] = replace(each, schedule=found)
 
 
 def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchProposal:
