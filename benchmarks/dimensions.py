@@ -25,6 +25,7 @@ import taccl
 from benchmarks.machine import machine
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import TacclError, TopologyError
+from taccl.synthesis.balanced import choose_num_chunks
 from taccl.topologies import dgx_h100, mesh, parse, torus
 from taccl.topology.topology import TopologyBuilder
 
@@ -177,8 +178,9 @@ def fabric(name: str, problem: Problem, limit_s: float) -> dict[str, Any]:
         if problem.collective.groups:
             raise TopologyError("process groups are no whole collective")
         if dims.is_regular:
-            balanced = along(problem.topology, CHUNKS, size=size)
-            fixed = taccl.baselines.hierarchical(dims, chunks=CHUNKS, size=size)
+            chunks = choose_num_chunks(dims, "allreduce", size)
+            balanced = along(problem.topology, chunks, size=size)
+            fixed = taccl.baselines.hierarchical(dims, chunks=chunks, size=size)
             verify_implicit(fixed).raise_if_failed()
             row["fixed_us"] = fixed.finish_us
         else:

@@ -167,7 +167,7 @@ def _of_passage(plan: Plan, each: Passage, roots: NDArray[np.int64]) -> _Sends:
     strides, sizes = dims.strides, dims.sizes
     exchange = plan.collective == "alltoall"
     done = each.order[: each.place] if exchange else each.order[each.place + 1 :]
-    digits, pieces = dims.digits(roots), np.arange(plan.num_pieces(each.order, each.place))
+    digits, pieces = dims.digits(roots), np.arange(each.num_pieces)
     here = np.repeat((roots - digits[axis] * strides[axis])[:, None], len(pieces), axis=1)
     number, offset = pieces, np.zeros_like(pieces)
     for k in (k for k in each.order if k != axis) if exchange else done:

@@ -67,19 +67,27 @@ def _balanced(problem: Problem, *, dims: Dimensions) -> Schedule:
     return listed_along(dims, problem, orders, producer="dimension-balanced (greedy)")
 
 
-def level_orders(dims: Dimensions, num_chunks: int, *, exchange: bool = False) -> list[tuple[int, ...]]:
+def level_orders(
+    dims: Dimensions, num_chunks: int, *, exchange: bool = False, smooth: bool = False
+) -> list[tuple[int, ...]]:
     """For each chunk in turn the order that levels what the dimensions have to do so far.
 
-    That is the order whose loads have the least norm: one that looks at the largest alone sends chunks twice
-    through slow dimensions as soon as these have time to spare.
+    It is that whose largest load is least, or (`smooth`) that whose loads have the least norm. The former
+    takes long ways through slow dimensions as soon as these have time to spare, the latter spares these too
+    long: which is better depends on the network.
     """
     total, chosen = np.zeros(len(dims)), []
     for number in range(num_chunks):
         orders = orders_of(dims, total.tolist())
         loads = np.array([dims.loads_us_per_mb(order, exchange=exchange) for order in orders], float)
         # In an exchange all orders load alike: turns keep every dimension busy.
-        each = (total + loads) / (total + loads).max()
-        which = number % len(dims) if exchange else int((each**_NORM).sum(axis=1).round(9).argmin())
+        if exchange:
+            which = number % len(dims)
+        elif smooth:
+            sums = total + loads
+            which = int(((sums / sums.max()) ** _NORM).sum(axis=1).round(9).argmin())
+        else:
+            which = most_level(total + loads)
         chosen.append(orders[which])
         total += loads[which]
     return chosen

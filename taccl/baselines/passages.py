@@ -39,13 +39,15 @@ _A_LITTLE, _FAR = 0.02, 0.15
 class Passage(NamedTuple):
     """A chunk along one dimension of its order, gathered or exchanged, or (`reduces`) the same backwards.
 
-    `begins`, in ticks, are those of its runs.
+    Each rank passes on as many pieces alike as there are ranks along the dimensions done before, or,
+    exchanged, along all others. `begins`, in ticks, are those of the runs.
     """
 
     chunk: int
     order: tuple[int, ...]
     place: int
     reduces: bool
+    num_pieces: int
     runs: tuple[Run, ...]
     begins: tuple[int, ...] = ()
 
@@ -65,10 +67,6 @@ class Plan:
     num_chunks: int
     passages: tuple[Passage, ...]
     finish_ticks: int
-
-    def num_pieces(self, order: Sequence[int], place: int) -> int:
-        """How many go alike: as many as ranks along the dimensions done before, or, exchanged, all others."""
-        return _num_pieces(self.dims, order, place, exchange=self.collective == "alltoall")
 
 
 def plan_along(
@@ -120,9 +118,10 @@ def plan_along(
         for reduces in halves:
             places = range(len(order)) if reduces or exchange else reversed(range(len(order)))
             for place in places:
-                pieces = _num_pieces(dims, order, place, exchange=exchange)
+                done = prod(dims.sizes[k] for k in order[place + 1 :])
+                pieces = dims.num_ranks // dims.sizes[order[place]] if exchange else done
                 found = runs(order[place], pieces, chunk % 2)
-                passages.append(Passage(chunk, tuple(order), place, reduces, found))
+                passages.append(Passage(chunk, tuple(order), place, reduces, pieces, found))
     tasks = _tasks_of(passages, paces)
     starts = _listed(tasks, [each.chunk for each in passages for _ in each.runs], improve=improve)
     begin, finish, put = iter(starts), 0, []
@@ -132,12 +131,6 @@ def plan_along(
         finish = max([finish, *(b + run.busy + tail for b, run in zip(begins, each.runs, strict=True))])
         put.append(each._replace(begins=begins))
     return Plan(dims, collective, tuple(paces), len(orders), tuple(put), finish)
-
-
-def _num_pieces(dims: Dimensions, order: Sequence[int], place: int, *, exchange: bool) -> int:
-    if exchange:
-        return dims.num_ranks // dims.sizes[order[place]]
-    return prod(dims.sizes[k] for k in order[place + 1 :])
 
 
 def _tasks_of(passages: Sequence[Passage], paces: Sequence[Pace]) -> Tasks:
