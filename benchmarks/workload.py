@@ -215,8 +215,9 @@ def measured(case: str, where: str, *, limit_s: float) -> dict[str, Any]:
 
 
 def even(tiles: int, where: str) -> dict[str, Any]:
-    """As much to compute as to send: 134 MB of partial sums and their allreduce."""
-    topology, shape = MACHINES[where](), (1024, 65536)
+    """As much to compute as to send: partial sums, 17 MB for every rank, and their allreduce."""
+    topology = MACHINES[where]()
+    shape = (128 * topology.num_ranks, 65536)
 
     def step(cost_us: float) -> Workload:
         made = Workload(f"even, {tiles} tiles", topology.num_ranks)

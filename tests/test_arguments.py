@@ -407,6 +407,28 @@ GIVEN: dict[str, dict[str, object]] = {
     "plot.progress": {"result": "@result", "ax": None},
     "plot.save": {"picture": "@figure", "path": "picture.svg", "overwrite": True},
     "plot.render": {"picture": "@figure", "format": "svg"},
+    "Workload": {"name": "w", "num_ranks": 2, "inputs": (), "operations": (), "returned": (), "state": ()},
+    "workload.Rates": {"tflops": 1, "gb_per_s": 1},
+    "workload.autotransform": {
+        "workload": "@layer", "topology": "@pair", "rates": None, "communication_share": 0, "tiles": [2],
+        "time_limit_s": 1, "note": len,
+    },
+    "workload.fuse": {"workload": "@layer", "collective": "sum"},
+    "workload.load_workload": {"path": "here.toml"},
+    "workload.lower_step": {"step": "@scheduled", "operation": "sum"},
+    "workload.overlap": {"workload": "@layer", "operations": ["g", "sum"], "tiles": 2, "axis": 0},
+    "workload.reorder": {"workload": "@layer", "collective": "sum"},
+    "workload.replay_step": {"step": "@scheduled", "inputs": None, "seed": 0},
+    "workload.run_workload": {"workload": "@layer", "inputs": None, "seed": 0},
+    "workload.save_traces": {"step": "@scheduled", "path": "step.et", "overwrite": True},
+    "workload.save_workload": {"workload": "@layer", "path": "step.toml", "overwrite": True},
+    "workload.schedule_workload": {
+        "workload": "@layer", "topology": "@pair", "rates": None, "communication_share": 0,
+        "order": "together", "algorithm": "ring",
+    },
+    "workload.slice_state": {"workload": "@layer"},
+    "workload.split": {"workload": "@layer", "operation": "sum", "axis": 0},
+    "plot.step": {"step": "@scheduled", "max_ranks": 2, "ax": None},
     "report": {"found": "@schedule", "details": None, "command": "", "budget_s": 0.2},
     "write_report": {"found": "@schedule", "path": "report.html", "overwrite": True, "budget_s": 0.2},
 }  # fmt: skip
@@ -462,7 +484,13 @@ def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
     (tmp_path / "here.txt").write_text(table(sizes=(2**20, 2**30)))
     builder = TopologyBuilder("two", [0, 0])
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    pair, layer = ring(2), taccl.Workload("w", 2).input("x", (4,), layout="sliced(0)")
+    layer = layer.then("g", "compute", "x", shape=(4, 4), layout="partial", cost_us=1).then(
+        "sum", "allreduce", "g"
+    )
+    taccl.workload.save_workload(layer, "here.toml")
     things = vars(small) | {
+        "pair": pair, "layer": layer, "scheduled": taccl.workload.schedule_workload(layer, pair),
         "some": [small.collective], "figure": taccl.plot.gantt(small.schedule),
         "builder": builder, "bound": small.result.bound, "cache": taccl.Cache("cache"), "clauses": taccl.clauses, "columns": taccl.schedule.schedule,
     }  # fmt: skip

@@ -103,6 +103,12 @@ FORMATS = (
         begins=r"^((ranks_per_node|fabric|link)\s*=|\[\[(link|resource)\]\])",
     ),
     FileFormat(
+        "taccl-workload", "workload", "a step of operations that compute and communicate",
+        load="taccl.workload.files:load_workload",
+        fields={"num_ranks": None, "operations": None},
+        begins=r"^\[\[operations\]\]",
+    ),
+    FileFormat(
         "mscclpp", "program", "an execution plan for MSCCL++", (".plan.json",),
         dump="taccl.formats.mscclpp.plan:save_mscclpp_plan",
         fields={"gpus": None, "inplace": None, "protocol": None},
@@ -143,6 +149,7 @@ KINDS = {
     "simulation": "taccl.analysis.simulation.simulation:Simulation",
     "program": "taccl.program.program:Program",
     "topology": "taccl.topology.topology:Topology",
+    "workload": "taccl.workload.workload:Workload",
 }
 
 #: From one kind of thing to another: a function of it, and of options.

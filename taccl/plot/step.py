@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Count
     from taccl.workload.step import Step
 
-__all__ = ["step"]
-
 
 @checked
 @drawing

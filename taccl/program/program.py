@@ -94,6 +94,8 @@ class Step:
     - `src`, `dst`: The first chunk read, and the first written; None where the operation does not.
     - `depends` (tuple of (threadblock, step)): Steps of the same rank that must be done before this one
       begins.
+    - `needs`, `gives` (tuple of str): Marks of `taccl.workload.lower_step`: tiles without which it must
+      not begin, and tiles that are there once all steps of the rank that are marked so are done.
     """
 
     operation: str
@@ -101,6 +103,8 @@ class Step:
     dst: Slot | None = None
     count: int = 1
     depends: tuple[tuple[int, int], ...] = ()
+    needs: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         places = " -> ".join(str(slot) for slot in (self.src, self.dst) if slot is not None)
@@ -283,6 +287,7 @@ def _threadblock_to_dict(threadblock: Threadblock) -> dict[str, Any]:
             *(slot and list(slot) for slot in (step.src, step.dst)),
             step.count,
             [list(each) for each in step.depends],
+            *([list(step.needs), list(step.gives)] if step.needs or step.gives else []),
         ]
         for step in threadblock.steps
     ]
@@ -291,7 +296,14 @@ def _threadblock_to_dict(threadblock: Threadblock) -> dict[str, Any]:
 
 def _threadblock_from_dict(data: dict[str, Any]) -> Threadblock:
     steps = tuple(
-        Step(operation, src and Slot(*src), dst and Slot(*dst), count, tuple((t, s) for t, s in depends))
-        for operation, src, dst, count, depends in data["steps"]
+        Step(
+            operation,
+            src and Slot(*src),
+            dst and Slot(*dst),
+            count,
+            tuple((t, s) for t, s in depends),
+            *map(tuple, marks),
+        )
+        for operation, src, dst, count, depends, *marks in data["steps"]
     )
     return Threadblock(**{**data, "steps": steps})

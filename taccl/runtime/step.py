@@ -9,12 +9,7 @@ much the worst differs.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,24 +17,31 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import ExecutionError
 from taccl.formats.native import dump_schedule, load_schedule
-from taccl.runtime.environment import find_mpiexec, import_mpi
-from taccl.runtime.parent_death_guard import end_with, held
+from taccl.runtime.launch import launched
+from taccl.runtime.rank_execution import gathered, patiently
+from taccl.runtime.worker import serve
 from taccl.workload.exchange import parts_of
 from taccl.workload.files import from_dict, to_dict
-from taccl.workload.meaning import Part, places, random_inputs, taken
-from taccl.workload.replay import Rank
+from taccl.workload.meaning import Part, given_parts, places, taken
+from taccl.workload.replay import StepRank, moments
 from taccl.workload.step import Step
 
 if TYPE_CHECKING:
-    from taccl.arguments import Natural, Seconds
-    from taccl.workload.workload import Workload
+    from collections.abc import Callable
 
-__all__ = ["execute_step"]
+    from taccl.arguments import Natural, Seconds
+    from taccl.runtime.watchdog import Watchdog
+    from taccl.workload.workload import Workload
 
 
 @checked
 def execute_step(
-    step: Step, *, reference: Workload | None = None, seed: Natural = 0, timeout_s: Seconds = 120.0
+    step: Step,
+    *,
+    reference: Workload | None = None,
+    seed: Natural = 0,
+    timeout_s: Seconds = 120.0,
+    note: Callable[[str], None] = lambda _: None,
 ) -> float:
     """The largest difference between what MPI ranks on this machine make of a step and what it should be.
 
@@ -53,6 +55,8 @@ def execute_step(
         Of the inputs.
     timeout_s : float
         When ranks that have not ended are ended.
+    note : callable, optional
+        Told what is going on.
 
     Returns
     -------
@@ -66,74 +70,56 @@ def execute_step(
     """
     if step.schedule is None:
         raise ExecutionError("the step sends nothing; there is nothing for ranks to do together")
-    job = {
-        "workload": to_dict(step.workload), "reference": to_dict(reference or step.workload),
-        "seed": seed, "schedule": dump_schedule(step.schedule),
+    schedule = json.loads(json.dumps(dump_schedule(step.schedule), default=np.generic.item))
+    request = {
+        "workload": to_dict(step.workload), "reference": to_dict(reference or step.workload), "seed": seed,
+        "schedule": schedule, "timeout_s": timeout_s,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="taccl-step-") as folder:
-        path = Path(folder) / "step.json"
-        path.write_text(json.dumps(job, default=np.generic.item), encoding="utf-8")
-        python = [sys.executable, "-P", "-m", "taccl.runtime.step", str(path)]
-        command = [str(find_mpiexec()), "-n", str(step.workload.num_ranks), *python]
-        found = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        few = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": found}
-        with held(Path(folder)):
-            ranks = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True, env=few,
-            )  # fmt: skip
-            try:
-                said, complained = ranks.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                raise ExecutionError(f"the ranks have not ended in {timeout_s:g} s, and were ended") from None
-            finally:
-                if ranks.poll() is None:
-                    os.killpg(ranks.pid, signal.SIGKILL)
-                    ranks.wait()
-    if ranks.returncode:
-        last = " / ".join(complained.decode(errors="replace").strip().splitlines()[-3:])
-        raise ExecutionError(f"the ranks ended with exit code {ranks.returncode}: {last}")
-    return float(json.loads(said.splitlines()[-1])["difference"])
+    ranks = step.workload.num_ranks
+    report = launched("taccl.runtime.step", ranks, request, timeout_s=timeout_s, note=note)
+    return float(report["difference"])
 
 
 def main(path: str) -> int:
     """Play one rank's part in the step in a file; returns the exit code."""
-    end_with(Path(path).parent)
-    mpi = import_mpi()
-    world = mpi.COMM_WORLD
-    job: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    workload, reference = from_dict(job["workload"]), from_dict(job["reference"])
-    schedule = load_schedule(job["schedule"])
+    return serve(path, _execute_on_rank)
+
+
+def _execute_on_rank(
+    communicator: Any,
+    request: Callable[[], dict[str, Any]],
+    watchdog: Watchdog,
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    asked = request()
+    workload, reference = from_dict(asked["workload"]), from_dict(asked["reference"])
+    schedule, rank, ranks = load_schedule(asked["schedule"]), communicator.rank, communicator.size
     step = Step(workload, schedule.problem.topology, (), schedule, parts_of(workload), None)
-    inputs = random_inputs(workload, seed=job["seed"])
-    mine = Rank(step, world.rank, {name: arrays[world.rank] for name, arrays in inputs.items()})
-    links, pending = step.topology.links, []
-    moments = [(int(t), 0, i) for i, t in enumerate(schedule.end)]
-    for _, starts, i in sorted(moments + [(int(t), 1, i) for i, t in enumerate(schedule.start)]):
-        chunk, link = int(schedule.chunk[i]), links[int(schedule.link[i])]
-        if starts and link.src == world.rank:
-            data = mine.held(chunk).copy()
-            pending.append((world.Isend(data, dest=link.dst, tag=i), data))
-        elif not starts and link.dst == world.rank:
-            data = np.empty_like(mine.held(chunk) if schedule.reduce[i] else mine.blank(chunk))
-            world.Recv(data, source=link.src, tag=i)
-            mine.receive(chunk, data, reduce=bool(schedule.reduce[i]))
-    for request, _ in pending:
-        request.Wait()
-    expected = reference.run(random_inputs(reference, seed=job["seed"]))
+    watchdog.expect("the step", asked["timeout_s"])
+    mine = StepRank(step, rank, given_parts(workload, None, seed=asked["seed"]))
+    pending = []
+    for number, starts, transfer in moments(step):
+        link = step.topology.links[transfer.link]
+        if starts and link.src == rank:
+            data = mine.held(transfer.chunk).copy()
+            pending.append((communicator.Isend(data, dest=link.dst, tag=number), data))
+        elif not starts and link.dst == rank:
+            data = mine.room(transfer.chunk)
+            patiently(communicator.Irecv(data, source=link.src, tag=number))
+            mine.receive(transfer, data)
+    for sending, _ in pending:
+        patiently(sending)
+    note("working out what the program gives")
+    watchdog.expect("working out what the program gives", asked["timeout_s"])
+    expected = reference.run(seed=asked["seed"])
     worst = 0.0
     for name in reference.outputs:
-        out, before = workload.tensors[name], reference.tensors[name]
-        whole = Part(expected[name][world.rank], places(before, world.rank, world.size))
-        right = taken(whole, places(out, world.rank, world.size))
+        whole = Part(expected[name][rank], places(reference.tensors[name], rank, ranks))
+        right = taken(whole, places(workload.tensors[name], rank, ranks))
         largest = max(float(np.abs(right).max(initial=0)), 1e-30)
         worst = max(worst, float(np.abs(mine.tensor(name).array - right).max(initial=0)) / largest)
-    worst = world.allreduce(worst, op=mpi.MAX)
-    if world.rank == 0:
-        sys.stdout.write(json.dumps({"difference": worst}) + "\n")
-        sys.stdout.flush()
-    mpi.Finalize()
-    return 0
+    reports = gathered(communicator, worst)
+    return {"difference": max(reports or (worst,))}
 
 
 if __name__ == "__main__":

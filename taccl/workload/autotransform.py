@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from taccl.arguments import checked_as
 from taccl.deadline import Deadline
 from taccl.errors import WorkloadError
-from taccl.workload.exchange import num_chunks
+from taccl.units import format_count, format_us
+from taccl.workload.exchange import parts_of
 from taccl.workload.operations import POINTWISE
 from taccl.workload.schedule import schedule_workload
 from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from taccl.arguments import Count, Seconds
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
     from taccl.workload.step import Step
     from taccl.workload.workload import Workload
-
-__all__ = ["autotransform", "overlapped"]
 
 #: Up to so many allreduces, each is split or not; of more, all or none.
 _MOST_APART = 3
@@ -40,6 +39,7 @@ def autotransform(
     communication_share: float = 0.0,
     tiles: Sequence[Count] = (4, 16, 64),
     time_limit_s: Seconds = 300.0,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Step:
     """The quickest step that combinations of all transformations lead to.
 
@@ -55,44 +55,49 @@ def autotransform(
         Numbers of tiles to try, small ones first; those that do not divide are left out.
     time_limit_s : float
         When to stop; Ctrl-C does so at once, and keeps the best so far.
+    note : callable, optional
+        Told what is going on.
 
     Returns
     -------
     Step
         Its `workload` is the transformed one.
     """
-    deadline = Deadline.after(time_limit_s)
+    deadline, tried = Deadline.after(time_limit_s), 0
+    best: Step | None = None
 
-    def scheduled(some: Workload) -> Step:
-        return schedule_workload(some, topology, rates=rates, communication_share=communication_share)
+    def scheduled(some: Workload, order: Literal["together", "in-sequence"] = "together") -> Step:
+        nonlocal best, tried
+        step = schedule_workload(
+            some, topology, rates=rates, communication_share=communication_share, order=order
+        )
+        best = step if best is None or step.finish < best.finish else best
+        tried += 1
+        note(f"{format_count(tried, 'step')} scheduled, of which the best takes {format_us(best.finish)}")
+        return step
 
-    best = min(
-        scheduled(workload),
-        schedule_workload(workload, topology, rates=rates, order="in-sequence"),
-        key=_finish,
-    )
-    with contextlib.suppress(KeyboardInterrupt):
+    def search() -> None:
         for variant in _variants(workload):
             for axis in range(max(len(tensor.shape) for tensor in variant.tensors.values()) or 1):
                 last: Step | None = None
                 for count in tiles:
-                    if deadline.has_passed:
-                        return best
                     some = overlapped(variant, count, axis)
-                    if some is None or num_chunks(some) > _MOST_CHUNKS:
+                    if some is None or sum(part.count for part in parts_of(some)) > _MOST_CHUNKS:
                         continue
+                    if deadline.has_passed:
+                        return
                     step = scheduled(some)
-                    best = min(best, step, key=_finish)
                     if last is not None and step.finish >= last.finish:
                         break
                     last = step
             if variant is not workload and not deadline.has_passed:
-                best = min(best, scheduled(variant), key=_finish)
-    return best
+                scheduled(variant)
 
-
-def _finish(step: Step) -> float:
-    return step.finish_us
+    scheduled(workload, "in-sequence")
+    found = scheduled(workload)
+    with contextlib.suppress(KeyboardInterrupt):
+        search()
+    return best or found
 
 
 def _variants(workload: Workload) -> Iterator[Workload]:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
 
-__all__ = ["step_bound"]
-
 #: So many sets of collectives are bounded: those that promise most.
 _MOST_SETS = 6
 #: Seconds for each.
@@ -53,7 +51,7 @@ class _Bound:
         self.tile = {
             each.name: tile_us(workload, each, rates, communication_share) for each in workload.operations
         }
-        self.whole = {name: us * workload.tiles_of.get(name, (1, 0))[0] for name, us in self.tile.items()}
+        self.whole = {name: us * workload.tiling(name).tiles for name, us in self.tile.items()}
         for each in workload.operations:
             if each.is_collective:
                 self.tile[each.name] = self.sent(frozenset([each.name]), one=True)
@@ -70,8 +68,8 @@ class _Bound:
         if (names, one) not in self.known:
             halves = {} if one else self._halves(names)
             parts = [part for part in self.parts if part.operation in names - set(halves.values())]
-            if one and names <= self.workload.tiles_of.keys():
-                parts = parts[:1]
+            if one:
+                parts = [part for part in parts if part.tile == 0]
             problem = problem_of(self.workload, self.topology, parts, sums=halves)
             self.known[names, one] = lower_bound(problem, budget_s=_BOUND_S).bound
         return self.known[names, one]
@@ -82,12 +80,7 @@ class _Bound:
         operation = self.workload.operation
         cut = {name: [p.chunk_bytes for p in self.parts if p.operation == name] for name in names}
         for name in sorted(each for each in names if operation[each].kind == "allgather"):
-            needs, pending = set[str](), [name]
-            while pending:
-                more = {each for each in operation[pending.pop()].inputs if each in operation} - needs
-                needs |= more
-                pending += more
-            for each in sorted(needs & names - set(found.values())):
+            for each in sorted(self.workload.needed(name) & names - set(found.values())):
                 if operation[each].kind == "reduce_scatter" and cut[each] == cut[name]:
                     found[name] = each
                     break
@@ -95,8 +88,8 @@ class _Bound:
 
     def takes(self, name: str, other: str) -> Fraction:
         """How long an operation keeps another waiting at least: one tile of it where both overlap."""
-        overlaps = self.workload.overlaps
-        together = any(name in each.operations and other in each.operations for each in overlaps)
+        overlap = self.workload.tiling(name).overlap
+        together = overlap is not None and overlap is self.workload.tiling(other).overlap
         return (self.tile if together else self.whole)[name]
 
     def _reach(self, near: Mapping[str, list[str]], order: list[str]) -> dict[str, Fraction]:
@@ -124,18 +117,18 @@ class _Bound:
         That takes its time, all tiles of it where the two do not overlap; and so does what is between, of
         which only the last tile follows where it overlaps with the far one.
         """
-        overlap_of = {each: i for i, one in enumerate(self.workload.overlaps) for each in one.operations}
-        for key in {overlap_of.get(each) for each in order}:
+        overlap_of = {each: self.workload.tiling(each).overlap for each in self.tile}
+        for key in {overlap_of[each] for each in order}:
             after: dict[str, Fraction] = {}  # from the end of an operation
             since = {name: Fraction(0)}  # from its beginning
             for each in (name, *reversed(order)):
                 for far in near[each] if each in since else ():
-                    tiled = key is not None and overlap_of.get(far) == key
+                    tiled = key is not None and overlap_of[far] is key
                     takes = self.tile[far] if tiled else self.takes(far, each)
                     after[far] = max(after.get(far, since[each]), since[each])
                     since[far] = max(since.get(far, Fraction(0)), takes + since[each])
             for far, us in after.items():
-                if overlap_of.get(far) == key:
+                if overlap_of[far] is key:
                     yield reach[far] + self.takes(far, name) + us
 
     def best(self) -> Fraction:

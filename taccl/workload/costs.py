@@ -13,11 +13,8 @@ from taccl.units import exact
 from taccl.workload.operations import DTYPE_BYTES, operand_axes
 
 if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
-
-__all__ = ["RATES", "Rates", "compute_us", "rates_of", "tile_us", "work_of"]
 
 
 @checked_as(WorkloadError)
@@ -31,7 +28,7 @@ class Rates:
     def __post_init__(self) -> None:
         if not (0 < self.tflops < math.inf and 0 < self.gb_per_s < math.inf):
             raise WorkloadError(
-                f"found {self.tflops} TFLOPS and {self.gb_per_s} GB/s; expected numbers above 0"
+                f"found tflops {self.tflops} and gb_per_s {self.gb_per_s}; expected numbers above 0"
             )
 
 
@@ -41,11 +38,6 @@ RATES = {
     "dgx-a100": Rates(312, 2039), "dgx-h100": Rates(989, 3350), "dgx1": Rates(125, 900),
     "dgx2": Rates(125, 900), "ndv2": Rates(125, 900),
 }  # fmt: skip
-
-
-def rates_of(topology: Topology) -> Rates | None:
-    """The rates of a machine by its model; None where they are not known."""
-    return RATES.get(topology.machine)
 
 
 def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
@@ -82,35 +74,28 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     )
 
 
-def compute_us(workload: Workload, operation: Operation, rates: Rates | None) -> Fraction:
-    """How long all of an operation that moves nothing between ranks takes each of them.
+def tile_us(
+    workload: Workload, operation: Operation, rates: Rates | None, communication_share: float
+) -> Fraction:
+    """How long a tile of an operation takes a rank beside communication; 0 of collectives.
 
     Raises
     ------
     WorkloadError
         If neither its cost nor the machine's rates are known.
     """
-    if operation.cost_us is not None:
-        return Fraction(operation.cost_us)
-    flops, num_bytes = work_of(workload, operation)
-    if not flops and not num_bytes:
-        return Fraction(0)
-    if rates is None:
-        said = (
-            "has no cost_us, and the machine's rates are not known; give one, or "
-            "rates=Rates(tflops, gb_per_s)"
-        )
-        raise WorkloadError(said, where=operation.name)
-    # To the picosecond: finer ticks than sends have would say nothing.
-    picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
-    return Fraction(math.ceil(picoseconds), 10**6)
-
-
-def tile_us(
-    workload: Workload, operation: Operation, rates: Rates | None, communication_share: float
-) -> Fraction:
-    """How long a tile of an operation takes a rank beside communication; 0 of collectives."""
     if operation.is_collective:
         return Fraction(0)
-    tiles = workload.tiles_of.get(operation.name, (1, 0))[0]
-    return compute_us(workload, operation, rates) / tiles / (1 - exact(communication_share))
+    if operation.cost_us is not None:
+        whole_us = Fraction(operation.cost_us)
+    else:
+        flops, num_bytes = work_of(workload, operation)
+        if not flops and not num_bytes:
+            return Fraction(0)
+        if rates is None:
+            said = "has no cost_us, and the machine's rates are not known; give one, or rates="
+            raise WorkloadError(f"{said}Rates(tflops, gb_per_s)", where=operation.name)
+        # To the picosecond: finer ticks than sends have would say nothing.
+        picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
+        whole_us = Fraction(math.ceil(picoseconds), 10**6)
+    return whole_us / workload.tiling(operation.name).tiles / (1 - exact(communication_share))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl import collectives
-from taccl.baselines import BASELINES, baseline
-from taccl.errors import InputError, WorkloadError
+from taccl.baselines import baseline
+from taccl.clauses import Clauses
 from taccl.problem import make_problem
-from taccl.schedule.schedule import Schedule
+from taccl.schedule.listing import Tasks
+from taccl.schedule.precedence import Precedence
+from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.synthesize import synthesize
 
 if TYPE_CHECKING:
@@ -21,38 +23,51 @@ if TYPE_CHECKING:
 
     from taccl.collective import Collective
     from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
     from taccl.topology.topology import Topology
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
-__all__ = ["Exchange", "Part", "num_chunks", "parts_of", "problem_of", "sends_of"]
-
-#: Collectives that no tiles cut are cut into pieces whose chunks are not smaller than this, and not into
-#: more; ours.
-_PIECE_BYTES, _MOST_PIECES = 1 << 20, 8
-#: Seconds for the schedule of one piece.
-_SEARCH_S = 60.0
+#: Collectives, and tiles of them, are cut into pieces whose chunks are not smaller, and not into more; ours.
+_PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
+#: Where parts follow each other, sends that are best for chunks of this size are tried, too; ours.
+_LARGE_BYTES = 1 << 22
+#: Seconds for the sends of one part. No baselines are tried, which take longer than the list scheduler, nor
+#: contributions kept apart, which could not be added up tile by tile.
+_SEARCH_S = 20.0
+_PARAMETERS = replace(
+    DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_moves=0)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tile of a collective, or a piece of one that no tiles cut, and its chunks in the step's problem."""
+    """A piece of a tile of a collective, and its chunks in the step's problem.
+
+    A tile is cut into `pieces`, which follow each other, where its chunks are large.
+    """
 
     operation: str
     tile: int
+    piece: int
+    pieces: int
     first: int
-    chunks: int
+    count: int
     chunk_bytes: int
+
+    @property
+    def chunks(self) -> range:
+        """The numbers of its chunks."""
+        return range(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Sends of all parts, in an order in which one part after another could run.
+    """Sends of all parts; in the order of their groups one part after another could run.
 
     Parameters
     ----------
-    chunk, link, group, place, part : (num_transfers,) int64
-        `place` is where a send is in that order.
+    chunk, link, group : (num_transfers,) int64
     reduce : (num_transfers,) bool
     """
 
@@ -62,42 +77,25 @@ class Exchange:
     link: np.ndarray
     reduce: np.ndarray
     group: np.ndarray
-    place: np.ndarray
-
-    @cached_property
-    def part_of_chunk(self) -> list[int]:
-        """The number of the part of every chunk."""
-        return np.repeat(np.arange(len(self.parts)), [part.chunks for part in self.parts]).tolist()
 
 
 def parts_of(workload: Workload) -> tuple[Part, ...]:
     """The parts of all collectives, tile by tile where they overlap."""
     parts: list[Part] = []
     first = 0
-    for unit in workload.units:
-        tiles = workload.tiles_of.get(unit[0].name, (0, 0))[0]
-        for tile in range(max(tiles, 1)):
-            for operation in unit:
-                if not operation.is_collective:
-                    continue
-                tensor, count = (
-                    workload.tensors[operation.name],
-                    _collective(operation, workload.num_ranks).num_chunks,
-                )
-                share = count if operation.kind != "alltoall" else workload.num_ranks**2
-                pieces = 1
-                if not tiles:
-                    pieces = max(1, min(_MOST_PIECES, tensor.num_bytes // (share * _PIECE_BYTES)))
-                size = max(1, -(-tensor.num_bytes // (max(tiles, 1) * pieces * share)))
-                for piece in range(pieces):
-                    parts.append(Part(operation.name, tile if tiles else piece, first, count, size))
-                    first += count
+    for operation, tile, _ in workload.tiles:
+        if not operation.is_collective:
+            continue
+        count, cut = _collective(operation, workload.num_ranks).num_chunks, workload.tiling(operation.name)
+        share = count if operation.kind != "alltoall" else workload.num_ranks**2
+        num_bytes = workload.tensors[operation.name].num_bytes
+        least_bytes, most = _TILE_PIECES if cut.overlap else _PIECES
+        pieces = max(1, min(most, num_bytes // (cut.tiles * share * least_bytes)))
+        size = max(1, -(-num_bytes // (cut.tiles * pieces * share)))
+        for piece in range(pieces):
+            parts.append(Part(operation.name, tile, piece, pieces, first, count, size))
+            first += count
     return tuple(parts)
-
-
-def num_chunks(workload: Workload) -> int:
-    """Chunks of all collectives of a step, in its tiles."""
-    return sum(part.chunks for part in parts_of(workload))
 
 
 def problem_of(
@@ -109,7 +107,7 @@ def problem_of(
         operation = workload.operation[part.operation]
         whole = replace(operation, kind="allreduce") if part.operation in sums else operation
         every.append(_collective(whole, workload.num_ranks))
-    sizes = [part.chunk_bytes for part in parts for _ in range(part.chunks)]
+    sizes = [part.chunk_bytes for part in parts for _ in part.chunks]
     return make_problem(topology, collectives.together(every), chunk_bytes=sizes)
 
 
@@ -124,26 +122,19 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Exchange
         ``"synthesized"``, or the name of a baseline.
     """
     parts = parts_of(workload)
-    problem = problem_of(workload, topology, parts)
-    columns: list[list[np.ndarray]] = [[], [], [], [], []]
-    known: dict[tuple[object, ...], Exchange] = {}
-    groups = places = 0
+    problem, columns = problem_of(workload, topology, parts), list[list[np.ndarray]]([[], [], [], []])
+    groups, times = 0, Counter(part.operation for part in parts)
     for part in parts:
         operation = workload.operation[part.operation]
-        key = (operation.kind, operation.shift, part.chunk_bytes)
-        if key not in known:
-            known[key] = _template(operation, topology, part.chunk_bytes, algorithm)
-        found = known[key]
-        for column, values in zip(
-            columns,
-            (found.chunk + part.first, found.link, found.reduce, found.group + groups, found.place + places),
-            strict=True,
-        ):
-            column.append(values)
-        groups += int(found.group.max(initial=-1)) + 1
-        places += int(found.place.max(initial=-1)) + 1
-    chunk, link, reduce, group, place = (np.concatenate(column) for column in columns)
-    return Exchange(problem, parts, chunk, link, reduce, group, place)
+        is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
+        for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
+            one = replace(operation, kind=kind)
+            found = _template(one, problem, part.chunk_bytes, times[part.operation], algorithm)
+            added = (found.chunk + part.first, found.link, found.reduce, found.group + groups)
+            for column, values in zip(columns, added, strict=True):
+                column.append(values)
+            groups += found.num_sends
+    return Exchange(problem, parts, *map(np.concatenate, columns))
 
 
 def _collective(operation: Operation, num_ranks: int) -> Collective:
@@ -154,61 +145,51 @@ def _collective(operation: Operation, num_ranks: int) -> Collective:
     return collectives.make(operation.kind, num_ranks)
 
 
-def _template(operation: Operation, topology: Topology, chunk_bytes: int, algorithm: str) -> Exchange:
-    """The sends of one part; an allreduce is a reduce-scatter and then an allgather."""
-    if operation.kind == "allreduce" and algorithm == "synthesized":
-        one, two = (
-            _template(replace(operation, kind=kind), topology, chunk_bytes, algorithm)
-            for kind in ("reduce_scatter", "allgather")
-        )
-        return replace(
-            one,
-            chunk=np.concatenate([one.chunk, two.chunk]),
-            link=np.concatenate([one.link, two.link]),
-            reduce=np.concatenate([one.reduce, two.reduce]),
-            group=np.concatenate([one.group, two.group + one.group.max(initial=-1) + 1]),
-            place=np.concatenate([one.place, two.place + one.place.max(initial=-1) + 1]),
-        )
+def _template(operation: Operation, whole: Problem, chunk_bytes: int, times: int, algorithm: str) -> Schedule:
+    """Sends of one part: of those that are best alone, and of those that hold resources least.
+
+    They are kept: what is best changes little within a fourfold of the size.
+    """
+    topology = whole.topology
     memo = topology.memo.setdefault("workload sends", {})
-    # Which sends are best changes little with sizes: they are found anew for every fourfold size.
-    key = (operation.kind, operation.shift, chunk_bytes.bit_length() // 2, algorithm)
-    if key not in memo:
-        memo[key] = _found(operation, topology, chunk_bytes, algorithm)
-    template: Exchange = memo[key]
+    clauses = Clauses(max_merge=whole.clauses.max_merge, merging=whole.clauses.merging)
+    class_bytes = 4 ** (((chunk_bytes - 1).bit_length() + 1) // 2)
+    about = (operation.kind, operation.shift, algorithm, clauses.max_merge, clauses.merging)
+    if (about, chunk_bytes, times) not in memo:
+        sizes = {class_bytes} if algorithm != "synthesized" or times == 1 else {class_bytes, _LARGE_BYTES}
+        every = []
+        for size in sorted(sizes):
+            if (about, size) not in memo:
+                memo[about, size] = _found(operation, topology, size, algorithm, clauses)
+            every.append(memo[about, size])
+        own = replace(every[0].problem, chunk_bytes=(chunk_bytes,) * every[0].problem.collective.num_chunks)
+        memo[about, chunk_bytes, times] = min(every, key=lambda each: _repeated_ticks(each, own, times))
+    template: Schedule = memo[about, chunk_bytes, times]
     return template
 
 
-def _found(operation: Operation, topology: Topology, chunk_bytes: int, algorithm: str) -> Exchange:
-    problem = make_problem(topology, _collective(operation, topology.num_ranks), chunk_bytes=chunk_bytes)
-    if problem.collective.is_met:
-        nothing = np.zeros(0, dtype=np.int64)
-        return Exchange(problem, (), nothing, nothing, nothing.astype(bool), nothing, nothing)
-    if algorithm == "synthesized" or operation.kind == "send":
-        schedule = synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S).schedule
-    else:
-        schedule = baseline(algorithm, problem, cut=False)
-    if not isinstance(schedule, Schedule):
-        schedule = schedule.expand()
-    if schedule.carries is not None:
-        schedule = _added_up(problem, schedule.producer, operation)
-    group = np.unique(schedule.group, return_inverse=True)[1].astype(np.int64)
-    start = np.full(int(group.max()) + 1, schedule.start.max())
-    np.minimum.at(start, group, schedule.start)
-    place = np.argsort(np.argsort(start, kind="stable"))[group]
-    return Exchange(
-        problem, (), schedule.chunk.astype(np.int64), schedule.link.astype(np.int64),
-        schedule.reduce.astype(bool), group, place,
+def _repeated_ticks(schedule: Schedule, problem: Problem, times: int) -> int:
+    """About how long the sends of a schedule take so many times, as closely as resources let them follow."""
+    order = Precedence(
+        problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
+        reduce=schedule.reduce, start=schedule.start, end=schedule.end,
     )  # fmt: skip
+    tasks = Tasks.of_sends(order)
+    load = Counter[int]()
+    for holds in tasks.holds:
+        load.update({resource: until - begin for resource, begin, until in holds})
+    return times * max(load.values(), default=0) + max(tasks.tails(), default=0)
 
 
-def _added_up(problem: Problem, producer: str, operation: Operation) -> Schedule:
-    """The quickest baseline that adds up what arrives, in place of one that keeps contributions apart."""
-    found = []
-    for name in BASELINES:
-        with contextlib.suppress(InputError):
-            found.append(baseline(name, problem, cut=False))
-    sums = [each for each in found if each.carries is None]
-    if not sums:
-        said = f"{producer} keeps contributions apart, and no other algorithm works here; change the topology"
-        raise WorkloadError(said, where=operation.name)
-    return min(sums, key=lambda each: each.finish_ticks)
+def _found(
+    operation: Operation, topology: Topology, chunk_bytes: int, algorithm: str, clauses: Clauses
+) -> Schedule:
+    collective = _collective(operation, topology.num_ranks)
+    problem = make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=clauses)
+    if problem.collective.is_met:
+        return make_schedule(problem, chunk=[], link=[], start=[], end=[])
+    if algorithm != "synthesized" and operation.kind != "send":
+        found: Schedule | CompactSchedule = baseline(algorithm, problem, cut=False)
+    else:
+        found = synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule
+    return found if isinstance(found, Schedule) else found.expand()

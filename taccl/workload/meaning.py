@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl.arguments import Natural
     from taccl.workload.operations import Operation, Tensor
     from taccl.workload.workload import Workload
 
     Array = NDArray[Any]
     Places = tuple[NDArray[np.int64], ...]
-
-__all__ = ["Part", "assembled", "carry_out", "join", "places", "random_inputs", "run_workload", "taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Part:
 
 @checked_as(WorkloadError)
 def run_workload(
-    workload: Workload, inputs: Mapping[str, Any] | None = None, *, seed: int = 0
+    workload: Workload, inputs: Mapping[str, Sequence[Any]] | None = None, *, seed: Natural = 0
 ) -> dict[str, list[Array]]:
     """What every rank has of every tensor when the step has run: for each name a list of arrays, by rank.
 
@@ -57,64 +56,65 @@ def run_workload(
     WorkloadError
         If an input is missing, or has another shape.
     """
-    given = random_inputs(workload, seed=seed) if inputs is None else inputs
     ranks = range(workload.num_ranks)
-    held: dict[str, list[Part]] = {}
+    made = {name: [parts] for name, parts in given_parts(workload, inputs, seed=seed).items()}  # by tile
+    for operation, number, reads in workload.tiles:
+
+        def read(name: str, rank: int, reads: tuple[tuple[str, int], ...] = reads) -> Part:
+            parts = [made[name][tile][rank] for source, tile in reads if source == name]
+            return join(parts, workload.tiling(name).axis)
+
+        parts = [[read(name, rank) for name in operation.inputs] for rank in ranks]
+        wanted = [places_of_tile(workload, operation, rank, number) for rank in ranks]
+        if operation.is_collective:
+            whole = _whole(workload.operands(operation)[0], [mine for (mine,) in parts])
+            found = [Part(taken(whole, sent_from(workload, operation, here)), here) for here in wanted]
+        else:
+            found = [calculated(workload, operation, parts[rank], rank, wanted[rank]) for rank in ranks]
+        made.setdefault(operation.name, []).append(found)
+    return {
+        name: [join([parts[rank] for parts in tiles], workload.tiling(name).axis).array for rank in ranks]
+        for name, tiles in made.items()
+    }
+
+
+def given_parts(
+    workload: Workload, inputs: Mapping[str, Any] | None, *, seed: int = 0
+) -> dict[str, list[Part]]:
+    """What every rank is given of every input; `WorkloadError` if that is not what it should have."""
+    given = random_inputs(workload, seed=seed) if inputs is None else inputs
+    found: dict[str, list[Part]] = {}
     for tensor in workload.inputs:
+        where = f"inputs: {tensor.name}"
         if tensor.name not in given or len(given[tensor.name]) != workload.num_ranks:
-            raise WorkloadError(
-                f"expected an array of it for each of {workload.num_ranks} ranks", where=tensor.name
-            )
-        held[tensor.name] = []
+            said = f"expected an array of it for each of {workload.num_ranks} ranks; give all of them"
+            raise WorkloadError(said, where=where)
+        found[tensor.name] = []
         for rank, array in enumerate(given[tensor.name]):
             here = places(tensor, rank, workload.num_ranks)
-            array = np.asarray(array, dtype=_dtype(tensor))
-            if array.shape != tuple(map(len, here)):
-                said = f"found shape {array.shape} at rank {rank}; expected {tuple(map(len, here))}"
-                raise WorkloadError(said, where=tensor.name)
-            held[tensor.name].append(Part(array, here))
-    for unit in workload.units:
-        tiles = workload.tiles_of.get(unit[0].name, (1, 0))[0]
-        pieces: dict[str, list[list[Part]]] = {operation.name: [] for operation in unit}
-        for tile in range(tiles):
-            now = dict(held)
-            for operation in unit:
-                now[operation.name] = [
-                    carry_out(workload, operation, now, rank, places_of_tile(workload, operation, rank, tile))
-                    for rank in ranks
-                ]
-                pieces[operation.name].append(now[operation.name])
-        for name, made in pieces.items():
-            axis = workload.tiles_of.get(name, (1, 0))[1]
-            held[name] = [join([parts[rank] for parts in made], axis) for rank in ranks]
-    return {name: [part.array for part in parts] for name, parts in held.items()}
+            wanted = tuple(map(len, here))
+            if np.shape(array) != wanted:
+                said = f"found shape {np.shape(array)} at rank {rank}; expected {wanted}"
+                raise WorkloadError(said, where=where)
+            found[tensor.name].append(Part(np.asarray(array, dtype=dtype_of(tensor)), here))
+    return found
 
 
 @checked_as(WorkloadError)
-def random_inputs(workload: Workload, *, seed: int = 0) -> dict[str, list[Array]]:
+def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Array]]:
     """Arrays of every rank for every input: normal, of partial tensors another one at each rank."""
     source = np.random.default_rng(seed)
     found = {}
     for tensor in workload.inputs:
         count = workload.num_ranks if tensor.layout == "partial" else 1
         # Whole arrays are drawn, so that they do not depend on whether they are sliced.
-        drawn = [source.normal(size=tensor.shape).astype(_dtype(tensor)) for _ in range(count)]
+        drawn = [source.normal(size=tensor.shape).astype(dtype_of(tensor)) for _ in range(count)]
         whole = tuple(np.arange(length) for length in tensor.shape)
         found[tensor.name] = [
             taken(Part(drawn[rank % count], whole), places(tensor, rank, workload.num_ranks)).copy()
             for rank in range(workload.num_ranks)
         ]
     return found
-
-
-def assembled(tensor: Tensor, arrays: Sequence[Array]) -> Array:
-    """The array that a tensor stands for, from what every rank has of it."""
-    if tensor.axis is not None:
-        return np.concatenate(arrays, axis=tensor.axis)
-    if tensor.layout == "partial":
-        total: Array = np.sum(np.stack(arrays), axis=0)
-        return total
-    return arrays[0]
 
 
 def places(tensor: Tensor, rank: int, num_ranks: int) -> Places:
@@ -127,15 +127,13 @@ def places(tensor: Tensor, rank: int, num_ranks: int) -> Places:
 
 def places_of_tile(workload: Workload, operation: Operation, rank: int, tile: int) -> Places:
     """What one tile of an operation makes at a rank."""
-    tensor = workload.tensors[operation.name]
-    here = places(tensor, rank, workload.num_ranks)
-    if operation.name not in workload.tiles_of:
-        return here
-    tiles, axis = workload.tiles_of[operation.name]
-    # A tile has a part of each slice, if anything is sliced along its axis.
-    ways = workload.tile_ways[operation.name]
-    of_tile = np.arange(tensor.shape[axis]).reshape(ways, tiles, -1)[:, tile].ravel()
-    return (*here[:axis], np.intersect1d(here[axis], of_tile), *here[axis + 1 :])
+    tensor, cut = workload.tensors[operation.name], workload.tiling(operation.name)
+    here = list(places(tensor, rank, workload.num_ranks))
+    if cut.overlap is not None:
+        # A tile has a part of each slice, if anything is sliced along its axis.
+        of_tile = np.arange(tensor.shape[cut.axis]).reshape(cut.ways, cut.tiles, -1)[:, tile]
+        here[cut.axis] = np.intersect1d(here[cut.axis], of_tile)
+    return tuple(here)
 
 
 def taken(part: Part, wanted: Places) -> Array:
@@ -160,28 +158,8 @@ def join(parts: Sequence[Part], axis: int) -> Part:
     return Part(array, (*here[:axis], along[order], *here[axis + 1 :]))
 
 
-def carry_out(
-    workload: Workload, operation: Operation, held: Mapping[str, Sequence[Part]], rank: int, wanted: Places
-) -> Part:
-    """What an operation makes at one rank at some places.
-
-    Parameters
-    ----------
-    held : mapping of str to sequence of Part
-        What each rank has of every tensor that is read.
-    """
-    out = workload.tensors[operation.name]
-    if operation.is_collective:
-        array = _exchanged(workload, operation, held, wanted)
-    elif operation.kind == "compute":
-        array = _computed(workload, operation, held, rank, wanted)
-    else:
-        array = _calculated(workload, operation, [held[name][rank] for name in operation.inputs], wanted)
-    return Part(np.asarray(array, dtype=_dtype(out)), wanted)
-
-
-def _dtype(tensor: Tensor) -> str:
-    # numpy has no bfloat16; float32 holds all of its values.
+def dtype_of(tensor: Tensor) -> str:
+    """The type of numpy's: it has no bfloat16, and float32 holds all values of that."""
     return "float32" if tensor.dtype == "bfloat16" else tensor.dtype
 
 
@@ -193,74 +171,64 @@ def _whole(tensor: Tensor, parts: Sequence[Part]) -> Part:
     return parts[0] if tensor.axis is None else join(parts, tensor.axis)
 
 
-def _exchanged(
-    workload: Workload, operation: Operation, held: Mapping[str, Sequence[Part]], wanted: Places
-) -> Array:
-    tensor = workload.tensors[operation.inputs[0]]
-    whole = _whole(tensor, held[tensor.name])
-    if operation.kind == "send":
-        axis = tensor.axis
-        assert axis is not None
-        length = tensor.shape[axis]
-        by = operation.shift * (length // workload.num_ranks)
-        moved = (wanted[axis] - by) % length
-        return taken(whole, (*wanted[:axis], moved, *wanted[axis + 1 :]))
-    return taken(whole, wanted)
+def sent_from(workload: Workload, operation: Operation, wanted: Places) -> Places:
+    """The places in a collective's input of what is at some places of its result."""
+    tensor = workload.tensors[operation.name]
+    if operation.kind != "send" or tensor.axis is None:
+        return wanted
+    axis, length = tensor.axis, tensor.shape[tensor.axis]
+    by = operation.shift * (length // workload.num_ranks)
+    return (*wanted[:axis], (wanted[axis] - by) % length, *wanted[axis + 1 :])
 
 
-def _computed(
-    workload: Workload, operation: Operation, held: Mapping[str, Sequence[Part]], rank: int, wanted: Places
-) -> Array:
-    """Numbers of its own, and all that it reads, in the layout asked for: it stands for some kernel."""
-    out = workload.tensors[operation.name]
-    share = workload.num_ranks if out.layout == "partial" else 1
-    own = np.random.default_rng((operation.seed, rank if share > 1 else 0)).random(out.shape)
-    total = own[np.ix_(*wanted)] if wanted else own
-    for tensor in workload.operands(operation):
-        whole = _whole(tensor, held[tensor.name])
-        read = taken(whole, wanted) if tensor.shape == out.shape else whole.array.mean()
-        total = total + read / share
-    return np.asarray(total)
+def calculated(
+    workload: Workload, operation: Operation, parts: Sequence[Part], rank: int, wanted: Places
+) -> Part:
+    """What an operation that moves nothing makes at one rank at some places.
 
-
-def _calculated(workload: Workload, operation: Operation, parts: Sequence[Part], wanted: Places) -> Array:
-    kind, out = operation.kind, workload.tensors[operation.name]
-    tensors = workload.operands(operation)
+    Parameters
+    ----------
+    parts : sequence of Part
+        What the rank has of each tensor that is read.
+    """
+    out, tensors = workload.tensors[operation.name], workload.operands(operation)
     read = []
     for at, part in enumerate(parts):
         axes = operand_axes(operation, tensors, out, at)
         need = [part.places[i] if axis is None else wanted[axis] for i, axis in enumerate(axes)]
-        if kind == "matmul":
+        if operation.kind == "matmul":
             inner = len(axes) - (1 if at == 0 else 2)
             other = parts[1 - at].places[-2 if at == 0 else -1]
             # Where one of the two is sliced along the axis that is summed over, so is what is read of the
             # other.
             if len(other) < len(need[inner]):
                 need[inner] = other
-        read.append(taken(part, tuple(need)))
+        value = taken(part, tuple(need))
+        read.append(value if operation.kind != "compute" or axes != [None] * len(axes) else value.mean())
+    return Part(np.asarray(_value(operation, out, read, rank, wanted), dtype=dtype_of(out)), wanted)
+
+
+def _value(operation: Operation, out: Tensor, read: Sequence[Array], rank: int, wanted: Places) -> Any:
+    kind, value = operation.kind, operation.value or 0.0
+
+    def drawn(*seed: int) -> Array:
+        numbers = np.random.default_rng((operation.seed or 0, *seed)).random(out.shape)
+        return numbers[np.ix_(*wanted)] if wanted else np.asarray(numbers)
+
+    if kind == "compute":  # it stands for some kernel: numbers of its own, and what it reads
+        return sum(read, start=drawn(rank if out.layout == "partial" else 0))
     a = read[0]
-    value = 0.0 if operation.value is None else operation.value
-    if kind == "matmul":
-        return np.asarray(np.matmul(a, read[1]))
     if kind == "layernorm":
-        spread = a.std(axis=-1, keepdims=True)
-        rows = (a - a.mean(axis=-1, keepdims=True)) / np.sqrt(spread**2 + 1e-5)
+        rows = (a - a.mean(axis=-1, keepdims=True)) / np.sqrt(a.var(axis=-1, keepdims=True) + 1e-5)
         # A tile of columns takes whole rows.
-        return taken(Part(rows, (*wanted[:-1], parts[0].places[-1])), wanted)
+        return rows[..., wanted[-1]]
+    if kind == "gelu":
+        return a / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
     if kind in ("norm", "sum_of_squares"):
         total = np.sum(np.square(a))
-        return np.asarray(np.sqrt(total) if kind == "norm" else total)
-    if kind == "dropout":
-        drawn = np.random.default_rng(operation.seed).random(out.shape)
-        kept = (drawn[np.ix_(*wanted)] if wanted else drawn) >= value
-        return np.where(kept, a / (1 - value), 0)
-    if len(read) == 2:
-        function: Any = getattr(np, kind)
-        return np.asarray(function(a, read[1]))
-    if kind == "gelu":
-        return np.asarray(a / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3))))
-    unary: dict[str, Any] = {
-        "relu": lambda: np.maximum(a, 0), "tanh": lambda: np.tanh(a), "square": lambda: np.square(a),
-        "sqrt": lambda: np.sqrt(a), "scale": lambda: a * value, "offset": lambda: a + value,
+        return np.sqrt(total) if kind == "norm" else total
+    simple: dict[str, Any] = {
+        "relu": lambda: np.maximum(a, 0), "scale": lambda: a * value, "offset": lambda: a + value,
+        "dropout": lambda: np.where(drawn() >= value, a / (1 - value), 0),
     }  # fmt: skip
-    return np.asarray(unary[kind]())
+    return simple[kind]() if kind in simple else getattr(np, kind)(*read)

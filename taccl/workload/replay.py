@@ -10,35 +10,47 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.workload.meaning import Part, carry_out, join, places, places_of_tile, random_inputs, taken
+from taccl.workload.meaning import (
+    Part,
+    calculated,
+    dtype_of,
+    given_parts,
+    join,
+    places,
+    places_of_tile,
+    sent_from,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from taccl.arguments import Natural
+    from taccl.schedule.schedule import Transfer
     from taccl.workload.exchange import Part as Chunks
-    from taccl.workload.meaning import Places
     from taccl.workload.operations import Operation
     from taccl.workload.step import Step
 
     Array = NDArray[Any]
+    #: Places in the whole array, flattened.
+    Flat = NDArray[np.int64]
 
-__all__ = ["Rank", "replay_step"]
 
-
+@checked_as(WorkloadError)
 def replay_step(
-    step: Step, inputs: Mapping[str, Any] | None = None, *, seed: int = 0
+    step: Step, inputs: Mapping[str, Sequence[Any]] | None = None, *, seed: Natural = 0
 ) -> dict[str, list[Array]]:
     """What every rank has of every output of a step when all its sends have come.
 
     Parameters
     ----------
     step : Step
-        Verified; of what it computes, every `compute` reads replicated tensors alone.
+        Verified.
     inputs : mapping of str to list of array, optional
-        What each rank has of each input; by default `random_inputs`.
+        What each rank has of each input; by default random numbers.
     seed : int
         Of those.
 
@@ -47,44 +59,39 @@ def replay_step(
     WorkloadError
         If a rank sends or reads what it does not have at that moment.
     """
-    given = random_inputs(step.workload, seed=seed) if inputs is None else inputs
-    numbers = range(step.workload.num_ranks)
-    ranks = [Rank(step, rank, {name: given[name][rank] for name in given}) for rank in numbers]
-    schedule = step.schedule
-    if schedule is not None:
-        links = step.topology.links
-        moments = [(int(t), 0, i) for i, t in enumerate(schedule.end)]
-        moments += [(int(t), 1, i) for i, t in enumerate(schedule.start)]
-        under_way: dict[int, Array] = {}
-        for _, starts, i in sorted(moments):
-            chunk, link = int(schedule.chunk[i]), links[int(schedule.link[i])]
-            if starts:
-                every = [ranks[rank].held(chunk) for rank in link.srcs]
-                under_way[i] = np.sum(every, axis=0, dtype=every[0].dtype)
-                continue
-            for rank in link.dsts:
-                ranks[rank].receive(chunk, under_way[i], reduce=bool(schedule.reduce[i]))
-            del under_way[i]
+    given = given_parts(step.workload, inputs, seed=seed)
+    ranks = [StepRank(step, rank, given) for rank in range(step.workload.num_ranks)]
+    under_way: dict[int, Array] = {}
+    for number, starts, transfer in moments(step):
+        link = step.topology.links[transfer.link]
+        if starts:
+            every = [ranks[rank].held(transfer.chunk) for rank in link.srcs]
+            under_way[number] = np.sum(every, axis=0, dtype=every[0].dtype)
+            continue
+        for rank in link.dsts:
+            ranks[rank].receive(transfer, under_way[number])
+        del under_way[number]
     return {name: [each.tensor(name).array for each in ranks] for name in step.workload.outputs}
 
 
-class Rank:
+def moments(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
+    """The start and the end of every transfer, in the order of time; ends first."""
+    transfers = list(step.schedule or ())
+    ends = [(each.end_ticks, False, number) for number, each in enumerate(transfers)]
+    starts = [(each.start_ticks, True, number) for number, each in enumerate(transfers)]
+    for _, is_start, number in sorted(ends + starts):
+        yield number, is_start, transfers[number]
+
+
+class StepRank:
     """What one rank has: its inputs, chunks, and the tiles made of them, each when it is first asked for."""
 
-    def __init__(self, step: Step, rank: int, inputs: Mapping[str, Array]) -> None:
+    def __init__(self, step: Step, rank: int, inputs: Mapping[str, Sequence[Part]]) -> None:
         self.step, self.workload, self.rank = step, step.workload, rank
-        ranks = self.workload.num_ranks
-        self.inputs = {
-            each.name: Part(np.asarray(inputs[each.name]), places(each, rank, ranks))
-            for each in self.workload.inputs
-        }
+        self.made = {(name, 0): parts[rank] for name, parts in inputs.items()}
         self.chunks: dict[int, Array] = {}
-        self.made: dict[tuple[str, int], Part] = {}
-        self.part_of = [part for part in step.parts for _ in range(part.chunks)]
-        self.pieces = {
-            part.operation: 1 + max(p.tile for p in step.parts if p.operation == part.operation)
-            for part in step.parts
-        }
+        self.part_of = [part for part in step.parts for _ in part.chunks]
+        self.whole: dict[tuple[str, int], Array] = {}
 
     def held(self, chunk: int) -> Array:
         """A chunk as the rank has it now."""
@@ -94,115 +101,79 @@ class Rank:
             if self.rank not in self.step.schedule.problem.collective.chunks[chunk].origins:
                 said = f"rank {self.rank} has no chunk {chunk} of it yet; verify the step"
                 raise WorkloadError(said, where=part.operation)
-            name = self.workload.operation[part.operation].inputs[0]
-            tile = self._tile(part)
-            source = self._read(self.workload.operation[part.operation], name, tile)
-            self.chunks[chunk] = self._cut(taken(source, self._places(part, chunk)), part, chunk)
+            self.chunks[chunk] = self._source(part)[self._places(part, chunk)[0]]
         return self.chunks[chunk]
 
-    def blank(self, chunk: int) -> Array:
-        """Room for a chunk, of its size and type."""
+    def room(self, chunk: int) -> Array:
+        """An empty array for a chunk."""
         part = self.part_of[chunk]
-        tensor = self.workload.tensors[part.operation]
-        dtype = "float32" if tensor.dtype == "bfloat16" else tensor.dtype
-        size = int(np.prod([len(axis) for axis in self._places(part, chunk)]))
-        return self._cut(np.empty(size, dtype=dtype), part, chunk)
+        dtype = dtype_of(self.workload.tensors[part.operation])
+        return np.empty(len(self._places(part, chunk)[0]), dtype=dtype)
 
-    def receive(self, chunk: int, data: Array, *, reduce: bool) -> None:
+    def receive(self, transfer: Transfer, data: Array) -> None:
         """A chunk that comes is added to what is here, or takes its place."""
-        self.chunks[chunk] = self.held(chunk) + data if reduce else data
+        chunk = transfer.chunk
+        self.chunks[chunk] = self.held(chunk) + data if transfer.reduce else data
 
     def tensor(self, name: str) -> Part:
         """All that the rank has of a tensor."""
-        if name in self.inputs:
-            return self.inputs[name]
-        tiles, axis = self.workload.tiles_of.get(name, (1, 0))
-        return join([self.tile(name, tile) for tile in range(tiles)], axis)
+        cut = self.workload.tiling(name)
+        return join([self.tile(name, number) for number in range(cut.tiles)], cut.axis)
 
-    def tile(self, name: str, tile: int) -> Part:
+    def tile(self, name: str, number: int) -> Part:
         """A tile of what an operation makes."""
-        if (name, tile) not in self.made:
+        key = (name, number)
+        if key not in self.made:
             operation = self.workload.operation[name]
-            wanted = places_of_tile(self.workload, operation, self.rank, tile)
+            wanted = places_of_tile(self.workload, operation, self.rank, number)
             if operation.is_collective:
-                self.made[name, tile] = self._assembled(operation, tile, wanted)
+                out = self.workload.tensors[name]
+                whole = np.empty(out.shape, dtype=dtype_of(out))
+                assert self.step.schedule is not None
+                ends = self.step.schedule.problem.collective.chunks
+                for chunk in self.step.chunks[key]:
+                    if self.rank in ends[chunk].destinations:
+                        whole.reshape(-1)[self._places(self.part_of[chunk], chunk)[1]] = self.held(chunk)
+                self.made[key] = Part(whole[np.ix_(*wanted)] if wanted else whole, wanted)
             else:
-                read = {each: {self.rank: self._read(operation, each, tile)} for each in operation.inputs}
-                if operation.kind == "compute":
-                    if any(each.layout != "replicated" for each in self.workload.operands(operation)):
-                        said = "reads more than one rank has, as it stands for a kernel that is not known"
-                        raise WorkloadError(f"{said}; it cannot be replayed", where=name)
-                    every = {each: [mine[self.rank]] for each, mine in read.items()}
-                    self.made[name, tile] = carry_out(self.workload, operation, every, self.rank, wanted)
-                else:
-                    self.made[name, tile] = carry_out(self.workload, operation, read, self.rank, wanted)  # type: ignore[arg-type]
-        return self.made[name, tile]
+                parts = [self._read(operation, each, number) for each in operation.inputs]
+                self.made[key] = calculated(self.workload, operation, parts, self.rank, wanted)
+        return self.made[key]
 
-    def _read(self, operation: Operation, name: str, tile: int) -> Part:
-        overlap = next((each for each in self.workload.overlaps if operation.name in each.operations), None)
-        inside = overlap is not None and name in overlap.operations
-        return self.tile(name, tile) if inside else self.tensor(name)
+    def _read(self, operation: Operation, name: str, number: int) -> Part:
+        parts = [self.tile(*key) for key in self.step.reads[operation.name, number] if key[0] == name]
+        return join(parts, self.workload.tiling(name).axis)
 
-    def _tile(self, part: Chunks) -> int:
-        return part.tile if part.operation in self.workload.tiles_of else 0
+    def _source(self, part: Chunks) -> Array:
+        """What the rank has of a collective's input, flat at its places of the whole array."""
+        key = (part.operation, part.tile)
+        if key not in self.whole:
+            operation = self.workload.operation[part.operation]
+            mine = self._read(operation, operation.inputs[0], part.tile)
+            tensor = self.workload.tensors[part.operation]
+            whole = np.empty(tensor.shape, dtype=dtype_of(tensor))
+            whole[np.ix_(*mine.places) if mine.places else ()] = mine.array
+            self.whole[key] = whole.reshape(-1)
+        return self.whole[key]
 
-    def _places(self, part: Chunks, chunk: int) -> Places:
-        """Where the values of a chunk, and of other pieces of its like, are in the collective's input."""
-        workload = self.workload
-        operation = workload.operation[part.operation]
-        ranks, number = workload.num_ranks, chunk - part.first
-        tensor, tile = workload.tensors[operation.inputs[0]], self._tile(part)
-        if operation.kind == "alltoall":
-            source, target = divmod(number, ranks)
-            out = places_of_tile(workload, operation, target, tile)
-            mine = places(tensor, source, ranks)
-            return tuple(np.intersect1d(a, b) for a, b in zip(out, mine, strict=True))
-        if operation.kind in ("allgather", "send"):
-            mine = places(tensor, number, ranks)
-            target = number if operation.kind == "allgather" else (number + operation.shift) % ranks
-            out = places_of_tile(workload, operation, target, tile)
-            if operation.kind == "allgather":
-                return tuple(np.intersect1d(a, b) for a, b in zip(out, mine, strict=True))
-            assert tensor.axis is not None
-            length = tensor.shape[tensor.axis]
-            by = operation.shift * (length // ranks)
-            moved = np.sort((out[tensor.axis] - by) % length)
-            return (*out[: tensor.axis], moved, *out[tensor.axis + 1 :])
-        return places_of_tile(workload, operation, number if operation.kind == "reduce_scatter" else 0, tile)
-
-    def _cut(self, values: Array, part: Chunks, chunk: int) -> Array:
-        """The chunk's share of the values: its piece, and of an allreduce that of its root."""
-        return self._pieces(values.ravel(), part)[self._number(part, chunk)]
-
-    def _number(self, part: Chunks, chunk: int) -> int:
-        piece = 0 if part.operation in self.workload.tiles_of else part.tile
-        is_sum = self.workload.operation[part.operation].kind == "allreduce"
-        return piece * part.chunks + chunk - part.first if is_sum else piece
-
-    def _pieces(self, values: Array, part: Chunks) -> list[Array]:
-        pieces = 1 if part.operation in self.workload.tiles_of else self.pieces[part.operation]
-        is_sum = self.workload.operation[part.operation].kind == "allreduce"
-        return np.array_split(values, pieces * (part.chunks if is_sum else 1))
-
-    def _assembled(self, operation: Operation, tile: int, wanted: Places) -> Part:
-        """What the chunks that are wanted here make together."""
-        assert self.step.schedule is not None
-        collective, out = self.step.schedule.problem.collective, self.workload.tensors[operation.name]
-        whole = np.empty(out.shape, dtype="float32" if out.dtype == "bfloat16" else out.dtype)
-        found: dict[int, dict[int, Array]] = {}  # by number of the chunk in its part
-        where: dict[int, Places] = {}
-        for part in self.step.parts:
-            if part.operation != operation.name or self._tile(part) != tile:
-                continue
-            for chunk in range(part.first, part.first + part.chunks):
-                if self.rank in collective.chunks[chunk].destinations:
-                    key = 0 if operation.kind == "allreduce" else chunk - part.first
-                    found.setdefault(key, {})[self._number(part, chunk)] = self.held(chunk)
-                    where[key] = self._places(part, chunk)
-        for key, pieces in found.items():
-            here = where[key]
-            if operation.kind == "send":
-                here = wanted
-            values = np.concatenate([pieces[number] for number in sorted(pieces)])
-            whole[np.ix_(*here) if here else ()] = values.reshape(tuple(map(len, here)))
-        return Part(whole[np.ix_(*wanted)] if wanted else whole, wanted)
+    def _places(self, part: Chunks, chunk: int) -> tuple[Flat, Flat]:
+        """Where the values of a chunk are in the collective's input, and in its result."""
+        workload, ranks = self.workload, self.workload.num_ranks
+        operation, number = workload.operation[part.operation], chunk - part.first
+        kind, given = operation.kind, workload.operands(operation)[0]
+        source, target = divmod(number, ranks) if kind == "alltoall" else (number, number)
+        if kind == "send":
+            target = (number + operation.shift) % ranks
+        written = places_of_tile(workload, operation, target, part.tile)
+        if kind != "send":
+            both = zip(written, places(given, source, ranks), strict=True)
+            written = tuple(np.intersect1d(one, two) for one, two in both)
+        # An allreduce is cut into chunks by their roots, and everything into its pieces.
+        share, of = (number, part.count) if kind == "allreduce" else (0, 1)
+        found = []
+        for axes in (sent_from(workload, operation, written), written):
+            flat = (
+                np.ravel_multi_index(np.ix_(*axes), given.shape).ravel() if axes else np.zeros(1, dtype=int)
+            )
+            found.append(np.array_split(flat, part.pieces * of)[part.piece * of + share])
+        return found[0], found[1]

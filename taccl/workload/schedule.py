@@ -20,20 +20,18 @@ from taccl.errors import WorkloadError
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import make_schedule
-from taccl.workload.costs import rates_of, tile_us
-from taccl.workload.exchange import Exchange, Part, sends_of
-from taccl.workload.step import ComputeTile, Step, tiles_read
+from taccl.workload.costs import RATES, tile_us
+from taccl.workload.exchange import sends_of
+from taccl.workload.step import ComputeTile, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
-    from taccl.workload.operations import Operation
-    from taccl.workload.workload import Workload
-
-__all__ = ["schedule_workload"]
+    from taccl.workload.exchange import Exchange
+    from taccl.workload.workload import Tile, Workload
 
 #: Ticks a microsecond where nothing is sent.
 _TICKS_PER_US = 10**6
@@ -87,23 +85,26 @@ def schedule_workload(
     StepVerification(ok)
     """
     if workload.num_ranks != topology.num_ranks:
-        said = (
-            f"is of {workload.num_ranks} ranks, and {topology.name} has {topology.num_ranks}; make them equal"
-        )
-        raise WorkloadError(said, where=workload.name)
+        said = f"is of {workload.num_ranks} ranks, and {topology.name} has {topology.num_ranks}"
+        raise WorkloadError(f"{said}; make them equal", where=workload.name)
     if not 0 <= communication_share < 1:
         said = f"found {communication_share}; expected a share from 0 to below 1"
         raise WorkloadError(said, where="communication_share")
-    rates = rates_of(topology) if rates is None else rates
-    share = 0.0 if order == "in-sequence" else communication_share
+    rates = RATES.get(topology.machine) if rates is None else rates
     if order == "in-sequence":
-        workload = replace(workload, overlaps=())
+        workload, communication_share = replace(workload, overlaps=()), 0.0
     has_sends = any(operation.is_collective for operation in workload.operations)
     exchange = sends_of(workload, topology, algorithm) if has_sends else None
-    return _Builder(workload, topology, rates, share, exchange).step(order)
+    tasks = _StepTasks(workload, topology, rates, communication_share, exchange)
+    start = tasks.best_starts(order)
+    return Step(
+        workload, topology, tuple(tasks.computed_tiles(start)),
+        None if exchange is None else tasks.sent(start, exchange),
+        () if exchange is None else exchange.parts, rates, communication_share,
+    )  # fmt: skip
 
 
-class _Builder:
+class _StepTasks:
     """The tasks of a step, and which of them make each tile of each tensor."""
 
     def __init__(
@@ -114,76 +115,39 @@ class _Builder:
         share: float,
         exchange: Exchange | None,
     ) -> None:
-        self.workload, self.topology, self.exchange = workload, topology, exchange
-        self.rates, self.share = rates, share
+        self.workload, self.num_resources = workload, len(topology.resources)
         self.tasks, self.per_us = Tasks(), _TICKS_PER_US
-        self.chunk_of_send: list[list[int]] = []
-        if exchange is not None:
-            self.problem = exchange.problem
-            self.per_us = self.problem.costs.ticks_per_us
-            self.precedence = Precedence(
-                self.problem, self.problem, chunk=exchange.chunk, link=exchange.link, group=exchange.group,
-                reduce=exchange.reduce, start=exchange.place, places=True, impose=True,
-            )  # fmt: skip
-            self.tasks = Tasks.of_sends(self.precedence)
-        self.is_send = len(self.tasks.duration)
         #: By operation, tile and rank: the task of which the end makes that tile there.
         self.makes: dict[tuple[str, int, int], int] = {}
         #: What gives each chunk's origins what they start with.
         self.gives: dict[tuple[int, int], int] = {}
-        self.computed: dict[tuple[str, int, int], int] = {}
+        #: Of tasks: where their tile is in the program, and its number.
         self.place: dict[int, tuple[int, int]] = {}
-        self._add_all()
+        #: By operation and tile: its chunks; by chunk: its sends.
+        self.chunks: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.sends: dict[int, set[int]] = defaultdict(set)
+        if exchange is not None:
+            self._add_sends(exchange)
+        for position, tile in enumerate(workload.tiles):
+            cost_us = tile_us(workload, tile.operation, rates, share)
+            self._add_tile(position, tile, math.ceil(cost_us * self.per_us))
 
-    def _add_all(self) -> None:
-        workload = self.workload
-        parts = defaultdict(list)
-        if self.exchange is not None:
-            for part in self.exchange.parts:
-                parts[part.operation, part.tile if part.operation in workload.tiles_of else 0].append(part)
-            self._index_sends()
-        position = 0
-        for unit in workload.units:
-            for tile in range(workload.tiles_of.get(unit[0].name, (1, 0))[0]):
-                for operation in unit:
-                    position += 1
-                    cost = math.ceil(tile_us(workload, operation, self.rates, self.share) * self.per_us)
-                    for rank in range(workload.num_ranks):
-                        sources = [
-                            self.makes[name, source, rank]
-                            for name, source in tiles_read(workload, operation, tile)
-                        ]
-                        if operation.is_collective:
-                            ready = self._after(sources, self.tasks.add())
-                            chunks = [
-                                c
-                                for p in parts[operation.name, tile]
-                                for c in range(p.first, p.first + p.chunks)
-                            ]
-                            self._exchange(operation, tile, rank, chunks, ready)
-                        else:
-                            processor = len(self.topology.resources) + rank
-                            task = self._after(sources, self.tasks.add(cost, processor if cost else None))
-                            self.makes[operation.name, tile, rank] = task
-                            if cost:
-                                self.computed[operation.name, tile, rank] = task
-                            self.place[task] = (position, tile)
-                    for part in parts[operation.name, tile]:
-                        for chunk in range(part.first, part.first + part.chunks):
-                            for send in self.sends_of_chunk[chunk]:
-                                self.place[send] = (position, tile)
-
-    def _index_sends(self) -> None:
-        """By chunk: its sends; by chunk and rank: those that leave it, are added to it, and come to it."""
-        assert self.exchange is not None
-        self.sends_of_chunk: dict[int, set[int]] = defaultdict(set)
+    def _add_sends(self, exchange: Exchange) -> None:
+        problem = self.problem = exchange.problem
+        order = self.precedence = Precedence(
+            problem, problem, chunk=exchange.chunk, link=exchange.link, group=exchange.group,
+            reduce=exchange.reduce, start=exchange.group.astype(np.int64), places=True, impose=True,
+        )  # fmt: skip
+        self.tasks, self.per_us = Tasks.of_sends(order), problem.costs.ticks_per_us
+        for part in exchange.parts:
+            self.chunks[part.operation, part.tile] += part.chunks
+        # By chunk and rank: sends that leave it, come to it, and are added to it.
         self.leaves: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self.added: dict[tuple[int, int], set[int]] = defaultdict(set)
         self.comes: dict[tuple[int, int], set[int]] = defaultdict(set)
-        links, order = self.topology.links, self.precedence
+        self.added: dict[tuple[int, int], set[int]] = defaultdict(set)
         for transfer, send in enumerate(order.send):
-            chunk, ends = order.chunk[transfer], links[order.link[send]]
-            self.sends_of_chunk[chunk].add(send)
+            chunk, ends = order.chunk[transfer], problem.topology.links[order.link[send]]
+            self.sends[chunk].add(send)
             for rank in ends.srcs:
                 self.leaves[chunk, rank].add(send)
             for rank in ends.dsts:
@@ -191,106 +155,98 @@ class _Builder:
                 if order.reduce[transfer]:
                     self.added[chunk, rank].add(send)
 
+    def _add_tile(self, position: int, tile: Tile, ticks: int) -> None:
+        chunks = self.chunks[tile.operation.name, tile.number]
+        for rank in range(self.workload.num_ranks):
+            keys = ((*key, rank) for key in tile.reads)
+            sources = [self.makes[key] for key in keys if key in self.makes]
+            if tile.operation.is_collective:
+                task = self._exchange(rank, chunks, self._after(sources, self.tasks.add()))
+            else:
+                processor = self.num_resources + rank
+                task = self._after(sources, self.tasks.add(ticks, processor if ticks else None))
+            self.makes[tile.operation.name, tile.number, rank] = task
+            self.place[task] = (position, tile.number)
+        self.place |= {send: (position, tile.number) for chunk in chunks for send in self.sends[chunk]}
+
     def _after(self, sources: Iterable[int], task: int) -> int:
         """The task, once all of some have ended."""
         for source in sources:
             self.tasks.after[source].append((task, self.tasks.duration[source]))
         return task
 
-    def _exchange(self, operation: Operation, tile: int, rank: int, chunks: list[int], ready: int) -> None:
+    def _exchange(self, rank: int, chunks: list[int], ready: int) -> int:
         """What a rank sends of its own waits until that is ready; all is there once what comes has come."""
         after, duration = self.tasks.after, self.tasks.duration
-        done = self._after([ready], self.tasks.add())
-        collective = self.problem.collective
         incoming: set[int] = set()
         for chunk in chunks:
-            ends = collective.chunks[chunk]
+            ends = self.problem.collective.chunks[chunk]
             if rank in ends.origins:
                 self.gives[chunk, rank] = ready
                 after[ready] += [(send, 0) for send in sorted(self.leaves[chunk, rank])]
                 after[ready] += [(send, -duration[send]) for send in sorted(self.added[chunk, rank])]
             if rank in ends.destinations:
                 incoming |= self.comes[chunk, rank]
-        self._after(sorted(incoming), done)
-        self.makes[operation.name, tile, rank] = done
+        return self._after([ready, *sorted(incoming)], self.tasks.add())
 
-    def step(self, order: str) -> Step:
-        """The best of what the rules of an order lead to."""
+    def best_starts(self, order: str) -> list[int]:
+        """When tasks start: the best of what the rules of an order lead to."""
         if order == "in-sequence":
             self._in_sequence()
-        program = [self.place.get(task, (0, 0)) for task in range(len(self.tasks.duration))]
+        count = len(self.tasks.duration)
+        program = [self.place.get(task, (0, 0)) for task in range(count)]
         rules: list[list[tuple[int, ...]]] = [[(*each, task) for task, each in enumerate(program)]]
         if order == "together":
             tails = self.tasks.tails()
             rules.append([(-tail, *program[task], task) for task, tail in enumerate(tails)])
             rules.append([(program[task][1], -tail, task) for task, tail in enumerate(tails)])
         every = (self.tasks.starts(rule) for rule in rules)
-        start = min(
-            every, key=lambda found: max(map(sum, zip(found, self.tasks.duration, strict=True)), default=0)
+        return min(
+            every, key=lambda start: max(map(sum, zip(start, self.tasks.duration, strict=True)), default=0)
         )
-        return self._timed(start)
 
     def _in_sequence(self) -> None:
         """Each operation after the end of the one before, everywhere."""
-        before: int | None = None
-        for operation in self.workload.operations:
-            now = self.tasks.add()
-            if before is not None:
-                self._after([before], now)
-            before = self.tasks.add()
-            mine = [task for (name, *_), task in self.makes.items() if name == operation.name]
-            for task in mine:
-                self.tasks.after[now].append((task, 0))
-                self._after([task], before)
-            if operation.is_collective:
-                assert self.exchange is not None
-                for part in self.exchange.parts:
-                    for chunk in (
-                        range(part.first, part.first + part.chunks)
-                        if part.operation == operation.name
-                        else ()
-                    ):
-                        self.tasks.after[now] += [(send, 0) for send in sorted(self.sends_of_chunk[chunk])]
+        before: list[int] = []
+        for name in self.workload.operation:
+            begin, end = self._after(before, self.tasks.add()), self.tasks.add()
+            mine = [task for (made, *_), task in self.makes.items() if made == name]
+            sends = {send for chunk in self.chunks[name, 0] for send in self.sends[chunk]}
+            self.tasks.after[begin] += [(task, 0) for task in [*mine, *sorted(sends)]]
+            before = [self._after(mine, end)]
 
-    def _timed(self, start: list[int]) -> Step:
-        us = {task: Fraction(start[task], self.per_us) for task in self.computed.values()}
-        tiles = tuple(
-            ComputeTile(*key, us[task], us[task] + Fraction(self.tasks.duration[task], self.per_us))
-            for key, task in self.computed.items()
-        )
-        schedule, parts = None, tuple[Part, ...]()
-        if self.exchange is not None:
-            send = np.array(self.precedence.send, dtype=np.int64)
-            begin = np.array(start[: self.precedence.num_sends], dtype=np.int64)
-            duration = np.array(self.precedence.duration, dtype=np.int64)
-            schedule = make_schedule(
-                self._with_moments(start), chunk=self.exchange.chunk, link=self.exchange.link,
-                start=begin[send], end=(begin + duration)[send], group=self.exchange.group,
-                reduce=self.exchange.reduce, producer="workload",
-            )  # fmt: skip
-            parts = self.exchange.parts
-        return Step(self.workload, self.topology, tiles, schedule, parts, self.rates, self.share)
+    def computed_tiles(self, start: list[int]) -> Iterator[ComputeTile]:
+        """All tiles that take time, but those of collectives."""
+        for key, task in self.makes.items():
+            if self.tasks.holds[task]:
+                begin, ticks = start[task], self.tasks.duration[task]
+                yield ComputeTile(*key, Fraction(begin, self.per_us), Fraction(begin + ticks, self.per_us))
 
-    def _with_moments(self, start: list[int]) -> Problem:
-        """The problem of all sends, with releases as tiles are made, and due times as tiles begin to read."""
-        per_us = self.per_us
-        release = tuple(
-            (chunk, rank, Fraction(start[ready], per_us))
-            for (chunk, rank), ready in self.gives.items()
-            if start[ready]
+    def sent(self, start: list[int], exchange: Exchange) -> Schedule:
+        """All sends; chunks are released as tiles are made, and due as tiles begin to read them."""
+        release = {key: start[ready] for key, ready in self.gives.items() if start[ready]}
+        begins: dict[tuple[str, int, int], int] = {}  # by tile and rank: when it is first read
+        for tile in self.workload.tiles:
+            for rank in range(self.workload.num_ranks):
+                task = self.makes[tile.operation.name, tile.number, rank]
+                for key in tile.reads if self.tasks.holds[task] else ():
+                    begins[*key, rank] = min(begins.get((*key, rank), start[task]), start[task])
+        due = {
+            (chunk, rank): begins[part.operation, part.tile, rank]
+            for part in exchange.parts
+            for chunk in part.chunks
+            for rank in self.problem.collective.chunks[chunk].destinations
+            if (part.operation, part.tile, rank) in begins
+        }
+        moments = (
+            tuple((*key, Fraction(ticks, self.per_us)) for key, ticks in each.items())
+            for each in (release, due)
         )
-        due: dict[tuple[int, int], int] = {}
-        assert self.exchange is not None
-        readers: dict[tuple[str, int, int], int] = {}
-        for (name, tile, rank), task in self.computed.items():
-            for source in tiles_read(self.workload, self.workload.operation[name], tile):
-                key = (*source, rank)
-                readers[key] = min(readers.get(key, start[task]), start[task])
-        for part in self.exchange.parts:
-            tile = part.tile if part.operation in self.workload.tiles_of else 0
-            for chunk in range(part.first, part.first + part.chunks):
-                for rank in self.problem.collective.chunks[chunk].destinations:
-                    if (part.operation, tile, rank) in readers:
-                        due[chunk, rank] = readers[part.operation, tile, rank]
-        wanted = tuple((chunk, rank, Fraction(moment, per_us)) for (chunk, rank), moment in due.items())
-        return replace(self.problem, release_us=release, due_us=wanted)
+        release_us, due_us = moments
+        order = self.precedence
+        return make_schedule(
+            replace(self.problem, release_us=release_us, due_us=due_us), chunk=exchange.chunk,
+            link=exchange.link, start=[start[send] for send in order.send],
+            end=[start[send] + order.duration[send] for send in order.send], group=exchange.group,
+            reduce=exchange.reduce, producer="workload",
+        )  # fmt: skip

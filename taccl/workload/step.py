@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.analysis.verification.verify import verify
 from taccl.units import format_count, format_us
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
     from taccl.workload.exchange import Part
-    from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
-
-__all__ = ["ComputeTile", "Step", "StepVerification", "tiles_read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +32,13 @@ class ComputeTile:
     rank: int
     start_us: Fraction
     end_us: Fraction
+
+
+class Made(NamedTuple):
+    """With what a tile is there at a rank: numbers of its computed tiles, and chunks that come."""
+
+    tiles: frozenset[int]
+    chunks: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -97,6 +101,38 @@ class Step:
         return float(self.finish)
 
     @cached_property
+    def reads(self) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
+        """By operation and number of a tile: the tiles that it reads."""
+        return {(each.operation.name, each.number): each.reads for each in self.workload.tiles}
+
+    @cached_property
+    def chunks(self) -> dict[tuple[str, int], list[int]]:
+        """By collective and number of a tile: its chunks."""
+        found: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for part in self.parts:
+            found[part.operation, part.tile] += part.chunks
+        return found
+
+    @cached_property
+    def made_of(self) -> dict[tuple[str, int, int], Made]:
+        """By operation, number of a tile and rank: with what that tile is there."""
+        index = {(each.operation, each.tile, each.rank): i for i, each in enumerate(self.tiles)}
+        found: dict[tuple[str, int, int], Made] = {}
+        for (name, tile), reads in self.reads.items():
+            for rank in range(self.workload.num_ranks):
+                key = (name, tile, rank)
+                before = [found[*each, rank] for each in reads if (*each, rank) in found]
+                own = Made(*(frozenset[int]().union(*(each[i] for each in before)) for i in range(2)))
+                if key in index:
+                    own = Made(frozenset([index[key]]), frozenset())
+                elif self.schedule is not None:
+                    ends = self.schedule.problem.collective.chunks
+                    come = {each for each in self.chunks[name, tile] if rank in ends[each].destinations}
+                    own = Made(own.tiles, own.chunks | come)
+                found[key] = own
+        return found
+
+    @cached_property
     def bound(self) -> Fraction:
         """What no schedule of the step finishes before, in microseconds; see `taccl.workload.bound`."""
         return step_bound(
@@ -123,53 +159,41 @@ class Step:
         return StepVerification(tuple(self._faults()))
 
     def _faults(self) -> Iterator[str]:
-        workload = self.workload
         if self.schedule is not None:
             yield from (str(each) for each in verify(self.schedule).violations)
         yield from self._wrong_tiles()
-        made = self._made()
+        made, reads = self._made(), self.reads
         for each in self.tiles:
-            for name, tile in tiles_read(workload, workload.operation[each.operation], each.tile):
-                if made[name, tile, each.rank] > each.start_us:
-                    said = (
-                        f"reads tile {tile} of {name}, which is there at "
-                        f"{float(made[name, tile, each.rank]):.6g} us"
-                    )
+            for name, tile in reads.get((each.operation, each.tile), ()):
+                there_us = made[name, tile, each.rank]
+                if there_us > each.start_us:
+                    said = f"reads tile {tile} of {name}, which is there at {float(there_us):.6g} us"
                     yield f"{_place(each)}: starts at {float(each.start_us):.6g} us, and {said}"
         if self.schedule is None:
             return
         release = {(chunk, rank): us for chunk, rank, us in self.schedule.problem.release_us}
         for part in self.parts:
-            operation = workload.operation[part.operation]
-            tile = part.tile if part.operation in workload.tiles_of else 0
-            for chunk in range(part.first, part.first + part.chunks):
+            for chunk in part.chunks:
                 for rank in self.schedule.problem.collective.chunks[chunk].origins:
-                    for name, source in tiles_read(workload, operation, tile):
-                        if made[name, source, rank] > release.get((chunk, rank), 0):
-                            yield (
-                                f"chunk {chunk} of {part.operation} is released at rank {rank} "
-                                f"before tile {source} "
-                                f"of {name} is there"
-                            )
+                    for name, tile in reads[part.operation, part.tile]:
+                        if made[name, tile, rank] > release.get((chunk, rank), 0):
+                            said = f"before tile {tile} of {name} is there"
+                            yield f"chunk {chunk} of {part.operation} is released at rank {rank} {said}"
 
     def _wrong_tiles(self) -> Iterator[str]:
-        workload = self.workload
-        expected = {}
-        for operation in workload.operations:
+        workload, expected = self.workload, dict[tuple[str, int, int], Fraction]()
+        for operation, tile, _ in workload.tiles:
             cost = tile_us(workload, operation, self.rates, self.communication_share)
-            for tile in range(workload.tiles_of.get(operation.name, (1, 0))[0]) if cost else ():
-                for rank in range(workload.num_ranks):
-                    expected[operation.name, tile, rank] = cost
+            for rank in range(workload.num_ranks) if cost else ():
+                expected[operation.name, tile, rank] = cost
         busy: dict[int, list[ComputeTile]] = defaultdict(list)
         for each in self.tiles:
             cost = expected.pop((each.operation, each.tile, each.rank), Fraction(-1))
             if cost < 0:
                 yield f"{_place(each)}: there is no such tile, or it is there twice"
             elif each.end_us - each.start_us < cost or each.start_us < 0:
-                yield (
-                    f"{_place(each)}: takes {float(each.end_us - each.start_us):.6g} us of "
-                    f"{float(cost):.6g} us"
-                )
+                took_us = float(each.end_us - each.start_us)
+                yield f"{_place(each)}: takes {took_us:.6g} us of {float(cost):.6g} us"
             busy[each.rank].append(each)
         for name, tile, rank in expected:
             yield f"tile {tile} of {name} at rank {rank} is not computed"
@@ -177,45 +201,21 @@ class Step:
             tiles.sort(key=lambda each: each.start_us)
             for one, two in zip(tiles, tiles[1:], strict=False):
                 if two.start_us < one.end_us:
-                    yield (
-                        f"{_place(two)}: starts while the processor is busy with tile {one.tile} "
-                        f"of {one.operation}"
-                    )
+                    said = f"tile {one.tile} of {one.operation}"
+                    yield f"{_place(two)}: starts while the processor is busy with {said}"
 
     def _made(self) -> dict[tuple[str, int, int], Fraction]:
         """When each tile of each tensor is there at each rank."""
-        workload = self.workload
+        come: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+        for each in self.schedule or ():
+            assert self.schedule is not None
+            for rank in self.topology.links[each.link].dsts:
+                us = self.schedule.problem.costs.us(each.end_ticks)
+                come[each.chunk, rank] = max(come[each.chunk, rank], us)
         made: dict[tuple[str, int, int], Fraction] = defaultdict(Fraction)
-        ends = {(each.operation, each.tile, each.rank): each.end_us for each in self.tiles}
-        arrived: dict[tuple[int, int], int] = defaultdict(int)
-        if self.schedule is not None:
-            links = self.topology.links
-            for chunk, link, end in zip(
-                self.schedule.chunk.tolist(),
-                self.schedule.link.tolist(),
-                self.schedule.end.tolist(),
-                strict=True,
-            ):
-                for rank in links[link].dsts:
-                    arrived[chunk, rank] = max(arrived[chunk, rank], end)
-        parts = defaultdict(list)
-        for part in self.parts:
-            tile = part.tile if part.operation in workload.tiles_of else 0
-            parts[part.operation, tile].append(part)
-        for unit in workload.units:
-            for tile in range(workload.tiles_of.get(unit[0].name, (1, 0))[0]):
-                for operation in unit:
-                    read = tiles_read(workload, operation, tile)
-                    for rank in range(workload.num_ranks):
-                        there = max((made[name, source, rank] for name, source in read), default=Fraction(0))
-                        there = max(there, ends.get((operation.name, tile, rank), Fraction(0)))
-                        for part in parts[operation.name, tile]:
-                            assert self.schedule is not None
-                            collective = self.schedule.problem.collective
-                            for chunk in range(part.first, part.first + part.chunks):
-                                if rank in collective.chunks[chunk].destinations:
-                                    there = max(there, self.schedule.problem.costs.us(arrived[chunk, rank]))
-                        made[operation.name, tile, rank] = there
+        for key, own in self.made_of.items():
+            ends = [self.tiles[i].end_us for i in own.tiles]
+            made[key] = max([*ends, *(come[chunk, key[2]] for chunk in own.chunks)], default=Fraction(0))
         return made
 
     def __repr__(self) -> str:
@@ -224,20 +224,6 @@ class Step:
             f"Step({self.workload.name} on {self.topology.name}: finish {format_us(self.finish)}, "
             f"{format_count(len(self.tiles), 'tile')} computed, {format_count(sends, 'send')})"
         )
-
-
-def tiles_read(workload: Workload, operation: Operation, tile: int) -> list[tuple[str, int]]:
-    """The tiles of tensors that a tile of an operation needs; inputs of the step are there anyway."""
-    overlap = next((each for each in workload.overlaps if operation.name in each.operations), None)
-    found = []
-    for name in dict.fromkeys(operation.inputs):
-        if name not in workload.operation:
-            continue
-        if overlap is not None and name in overlap.operations:
-            found.append((name, tile))
-        else:
-            found += [(name, each) for each in range(workload.tiles_of.get(name, (1, 0))[0])]
-    return found
 
 
 def _place(each: ComputeTile) -> str:

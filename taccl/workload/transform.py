@@ -7,27 +7,20 @@ step is for must come out in the layouts that it had.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.names import did_you_mean
-from taccl.workload.operations import (
-    COLLECTIVES,
-    POINTWISE,
-    Operation,
-    Tensor,
-    infer,
-)
+from taccl.workload.operations import POINTWISE, Operation, Tensor, infer
 from taccl.workload.workload import Overlap, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from taccl.arguments import Count, Natural
-
-__all__ = ["fuse", "overlap", "reorder", "slice_state", "split"]
 
 
 @checked_as(WorkloadError)
@@ -49,9 +42,8 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
         If it is another operation, or no axis divides.
     """
     found = _free(workload, operation)
-    (source,) = found.inputs if len(found.inputs) == 1 else ("",)
     if found.kind == "norm":
-        squares = Operation(_fresh(workload, f"{operation}_squares"), "sum_of_squares", (source,))
+        squares = Operation(_fresh(workload, f"{operation}_squares"), "sum_of_squares", found.inputs)
         return _with(workload, {operation: [squares, replace(found, kind="sqrt", inputs=(squares.name,))]})
     if found.kind != "allreduce":
         raise WorkloadError(f"is a {found.kind}; an allreduce or a norm can be split", where=operation)
@@ -61,7 +53,7 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
     if axis is None:
         said = f"no axis of shape {shape} divides into {workload.num_ranks} slices; pad one"
         raise WorkloadError(said, where=operation)
-    scatter = Operation(_fresh(workload, f"{operation}_slice"), "reduce_scatter", (source,), axis=axis)
+    scatter = Operation(_fresh(workload, f"{operation}_slice"), "reduce_scatter", found.inputs, axis=axis)
     return _with(workload, {operation: [scatter, Operation(operation, "allgather", (scatter.name,))]})
 
 
@@ -109,42 +101,42 @@ def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
 
 def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
     moved, after = _free(workload, collective), _free(workload, operation)
-    if moved.kind not in COLLECTIVES:
-        raise WorkloadError(f"is a {moved.kind}; name a collective", where=collective)
-    if collective not in after.inputs:
-        raise WorkloadError(f"does not read {collective}; reorder what reads it", where=operation)
-    if after.is_collective or after.kind == "compute":
-        why = "is a collective itself" if after.is_collective else "does what is not known with what it reads"
-        raise WorkloadError(f"{why}; it stays behind {collective}", where=operation)
-    if moved.kind == "send" and (
-        len(set(after.inputs)) > 1 or after.kind not in POINTWISE or after.kind == "dropout"
-    ):
-        said = f"depends on where its elements are, which {collective} changes; it stays behind it"
-        raise WorkloadError(said, where=operation)
-    before = workload.tensors[moved.inputs[0]]
-    old = workload.tensors[operation]
+    is_send = moved.kind == "send"
+    by_place = len(set(after.inputs)) > 1 or after.kind not in POINTWISE or after.kind == "dropout"
+    why = "is a collective itself" if after.is_collective else "does what is not known with what it reads"
+    for is_wrong, where, said in (
+        (not moved.is_collective, collective, f"is a {moved.kind}; name a collective"),
+        (collective not in after.inputs, operation, f"does not read {collective}; reorder what reads it"),
+        (after.is_collective or after.kind == "compute", operation, f"{why}; it stays behind {collective}"),
+        (is_send and by_place, operation, f"depends on where its elements are, which {collective} changes; "
+         "it stays behind it"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise WorkloadError(said, where=where)
+    before, old = workload.tensors[moved.inputs[0]], workload.tensors[operation]
     alike = {
         each.name: each.inputs[0]
         for each in workload.operations
         if each.kind == moved.kind and each.shift == moved.shift and each.name in after.inputs
         and workload.tensors[each.inputs[0]].layout == before.layout
     }  # fmt: skip
-    alone = {collective: moved.inputs[0]}
-    try:
-        early, made = _retyped(workload, after, alike)
-    except WorkloadError:
-        if alike == alone:
-            raise
-        early, made = _retyped(workload, after, alone)
-    if made.layout == old.layout and moved.kind != "send":
-        steps = [replace(early, name=operation)]
+    for last, instead in ((False, alike), (True, {collective: moved.inputs[0]})):
+        early = replace(after, inputs=tuple(instead.get(name, name) for name in after.inputs))
+        try:
+            made = infer(early, workload.operands(early), workload.num_ranks)
+            break
+        except WorkloadError:
+            if last:
+                raise
+    if made.layout == old.layout and not is_send:
+        steps = [early]
     else:
-        last = _mover(operation, made, old.layout, moved)
-        early = replace(
-            early, name=_fresh(workload, f"{operation}_{'part' if made.layout == 'partial' else 'slice'}")
-        )
-        steps = [early, replace(last, inputs=(early.name,))]
-    return _without_unread(_with(workload, {operation: steps}), *alike)
+        fresh = _fresh(workload, f"{operation}_{'part' if made.layout == 'partial' else 'slice'}")
+        mover = replace(_mover(operation, made, old.layout, moved), inputs=(fresh,))
+        steps = [replace(early, name=fresh), mover]
+    result = _with(workload, {operation: steps})
+    unread = {name for name in alike if not result.readers[name] and name not in result.outputs}
+    return replace(result, operations=tuple(each for each in result.operations if each.name not in unread))
 
 
 @checked_as(WorkloadError)
@@ -168,35 +160,10 @@ def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
         If an operation is not point-wise, does not read the collective or what is fused into it, or reads
         something that is not there before the collective begins.
     """
-    if _of(workload, collective).kind not in COLLECTIVES:
-        raise WorkloadError("is no collective; name the one that others are fused into", where=collective)
-    inside = {collective, *(each.name for each in workload.operations if each.fused == collective)}
-    behind = set(inside)
-    for each in workload.operations:
-        if behind.intersection(each.inputs):
-            behind.add(each.name)
+    _of(workload, collective)
     for name in operations:
-        found = _of(workload, name)
-        if found.fused:
-            raise WorkloadError(f"is fused into {found.fused} already; leave it there", where=name)
-        if found.kind not in POINTWISE:
-            said = (
-                f"is a {found.kind}, which needs more than the element in hand; only point-wise "
-                f"ones are fused"
-            )
-            raise WorkloadError(said, where=name)
-        if not inside.intersection(found.inputs):
-            raise WorkloadError(
-                f"does not read {collective} or what is fused into it; fuse what does", where=name
-            )
-        late = [each for each in found.inputs if each in behind and each not in inside]
-        if late:
-            raise WorkloadError(
-                f"reads {late[0]}, which is made after {collective}; it stays behind it", where=name
-            )
-        if workload.tensors[name].layout != workload.tensors[collective].layout:
-            raise WorkloadError(f"is laid out otherwise than {collective}; it stays behind it", where=name)
-        inside.add(name)
+        if into := _of(workload, name).fused:
+            raise WorkloadError(f"is fused into {into} already; leave it there", where=name)
     return _with(workload, {name: [replace(_of(workload, name), fused=collective)] for name in operations})
 
 
@@ -243,32 +210,29 @@ def slice_state(workload: Workload, *state: str) -> Workload:
         If it is no state, if its successor is not gathered or somebody reads all of it, or if something else
         that the step is for would change its layout.
     """
-    successor = dict(workload.state)
-    slices = {}
+    successor, inputs = dict(workload.state), {each.name for each in workload.inputs}
+    slices: dict[str, str] = {}  # by the name of an allgather: that of the slices that it gathers
+    layout: dict[str, str] = {}
     for name in state:
         if name not in successor:
             advice = did_you_mean(name, list(successor))
             raise WorkloadError(f"is no state of the step{advice}; declare it with updating()", where=name)
         made = _free(workload, successor[name])
-        if made.kind != "allgather":
-            said = (
-                f"is replaced by {made.name}, which a {made.kind} makes whole; put an allgather "
-                f"behind it first"
-            )
-            raise WorkloadError(said, where=name)
-        if made.name in workload.returned:
-            said = f"is replaced by {made.name}, which the step is to return whole; return it otherwise"
-            raise WorkloadError(said, where=name)
-        if workload.readers[made.name]:
-            said = f"{workload.readers[made.name][0]} reads all of what replaces it; reorder that first"
-            raise WorkloadError(said, where=name)
-        slices[name] = made
-    result = workload
-    layout = {name: workload.tensors[made.inputs[0]].layout for name, made in slices.items()}
-    renamed = {made.inputs[0]: made.name for made in slices.values()}
-    gone = {made.name for made in slices.values()}
-    if len(renamed) < len(gone):
-        raise WorkloadError("two states are replaced by the same slices; slice one", where=", ".join(state))
+        source = made.inputs[0] if made.inputs else ""
+        reader = next(iter(workload.readers[made.name]), "")
+        for is_wrong, said in (
+            (made.kind != "allgather", f"is replaced by {made.name}, which a {made.kind} makes whole; put an "
+             "allgather behind it first"),
+            (made.name in workload.returned, f"is replaced by {made.name}, which the step is to return "
+             "whole; return it otherwise"),
+            (reader, f"{reader} reads all of what replaces it; reorder that first"),
+            (source in inputs, "is replaced by an input; it is sliced by its declaration"),
+            (source in slices.values(), "is replaced by the same slices as another; slice one"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise WorkloadError(said, where=name)
+        slices[made.name], layout[name] = source, workload.tensors[source].layout
+    renamed = {source: name for name, source in slices.items()}
     operations = tuple(
         replace(
             each,
@@ -277,17 +241,11 @@ def slice_state(workload: Workload, *state: str) -> Workload:
             fused=renamed.get(each.fused, each.fused),
         )
         for each in workload.operations
-        if each.name not in gone
+        if each.name not in slices
     )
-    inputs = tuple(replace(each, layout=layout.get(each.name, each.layout)) for each in workload.inputs)
-    made_inputs = set(renamed).intersection(each.name for each in workload.inputs)
-    if made_inputs:
-        raise WorkloadError(
-            "is replaced by an input; it is sliced by its declaration", where=min(made_inputs)
-        )
-    result = replace(workload, inputs=inputs, operations=operations, returned=_asked(workload))
-    _same_outputs(workload, result, but=gone)
-    return result
+    given = tuple(replace(each, layout=layout.get(each.name, each.layout)) for each in workload.inputs)
+    result = replace(workload, inputs=given, operations=operations, returned=_asked(workload))
+    return _same(workload, result, but=slices)
 
 
 def _of(workload: Workload, name: str) -> Operation:
@@ -300,7 +258,7 @@ def _of(workload: Workload, name: str) -> Operation:
 def _free(workload: Workload, name: str) -> Operation:
     """An operation that is not yet overlapped or fused, nor anything fused into it."""
     found = _of(workload, name)
-    if name in workload.tiles_of:
+    if workload.tiling(name).overlap is not None:
         raise WorkloadError("overlaps with others already; do this first, and overlap last", where=name)
     if found.fused or any(each.fused == name for each in workload.operations):
         raise WorkloadError("is fused already; do this first, and fuse then", where=name)
@@ -308,18 +266,8 @@ def _free(workload: Workload, name: str) -> Operation:
 
 
 def _fresh(workload: Workload, name: str) -> str:
-    taken = workload.tensors
-    return next(
-        each for each in (name, *(f"{name}{i}" for i in range(2, len(taken) + 3))) if each not in taken
-    )
-
-
-def _retyped(
-    workload: Workload, operation: Operation, instead: Mapping[str, str]
-) -> tuple[Operation, Tensor]:
-    """An operation with other inputs, and what it makes of them."""
-    early = replace(operation, inputs=tuple(instead.get(name, name) for name in operation.inputs))
-    return early, infer(early, workload.operands(early), workload.num_ranks)
+    every = itertools.chain([name], (f"{name}{i}" for i in itertools.count(2)))
+    return next(each for each in every if each not in workload.tensors)
 
 
 def _mover(name: str, made: Tensor, layout: str, moved: Operation) -> Operation:
@@ -346,24 +294,15 @@ def _asked(workload: Workload) -> tuple[str, ...]:
 def _with(workload: Workload, instead: Mapping[str, Sequence[Operation]]) -> Workload:
     """The step with operations in place of some."""
     operations = tuple(new for each in workload.operations for new in instead.get(each.name, (each,)))
-    result = replace(workload, operations=operations, returned=_asked(workload))
-    _same_outputs(workload, result)
-    return result
+    return _same(workload, replace(workload, operations=operations, returned=_asked(workload)))
 
 
-def _same_outputs(workload: Workload, result: Workload, but: Sequence[str] | set[str] = ()) -> None:
-    for name in workload.outputs:
-        before, after = workload.tensors[name], result.tensors[name]
-        if before.layout != after.layout and name not in but:
-            said = (
-                f"is {before.layout}, and would come out {after.layout}; the step is to return it as it was"
-            )
+def _same(workload: Workload, result: Workload, but: Collection[str] = ()) -> Workload:
+    """The result, if what the step is for, and what kernels that nobody knows read, is laid out as before."""
+    read = {name for each in result.operations if each.kind == "compute" for name in each.inputs}
+    for name in sorted({*workload.outputs, *read} - {*but}):
+        before, after = workload.tensors.get(name), result.tensors[name]
+        if before is not None and before.layout != after.layout:
+            said = f"is {before.layout}, and would come out {after.layout}; it is wanted as it was"
             raise WorkloadError(said, where=name)
-
-
-def _without_unread(workload: Workload, *names: str) -> Workload:
-    """The step without those of some operations that nobody reads or wants."""
-    unread = {name for name in names if not workload.readers[name] and name not in workload.outputs}
-    return replace(
-        workload, operations=tuple(each for each in workload.operations if each.name not in unread)
-    )
+    return result

@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.arguments import checked_as, quoted
+from taccl.arguments import checked_as, known_word, quoted
 from taccl.errors import WorkloadError
 from taccl.names import did_you_mean
-from taccl.workload.operations import (
-    Operation,
-    Tensor,
-    infer,
-    operand_axes,
-)
+from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, operand_axes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from taccl.arguments import Count, Natural
-
-__all__ = ["Overlap", "Workload", "seed_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """Operations that run tile by tile: each tile goes through all of them, beside its neighbours.
 
-    Tiles are cut along `axis` of what the first of them makes; `Workload.tile_axes` follows it through the
-    others.
+    Tiles are cut along `axis` of what the first of them makes, which is followed through the others.
     """
 
     operations: tuple[str, ...]
+    tiles: Count
+    axis: Natural = 0
+
+
+class Tiling(NamedTuple):
+    """How what an operation makes is cut: into how many tiles, along which axis, for which overlap.
+
+    Each tile falls into `ways` stretches along the axis: one, or one a slice where that is the slices' axis.
+    """
+
     tiles: int
-    axis: int = 0
+    axis: int
+    ways: int
+    overlap: Overlap | None
+
+
+class Tile(NamedTuple):
+    """One tile of an operation, and all that it reads: names of tensors, each with the number of a tile."""
+
+    operation: Operation
+    number: int
+    reads: tuple[tuple[str, int], ...]
 
 
 @checked_as(WorkloadError)
@@ -94,42 +106,85 @@ class Workload:
 
     def __post_init__(self) -> None:
         tensors = self.tensors
-        for name in self.returned:
-            self._known(name, "returned")
+        for what, names in (("returned", self.returned), ("state", sum(self.state, ()))):
+            for name in names:
+                known_word(name, tensors, what, WorkloadError)
         for old, new in self.state:
-            for name in (old, new):
-                self._known(name, "state")
             if old not in {each.name for each in self.inputs}:
                 raise WorkloadError("is no input, and so no state; name an input", where=old)
             a, b = tensors[old], tensors[new]
             if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
-                raise WorkloadError(
-                    f"is {a}, and is to be replaced by {new}, which is {b}; make them equal", where=old
-                )
-        seen: set[str] = set()
-        for each in self.overlaps:
-            twice = seen.intersection(each.operations)
-            if twice:
-                raise WorkloadError("is in two overlaps; put it into one", where=min(twice))
-            seen.update(each.operations)
-            self.tile_axes(each)
-        if self.overlaps:
-            self.units  # noqa: B018 - refuses what would wait for itself
+                said = f"is {a}, and is to be replaced by {new}, which is {b}; make them equal"
+                raise WorkloadError(said, where=old)
+        for name, times in Counter(name for each in self.overlaps for name in each.operations).items():
+            if name not in self.operation:
+                raise WorkloadError(f"is no operation of {self.name}; overlap what it makes", where=name)
+            if times > 1:
+                raise WorkloadError("is in two overlaps; put it into one", where=name)
+        for each in self.operations:
+            if each.fused:
+                self._check_fused(each)
+        self.tiles  # noqa: B018 - refuses what does not divide, or would wait for itself
+
+    def _check_fused(self, operation: Operation) -> None:
+        """Raise `WorkloadError` unless the last step of a collective has in hand what an operation reads."""
+        into = operation.fused
+        if into not in self.operation or not self.operation[into].is_collective:
+            raise WorkloadError("is no collective; name the one that others are fused into", where=into)
+        inside = {into, *(each.name for each in self.operations if each.fused == into)}
+        beside = [name for name in operation.inputs if name not in inside]
+        late = next((name for name in beside if name in self.operation and into in self.needed(name)), "")
+        for is_wrong, said in (
+            (operation.kind not in POINTWISE, f"is a {operation.kind}, which needs more than the element in "
+             "hand; only point-wise ones are fused"),
+            (len(beside) == len(operation.inputs), f"does not read {into} or what is fused into it; fuse "
+             "what does"),
+            (late, f"reads {late}, which is made after {into}; it stays behind it"),
+            (self.tensors[operation.name].layout != self.tensors[into].layout, f"is laid out otherwise than "
+             f"{into}; it stays behind it"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise WorkloadError(said, where=operation.name)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, with its layout."""
         made: dict[str, Tensor] = {}
-        for tensor in self.inputs:
-            _named(tensor.name, made)
-            made[tensor.name] = tensor.check(self.num_ranks)
-        for operation in self.operations:
-            _named(operation.name, made)
-            for name in operation.inputs:
+        every: tuple[Tensor | Operation, ...] = (*self.inputs, *self.operations)
+        for each in every:
+            if not each.name.isidentifier():
+                said = "found a name that is none; expected letters, digits and underscores"
+                raise WorkloadError(said, where=repr(each.name))
+            if each.name in made:
+                raise WorkloadError("the name is taken already; choose another", where=each.name)
+            if isinstance(each, Tensor):
+                made[each.name] = each.check(self.num_ranks)
+                continue
+            for name in each.inputs:
                 if name not in made:
-                    raise self._absent(operation, name, made)
-            made[operation.name] = infer(operation, [made[name] for name in operation.inputs], self.num_ranks)
+                    raise self._absent(each, name, made)
+            made[each.name] = infer(each, [made[name] for name in each.inputs], self.num_ranks)
         return made
+
+    def _absent(self, operation: Operation, name: str, made: Mapping[str, Tensor]) -> WorkloadError:
+        """Why something cannot be read: nothing makes it, or what does comes later, or needs its reader."""
+        if name not in self.operation:
+            said = f"reads {quoted(name)}, which nothing makes{did_you_mean(name, list(made))}"
+            return WorkloadError(f"{said}; make it an input, or correct the name", where=operation.name)
+        if operation.name in self.needed(name) | {name}:
+            said = f"reads {name}, which needs {operation.name} itself: a cycle; break it with an input"
+        else:
+            said = f"reads {name} before it is made; put {name} first"
+        return WorkloadError(said, where=operation.name)
+
+    def needed(self, name: str) -> set[str]:
+        """The names of all operations that one needs, directly or not."""
+        found, pending = set[str](), [name]
+        while pending:
+            more = self.operation.keys() & set(self.operation[pending.pop()].inputs) - found
+            found |= more
+            pending += more
+        return found
 
     @cached_property
     def operation(self) -> dict[str, Operation]:
@@ -139,11 +194,9 @@ class Workload:
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
         """The operations that read each tensor, in order."""
-        found: dict[str, list[str]] = {name: [] for name in self.tensors}
-        for operation in self.operations:
-            for name in dict.fromkeys(operation.inputs):
-                found[name].append(operation.name)
-        return {name: tuple(readers) for name, readers in found.items()}
+        return {
+            name: tuple(each.name for each in self.operations if name in each.inputs) for name in self.tensors
+        }
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -161,135 +214,117 @@ class Workload:
         """The tensors that an operation reads, in its order."""
         return [self.tensors[name] for name in operation.inputs]
 
-    @cached_property
-    def tiles_of(self) -> dict[str, tuple[int, int]]:
-        """How many tiles operations that overlap are cut into, and along which axis of what they make."""
-        return {
-            name: (each.tiles, axis) for each in self.overlaps for name, axis in self.tile_axes(each).items()
-        }
+    def tiling(self, name: str) -> Tiling:
+        """How what an operation makes is cut; anything that does not overlap is whole."""
+        return self._tilings.get(name, Tiling(1, 0, 1, None))
 
-    def tile_axes(self, overlap: Overlap) -> dict[str, int]:
-        """The axis along which tiles of each operation of an overlap are cut.
+    @cached_property
+    def _tilings(self) -> dict[str, Tiling]:
+        """How operations that overlap are cut.
 
         Raises
         ------
         WorkloadError
-            If a tile of one of them needs more than that tile of those before it.
+            If a tile of one of them needs more than that tile of those before it, or tiles do not divide.
         """
+        found = {}
+        for each in self.overlaps:
+            axes = self._tile_axes(each)
+            ways = self.num_ranks if any(map(self._is_sliced, axes, axes.values())) else 1
+            for name, axis in axes.items():
+                length = self.tensors[name].shape[axis]
+                if length % (ways * each.tiles):
+                    few = "there are more tiles than chunks; " if length < ways * each.tiles else ""
+                    pieces = (f"{ways} slices of " if ways > 1 else "") + f"{each.tiles} tiles"
+                    said = f"axis {axis} of length {length} does not divide into {pieces}"
+                    raise WorkloadError(f"{said}; {few}choose a number of tiles that divides it", where=name)
+                found[name] = Tiling(each.tiles, axis, ways, each)
+        return found
+
+    def _tile_axes(self, overlap: Overlap) -> dict[str, int]:
+        """The axis along which tiles of each operation of an overlap are cut."""
         axes: dict[str, int] = {}
-        for name in overlap.operations:
-            if name not in self.operation:
-                raise WorkloadError(f"is no operation of {self.name}; overlap what it makes", where=name)
-        for operation in self.operations:
-            if operation.name not in overlap.operations:
-                continue
+        for operation in (each for each in self.operations if each.name in overlap.operations):
             tensors, out = self.operands(operation), self.tensors[operation.name]
-            found: set[int] = set() if axes else {overlap.axis}
-            for at, name in enumerate(operation.inputs):
-                if name in axes:
-                    read = operand_axes(operation, tensors, out, at)[axes[name]]
-                    if read is None:
-                        said = f"reads all of {name} along axis {axes[name]} for each tile of its own"
-                        raise WorkloadError(f"{said}; end the overlap before it", where=operation.name)
-                    found.add(read)
-            if len(found) != 1:
-                said = (
-                    f"reads tiles along axes {sorted(found)}"
-                    if found
-                    else "reads nothing that the overlap makes"
-                )
-                raise WorkloadError(f"{said}; leave it out of the overlap", where=operation.name)
-            axes[operation.name] = found.pop()
-            if overlap.tiles < 1 or not 0 <= axes[operation.name] < len(out.shape):
-                said = f"found {overlap.tiles} tiles along axis {axes[operation.name]} of shape {out.shape}"
-                raise WorkloadError(f"{said}; expected 1 or more along an axis that it has", where=out.name)
-        ways = self._ways(axes)
-        for name, axis in axes.items():
-            length = self.tensors[name].shape[axis]
-            if length % (ways * overlap.tiles):
-                pieces = f"{ways} slices of {overlap.tiles} tiles" if ways > 1 else f"{overlap.tiles} tiles"
-                few = "there are more tiles than chunks; " if length < ways * overlap.tiles else ""
-                said = f"axis {axis} of length {length} does not divide into {pieces}"
-                raise WorkloadError(f"{said}; {few}choose a number of tiles that divides it", where=name)
+            read = {
+                name: operand_axes(operation, tensors, out, at)[axes[name]]
+                for at, name in enumerate(operation.inputs)
+                if name in axes
+            }
+            found = set(read.values()) if axes else {overlap.axis}
+            axis = min((each for each in found if each is not None), default=0)
+            whole = next((name for name, each in read.items() if each is None), None)
+            shape = out.shape
+            for is_wrong, said in (
+                (not found, "reads nothing that the overlap makes; leave it out of the overlap"),
+                (whole, f"reads all of {whole} along axis {axes.get(whole or '')} for each tile of its own; "
+                 "end the overlap before it"),
+                (len(found) > 1, f"reads tiles along axes {found}; leave it out of the overlap"),
+                (overlap.tiles < 1 or not 0 <= axis < len(shape), f"found {overlap.tiles} tiles along axis "
+                 f"{axis} of shape {shape}; expected 1 or more along an axis that it has"),
+            ):  # fmt: skip
+                if is_wrong:
+                    raise WorkloadError(said, where=operation.name)
+            axes[operation.name] = axis
         return axes
 
-    def _ways(self, axes: Mapping[str, int]) -> int:
-        """Stretches that each tile falls into: one, or one a slice where its axis is that of slices."""
-        for name, axis in axes.items():
-            operation, out = self.operation[name], self.tensors[name]
-            inputs = self.operands(operation)
-            for at, each in enumerate(inputs):
-                read = operand_axes(operation, inputs, out, at)
-                if each.axis is not None and read[each.axis] == axis:
-                    return self.num_ranks
-            if out.axis == axis:
-                return self.num_ranks
-        return 1
+    def _is_sliced(self, name: str, axis: int) -> bool:
+        """Whether what an operation makes is sliced along an axis, or what it reads for that."""
+        operation, out = self.operation[name], self.tensors[name]
+        tensors = self.operands(operation)
+        return out.axis == axis or any(
+            each.axis is not None and operand_axes(operation, tensors, out, at)[each.axis] == axis
+            for at, each in enumerate(tensors)
+        )
 
     @cached_property
-    def tile_ways(self) -> dict[str, int]:
-        """Into how many stretches each tile of operations that overlap falls along its axis."""
-        every = (self.tile_axes(each) for each in self.overlaps)
-        return {name: ways for axes in every for ways in [self._ways(axes)] for name in axes}
-
-    @cached_property
-    def units(self) -> tuple[tuple[Operation, ...], ...]:
-        """Operations in an order in which they can run; those that overlap together.
+    def tiles(self) -> tuple[Tile, ...]:
+        """Every tile of every operation, each after all that it reads; of overlaps tile by tile.
 
         Raises
         ------
         WorkloadError
             If an overlap needs something that needs a part of it.
         """
-        unit_of = {name: index for index, each in enumerate(self.overlaps) for name in each.operations}
-        members: dict[object, list[Operation]] = {}
-        for operation in self.operations:
-            members.setdefault(unit_of.get(operation.name, operation.name), []).append(operation)
-        done = {each.name for each in self.inputs}
-        waiting, units = list(members.values()), []
-        while waiting:
-            for unit in waiting:
-                names = {each.name for each in unit}
-                if all(name in done or name in names for each in unit for name in each.inputs):
-                    break
-            else:
-                overlapped = next(each for unit in waiting if len(unit) > 1 for each in unit)
-                said = "overlaps with operations that need what is made of it outside"
-                raise WorkloadError(
-                    f"{said}; put that into the overlap, too, or end it before", where=overlapped.name
-                )
-            waiting.remove(unit)
-            units.append(tuple(unit))
-            done |= names
-        return tuple(units)
+        import networkx as nx
 
-    def _known(self, name: str, what: str) -> None:
-        if name not in self.tensors:
+        graph, units = nx.DiGraph(), dict[int, list[Operation]]()
+        of: dict[str, int] = {}  # the unit of each operation: the place of its first one
+        for place, operation in enumerate(self.operations):
+            overlap = self.tiling(operation.name).overlap
+            unit = (
+                min((of[name] for name in overlap.operations if name in of), default=place)
+                if overlap
+                else place
+            )
+            of[operation.name] = unit
+            units.setdefault(unit, []).append(operation)
+            graph.add_node(unit)
+        for each in self.operations:
+            sources = {of[name] for name in each.inputs if name in of} - {of[each.name]}
+            graph.add_edges_from((source, of[each.name]) for source in sources)
+        try:
+            order = list(nx.lexicographical_topological_sort(graph))
+        except nx.NetworkXUnfeasible:
+            said = "overlaps with operations that need what is made of it outside"
             raise WorkloadError(
-                f"there is no such tensor{did_you_mean(name, list(self.tensors))}", where=f"{what}: {name}"
-            )
+                f"{said}; put that into the overlap, too, or end it before",
+                where=self.overlaps[0].operations[0],
+            ) from None
+        return tuple(
+            Tile(operation, number, tuple(self._reads(operation, number)))
+            for unit in order
+            for number in range(self.tiling(units[unit][0].name).tiles)
+            for operation in units[unit]
+        )
 
-    def _absent(self, operation: Operation, name: str, made: Mapping[str, Tensor]) -> WorkloadError:
-        by_name = {each.name: each for each in self.operations}
-        if name not in by_name:
-            said = f"reads {quoted(name)}, which nothing makes{did_you_mean(name, list(made))}"
-            return WorkloadError(f"{said}; make it an input, or correct the name", where=operation.name)
-        needs, pending = set(), [name]
-        while pending:
-            for each in by_name[pending.pop()].inputs:
-                if each in by_name and each not in needs:
-                    needs.add(each)
-                    pending.append(each)
-        if operation.name in needs:
-            said = (
-                f"reads {name}, which needs {operation.name} itself: a cycle; break it, for "
-                f"example with an input"
-            )
-        elif name == operation.name:
-            said = "reads itself: a cycle; read an input instead"
-        else:
-            said = f"reads {name} before it is made; put {name} first"
-        return WorkloadError(said, where=operation.name)
+    def _reads(self, operation: Operation, number: int) -> Iterator[tuple[str, int]]:
+        """The tiles that a tile of an operation needs: in its overlap those of its number, else all."""
+        overlap = self.tiling(operation.name).overlap
+        for name in dict.fromkeys(operation.inputs):
+            cut = self.tiling(name)
+            within = overlap is not None and cut.overlap is overlap
+            yield from ((name, each) for each in ([number] if within else range(cut.tiles)))
 
     @checked_as(WorkloadError)
     def input(
@@ -309,22 +344,7 @@ class Workload:
         return replace(self, inputs=(*self.inputs, Tensor(name, tuple(shape), dtype, layout)))
 
     @checked_as(WorkloadError)
-    def then(
-        self,
-        name: str,
-        kind: str,
-        *inputs: str,
-        axis: Natural | None = None,
-        value: float | None = None,
-        seed: Natural | None = None,
-        shift: int = 1,
-        shape: Sequence[int] = (),
-        dtype: str = "float32",
-        layout: str = "replicated",
-        cost_us: float | None = None,
-        flops: float | None = None,
-        memory_bytes: float | None = None,
-    ) -> Workload:
+    def then(self, name: str, kind: str, *inputs: str, **options: Any) -> Workload:
         """The step with one more operation, which makes a tensor of its name.
 
         Parameters
@@ -333,17 +353,18 @@ class Workload:
             Of what it makes, and one of ``taccl.workload.operations.KINDS``.
         *inputs : str
             Tensors that are there.
-        axis, value, shift, shape, dtype, layout, cost_us, flops, memory_bytes
-            As in `Operation`.
-        seed : int, optional
-            By default it follows from the name.
+        **options
+            What the kind takes, and its cost; as in `taccl.workload.operations.Operation`.
         """
-        tensors = self.tensors
-        reads = tuple(tensors[each].layout for each in inputs if each in tensors) if kind == "compute" else ()
-        made = Operation(
-            name, kind, inputs, axis, value, seed_of(name, kind) if seed is None else seed, shift,
-            tuple(shape), dtype, layout, reads, cost_us, flops, memory_bytes,
-        )  # fmt: skip
+        try:
+            made = Operation(name, kind, inputs, **options)
+        except WorkloadError as error:
+            raise WorkloadError(error.message, where=f"{name}: {error.where}") from None
+        except TypeError:
+            known = [each.name for each in fields(Operation)[3:-1]]
+            odd = next((each for each in options if each not in known), "")
+            said = f"found an unknown option {odd!r}{did_you_mean(odd, known)}"
+            raise WorkloadError(f"{said}; expected some of {', '.join(known)}", where=name) from None
         return replace(self, operations=(*self.operations, made))
 
     @checked_as(WorkloadError)
@@ -368,28 +389,10 @@ class Workload:
         for tensor in self.inputs:
             kept = f", then {successor[tensor.name]}" if tensor.name in successor else ""
             lines.append(f"  {tensor.name}: {tensor}{kept}")
-        for unit in self.units:
-            overlapped = next((each for each in self.overlaps if unit[0].name in each.operations), None)
-            if overlapped:
-                lines.append(
-                    f"  for each of {overlapped.tiles} tiles along axis {overlapped.axis} of {unit[0].name}:"
-                )
-            for operation in unit:
-                fused = f", fused into {operation.fused}" if operation.fused else ""
-                indent = "    " if overlapped else "  "
-                lines.append(f"{indent}{operation}    {self.tensors[operation.name]}{fused}")
+        for tile in (each for each in self.tiles if each.number == 0):
+            name, overlap = tile.operation.name, self.tiling(tile.operation.name).overlap
+            if overlap and name == min(overlap.operations, key=list(self.operation).index):
+                lines.append(f"  for each of {overlap.tiles} tiles along axis {overlap.axis} of {name}:")
+            fused = f", fused into {tile.operation.fused}" if tile.operation.fused else ""
+            lines.append(f"  {'  ' if overlap else ''}{tile.operation}    {self.tensors[name]}{fused}")
         return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
-
-
-def seed_of(name: str, kind: str) -> int:
-    """The seed of an operation that was given none."""
-    return crc32(name.encode()) if kind in ("dropout", "compute") else 0
-
-
-def _named(name: str, made: Mapping[str, Tensor]) -> None:
-    if not name.isidentifier():
-        raise WorkloadError(
-            "found a name that is none; expected letters, digits and underscores", where=repr(name)
-        )
-    if name in made:
-        raise WorkloadError("the name is taken already; choose another", where=name)

@@ -79,7 +79,7 @@ def test_files_hold_all_of_a_step(layer, adam, tmp_path):
 def test_the_schema_names_what_files_may_say():
     """And nothing else."""
     assert set(schema()["properties"]) == {
-        "name", "num_ranks", "returned", "input", "operation", "overlap",
+        "name", "num_ranks", "inputs", "operations", "returned", "state", "overlaps",
     }  # fmt: skip
     assert schema()["additionalProperties"] is False
 
@@ -144,7 +144,7 @@ def test_work_follows_from_shapes(layer):
         (lambda s: s.then("n", "norm", "x"), "n: norm is over all of x.*needs a collective first"),
         (lambda s: s.then("n", "layernorm", "x"), "n: layernorm is over the last axis"),
         (lambda s: s.updating(b="z"), "b: is .* to be replaced by z"),
-        (lambda s: s.returning("zz"), "returned: zz: there is no such tensor"),
+        (lambda s: s.returning("zz"), "returned: found 'zz'; did you mean 'z'"),
         (lambda s: split(s, "y"), "y: is a matmul"),
         (lambda s: reorder(s, "sum", "z"), "z: add of y, which is partial"),
         (lambda s: reorder(s, "sum", "out"), "out: does not read sum"),
@@ -186,10 +186,10 @@ def test_an_overlap_must_not_wait_for_itself():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('name = "w"\nnum_ranks = 2\n[[operation]]\nname = "a"\nkind = "relu"\ninputs = ["b"]\n'
-         '[[operation]]\nname = "b"\nkind = "relu"\ninputs = ["a"]\n', "a: reads b, which needs a itself: a cycle"),
-        ('name = "w"\nnum_ranks = 2\n[[input]]\nname = "x"\nshape = [2]\n[[operation]]\nname = "a"\nkind = "relu"\n'
-         'inputs = ["b"]\n[[operation]]\nname = "b"\nkind = "relu"\ninputs = ["x"]\n', "a: reads b before it is made"),
+        ('name = "w"\nnum_ranks = 2\n[[operations]]\nname = "a"\nkind = "relu"\ninputs = ["b"]\n'
+         '[[operations]]\nname = "b"\nkind = "relu"\ninputs = ["a"]\n', "a: reads b, which needs a itself: a cycle"),
+        ('name = "w"\nnum_ranks = 2\n[[inputs]]\nname = "x"\nshape = [2]\n[[operations]]\nname = "a"\nkind = "relu"\n'
+         'inputs = ["b"]\n[[operations]]\nname = "b"\nkind = "relu"\ninputs = ["x"]\n', "a: reads b before it is made"),
         ('name = "w"\nnum_ranks = 0\n', "num_ranks: found 0"),
         ('name = "w"\nnum_ranks = 2\nranks = 3\n', "ranks: found an unknown field"),
     ],

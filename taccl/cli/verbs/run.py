@@ -1,4 +1,8 @@
-"""``taccl run``: a program executed by MPI ranks, compared with MPI's own collective, and timed beside it."""
+"""``taccl run``: a program executed by MPI ranks, compared with MPI's own collective, and timed beside it.
+
+Of a step of operations (`taccl.Workload`) the quickest schedule on a topology is executed, and compared with
+what its operations give as they stand.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,28 @@ from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from taccl.cli.answer import Answer
     from taccl.program.program import Program
     from taccl.runtime.job import Job
     from taccl.runtime.report import Execution, Times
 
+#: Rounding is no fault up to so many times the relative error of one operation; ours.
+_MOST_EPS = 256
+
 EXAMPLES = (
     "taccl run schedule.json --size 1MB",
     "taccl run program.xml --ranks 4 --repetitions 20",
+    "taccl run step.toml --topology dgx-a100",
 )
 
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    verb.add_argument("file", metavar="FILE", help="a schedule, or a program such as MSCCL XML")
+    verb.add_argument("file", metavar="FILE", help="a schedule, a program such as MSCCL XML, or a step")
+    help = "for a step of operations: what it is transformed and scheduled for"
+    verb.add_argument("--topology", metavar="NAME|FILE", help=help)
     add_options(verb, "--size", default="1MB", help="larger of a rank's input and output (default 1MB)")
     verb.add_argument("--ranks", type=positive, metavar="N", help="refuse a file for another number of ranks")
     help = "int32 (default), int64, float32, float64, or fixed32: reals sent as int32"
@@ -36,6 +47,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--repetitions", type=positive, default=10, metavar="N", help=help)
     help = "seconds for one run (default 60)"
     verb.add_argument("--timeout-s", type=seconds, default=60.0, metavar="S", help=help)
+    help = "for a step: seconds of the search for transformations (default 60)"
+    verb.add_argument("--step-s", type=seconds, default=60.0, metavar="S", help=help)
     help = "lower a schedule with input and output in one buffer"
     verb.add_argument("--in-place", action="store_true", help=help)
     add_options(verb, "--seed", help="of the inputs (default 0)")
@@ -47,9 +60,52 @@ def run(options: argparse.Namespace) -> Answer:
 
     is_first = is_first_rank()
     with notes_shown(wanted=is_first) as note:
+        if options.topology is not None:
+            return _run_step(options, note)
         execution = execute_job(lambda: _job(options), note)
     complaint = "" if execution.ok else f"{shown(options.file)}: {execution.failure()}"
     return judged(_text(execution), _values(execution), complaint)
+
+
+def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
+    """Transform and schedule a step, and execute it with ranks of this machine."""
+    import numpy as np
+
+    from taccl.cli.things import topology_from_word
+    from taccl.formats.registry import read
+    from taccl.runtime.environment import launched_by
+    from taccl.runtime.step import execute_step
+    from taccl.workload import autotransform
+    from taccl.workload.meaning import dtype_of
+    from taccl.workload.workload import Workload
+
+    if launched_by() is not None or options.in_place:
+        where = "--in-place" if options.in_place else "mpiexec"
+        raise InputError("a step starts ranks of its own, out of place; leave this out", where=where)
+    program = read(options.file)
+    if not isinstance(program, Workload):
+        said = f"is for steps of operations, and found a {type(program).__name__.lower()}; leave it out"
+        raise InputError(said, where="--topology")
+    note("transforming and scheduling")
+    step = autotransform(
+        program, topology_from_word(options.topology), time_limit_s=options.step_s, note=note
+    )
+    difference = execute_step(
+        step, reference=program, seed=options.seed or 0, timeout_s=options.timeout_s, note=note
+    )
+    eps = max(float(np.finfo(dtype_of(each)).eps) for each in program.tensors.values())
+    most, says = _MOST_EPS * eps, f"within {difference:.2g} of its largest value"
+    lines = [
+        repr(step), repr(step.workload),
+        f"  {'correct' if difference <= most else 'wrong'}: every output is {says} (at most {most:.2g}) of "
+        "what the untransformed program gives",
+    ]  # fmt: skip
+    values = {
+        "ok": difference <= most, "difference": difference, "most": most, "finish_us": step.finish_us,
+        "num_ranks": program.num_ranks, "program": repr(step.workload),
+    }  # fmt: skip
+    wrong = f"{shown(options.file)}: some output is only {says} of what it should be"
+    return judged("\n".join(lines), values, "" if difference <= most else wrong)
 
 
 def _job(options: argparse.Namespace) -> Job:
@@ -69,6 +125,7 @@ def _program(options: argparse.Namespace) -> Program:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
+    from taccl.workload.workload import Workload
 
     found = read(options.file)
     if isinstance(found, ImplicitSchedule):
@@ -76,9 +133,9 @@ def _program(options: argparse.Namespace) -> Program:
     if isinstance(found, (Schedule, CompactSchedule)):
         return lower(found, in_place=options.in_place)
     if not isinstance(found, Program):
-        raise InputError(
-            f"found a {type(found).__name__.lower()}; expected a schedule or a program", where=options.file
-        )
+        said = "a step is run with --topology, too" if isinstance(found, Workload) else "give one of those"
+        kind = type(found).__name__.lower()
+        raise InputError(f"found a {kind}; expected a schedule or a program; {said}", where=options.file)
     if options.in_place and not found.in_place:
         raise InputError(
             f"the program in {options.file} is out of place; leave it out, or give the schedule",

@@ -3,8 +3,11 @@
 A trace is a graph of nodes: a send, a receive, or the computation of a sum; ``docs/formats.md`` says what
 each waits for, and what is lost.
 
+Computations beside the sends (`Computed`, of a step of `taccl.workload`) are nodes that take a time.
+
 A message is a length, then so many bytes in protobuf's wire format: first `GlobalMetadata` (fields 1 version,
-2 attributes), then every `Node` (1 id, 2 name, 3 type, 5 ids of the nodes it waits for, 10 attributes). An
+2 attributes), then every `Node` (1 id, 2 name, 3 type, 5 ids of the nodes it waits for, 7 duration in
+microseconds, 10 attributes). An
 attribute has 1 name; 7 int32, 9 int64, 27 bool or 29 string. So few fields are written by hand. See
 https://github.com/mlcommons/chakra (``et_def.proto``) and https://github.com/astra-sim/astra-sim
 (``CustomAlgorithm.cc``).
@@ -14,9 +17,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import defaultdict
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.analysis.simulation.events import Events
 from taccl.errors import ExportError, LossyConversionWarning
@@ -24,7 +30,8 @@ from taccl.formats.files import check_writable, write_whole
 from taccl.schedule.precedence import DATA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from fractions import Fraction
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
@@ -35,6 +42,17 @@ _SUFFIX = ".et"
 #: Collectives whose size ASTRA-sim knows how to cut into chunks.
 _SCALED = frozenset(("allgather", "allreduce", "alltoall", "reduce-scatter"))
 _SHOWN = 3
+
+
+class Computed(NamedTuple):
+    """A computation of one rank, and those before it, and chunks that come to it, which it waits for."""
+
+    name: str
+    rank: int
+    start_us: Fraction
+    end_us: Fraction
+    after: frozenset[int]
+    chunks: frozenset[int]
 
 
 def save_chakra(
@@ -54,11 +72,22 @@ def save_chakra(
     Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if a file
     exists and `overwrite` is False, it cannot be written, or the schedule is none of its problem.
     """
+    return save_computed(schedule, path, overwrite, (), {})
+
+
+def save_computed(
+    schedule: Schedule,
+    path: str | os.PathLike[str],
+    overwrite: bool,
+    computed: Sequence[Computed],
+    sources: Mapping[tuple[int, int], Computed],
+) -> tuple[Path, ...]:
+    """The same with what ranks compute beside; by chunk and origin `sources` say what that waits for."""
     prefix = os.fspath(path).removesuffix(_SUFFIX)
     paths = [Path(f"{prefix}.{rank}{_SUFFIX}") for rank in range(schedule.problem.topology.num_ranks)]
     for each in paths:
         check_writable(each, overwrite=overwrite)
-    traces = chakra_traces(schedule)
+    traces = chakra_traces(schedule, computed, sources)
     made: list[Path] = []
     try:
         for each, trace in zip(paths, traces, strict=True):
@@ -72,7 +101,11 @@ def save_chakra(
     return tuple(paths)
 
 
-def chakra_traces(schedule: Schedule) -> list[bytes]:
+def chakra_traces(
+    schedule: Schedule,
+    computed: Sequence[Computed] = (),
+    sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
+) -> list[bytes]:
     """The trace of every rank, with a warning that says what is lost.
 
     Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if the
@@ -89,6 +122,8 @@ def chakra_traces(schedule: Schedule) -> list[bytes]:
     events = Events(schedule, problem)
     lost = ["times and costs: the simulator times the sends on a network of its own"]
     crossing = _shared_by_ranks(problem, events)
+    if any((each.end_us - each.start_us).denominator > 1 for each in computed):
+        lost.append("parts of microseconds of computations, which are rounded up")
     if crossing:
         more = f" and {len(crossing) - _SHOWN} more" if len(crossing) > _SHOWN else ""
         lost.append(
@@ -98,7 +133,7 @@ def chakra_traces(schedule: Schedule) -> list[bytes]:
     warnings.warn(
         f"an execution trace has no place for {'; '.join(lost)}", LossyConversionWarning, stacklevel=2
     )
-    return [_encoded(nodes, problem) for nodes in _nodes(schedule, events)]
+    return [_encoded(nodes, problem) for nodes in _nodes(schedule, events, computed, sources)]
 
 
 @dataclass(slots=True)
@@ -109,9 +144,15 @@ class _Node:
     name: str
     after: set[int] = field(default_factory=set)
     attributes: Sequence[bytes] = ()
+    duration_us: int = 0
 
 
-def _nodes(schedule: Schedule, events: Events) -> list[list[_Node]]:
+def _nodes(
+    schedule: Schedule,
+    events: Events,
+    computed: Sequence[Computed],
+    sources: Mapping[tuple[int, int], Computed],
+) -> list[list[_Node]]:
     """The nodes of every rank; a node's id is its place."""
     problem = schedule.problem
     links = problem.topology.links
@@ -120,9 +161,30 @@ def _nodes(schedule: Schedule, events: Events) -> list[list[_Node]]:
     arrived: dict[int, int] = {}  # send -> node at its destination after which its chunks are there
     sent: dict[int, int] = {}
     total = _total_chunks(problem)
+    made: dict[int, int] = {}  # computation -> its node
+    came: dict[tuple[int, int], set[int]] = defaultdict(set)  # by chunk and rank: nodes of what arrived
+    busy: dict[int, int] = {}  # by rank: its last computation
+
+    def known(each: Computed | None) -> Iterable[int]:
+        return (
+            ()
+            if each is None
+            else {made[i] for i in each.after}.union(*(came[chunk, each.rank] for chunk in each.chunks))
+        )
+
     # What arrives at a moment is listed before what starts then, so that nodes wait for earlier ones only.
-    moments = sorted([(t, 0, s) for s, t in enumerate(end)] + [(t, 1, s) for s, t in enumerate(start)])
-    for _, starts, s in moments:
+    per_us = problem.costs.ticks_per_us
+    moments: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(end)]
+    moments += [(each.start_us * per_us, 1, i) for i, each in enumerate(computed)]
+    moments += [(t, 2, s) for s, t in enumerate(start)]
+    for _, starts, s in sorted(moments):
+        if starts == 1:
+            tile = computed[s]
+            last = {busy[tile.rank]} if tile.rank in busy else set()
+            made[s] = busy[tile.rank] = len(nodes[tile.rank])
+            took_us, cpu = ceil(tile.end_us - tile.start_us), _attribute("is_cpu_op", 0, _BOOL)
+            nodes[tile.rank].append(_Node(_COMP, tile.name, {*known(tile), *last}, [cpu], took_us))
+            continue
         chunks = [int(schedule.chunk[t]) for t in events.transfers[s]]
         ends = links[events.link[s]]
         size = [
@@ -138,7 +200,8 @@ def _nodes(schedule: Schedule, events: Events) -> list[list[_Node]]:
         if starts:
             peer = [_attribute("comm_type", _SEND, _INT64), _attribute("comm_dst", ends.dst, _INT32)]
             sent[s] = len(here)
-            here.append(_Node(_SEND, f"send {what} to {ends.dst}", attributes=[*peer, *size]))
+            own = {node for c in chunks for node in known(sources.get((c, ends.src)))}
+            here.append(_Node(_SEND, f"send {what} to {ends.dst}", own, [*peer, *size]))
             continue
         peer = [_attribute("comm_type", _RECEIVE, _INT64), _attribute("comm_src", ends.src, _INT32)]
         arrived[s] = len(here)
@@ -146,7 +209,10 @@ def _nodes(schedule: Schedule, events: Events) -> list[list[_Node]]:
         if schedule.reduce[events.transfers[s][0]]:
             arrived[s] = len(here)
             attributes = [_attribute("is_cpu_op", 0, _BOOL)]
-            here.append(_Node(_COMP, f"add {what} of {ends.src}", {len(here) - 1}, attributes))
+            own = {node for c in chunks for node in known(sources.get((c, ends.dst)))}
+            here.append(_Node(_COMP, f"add {what} of {ends.src}", {len(here) - 1, *own}, attributes))
+        for chunk in chunks:
+            came[chunk, ends.dst].add(arrived[s])
     for s, link in enumerate(events.link):
         mine = nodes[links[link].src][sent[s]]
         mine.after |= {arrived[source] for source in _sources(events, s)}
@@ -217,6 +283,7 @@ def _encoded(nodes: Sequence[_Node], problem: Problem) -> bytes:
         content = _integer(1, number) + _text(2, node.name) + _integer(3, node.kind)
         if node.after:
             content += _bytes(5, b"".join(_varint(each) for each in sorted(node.after)))
+        content += _integer(7, node.duration_us)
         parts.append(content + b"".join(_bytes(10, each) for each in node.attributes))
     return b"".join(_varint(len(part)) + part for part in parts)
 

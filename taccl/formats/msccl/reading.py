@@ -235,7 +235,9 @@ class _File:
         count = self._number(step, "cnt", 1, LIMIT_COUNT)
         src = self._slot(step, "src", count if parts.reads else 0, limits)
         dst = self._slot(step, "dst", count if parts.writes else 0, limits)
-        return Step(operation, src if parts.reads else None, dst if parts.writes else None, count, depends)
+        needs, gives = (tuple(step.attributes.get(name, "").split()) for name in ("needs", "gives"))
+        read, written = src if parts.reads else None, dst if parts.writes else None
+        return Step(operation, read, written, count, depends, needs, gives)
 
     def _slot(self, step: Element, side: str, count: int, limits: dict[str, int]) -> Slot:
         """A buffer and an offset; where the step uses them, `count` chunks must be within the buffer."""

@@ -202,7 +202,11 @@ def _rank_lines(
             source, target = mirrored.get((r, t, s), (None, None))
             src, dst = step.src or source or step.dst, step.dst or target or step.src
             kind, count = _TYPE_OF[step.operation], 0 if step.operation == "nop" else step.count
-            lines.append(_step_line(places[t][s], kind, src, dst, count, waits[-1], hasdep=(t, s) in awaited))
+            line = _step_line(places[t][s], kind, src, dst, count, waits[-1], hasdep=(t, s) in awaited)
+            marks = {
+                name: " ".join(each) for name, each in (("needs", step.needs), ("gives", step.gives)) if each
+            }
+            lines.append(line.removesuffix("/>") + "".join(f' {k}="{v}"' for k, v in marks.items()) + "/>")
         lines.append("    </tb>")
     return lines
 

@@ -1,0 +1,141 @@
+"""Scheduled steps for other tools: programs with marks where tiles are ready, and execution traces.
+
+A mark is the name of a tile, such as ``y.3``. A kernel that makes tiles says when each is done, and a step of
+the program that is marked with it waits for that (the fused kernels of CoCoNet wait for their producers so);
+the consumer's kernel waits for all steps that give a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.arguments import checked_as
+from taccl.errors import WorkloadError
+from taccl.formats.astra.chakra import Computed, save_computed
+from taccl.program.layout import layout
+from taccl.program.lower import lower
+from taccl.program.program import OPERATIONS
+from taccl.schedule.schedule import make_schedule
+from taccl.workload.exchange import problem_of
+
+if TYPE_CHECKING:
+    import os
+    from fractions import Fraction
+    from pathlib import Path
+
+    from taccl.program.layout import RankLayout
+    from taccl.program.program import Program, RankProgram, Slot
+    from taccl.program.program import Step as Instruction
+    from taccl.schedule.schedule import Schedule
+    from taccl.workload.exchange import Part
+    from taccl.workload.step import Step
+
+
+@checked_as(WorkloadError)
+def lower_step(step: Step, operation: str) -> Program:
+    """The program of one collective of a step, all its tiles, with marks where they are ready.
+
+    Parameters
+    ----------
+    step : Step
+        Verified.
+    operation : str
+        The collective, by the name of what it makes.
+
+    Returns
+    -------
+    Program
+        Its steps `needs` the tiles that what they send is made of, and `gives` those that it makes.
+
+    Raises
+    ------
+    WorkloadError
+        If there is no such collective.
+    """
+    parts = [part for part in step.parts if part.operation == operation]
+    if not parts:
+        known = sorted({part.operation for part in step.parts})
+        said = f"is no collective of {step.workload.name}; name one of {', '.join(known) or 'none'}"
+        raise WorkloadError(said, where=operation)
+    schedule, chunks = _schedule(step), [chunk for part in parts for chunk in part.chunks]
+    part_of = [part for part in parts for _ in part.chunks]
+    here, problem = np.isin(schedule.chunk, chunks), problem_of(step.workload, step.topology, parts)
+    columns = {name: getattr(schedule, name)[here] for name in ("link", "start", "end", "group", "reduce")}
+    number = np.searchsorted(chunks, schedule.chunk[here])
+    program = lower(
+        make_schedule(problem, chunk=number, **columns), name=f"{step.workload.name}: {operation}"
+    )
+
+    def touched(slot: Slot | None, count: int, buffer: str, chunks: tuple[int, ...]) -> list[Part]:
+        is_there = slot is not None and slot.buffer == buffer
+        return [part_of[c] for c in chunks[slot.offset : slot.offset + count]] if slot and is_there else []
+
+    def marked(each: Instruction, where: RankLayout) -> Instruction:
+        does = OPERATIONS[each.operation]
+        read = touched(each.src, each.count, "input", where.inputs) if does.reads else []
+        written = touched(each.dst, each.count, "output", where.outputs) if does.writes else []
+        sources = (key for part in read for key in step.reads[part.operation, part.tile])
+        needs = (f"{name}.{tile}" for name, tile in sources if name in step.workload.operation)
+        gives = (f"{part.operation}.{part.tile}" for part in written)
+        return replace(each, needs=tuple(dict.fromkeys(needs)), gives=tuple(dict.fromkeys(gives)))
+
+    def of_rank(rank: RankProgram, where: RankLayout) -> RankProgram:
+        blocks = rank.threadblocks
+        steps = [tuple(marked(each, where) for each in block.steps) for block in blocks]
+        return replace(
+            rank, threadblocks=tuple(map(lambda block, new: replace(block, steps=new), blocks, steps))
+        )
+
+    return replace(program, ranks=tuple(map(of_rank, program.ranks, layout(problem.collective))))
+
+
+@checked_as(WorkloadError)
+def save_traces(step: Step, path: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
+    """Write execution traces for ASTRA-sim, a file a rank, with nodes for all that is computed and sent.
+
+    Parameters
+    ----------
+    step : Step
+        Over links that each join two ranks.
+    path : path
+        The prefix of the files, or ``PREFIX.et``.
+    overwrite : bool
+        Whether files of these names may be replaced.
+
+    Returns
+    -------
+    tuple of Path
+        The files.
+
+    Raises
+    ------
+    ExportError
+        If a link joins more than two ranks.
+    """
+    schedule = _schedule(step)
+
+    def waits(name: str, tile: int, rank: int, begin_us: Fraction, end_us: Fraction) -> Computed:
+        read = [step.made_of[*each, rank] for each in step.reads[name, tile] if (*each, rank) in step.made_of]
+        after, chunks = (frozenset[int]().union(*(each[i] for each in read)) for i in range(2))
+        return Computed(f"tile {tile} of {name}", rank, begin_us, end_us, after, chunks)
+
+    computed = [
+        waits(each.operation, each.tile, each.rank, each.start_us, each.end_us) for each in step.tiles
+    ]
+    ends = schedule.problem.collective.chunks
+    sources = {
+        (chunk, rank): waits(*key, rank, step.finish, step.finish)
+        for key, chunks in step.chunks.items()
+        for chunk in chunks
+        for rank in ends[chunk].origins
+    }
+    return save_computed(schedule, path, overwrite, computed, sources)
+
+
+def _schedule(step: Step) -> Schedule:
+    if step.schedule is None:
+        raise WorkloadError("sends nothing; there is nothing to lower", where=step.workload.name)
+    return step.schedule

@@ -1,0 +1,55 @@
+"""``taccl run`` of a step of operations, as a person types it."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl.workload import save_workload
+from tests.workload.test_replay import block
+
+
+@pytest.fixture
+def step(tmp_path):
+    """A product of slices, its sum and what follows, each with a cost."""
+    path = tmp_path / "step.toml"
+    save_workload(block(), path)
+    lines = path.read_text().replace('kind = "matmul"', 'kind = "matmul"\ncost_us = 20')
+    for kind in ("add", "dropout"):
+        lines = lines.replace(f'kind = "{kind}"', f'kind = "{kind}"\ncost_us = 1')
+    path.write_text(lines)
+    return path
+
+
+@pytest.mark.slow
+def test_a_step_is_transformed_and_executed(run_json, step):
+    """Every output is that of the program as it stands; float64, so within 256 times 2.2e-16."""
+    pytest.importorskip("mpi4py")
+    code, values = run_json("run", step, "--topology", "fully_connected:4", "--step-s", 5)
+    assert code == 0
+    assert values["ok"]
+    assert values["difference"] <= values["most"] == pytest.approx(256 * 2**-52)
+    assert values["finish_us"] < 40
+    assert "for each of" in values["program"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "found a workload; expected a schedule or a program; a step is run with --topology, too"),
+        (("--topology", "ring:3"), "block: is of 4 ranks, and ring:3 has 3; make them equal"),
+        (("--topology", "fully_connected:4", "--in-place"), "--in-place: a step starts ranks of its own"),
+    ],
+)
+def test_what_cannot_be_run_is_said(run, step, words, said):
+    """In one sentence, as bad input."""
+    code, out, err = run("run", step, *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_topology_is_for_steps(run, saved):
+    """A schedule has one already."""
+    code, _, err = run("run", saved, "--topology", "ring:4")
+    assert code == 2
+    assert "--topology: is for steps of operations, and found a schedule; leave it out" in err

@@ -1,0 +1,74 @@
+"""Steps for other tools: programs with marks, and traces with what is computed."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+import taccl
+from taccl.errors import WorkloadError
+from taccl.formats.msccl.xml import dump_msccl_xml, load_msccl_xml
+from taccl.program.program import Program
+from taccl.workload import lower_step, overlap, save_traces, schedule_workload
+from tests.formats.astra.test_chakra import _decoded as decoded
+from tests.workload.test_replay import RANKS, RATES, block
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A product in four tiles, and its sum."""
+    return schedule_workload(overlap(block(), ["y", "sum"], tiles=4), RANKS, rates=RATES)
+
+
+def test_marks_name_the_tiles_that_are_waited_for(step):
+    """What sends chunks of a tile of the sum needs that tile of the product, and gives that of the sum."""
+    program = lower_step(step, "sum")
+    assert taccl.interpret(program).ok
+    assert {mark for _, each in program.steps() for mark in each.needs} == {f"y.{i}" for i in range(4)}
+    assert {mark for _, each in program.steps() for mark in each.gives} == {f"sum.{i}" for i in range(4)}
+    for address, each in program.steps():
+        if each.src is not None and each.src.buffer == "input" and each.operation == "send":
+            # 4 tiles of 4 chunks each, in order.
+            assert each.needs == (f"y.{each.src.offset // 4}",), address
+
+
+def test_marks_are_kept_in_files(step, tmp_path):
+    """As plain values, and as attributes in MSCCL XML, which other readers pass over."""
+    program = lower_step(step, "sum")
+    assert Program.from_dict(program.to_dict()) == program
+    path = tmp_path / "sum.xml"
+    path.write_text(dump_msccl_xml(program))
+    again = load_msccl_xml(path)
+
+    def marks(some):
+        return [(each.needs, each.gives) for _, each in some.steps() if each.needs or each.gives]
+
+    assert marks(again) == marks(program)
+    assert len(marks(program)) > 16
+
+
+def test_what_is_no_collective_is_not_lowered(step):
+    """The error names those that are."""
+    with pytest.raises(WorkloadError, match="y: is no collective of block; name one of sum"):
+        lower_step(step, "y")
+
+
+def test_traces_carry_what_is_computed(step, tmp_path):
+    """Of every rank all tiles as nodes with their time, one after another, and sends that wait for them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", taccl.LossyConversionWarning)
+        paths = save_traces(step, tmp_path / "step.et")
+    for rank, path in enumerate(paths):
+        _, nodes = decoded(path.read_bytes())
+        by_id = {node.id: node for node in nodes}
+        mine = [each for each in step.tiles if each.rank == rank]
+        computed = [node for node in nodes if node.name.startswith("tile ")]
+        assert len(computed) == len(mine)
+        assert [node.duration_micros for node in computed] == [-(-(e.end_us - e.start_us) // 1) for e in mine]
+        for one, two in zip(computed, computed[1:], strict=False):
+            assert one.id in two.data_deps
+        first = next(node for node in nodes if node.name.startswith("send"))
+        assert any(by_id[each].name == "tile 0 of y" for each in first.data_deps)
+        behind = next(node for node in computed if " of z" in node.name or " of out" in node.name)
+        assert any(by_id[each].name.startswith(("add", "receive")) for each in behind.data_deps)
