@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Up to so many allreduces, each is split or not; of more, all or none.
 _MOST_APART = 3
+#: Whatever the time: the step as it is, in sequence, and once in tiles.
+_LEAST_TRIED = 2
 #: Steps of more chunks are not tried; ours: each takes some sends from every rank.
 _MOST_CHUNKS = 8_192
 
@@ -54,7 +56,7 @@ def autotransform(
     tiles : sequence of int
         Numbers of tiles to try, small ones first; those that do not divide are left out.
     time_limit_s : float
-        When to stop; Ctrl-C does so at once, and keeps the best so far.
+        When to stop, once something was tried in tiles; Ctrl-C stops at once, and keeps the best so far.
     note : callable, optional
         Told what is going on.
 
@@ -84,7 +86,7 @@ def autotransform(
                     some = overlapped(variant, count, axis)
                     if some is None or sum(part.count for part in parts_of(some)) > _MOST_CHUNKS:
                         continue
-                    if deadline.has_passed:
+                    if deadline.has_passed and tried > _LEAST_TRIED:
                         return
                     step = scheduled(some)
                     if last is not None and step.finish >= last.finish:

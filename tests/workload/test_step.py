@@ -147,6 +147,12 @@ def test_the_search_beats_the_program():
     assert found.finish < schedule_workload(step, RANKS, rates=rates).finish
 
 
+def test_a_search_without_time_still_overlaps():
+    """It tries the least number of tiles before it looks at the clock."""
+    found = autotransform(sums(160, 1), RANKS, time_limit_s=1e-9)
+    assert [each.tiles for each in found.workload.overlaps] == [4]
+
+
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
