@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import make_schedule
@@ -128,6 +128,7 @@ class Tasks:
                 waiting[later] -= 1
                 if not waiting[later]:
                     heapq.heappush(pending, (max(earliest[later], now), rank[later], later))
+            return True
 
         while pending:
             now, _, which = heapq.heappop(pending)
