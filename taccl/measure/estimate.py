@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from taccl.measure.model import LATENCIES, PARAMETERS, times_us
 from taccl.measure.ranges import NOISE, lines, protocols_at, reassigned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,6 +30,10 @@ _FLAT = 0.5
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
 _LEAST_SHARE = 1e-4
+_STEP = 1e-4
+
+#: The protocol of each size of each series.
+Protocols: TypeAlias = "Sequence[NDArray[np.int64]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +69,32 @@ class Estimate:
 
 def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estimate:
     """The likeliest parameters of all series; those that the data do not determine are at their priors."""
+    task = _Task(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
     protocols = tuple(_first_protocols(each) for each in observed)
     free = np.ones(len(priors), bool)
     if not any(shows_latency(each) for each in observed):
         free &= [each.name not in LATENCIES for each in priors]
-    logs = _best_start(observed, protocols, priors, free)
+    logs = min(
+        (task.solve(protocols, free, start) for start in _starts(task)),
+        key=lambda logs: task.cost(protocols, logs),
+    )
     for _ in range(_MAX_ROUNDS):
         again = tuple(_again(each, old, logs) for each, old in zip(observed, protocols, strict=True))
         if all(np.array_equal(a, b) for a, b in zip(again, protocols, strict=True)):
             break
         protocols = again
-        logs = _solve(observed, protocols, priors, free, logs)
+        logs = task.solve(protocols, free, logs)
     needed = np.zeros(len(priors), bool)
     while True:
-        spreads = np.where(needed, 0.0, _remaining(observed, protocols, priors, free, logs))
+        spreads = np.where(needed, 0.0, task.remaining(protocols, free, logs))
         worst = int(np.argmax(spreads))
         if spreads[worst] <= _DETERMINED:
             break
         fewer, without = free.copy(), logs.copy()
         fewer[worst] = False
-        without[worst] = np.log(priors[worst].value)
-        without = _solve(observed, protocols, priors, fewer, without)
-        if (
-            _cost(observed, protocols, priors, without)
-            > _cost(observed, protocols, priors, logs) + _CONTRADICTED
-        ):
+        without[worst] = task.means[worst]
+        without = task.solve(protocols, fewer, without)
+        if task.cost(protocols, without) > task.cost(protocols, logs) + _CONTRADICTED:
             needed[worst] = True  # others cannot make up for it: the data contradict its prior
         else:
             free, logs = fewer, without
@@ -98,8 +103,8 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
 
 def refit(observed: Sequence[Observed], priors: Sequence[Parameter], found: Estimate) -> Estimate:
     """The same parameters free, and the same protocols, on other times."""
-    logs = _solve(observed, found.protocols, priors, found.free, found.logs)
-    return Estimate(logs, found.free, found.protocols)
+    task = _Task(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
+    return Estimate(task.solve(found.protocols, found.free, found.logs), found.free, found.protocols)
 
 
 def _first_protocols(each: Observed) -> NDArray[np.int64]:
@@ -114,10 +119,10 @@ def _first_protocols(each: Observed) -> NDArray[np.int64]:
 def _again(each: Observed, old: NDArray[np.int64], logs: NDArray[np.float64]) -> NDArray[np.int64]:
     if each.work.streams:
         return old
-    predicted = times_us(each.work, each.size_bytes, logs)
-    unused = [p for p in range(3) if p not in old]
-    predicted = predicted.copy()
-    predicted[unused] = 1e30  # what no line of the data is for is not brought in by its prior
+    predicted = times_us(each.work, each.size_bytes, logs).copy()
+    predicted[[p for p in range(3) if p not in old]] = (
+        1e30  # what no line of the data is for is not brought in by its prior
+    )
     return reassigned(predicted, each.times_us)
 
 
@@ -132,94 +137,77 @@ def shows_latency(each: Observed) -> bool:
     return bool(grown < _FLAT)
 
 
-def _best_start(
-    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
-    free: NDArray[np.bool_],
-) -> NDArray[np.float64]:  # fmt: skip
-    """The best from the priors, and from either bandwidth as the largest sizes say: one of them limits."""
-    start = np.log([each.value for each in priors])
-    starts = [start]
+def _starts(task: _Task) -> Iterable[NDArray[np.float64]]:
+    """The priors, and either bandwidth as the largest sizes say: one of them limits."""
+    yield task.means
     slowest = max(
-        float(np.log(each.times_us[-1] / times_us(each.work, each.size_bytes[-1:], start)[2, 0]))
-        for each in observed
+        float(np.log(each.times_us[-1] / times_us(each.work, each.size_bytes[-1:], task.means)[2, 0]))
+        for each in task.observed
     )
     for name in ("node_gb_per_s", "network_gb_per_s"):
-        other = start.copy()
-        other[PARAMETERS.index(name)] -= slowest
-        starts.append(other)
-    solved = [_solve(observed, protocols, priors, free, each) for each in starts]
-    return min(solved, key=lambda logs: _cost(observed, protocols, priors, logs))
+        start = task.means.copy()
+        start[PARAMETERS.index(name)] -= slowest
+        yield start
 
 
-def _cost(
-    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
-    logs: NDArray[np.float64],
-) -> float:  # fmt: skip
-    return float((_residuals(observed, protocols, priors, logs) ** 2).sum()) / 2
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is fitted: series, and the normal priors of the logarithms of the parameters."""
 
+    observed: Sequence[Observed]
+    means: NDArray[np.float64]
+    spreads: NDArray[np.float64]
 
-def _residuals(
-    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
-    logs: NDArray[np.float64], *, smoothed: bool = True,
-) -> NDArray[np.float64]:  # fmt: skip
-    """Relative errors, and how much faster another protocol were, softened; then distances from priors."""
-    errors = []
-    for each, chosen in zip(observed, protocols, strict=True):
-        found = times_us(each.work, each.size_bytes, logs)
-        predicted = found[chosen, np.arange(len(chosen))]
-        errors.append(np.log(predicted / each.times_us) / NOISE)
-        errors.append(np.log(predicted / found[np.unique(chosen)].min(axis=0)) / _CHOICE)
-    relative = np.concatenate(errors)
-    if smoothed:
-        relative = np.sign(relative) * np.sqrt(2 * (np.sqrt(1 + relative**2) - 1))
-    means, spreads = np.log([p.value for p in priors]), np.array([p.spread for p in priors])
-    return np.concatenate([relative, (logs - means) / spreads])
+    def residuals(
+        self, protocols: Protocols, logs: NDArray[np.float64], *, smoothed: bool = True
+    ) -> NDArray[np.float64]:
+        """Relative errors, how much faster another protocol were, softened, and distances from priors."""
+        errors = []
+        for each, chosen in zip(self.observed, protocols, strict=True):
+            found = times_us(each.work, each.size_bytes, logs)
+            predicted = found[chosen, np.arange(len(chosen))]
+            errors.append(np.log(predicted / each.times_us) / NOISE)
+            errors.append(np.log(predicted / found[np.unique(chosen)].min(axis=0)) / _CHOICE)
+        relative = np.concatenate(errors)
+        if smoothed:
+            relative = np.sign(relative) * np.sqrt(2 * (np.sqrt(1 + relative**2) - 1))
+        return np.concatenate([relative, (logs - self.means) / self.spreads])
 
+    def cost(self, protocols: Protocols, logs: NDArray[np.float64]) -> float:
+        """Half the sum of squares."""
+        return float((self.residuals(protocols, logs) ** 2).sum()) / 2
 
-def _solve(
-    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
-    free: NDArray[np.bool_], start: NDArray[np.float64],
-) -> NDArray[np.float64]:  # fmt: skip
-    from scipy.optimize import least_squares
+    def solve(
+        self, protocols: Protocols, free: NDArray[np.bool_], start: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """The likeliest parameters, of which those that are not free stay as they are."""
+        from scipy.optimize import least_squares
 
-    if not free.any():
-        return start
-
-    def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        if not free.any():
+            return start
         logs = start.copy()
-        logs[free] = values
-        return _residuals(observed, protocols, priors, logs)
 
-    shares = np.array([p.name.endswith("_share") for p in priors])[free]
-    low = np.where(shares, np.log(_LEAST_SHARE), -np.inf)
-    high = np.where(shares, 0.0, np.inf)
-    begin = np.clip(start[free], low + 1e-9, high - 1e-9)
-    found = least_squares(
-        residuals, begin, bounds=(low, high), x_scale=1.0, max_nfev=60, ftol=1e-6, xtol=1e-6
-    )
-    logs = start.copy()
-    logs[free] = found.x
-    return logs
+        def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            logs[free] = values
+            return self.residuals(protocols, logs)
 
+        shares = np.array([name.endswith("_share") for name in PARAMETERS])[free]
+        low = np.where(shares, np.log(_LEAST_SHARE), -np.inf)
+        high = np.where(shares, 0.0, np.inf)
+        begin = np.clip(start[free], low + 1e-9, high - 1e-9)
+        found = least_squares(residuals, begin, bounds=(low, high), max_nfev=60, ftol=1e-6, xtol=1e-6)
+        logs[free] = found.x
+        return logs
 
-def _remaining(
-    observed: Sequence[Observed], protocols: Sequence[NDArray[np.int64]], priors: Sequence[Parameter],
-    free: NDArray[np.bool_], logs: NDArray[np.float64],
-) -> NDArray[np.float64]:  # fmt: skip
-    """Of each free parameter, what part of its prior's spread the data leave; 0 of the others."""
-    left = np.zeros(len(priors))
-    if not free.any():
+    def remaining(
+        self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Of each free parameter, what part of its prior's spread the data leave; 0 of the others."""
+        left = np.zeros(len(logs))
+        if free.any():
+            here = self.residuals(protocols, logs, smoothed=False)
+            moved = logs + _STEP * np.eye(len(logs))[free]
+            ahead = np.stack([self.residuals(protocols, each, smoothed=False) for each in moved])
+            jacobian = (ahead - here) / _STEP
+            left[free] = np.sqrt(np.diag(np.linalg.inv(jacobian @ jacobian.T))) / self.spreads[free]
         return left
-    step = 1e-4
-    columns = []
-    for index in np.flatnonzero(free):
-        moved = logs.copy()
-        moved[index] += step
-        ahead = _residuals(observed, protocols, priors, moved, smoothed=False)
-        here = _residuals(observed, protocols, priors, logs, smoothed=False)
-        columns.append((ahead - here) / step)
-    jacobian = np.stack(columns, axis=1)
-    spreads = np.array([p.spread for p in priors])[free]
-    covariance = np.linalg.inv(jacobian.T @ jacobian)
-    left[free] = np.sqrt(np.diag(covariance)) / spreads
-    return left

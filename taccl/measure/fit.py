@@ -249,12 +249,14 @@ def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
         known = f"one of {', '.join(COLLECTIVES)}, on two ranks or more"
         raise FormatError(f"found {each.collective!r} on {n} ranks; expected {known}", where=each.source)
     m = each.num_nodes or -(-n // ranks_per_node)
+    if ranks_per_node > _COUNTABLE:  # racks, of whose trays a log lists each as a host
+        m = -(-n // ranks_per_node)
     if n > _COUNTABLE:
         n = m * round(n / m)
     if n > m * ranks_per_node or (nodes is not None and m > nodes and not each.streams):
         most = f"{nodes or m} nodes of {ranks_per_node} ranks"
         raise InputError(f"found {n} ranks in {m} nodes; expected at most {most}", where=each.source)
-    return replace(each, num_ranks=n, num_nodes=m)
+    return each.on(n, m)
 
 
 def _under(found: Estimate, seen: Observed, protocols: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,7 +1,8 @@
 """Logs of benchmarks as people paste them: nccl-tests, rccl-tests, perftest, OSU, and reports of `taccl run`.
 
-A file may hold several runs, with whatever else stands between them. What a table leaves unsaid is worked
-out: the number of ranks from busbw / algbw, the number of nodes from the list of devices.
+A file may hold several runs, with whatever else stands between them. Rows are told by the pattern of
+nccl-tests, which needs no header, or by a header that names size and time or bandwidth. What a table leaves
+unsaid is worked out: the number of ranks from busbw / algbw, the number of nodes from the list of devices.
 """
 
 from __future__ import annotations
@@ -9,36 +10,44 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import FormatError
-from taccl.measure.rows import bandwidth_row, nccl_row, pair_row, plain
+from taccl.measure.rows import Row, columns_of, nccl_row, plain
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.reading import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taccl.measure.rows import Row
+    from taccl.measure.rows import Columns
+    from taccl.measure.series import Counted
 
 __all__ = ["joined", "log_of_text", "read_log"]
 
-_NAMES = {
-    "allreduce": r"all[_ -]?reduce", "allgather": r"all[_ -]?gather", "alltoall": r"all[_ -]?to[_ -]?all",
-    "reduce-scatter": r"reduce[_ -]?scatter", "broadcast": r"broadcast(?=_perf)|osu_bcast",
-    "reduce": r"(?<!all_)(?<!all)reduce(?=_perf)", POINT_TO_POINT: r"sendrecv(?=_perf)",
+#: Common words count where the name of a test is sure to be meant.
+_SURE = r"(?=_perf|[^#]*latency test)"
+_MENTIONS = {
+    name: re.compile(rf"(?<![a-z])(?:{form})", re.IGNORECASE)
+    for name, form in {
+        "allreduce": r"all[_ -]?reduce", "allgather": r"all[_ -]?gather",
+        "alltoall": r"all[_ -]?to[_ -]?all", "reduce-scatter": r"reduce[_ -]?scatter",
+        "broadcast": rf"broadcast{_SURE}|osu_bcast",
+        "reduce": rf"(?<!all[_ -])reduce(?![_ -]?scatter){_SURE}",
+        "gather": rf"(?<!all[_ -])gather{_SURE}", "scatter": rf"(?<!reduce[_ -])scatter{_SURE}",
+        "hypercube": "hypercube_perf",
+        POINT_TO_POINT: r"sendrecv(?=_perf)|OSU \S+ (?:bi-directional )?(?:latency|bandwidth) test",
+    }.items()
 }  # fmt: skip
-_MENTIONS = {name: re.compile(rf"(?<![a-z]){form}", re.IGNORECASE) for name, form in _NAMES.items()}
+_SUMS = ("allreduce", "reduce", "reduce-scatter")
 #: What begins a run of nccl-tests, or its table.
 _BEGINS = re.compile(r"nThread\b|Using devices|Collective test starting|\bsize\s+count\s+type\b")
 _DEVICE = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
-_PERFTEST = re.compile(r"#bytes\s+#iterations\s+BW peak\s*\[(\w+)/sec\]", re.IGNORECASE)
-_BYTES_A_SECOND = {
-    "gb": 1e9 / 8, "mb": 2.0**20, "mib": 2.0**20, "gib": 2.0**30,  # as perftest means its units
-}  # fmt: skip
-_OSU = re.compile(r"#\s*OSU\s+\S+\s+(.*?)\s*(Latency|Bandwidth)\s+Test", re.IGNORECASE)
+#: The title of a test of bandwidth, and whether it adds up both directions; that of one of OSU's.
+_BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
+_OSU = re.compile(r"#\s*OSU\s", re.IGNORECASE)
 #: Below such an algbw (GB/s) its two decimals do not tell the number of ranks.
 _TELLING_ALGBW = 1.0
 #: A stream of messages has come to its bandwidth from such a part of the greatest on.
@@ -47,12 +56,14 @@ _PLATEAU = 0.95
 
 @dataclass
 class _Run:
-    """What is known of one run while its lines are read."""
+    """What is known of one run while its lines are read; `streams` if all it tells is a bandwidth."""
 
     line: int
-    collective: str = ""
+    names: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     hosts: dict[int, str] = field(default_factory=dict)
+    streams: bool = False
+    is_osu: bool = False
 
 
 def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_place: bool = False) -> Log:
@@ -85,7 +96,6 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     else:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
-        series += [*_perftest(lines, where), *_osu(lines, where)]
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
         told = f" ({left_out[0]})" if left_out else ""
@@ -94,22 +104,33 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
 
 
 def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_Run]:
-    """The runs of nccl-tests in a file, each with its rows."""
-    run, name = _Run(0), ""
-    runs: list[_Run] = []
+    """The runs in a file, each with its rows."""
+    run, runs = _Run(0), []
+    names: list[str] = []
     hosts: dict[int, str] = {}
     fresh = True  # whether a list of devices would be of a new run
+    columns: Columns | None = None
+    directions, is_osu = 1, False
     for number, line in enumerate(lines, 1):
-        row = nccl_row(line, f"{where}: line {number}", in_place=in_place)
+        here = f"{where}: line {number}"
+        row = nccl_row(line, here, in_place=in_place)
+        streams = row is None and columns is not None and "rate" in columns.places
+        if row is None and columns is not None:
+            row = columns.row(line, here)
         if row is None:
-            mentioned = [each for each, form in _MENTIONS.items() if form.search(line)]
-            name = mentioned[0] if len(mentioned) == 1 else name
+            names += [each for each, form in _MENTIONS.items() if form.search(line)]
             if (device := _DEVICE.search(line)) is not None:
                 hosts = {} if fresh else hosts
                 hosts[int(device[1])] = device[2]
                 fresh = False
-            if _BEGINS.search(line) and run.rows:
-                run, fresh = _Run(0), True
+            if (title := _BANDWIDTH_TEST.search(line)) is not None:
+                directions = 2 if title[1] else 1
+            header = columns_of(line, in_place=in_place)
+            is_osu = bool(_OSU.search(line)) or is_osu and not _BEGINS.search(line)
+            if header is not None or _BEGINS.search(line) or _OSU.search(line):
+                columns = header
+                if run.rows:
+                    run, fresh = _Run(0), True
             continue
         if not row.size_bytes:
             continue
@@ -123,43 +144,58 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
         if run.rows and row.size_bytes < run.rows[-1].size_bytes:
             run = _Run(0)
         if not run.rows:
-            run = _Run(number, name, [], dict(hosts))
+            run = _Run(number, list(names), [], dict(hosts), streams, is_osu)
             runs.append(run)
             fresh = True
-        run.rows.append(row)
+        run.rows.append(row._replace(time_us=row.time_us * directions) if streams else row)
     return runs
 
 
 def _of_run(run: _Run, where: str, given: str | None) -> Series:
-    name = _collective(run, where, given)
-    num_ranks = _ranks_by_factor(name, run.rows) or (max(run.hosts, default=-1) + 1)
+    source = f"{where}: line {run.line}"
+    if run.streams:
+        most = max(row.size_bytes / row.time_us for row in run.rows)
+        rows = [row for row in run.rows if row.size_bytes / row.time_us >= _PLATEAU * most]
+        sizes, times = tuple(row.size_bytes for row in rows), tuple(row.time_us for row in rows)
+        return Series(POINT_TO_POINT, 2, 2, sizes, times, source, streams=True)
+    name = given or _collective(run, where)
+    listed = max(run.hosts, default=-1) + 1
+    num_ranks = _ranks_by_factor(name, run.rows)
+    if not num_ranks or abs(num_ranks - listed) <= num_ranks // 10:  # of many, busbw tells about how many
+        num_ranks = listed or num_ranks
     complete = num_ranks and len(run.hosts) >= num_ranks - 1  # the first line of a list is easily cut off
     num_nodes = len(set(run.hosts.values())) if complete else 0
-    sizes = tuple(row.size_bytes for row in run.rows)
-    times = tuple(row.time_us for row in run.rows)
-    return Series(name, num_ranks, num_nodes, sizes, times, f"{where}: line {run.line}")
+    counted: Counted = "busbw" if any(row.is_bus for row in run.rows) else ""
+    if run.is_osu:
+        counted = "part" if name in ("allgather", "alltoall") else ""
+        num_ranks = num_nodes = 2 if name == POINT_TO_POINT else 0
+    sizes, times = tuple(row.size_bytes for row in run.rows), tuple(row.time_us for row in run.rows)
+    return Series(name, num_ranks, num_nodes, sizes, times, source, counted=counted)
 
 
-def _collective(run: _Run, where: str, given: str | None) -> str:
-    """The collective that was named last and that the columns can be of."""
-    if given is not None:
-        return given
-    if _factor(run.rows) > 1.001:
-        return "allreduce"
-    named = run.collective
-    if not named:
-        stem = os.path.basename(where)
-        named = next((each for each, form in _MENTIONS.items() if form.search(stem)), "")
-    reduces = run.rows[0].reduces
-    if not named and reduces:
-        return "allreduce"
-    if not named or reduces != (named in ("allreduce", "reduce", "reduce-scatter")):
-        kind = "a reduction" if reduces else "no reduction"
-        said = (
-            f"found a table of {kind}, and no name of it; expected the collective above it: give --collective"
-        )
-        raise FormatError(said, where=f"{where}: line {run.line}")
-    return named
+def _collective(run: _Run, where: str) -> str:
+    """The collective that was named last and that the columns can be of, or the only one of those."""
+    stem = os.path.basename(where)
+    named = [*(each for each, form in _MENTIONS.items() if form.search(stem)), *run.names]
+    possible = [each for each in _MENTIONS if _may_be(each, run.rows)]
+    found = [each for each in named if each in possible] or (possible if len(possible) == 1 else [])
+    if found:
+        return found[-1]
+    kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
+    said = f"found a table of {kind}, and no name of it; expected the collective above it: give --collective"
+    raise FormatError(said, where=f"{where}: line {run.line}")
+
+
+def _may_be(name: str, rows: list[Row]) -> bool:
+    """Whether the columns may be of a collective: they reduce or not, and busbw over algbw is its own."""
+    if rows[0].reduces not in (None, name in _SUMS):
+        return False
+    factor = _factor(rows)
+    if not factor:
+        return True
+    if name == "allreduce":
+        return factor > 0.99
+    return abs(factor - 1) < 0.01 if name in ("broadcast", "reduce", POINT_TO_POINT) else factor < 0.9999
 
 
 def _factor(rows: list[Row]) -> float:
@@ -172,63 +208,6 @@ def _ranks_by_factor(name: str, rows: list[Row]) -> int:
     """The ranks that busbw / algbw means: 2 (n - 1) / n of an allreduce, (n - 1) / n; 0 if it is silent."""
     factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
     return round(1 / (1 - factor)) if 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce") else 0
-
-
-def _perftest(lines: list[str], where: str) -> Iterable[Series]:
-    """Streams of messages over one NIC: the sizes at which they have come to their bandwidth."""
-    unit, first = "", 0
-    found: dict[int, float] = {}
-    for number, line in enumerate(lines, 1):
-        if (head := _PERFTEST.search(line)) is not None:
-            unit = head[1].lower()
-            first = first or number
-        elif unit in _BYTES_A_SECOND and (row := bandwidth_row(line)) is not None:
-            found[row[0]] = _above_0(row[1], where, number, "a bandwidth") * _BYTES_A_SECOND[unit]
-    if found:
-        yield _stream(found, f"{where}: line {first}")
-
-
-def _stream(bytes_a_second: dict[int, float], source: str) -> Series:
-    most = max(bytes_a_second.values())
-    sizes = sorted(size for size, rate in bytes_a_second.items() if rate >= _PLATEAU * most)
-    times = tuple(size / bytes_a_second[size] * 1e6 for size in sizes)
-    return Series(POINT_TO_POINT, 2, 2, tuple(sizes), times, source, streams=True)
-
-
-def _osu(lines: list[str], where: str) -> Iterable[Series]:
-    """OSU micro-benchmarks: collectives by time, on ranks that no line tells; streams between two ranks."""
-    name, streams, first = "", False, 0
-    found: dict[int, float] = {}
-    series = []
-
-    def finish() -> None:
-        if found and streams:
-            series.append(
-                _stream({size: rate * 1e6 for size, rate in found.items()}, f"{where}: line {first}")
-            )
-        elif found:
-            sizes = sorted(found)
-            ranks = 2 if name == POINT_TO_POINT else 0
-            times = tuple(found[size] for size in sizes)
-            series.append(Series(name, ranks, ranks, tuple(sizes), times, f"{where}: line {first}"))
-
-    for number, line in enumerate(lines, 1):
-        if (head := _OSU.search(line)) is not None:
-            finish()
-            found, first, streams = {}, number, head[2].lower() == "bandwidth"
-            named = [each for each, form in _MENTIONS.items() if form.search(head[1])]
-            name = named[0] if named else "" if head[1].strip(" -") else POINT_TO_POINT
-        elif (name or streams) and (row := pair_row(line)) is not None and row[0]:
-            found[row[0]] = _above_0(row[1], where, number, "a value")
-    finish()
-    return series
-
-
-def _above_0(value: float, where: str, number: int, what: str) -> float:
-    if value > 0:
-        return value
-    said = f"found {what} of {value:g}; expected more than 0; correct or remove it"
-    raise FormatError(said, where=f"{where}: line {number}")
 
 
 def _reports(text: str) -> Iterable[dict[str, Any]]:
@@ -272,19 +251,14 @@ def _gpus(lines: list[str]) -> frozenset[str]:
 
 def joined(series: Iterable[Series]) -> Iterable[Series]:
     """Runs of one kind as one series, with the median of each size."""
-    series = list(series)
-
-    def key(each: Series) -> tuple[object, ...]:
-        return each.collective, each.num_ranks, each.num_nodes, each.streams
-
-    for kind in dict.fromkeys(map(key, series)):
-        alike = [each for each in series if key(each) == kind]
-        times: dict[int, list[float]] = {}
-        for each in alike:
-            for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
-                times.setdefault(size, []).append(time_us)
-        first, sizes = alike[0], sorted(times)
-        yield Series(
-            first.collective, first.num_ranks, first.num_nodes, tuple(sizes),
-            tuple(median(times[size]) for size in sizes), first.source, first.streams,
-        )  # fmt: skip
+    kinds: dict[Series, dict[int, list[float]]] = {}
+    firsts: dict[Series, Series] = {}
+    for each in series:
+        kind = replace(each, size_bytes=(), times_us=(), source="")
+        firsts.setdefault(kind, each)
+        times = kinds.setdefault(kind, {})
+        for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
+            times.setdefault(size, []).append(time_us)
+    for kind, times in kinds.items():
+        medians = tuple(median(times[size]) for size in sorted(times))
+        yield replace(firsts[kind], size_bytes=tuple(sorted(times)), times_us=medians)

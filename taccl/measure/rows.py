@@ -1,4 +1,4 @@
-"""One line of a log as a row of a table: nccl-tests and rccl-tests, perftest, OSU micro-benchmarks."""
+"""One line of a log as a row: by the pattern of nccl-tests, or by the columns that a header names."""
 
 from __future__ import annotations
 
@@ -7,36 +7,72 @@ from typing import NamedTuple
 
 from taccl.errors import FormatError
 
-__all__ = ["Row", "bandwidth_row", "nccl_row", "pair_row", "plain"]
+__all__ = ["Columns", "Row", "columns_of", "nccl_row", "plain"]
 
 _NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,2})?"
+_SIZE = r"\d{1,18}(?:\.\d{1,6})?(?:\s?[KMGT]?i?B)?|\d{1,18}[KMGT]"
 #: Colours and cursor movements of terminals.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: What pages, lists and quotes put between cells.
+_BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
 #: Size, count, type, perhaps the reduction; then perhaps the root, times and bandwidths. What launchers put
 #: before it (``0:``, ``[1,0]<stdout>:``, a time, a name) is passed over.
 _NCCL = re.compile(
-    rf"(?:^|[\s:>|])(\d{{1,18}})[ \t]+(\d{{1,18}})[ \t]+([a-z][a-z0-9_]*)[ \t]+(?:([a-z]+)[ \t]+)?"
-    rf"({_NUMBER}(?:[ \t]+(?:{_NUMBER}|N/A|nan|inf))*)[ \t|]*$"
+    rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
+    rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<).*)?\s*$"
 )
-_NUMBERS = re.compile(rf"(?:^|[>:|\]])[ \t]*({_NUMBER}(?:[ \t]+{_NUMBER})*)[ \t|]*$")
+_SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?", re.IGNORECASE)
+#: Where a header begins: with the size. What each of its cells is of; the first that fits counts.
+_HEADER = re.compile(r"(?:message |msg |buffer )?(?:size|bytes)\b.*", re.IGNORECASE)
+_KINDS = (
+    ("", re.compile(r"\b(?:min|max|peak|p\d\d)", re.IGNORECASE)),
+    ("algbw", re.compile(r"\balg", re.IGNORECASE)), ("busbw", re.compile(r"\bbus", re.IGNORECASE)),
+    ("rate", re.compile(r"\bbw average|\bbandwidth", re.IGNORECASE)),
+    ("time", re.compile(r"\btime|latency", re.IGNORECASE)),
+)  # fmt: skip
+_UNIT = re.compile(r"\b([nuµμm]?s(?:ec)?|(?:[GMK]i?|)[Bb](?:ps|/s(?:ec)?))(?![\w/])")
+#: Microseconds, and GB/s; perftest, which writes ``/sec``, means powers of two by MB.
+_US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
+_GB_PER_S = {"GB": 1.0, "Gb": 1 / 8, "MB": 1e-3, "Mb": 1e-3 / 8, "GiB": 2**30 / 1e9, "MiB": 2**20 / 1e9}
+_PREFIXES = " KMGT"
 #: What algbw may be off by: a part of it, and half a digit of what is printed.
 _TOLERANCE, _HALF_DIGIT = 0.02, 0.0051
 
 
 class Row(NamedTuple):
-    """Size, time, algbw and busbw; whether time and algbw agree; and the reduction, if any."""
+    """What a line says of one size.
+
+    Parameters
+    ----------
+    algbw, busbw : float
+        In GB/s; 0 where it is not said.
+    agrees : bool
+        Whether time and algbw do.
+    reduces : bool, optional
+        Whether a reduction is named; None where there is no such column.
+    is_bus : bool
+        Whether the time is that of `busbw`, for want of another.
+    """
 
     size_bytes: int
     time_us: float
-    algbw: float
-    busbw: float
-    agrees: bool
-    reduces: bool
+    algbw: float = 0.0
+    busbw: float = 0.0
+    agrees: bool = True
+    reduces: bool | None = None
+    is_bus: bool = False
+
+    def checked(self, where: str) -> Row:
+        """The row; `FormatError` if something was sent in no time."""
+        if self.size_bytes and not 0 < self.time_us < 1e15:
+            said = f"found a time of {self.time_us:g} us for {self.size_bytes} bytes; expected more than 0"
+            raise FormatError(f"{said}; correct or remove it", where=where)
+        return self
 
 
 def plain(line: str) -> str:
-    """The line without colours, bars of a table, and the spaces at its end."""
-    return _ESCAPES.sub("", line).replace("\u00a0", " ").replace("|", " ").rstrip()
+    """The line without colours, and the spaces at its end."""
+    return _ESCAPES.sub("", line).rstrip()
 
 
 def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
@@ -47,46 +83,106 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     FormatError
         If its time is not above 0 though something was sent.
     """
-    found = _NCCL.search(line)
+    found = _NCCL.search(line.translate(_BETWEEN))
     if found is None:
         return None
-    size, reduces = int(found[1]), found[4] not in (None, "none")
     words = found[5].split()
     # A root before the times is a whole number; so may be a time. The reading that agrees is right.
     starts = (1,) if words[0] == "-1" else (1, 0) if words[0].isdigit() else (0,)
-    readings = [_reading(size, words[start:], reduces, in_place) for start in starts]
-    rows = [row for row in readings if row is not None]
-    if not rows:
-        return None
-    row = next((row for row in rows if row.agrees), rows[0])
-    if size and not row.time_us > 0:
-        said = (
-            f"found a time of {row.time_us:g} us for {size} bytes; expected more than 0; correct or remove it"
-        )
-        raise FormatError(said, where=where)
-    return row
+    rows = []
+    for start in starts:
+        cells = words[start:]
+        if in_place:
+            cells = cells[len(cells) // 2 :] if len(cells) in (6, 8) else []
+        if len(cells) >= 3 and "N/A" not in cells[:3]:
+            reduces = found[4] not in (None, "none")
+            time_us, algbw, busbw = map(float, cells[:3])
+            rows += [_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1])]
+    return _best(rows, where)
 
 
-def _reading(size: int, words: list[str], reduces: bool, in_place: bool) -> Row | None:
-    if in_place:
-        words = words[len(words) // 2 :] if len(words) in (6, 8) else []
-    if len(words) < 3 or "N/A" in words[:3]:
+class Columns(NamedTuple):
+    """The columns of a table: what splits its cells, how many there are, and (place, unit) by kind."""
+
+    splits: str
+    width: int
+    places: dict[str, tuple[int, float]]
+
+    def row(self, line: str, where: str) -> Row | None:
+        """The row in a line; None where its cells are others. `FormatError` if its time is not above 0."""
+        cells = _cells(re.sub(r"(\d) ([KMGT]i?B)\b", r"\1\2", line), self.splits)
+        before, cells = cells[: -self.width], cells[-self.width :]
+        is_prefix = self.splits == "|" or not before or before[-1].endswith((":", ">", "]", ")"))
+        if len(cells) < self.width or not is_prefix:
+            return None
+        sizes = _sizes(cells[0].split()[-1] if cells[0] else "")
+        try:
+            found = {kind: float(cells[place]) * unit for kind, (place, unit) in self.places.items()}
+        except ValueError:
+            return None
+        algbw, busbw = found.get("algbw", found.get("rate", 0.0)), found.get("busbw", 0.0)
+        is_bus = not {"time", "algbw", "rate"} & set(found)
+        rate = busbw if is_bus else algbw
+        rows = []
+        for size in sizes:
+            stated_us = size / rate / 1000 if rate > 0 else 0.0
+            made = _row(size, found.get("time", stated_us), algbw or None, busbw, None)
+            rows.append(made._replace(is_bus=is_bus))
+        return _best(rows, where)
+
+
+def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
+    """The columns that a header names: the size first, and a time or a bandwidth; None if it is no header."""
+    found = _HEADER.search(line)
+    if found is None:
         return None
-    time_us, algbw, busbw = map(float, words[:3])
+    splits = next((each for each in "|,\t" if each in found[0]), "")
+    cells = _cells(found[0], splits or "  ")
+    if len(cells) == 1:  # a blank between columns, as within them
+        words = re.sub(r"\b(avg|average|min|max|alg|bus) ", r"\1_", found[0], flags=re.IGNORECASE)
+        cells = _cells(re.sub(r"\s+([\[(])", r"\1", words), "")
+    places: dict[str, tuple[int, float]] = {}
+    for place, cell in enumerate(cells[1:], 1):
+        kind = next((kind for kind, form in _KINDS if form.search(cell)), "")
+        unit = _unit(cell, is_time=kind == "time")
+        if kind and (kind != "rate" or _UNIT.search(cell)) and (kind not in places or in_place):
+            places[kind] = place, unit
+    return Columns(splits, len(cells), places) if places else None
+
+
+def _unit(cell: str, *, is_time: bool) -> float:
+    """Microseconds or GB/s of the unit in a cell of a header; those where there is none."""
+    found = _UNIT.search(cell)
+    unit = found[1] if found else ""
+    if is_time:
+        return _US.get(unit.removesuffix("ec"), 1.0)
+    if unit.endswith("/sec") and unit[:2] in ("MB", "GB"):
+        unit = f"{unit[0]}iB"
+    return _GB_PER_S.get(re.split("ps|/", unit)[0], 1.0)
+
+
+def _cells(line: str, splits: str) -> list[str]:
+    if splits == "  ":
+        return re.split(r"\s{2,}", line.strip())
+    return [each.strip(" \"'#") for each in line.strip().strip("|").split(splits or None)]
+
+
+def _sizes(cell: str) -> list[int]:
+    """The bytes of a cell; in K, M and G as benchmarks take them, powers of 1024, or else of 1000."""
+    found = _SIZE_CELL.fullmatch(cell)
+    if found is None:
+        return []
+    power = _PREFIXES.index(found[2].upper() or " ")
+    bases = (1024,) if found[3] or not power else (1024, 1000)
+    return [round(float(found[1]) * base**power) if power else int(float(found[1])) for base in bases]
+
+
+def _row(size: int, time_us: float, algbw: float | None, busbw: float, reduces: bool | None) -> Row:
     stated = size / time_us / 1000 if time_us > 0 else 0.0
-    agrees = abs(stated - algbw) <= _TOLERANCE * max(stated, algbw) + _HALF_DIGIT
-    return Row(size, time_us, algbw, busbw, agrees, reduces)
+    agrees = algbw is None or abs(stated - algbw) <= _TOLERANCE * max(stated, algbw) + _HALF_DIGIT
+    return Row(size, time_us, algbw or 0.0, busbw, agrees, reduces)
 
 
-def bandwidth_row(line: str) -> tuple[int, float] | None:
-    """Bytes and average bandwidth of a row of perftest (bytes, iterations, peak, average, messages)."""
-    found = _NUMBERS.search(line)
-    words = found[1].split() if found else []
-    return (int(words[0]), float(words[3])) if len(words) == 5 and words[0].isdigit() else None
-
-
-def pair_row(line: str) -> tuple[int, float] | None:
-    """Bytes and the value of a row of OSU micro-benchmarks, which may go on with minimum and maximum."""
-    found = _NUMBERS.search(line)
-    words = found[1].split() if found else []
-    return (int(words[0]), float(words[1])) if len(words) >= 2 and words[0].isdigit() else None
+def _best(rows: list[Row], where: str) -> Row | None:
+    """The first of some readings that agrees with itself, else the first."""
+    return next((row for row in rows if row.agrees), rows[0]).checked(where) if rows else None

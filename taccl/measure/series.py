@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from taccl.collective import busbw_factor
 from taccl.units import format_count
 
 __all__ = ["POINT_TO_POINT", "Log", "Series"]
 
 #: Messages of one rank to another; as a stream of them where a log states bandwidth alone.
 POINT_TO_POINT = "point-to-point"
+
+
+Counted = Literal["", "part", "busbw"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,9 @@ class Series:
         Whether messages follow one another without waiting, so that times tell bandwidth alone.
     source : str
         The file, with the line of the first row.
+    counted : {"", "part", "busbw"}
+        What is still to be multiplied once the ranks are known: sizes, of which each is one rank's part; or
+        times, which are sizes over busbw.
     """
 
     collective: str
@@ -37,6 +45,17 @@ class Series:
     times_us: tuple[float, ...]
     source: str
     streams: bool = False
+    counted: Counted = ""
+
+    def on(self, num_ranks: int, num_nodes: int) -> Series:
+        """The series on known ranks, with sizes and times as nccl-tests counts them."""
+        parts = num_ranks if self.counted == "part" else 1
+        factor = busbw_factor(self.collective, num_ranks) if self.counted == "busbw" else 1.0
+        return replace(
+            self, num_ranks=num_ranks, num_nodes=num_nodes, counted="",
+            size_bytes=tuple(size * parts for size in self.size_bytes),
+            times_us=tuple(time_us * factor for time_us in self.times_us),
+        )  # fmt: skip
 
     @property
     def title(self) -> str:

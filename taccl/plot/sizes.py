@@ -249,7 +249,7 @@ def _measured(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, float]
     for path in paths:
         series = read_log(path).series
         fitting = [
-            each
+            each.on(topology.num_ranks, topology.num_nodes)
             for each in series
             if each.collective == name
             and each.num_ranks in (0, topology.num_ranks)

@@ -141,3 +141,22 @@ def test_what_is_taken_is_about_the_fastest():
     found = estimate([Observed(work, sizes, times)], priors(450.0, 50.0, ""))
     predicted = times_us(work, sizes, found.logs)[[0, 2]].min(axis=0)
     assert (predicted / times < 0.9).sum() <= 2  # with the share at its prior, 7
+
+
+@pytest.mark.slow
+def test_trays_of_a_rack_are_no_nodes(log):
+    """8 ranks on two hosts are two nodes of H100, and two trays of one rack of GB200."""
+    devices = "".join(
+        f"#  Rank  {r} Group 0 Pid 1 on host{r // 4} device  {r % 4} [0x01] A GPU\n" for r in range(8)
+    )
+    path = log(f"# Using devices\n{devices}" + table(ranks=8, sizes=tuple(2**p for p in range(20, 30))))
+    for machine, nodes in (("dgx-h100", 2), ("gb200-nvl72", 1)):
+        (found,) = taccl.fit([path], machine).series
+        assert (found.series.num_ranks, found.series.num_nodes) == (8, nodes)
+
+
+def test_bus_bandwidth_alone_is_fitted(log):
+    """A page's table without times: 350 GB/s of busbw on a node of 8 are 350 GB/s of a rank."""
+    text = "# all_reduce_perf\n| Size | busbw (GB/s) |\n| 1G | 350.0 |\n| 4G | 350.0 |\n| 8G | 350.0 |\n"
+    fit = taccl.fit([log(text)], "dgx-h100", nodes=1)
+    assert found_in(fit)["node_gb_per_s"].value == pytest.approx(350, rel=0.02)

@@ -177,3 +177,92 @@ def test_hostile_texts_are_refused(read, text):
     """Numbers without end, objects without bottom, reports of something else: one sentence."""
     with pytest.raises(FormatError, match=r"a\.log"):
         read(text)
+
+
+def _table(head, *rows):
+    """A head and rows, one a line."""
+    return "\n".join((head, *rows)) + "\n"
+
+
+def test_sizes_in_k_and_m_are_those_of_the_command_line(read):
+    """`8M` is 2**23 bytes, as for -b and -e, unless only 8 million agree with the bandwidth."""
+    text = "# all_reduce_perf\n8M 2097152 float sum -1 83.89 100.00 175.00 0\n"
+    assert read(text).series[0].size_bytes == (2**23,)
+    text = "# all_reduce_perf\n8MB 2000000 float sum -1 80.00 100.00 175.00 0\n"
+    assert read(text).series[0].size_bytes == (8 * 10**6,)
+
+
+@pytest.mark.parametrize(("head", "rows"), [
+    ("| Size | Time (us) | algbw (GB/s) |", ("|---|---|---|", "| 8 MiB | 83.89 | 100.0 |", "| 16 MiB | 125.8 | 133.3 |")),
+    ("size,time(us),algbw,busbw", ("8388608,83.89,100.0,175.0", "16777216,125.8,133.3,233.3")),
+    ("Size(B)  Latency(ms)", ("8388608  0.08389", "16777216  0.12583")),
+    ("message size   bandwidth min   alg bw (Gb/s)", ("8388608  1  800", "16777216  1  1066.4")),
+])  # fmt: skip
+def test_tables_with_a_header_of_their_own_are_read(read, head, rows):
+    """A header says which column is what, and its unit."""
+    (found,) = read(_table("all_reduce_perf", head, *rows)).series
+    assert found.collective == "allreduce"
+    assert found.size_bytes == (2**23, 2**24)
+    assert found.times_us == pytest.approx((83.89, 125.83), rel=1e-3)
+
+
+def test_bus_bandwidth_alone_waits_for_the_ranks(read):
+    """350 GB/s on 8 ranks are 200 GB/s of algbw; a log that does not tell the ranks does not tell the time."""
+    (found,) = read("# all_reduce_perf\n| Size | busbw (GB/s) |\n| 1 GiB | 350.0 |\n").series
+    assert (found.counted, found.num_ranks) == ("busbw", 0)
+    assert found.on(8, 1).times_us[0] == pytest.approx(2**30 / 200e3)
+
+
+@pytest.mark.parametrize(("redop", "factor", "root", "named", "found"), [
+    ("sum", 0.875, -1, "", ("reduce-scatter", 8)),  # no other one reduces, with less busbw than algbw
+    ("avg", 1.75, -1, "", ("allreduce", 8)),
+    ("none", 0.875, -1, "# all_gather_perf\nhost:7:8 [0] NCCL INFO AllReduce: opCount 0", ("allgather", 8)),
+    ("none", 1.0, -1, "# sendrecv_perf", ("point-to-point", 0)),
+    ("none", 1.0, 0, "# broadcast_perf", ("broadcast", 0)),
+    ("sum", 1.0, 0, "# reduce_perf", ("reduce", 0)),
+    ("none", 0.9375, -1, "# alltoall_perf", ("alltoall", 16)),
+    ("none", 0.875, -1, "# all_gather_perf\n# gather_perf", ("gather", 8)),
+])  # fmt: skip
+def test_the_columns_decide_between_names(read, redop, factor, root, named, found):
+    """The last name above a table counts that its columns can be of, and none is taken for another."""
+    text = f"{named}\n{row(2**28, 2000.0, redop=redop, factor=factor)}\n".replace(" -1 ", f" {root} ")
+    (series,) = read(text).series
+    assert (series.collective, series.num_ranks) == found
+
+
+@pytest.mark.parametrize("redop", ["sum", "none"])
+def test_what_could_be_several_collectives_is_asked_for(read, redop):
+    """Of 8 bytes no bandwidth tells: without a name it may be any."""
+    with pytest.raises(FormatError, match="give --collective"):
+        read(row(8, 20.0, redop=redop))
+
+
+def test_quoted_lines_and_remarks_are_passed_over(read):
+    """As a playbook prints them, and with a remark behind a row."""
+    lines = (f'    "{line}",' for line in table().splitlines())
+    assert read("\n".join(lines)).series[0].size_bytes == SIZES
+    assert read(table().replace("\n", "   # slow\n")).series[0].size_bytes == SIZES
+
+
+@pytest.mark.parametrize(("title", "collective", "counted"), [
+    ("Broadcast", "broadcast", ""), ("Reduce", "reduce", ""), ("Reduce_scatter", "reduce-scatter", ""),
+    ("Allgather", "allgather", "part"), ("All-to-All Personalized Exchange", "alltoall", "part"),
+])  # fmt: skip
+def test_osu_counts_a_ranks_part(read, title, collective, counted):
+    """Of allgather and alltoall its sizes are those of one rank's part, of which there are as many as ranks."""
+    head = f"# OSU MPI-CUDA {title} Latency Test v7.3\n# Datatype: MPI_CHAR.\n# Size       Avg Latency(us)\n"
+    (found,) = read(head + "1048576     99.5\n").series
+    assert (found.collective, found.counted) == (collective, counted)
+    assert found.on(8, 1).size_bytes == (2**20 * (8 if counted else 1),)
+
+
+def test_both_directions_are_halved(read):
+    """A test of both directions states the sum of two streams."""
+    bits = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
+    for text in (
+        f"                    RDMA_Write Bidirectional BW Test\n{bits} 8388608 5000 784.1 784.0 0.0058\n",
+        "# OSU MPI-CUDA Bi-Directional Bandwidth Test v7.3\n# Size      Bandwidth (MB/s)\n8388608 98000\n",
+    ):
+        (found,) = read(text).series
+        assert found.streams
+        assert found.size_bytes[0] / found.times_us[0] / 1000 == pytest.approx(49.0)
