@@ -127,3 +127,15 @@ def test_a_large_machine_is_cut_as_on_the_command_line():
     machine = taccl.topologies.dgx_h100(nodes=2, profile="nominal")
     problem = taccl.Sketch().apply(machine, "allgather", size="1GB")
     assert taccl.choose_chunks(problem).collective.chunks_per_rank > 1
+
+
+@pytest.mark.slow
+def test_the_number_of_chunks_does_not_hang_on_the_time():
+    """1 GB on four nodes of 8 takes several chunks a rank, whether there are five seconds to look or a minute."""
+    topology = taccl.topologies.dgx_h100(4)
+    problem = taccl.make_problem(topology, "allgather", size_bytes=10**9)
+    found = {
+        taccl.choose_chunks(problem, time_limit_s=limit_s).collective.chunks_per_rank for limit_s in (5, 60)
+    }
+    assert len(found) == 1
+    assert found != {1}

@@ -7,16 +7,17 @@ help, the best that is suggested says with which of them it finishes first; else
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.deadline import Deadline
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem import make_problem
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.large import effort
+from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.guided import is_unguided
 from taccl.synthesis.suggesting.suggest import quick_schedule, suggest_for
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Natural, Seconds
     from taccl.problem import Problem
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
 __all__ = ["choose_chunks", "choose_with_sketches", "cut"]
@@ -83,19 +86,20 @@ def choose_with_sketches(
     except SketchError:  # which whoever solves it explains
         return whole, []
     suggesting = parameters.suggesting
+    problems = _cut_into(suggesting.counts, whole)
+    best, best_us = _soonest(problems, time_limit_s, seed, progress, parameters)
+    sketches: list[SketchProposal] = []
     if suggests and is_unguided(problem, parameters):
-        problems = _cut_into(suggesting.partitions, whole)
+        partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
         with suppress(InputError):  # what a sketch cannot speak of
             found = suggest_for(
-                *problems.values(), most=suggesting.sketches, time_limit_s=time_limit_s, seed=seed,
+                *partitions.values(), most=suggesting.sketches, time_limit_s=time_limit_s, seed=seed,
                 progress=progress, parameters=parameters,
             )  # fmt: skip
-            if found:
-                best = found[0].problem.collective
-                alike = [each for each in found if each.problem.collective == best]
-                return _told(problems[best.chunks_per_rank]), alike
-    problems = _cut_into(suggesting.counts, whole)
-    return _told(_soonest(problems, time_limit_s, seed, progress, parameters)), []
+            if found and found[0].finish_us < best_us:
+                best = partitions[found[0].problem.collective.chunks_per_rank]
+            sketches = [each for each in found if each.problem.collective == best.collective]
+    return _told(best), sketches
 
 
 def _cut_into(counts: Iterable[int], problem: Problem) -> dict[int, Problem]:
@@ -123,22 +127,32 @@ def _soonest(
     seed: int,
     progress: Callable[[str, float | None, float | None], None] | None,
     parameters: SearchParameters,
-) -> Problem:
-    """The one that a list scheduler finishes first; of two that finish together, that with fewer chunks."""
+) -> tuple[Problem, float]:
+    """The one that a list scheduler finishes first, and when; of two alike that with fewer chunks.
+
+    The compiled one takes a moment, so that the answer does not hang on the time there is; the other looks
+    closer at what has few moves.
+    """
     deadline = Deadline.after(time_limit_s)
-    best, best_us = problems[1], None
+    compiles = all(map(suits, problems.values()))
+    if compiles and sum(map(effort, problems.values())) <= parameters.suggesting.most_moves:
+        deadline = NEVER  # less than it takes to load what is compiled
+    best, best_us = problems[1], math.inf
     for count, problem in problems.items():
         if progress is not None:
-            progress(f"{format_count(count, 'chunk')} a rank", best_us, None)
-        try:
-            schedule = quick_schedule(problem, seed, deadline, parameters)
-        except (InfeasibleError, InputError, NoSolutionError):  # out of time, too
+            progress(f"{format_count(count, 'chunk')} a rank", best_us if best_us < math.inf else None, None)
+        found: list[Schedule | CompactSchedule | None] = []
+        with suppress(InfeasibleError, InputError, NoSolutionError):  # out of time, too
+            if compiles:
+                found.append(schedule_large(problem, num_runs=1, seed=seed, deadline=deadline))
+            if not compiles or effort(problem) <= parameters.suggesting.few_moves:
+                found.append(quick_schedule(problem, seed, deadline, parameters))
+        finish_us = min((each.finish_us for each in found if each is not None), default=None)
+        if finish_us is None:
             break
-        if schedule is None:
-            break
-        if best_us is None or schedule.finish_us < best_us:
-            best, best_us = problem, schedule.finish_us
-    return best
+        if finish_us < best_us:
+            best, best_us = problem, finish_us
+    return best, best_us
 
 
 def _told(problem: Problem) -> Problem:

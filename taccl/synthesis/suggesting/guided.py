@@ -76,6 +76,7 @@ def search_guided(
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
             have_compiled(search)  # sketches may need them, too
+            offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
         if search.best is None:
             offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
     tried: list[SketchProposal] = []
