@@ -23,6 +23,7 @@ from typing import Any
 
 import taccl
 from benchmarks.machine import machine
+from taccl.errors import NumericsWarning
 
 #: Errors at most, and seconds of CPU a log.
 WORST_MEDIAN, WORST_P90, WORST_MEAN, WORST_LEFT_OUT, MOST_SECONDS = 0.06, 0.20, 0.04, 0.08, 5.0
@@ -132,7 +133,7 @@ def baseline_row(folder: Path, name: str) -> dict[str, Any]:
     """What NCCL would do at each size of a log, on the profile fitted to it: launch and finish."""
     from tempfile import TemporaryDirectory
 
-    warnings.simplefilter("ignore", taccl.errors.NumericsWarning)
+    warnings.simplefilter("error", NumericsWarning)
     found = taccl.fit([str(folder / f"{name}.txt")], model_of(name))
     series = found.series[0].series
     with TemporaryDirectory() as made:

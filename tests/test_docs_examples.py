@@ -24,7 +24,7 @@ import pytest
 
 import taccl
 from taccl.cli import main
-from taccl.topology.registry import machine_options
+from taccl.topology.machines import SHAPES
 from tests.foreign import OURS, REAL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -204,7 +204,7 @@ def test_machines_with_rails_are_current():
     """The formats' page names the machines that take `rails`."""
     page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     listed = re.search(r"`rails` is for ([^;|]*), where", page).group(1)
-    takes = [name for name in taccl.topologies.machine_names() if "rails" in machine_options(name)]
+    takes = [name for name in taccl.topologies.machine_names() if SHAPES[name].has_rails]
     assert re.findall(r"`([\w-]+)`", listed) == takes
 
 

@@ -12,32 +12,26 @@ from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked
-from taccl.baselines.in_network import in_network, switch_links
+from taccl.baselines.cut import cut_while_it_pays
+from taccl.baselines.in_network import shared_links
 from taccl.baselines.pairwise import pairwise
 from taccl.baselines.ring import rings_apart
-from taccl.baselines.tree import tree_of_nodes
+from taccl.baselines.tree import tree_of_nodes, two_trees
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES, Way, ways
-from taccl.topology.profiles import find_profile
+from taccl.schedule.timing import exact_times
+from taccl.topology.parts import thousandths
+from taccl.topology.profiles import find_profile, profile_of
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, NVLS_US, PROTOCOLS, TREE_SHARE
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Link, Topology
+    from taccl.topology.topology import Topology
 
 __all__ = ["Considered", "nccl", "nccl_choices"]
-
-_SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "ring": rings_apart,
-    "tree": tree_of_nodes,
-    "pairwise": pairwise,
-    "nvls": in_network,
-}
 
 
 class Considered(NamedTuple):
@@ -66,6 +60,8 @@ class Considered(NamedTuple):
 def nccl_choices(problem: Problem) -> tuple[Considered, ...]:
     """Every algorithm under every protocol of the topology's profile, the fastest by NCCL's model first.
 
+    Where the profile says which protocol was taken for such a collective at this size, only under that one.
+
     Raises
     ------
     CollectiveError
@@ -74,18 +70,18 @@ def nccl_choices(problem: Problem) -> tuple[Considered, ...]:
     topology, size = problem.topology, problem.size_bytes
     _check(problem)
     assert size is not None, "checked"
+    name, sizes = problem.collective.name, (topology.num_ranks, topology.num_nodes)
     found = []
-    for protocol in topology.protocols or ("",):
+    for protocol in _protocols(topology, name, size):
         machine = machine_of(topology.under(protocol) if protocol else topology)
         rate = max(machine.node_gb_per_s, machine.network_gb_per_s)
         channels = min(2 ** ceil(log2(max(rate / CHANNEL_GB_PER_S, 1))), MAX_CHANNELS)
-        known = ways(problem.collective.name, topology.num_ranks, topology.num_nodes)
         nvls = _nvls_ways(problem) if protocol in ("", "simple") else ()
-        for way in (*known, *nvls):
+        for way in (*ways(name, *sizes), *nvls):
             on = _topology(topology, protocol, way.algorithm)
             node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
             if way.algorithm == "nvls":
-                node_us = max(float(e.alpha_us) for e in on.links if _is_wide(e))
+                node_us = float(on.links[shared_links(on)[0]].alpha_us)
             latency = float(on.launch_us) + way.node_hops * node_us + way.network_hops * network_us
             shared = way.network_volume * machine.ranks_per_nic
             loads = ((way.node_volume, machine.node_gb_per_s), (shared, machine.network_gb_per_s))
@@ -116,11 +112,12 @@ def nccl(problem: Problem, *, cut: bool = True) -> Schedule:
     References
     ----------
     The NVIDIA Collective Communications Library, version 2.30: its tuning tables, and the model in which it
-    uses them. Where a switch reduces: NVLS.
+    uses them. Where a switch reduces: NVLS, and between nodes trees of what their switches add.
     """
     best = nccl_choices(problem)[0]
     on = _topology(problem.topology, best.protocol, best.algorithm)
-    schedule = _SCHEDULES[best.algorithm](replace(problem, topology=on), cut=cut)
+    make = {"ring": rings_apart, "tree": tree_of_nodes, "pairwise": pairwise, "nvls": _nvls}[best.algorithm]
+    schedule = make(replace(problem, topology=on), cut=cut)
     return replace(
         schedule, producer=f"nccl ({best}: {format_us(best.time_us)} by its model): {schedule.producer}"
     )
@@ -139,29 +136,95 @@ def _check(problem: Problem) -> None:
         raise CollectiveError(f"nccl {said}", where="baseline")
 
 
-def _is_wide(link: Link) -> bool:
-    return len(link.srcs) + len(link.dsts) > 2
+def _protocols(topology: Topology, collective: str, size: int) -> tuple[str, ...]:
+    """The protocol that was seen to be taken, or all that there are."""
+    profile = profile_of(topology)
+    seen = () if profile is None else profile.ranges
+    of = collective, topology.num_ranks, topology.num_nodes
+    taken = (
+        each.protocol
+        for each in seen
+        if (each.collective, each.ranks, each.nodes) == of and each.from_bytes <= size <= each.up_to_bytes
+    )
+    return tuple(taken) or topology.protocols or ("",)
+
+
+def _nvls_links(topology: Topology) -> dict[int, tuple[int, int]]:
+    """For each rank the links by which a switch adds up all data of its node there, and spreads it."""
+    shared = {(topology.links[e].srcs, topology.links[e].dsts): e for e in shared_links(topology)}
+    found = {}
+    for ranks in topology.ranks_of_node:
+        for rank in ranks:
+            others = tuple(other for other in ranks if other != rank)
+            if (others, (rank,)) in shared and ((rank,), others) in shared:
+                found[rank] = shared[others, (rank,)], shared[(rank,), others]
+    return found
 
 
 def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
-    """Sums in the switch, where one joins all ranks: every byte goes there once, and comes back once."""
-    if problem.collective.name != "allreduce":
+    """Sums in the switch of each node: every byte goes there once, and comes back; trees join the nodes."""
+    topology, found = problem.topology, _nvls_links(problem.topology)
+    m, n = topology.num_nodes, topology.num_ranks
+    joined = all(_rails(topology, rank) for rank in topology.ranks_of_node[0])
+    if len(found) < n or problem.collective.name != "allreduce" or not joined:
         return ()
-    try:
-        adding, _ = switch_links(problem, 0)
-    except CollectiveError:
-        return ()
-    assert adding is not None, "several ranks contribute"
-    beta = problem.topology.links[adding].beta_us_per_mb
-    volume = float(beta) * machine_of(problem.topology).node_gb_per_s / 1000
-    return (Way("nvls", 2, 0, volume, 0.0),)
+    beta = topology.links[next(iter(found.values()))[0]].beta_us_per_mb
+    volume = float(beta) * machine_of(topology).node_gb_per_s / 1000
+    # A card passes on one byte for each in one of two trees, and three in the other; of two nodes just one.
+    return (Way("nvls", 2, 2 * ceil(log2(m)), volume, min(m - 1, 2) * m / n),)
+
+
+def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
+    """Links between the ranks of one place in all nodes, by the nodes at their ends; empty if some lack."""
+    place = topology.local_rank[rank]
+    heads = [ranks[place] for ranks in topology.ranks_of_node]
+    links = {(topology.links[e].src, topology.links[e].dst): e for e in topology.internode_links}
+    pairs = [(a, b) for a in range(len(heads)) for b in range(len(heads)) if a != b]
+    if any((heads[a], heads[b]) not in links for a, b in pairs):
+        return {}
+    return {(a, b): links[heads[a], heads[b]] for a, b in pairs} or {(0, 0): -1}
+
+
+def _nvls(problem: Problem, *, cut: bool) -> Schedule:
+    """Each chunk is added up on its way to a rank of its node, over a tree of nodes, and spread from there.
+
+    While the switch adds up one chunk it spreads another from the same rank. Of a single node that is rank 0;
+    of several each rank in turn, so that every card has its share.
+    """
+    return cut_while_it_pays(
+        problem, _through_switches, cut=cut, parts=len(problem.topology.ranks_of_node[0])
+    )
+
+
+def _through_switches(problem: Problem) -> Schedule:
+    topology, nvls = problem.topology, _nvls_links(problem.topology)
+    m, of_node = topology.num_nodes, topology.ranks_of_node
+    turns = 1 if m == 1 else len(of_node[0])
+    rails = [_rails(topology, rank) for rank in of_node[0][:turns]]
+    sends: list[tuple[int, int, int, bool]] = []  # place in the sequence, chunk, link, whether it adds
+    for c in range(problem.collective.num_chunks):
+        turn, root = divmod(c, turns)
+        edges = two_trees(range(m))[turn % 2]
+        last = max((depth + 1 for depth, _, _ in edges), default=0)
+        steps = [(0, 0, nvls[ranks[root]][0], True) for ranks in of_node]
+        steps += [(last - depth, 1, rails[root][b, a], True) for depth, a, b in edges]
+        steps += [(last + 1 + depth, 2, rails[root][a, b], False) for depth, a, b in edges]
+        steps += [(2 * last + 1, 3, nvls[ranks[root]][1], False) for ranks in of_node]
+        # Each step is two rounds of all roots later: the same rank is the root of what comes and goes, and a
+        # card has the time for what it passes on in either tree.
+        sends += [
+            (4 * ((turn + 2 * step) * turns + root) + kind, c, e, adds) for step, kind, e, adds in steps
+        ]
+    places, chunks, links, adds = zip(*sends, strict=True)
+    return exact_times(
+        problem, chunk=chunks, link=links, sequence=places, reduce=adds, producer="sums in switches"
+    )
 
 
 def _hop_us(topology: Topology, *, between: bool) -> float:
     """The longest alpha of a link between two ranks in a node, or between nodes."""
-    links = (
-        e for i, e in enumerate(topology.links) if not _is_wide(e) and topology.is_internode(i) == between
-    )
+    wide = shared_links(topology)
+    links = (e for i, e in enumerate(topology.links) if i not in wide and topology.is_internode(i) == between)
     return max((float(e.alpha_us) for e in links), default=0.0)
 
 
@@ -171,16 +234,15 @@ def _topology(topology: Topology, protocol: str, algorithm: str) -> Topology:
         return topology
     found = topology.under(protocol)
     if algorithm == "nvls":
-        hop_us = Fraction(NVLS_US, 2)
-        return replace(
-            found, links=tuple(replace(e, alpha_us=hop_us) if _is_wide(e) else e for e in found.links)
-        )
+        wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
+        slower = (replace(e, alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
+        return replace(found, links=tuple(slower))
     row = next((each for each in PROTOCOLS if each.name == protocol), None)
     if algorithm != "tree" or row is None:
         return found
     costs = find_profile(topology.machine, topology.profile).protocols
     base_us = next(each.base_us.value for each in costs if each.name == protocol)
-    slower = {
+    times = {
         False: Fraction(str(row.tree_hop_us)) / Fraction(str(row.ring_hop_us)),
         True: Fraction(str(row.tree_network_us)) / Fraction(str(row.ring_network_us)),
     }
@@ -188,8 +250,8 @@ def _topology(topology: Topology, protocol: str, algorithm: str) -> Topology:
     links = tuple(
         replace(
             link,
-            alpha_us=link.alpha_us * slower[found.is_internode(index)],
-            beta_us_per_mb=link.beta_us_per_mb / share,
+            alpha_us=thousandths(link.alpha_us * times[found.is_internode(index)]),
+            beta_us_per_mb=thousandths(link.beta_us_per_mb / share),
         )
         for index, link in enumerate(found.links)
     )
@@ -197,7 +259,7 @@ def _topology(topology: Topology, protocol: str, algorithm: str) -> Topology:
         replace(
             hold,
             alpha_us=min(hold.alpha_us, links[hold.link].alpha_us),
-            beta_us_per_mb=hold.beta_us_per_mb / share,
+            beta_us_per_mb=thousandths(hold.beta_us_per_mb / share),
         )
         for hold in found.holds
     )

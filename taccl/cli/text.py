@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
-    from taccl.topology.profile import Constant
     from taccl.topology.topology import Topology
 
 
@@ -99,17 +98,24 @@ def topology_text(topology: Topology) -> str:
         for (place, alpha, beta), count in sorted(classes.items(), key=lambda item: (item[0], item[1]))
     ]
     lines = [shown(topology.name), table(rows, indent="  "), "", table([head, *links], indent="  ")]
-    constants = _constants(topology)
-    if constants:
-        cells = [(c.name, f"{float(c.value):g}", c.source) for c in constants]
+    profile = profile_of(topology)
+    if profile is not None:
+        cells = [(c.name, f"{float(c.value):g}", c.source) for c in profile.told()]
         lines += ["", table([("constant", "value", "source"), *cells], indent="  ")]
+        lines += ["", *(f"  seen: {each.told()}" for each in profile.ranges)] if profile.ranges else []
     return "\n".join(lines + _notes(topology.notes))
 
 
 def topology_values(topology: Topology) -> dict[str, Any]:
     """A topology as plain values, with its constants and their sources."""
-    constants = {c.name: {"value": float(c.value), "source": c.source} for c in _constants(topology)}
-    return {"kind": "topology", **topology.to_dict(), "constants": constants, "notes": list(topology.notes)}
+    profile = profile_of(topology)
+    told = () if profile is None else profile.told()
+    seen = () if profile is None else profile.ranges
+    return {
+        "kind": "topology", **topology.to_dict(),
+        "constants": {c.name: {"value": float(c.value), "source": c.source} for c in told},
+        "ranges": [each.model_dump() for each in seen], "notes": list(topology.notes),
+    }  # fmt: skip
 
 
 def verification_text(file: str, verification: Verification) -> str:
@@ -242,9 +248,3 @@ def _protocol(topology: Topology) -> str:
     """The protocol of a topology's costs, and the others that its profile has."""
     others = [each for each in topology.protocols if each != topology.protocol]
     return topology.protocol + (f" (of {', '.join(topology.protocols)})" if others else "")
-
-
-def _constants(topology: Topology) -> tuple[Constant, ...]:
-    """The constants that a machine's topology was made with, those that a user gave included."""
-    profile = profile_of(topology)
-    return () if profile is None else profile.told()

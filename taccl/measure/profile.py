@@ -93,10 +93,11 @@ def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bo
     source += f"; times {_number(factor)} us ({SOURCE})" if factor != 1 and not inverse else ""
     low, high = value * exp(-(below**0.5)), value * exp(above**0.5)
     named = zip(("value", "low", "high"), (value, low, high), strict=True)
-    return [*(f"{name} = {_number(number)}" for name, number in named), f"source = {toml_text(source)}"]
+    told = (f"{name} = {_number(number, is_beta=inverse)}" for name, number in named)
+    return [*told, f"source = {toml_text(source)}"]
 
 
-def _number(value: float) -> str:
-    """A decimal of six digits, which TOML takes for one."""
-    text = f"{value:.6g}"
+def _number(value: float, *, is_beta: bool = False) -> str:
+    """A decimal of six digits, which TOML takes for one; a beta of so many that grids of ticks hold it."""
+    text = str(round(value, 3) or value) if is_beta else f"{value:.6g}"
     return text if any(each in text for each in ".e") else f"{text}.0"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import combinations, permutations
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from taccl.errors import TopologyError
 from taccl.topology.machines import SHAPES
-from taccl.topology.parts import add_crossbar, add_internode, check_num_links, check_ranks
+from taccl.topology.parts import add_internode, add_node, check_num_links, check_ranks
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ def described_machine(file: TopologyFile, default_name: str) -> Topology:
         launch_us=file.launch_us or Fraction(0),
     )
     for number in range(num_nodes):
-        _add_node(builder, node, number, pairs)
+        add_node(
+            builder, range(number * size, (number + 1) * size), pairs, switch=f"switch of node {number}",
+            alpha_us=node.alpha_us, betas_us_per_mb={count: node.rate() / count for count in (1, 2)},
+            overhead_us=node.overhead_us, reduces=node.reduces,
+        )  # fmt: skip
     if joined:
         assert nics is not None
         assert network is not None
@@ -99,25 +103,6 @@ def _nic_of_gpu(nics: NicsEntry, size: int) -> dict[int, int]:
     return nic_of_gpu
 
 
-def _add_node(
-    builder: TopologyBuilder, node: NodeEntry, number: int, pairs: dict[tuple[int, int], int]
-) -> None:
-    first = number * node.gpus
-    if node.fabric == "switch" and node.gpus > 1:
-        ranks = range(first, first + node.gpus)
-        name = f"switch of node {number}"
-        add_crossbar(
-            builder, ranks, name=name, alpha_us=node.alpha_us, beta_us_per_mb=node.rate(),
-            overhead_us=node.overhead_us, reduces=node.reduces,
-        )  # fmt: skip
-    for (a, b), count in sorted(pairs.items()):
-        for src, dst in ((a, b), (b, a)):
-            builder.add_link(
-                first + src, first + dst, alpha_us=node.alpha_us, beta_us_per_mb=node.rate() / count,
-                overhead_us=node.overhead_us,
-            )  # fmt: skip
-
-
 def _add_network(
     builder: TopologyBuilder,
     nics: NicsEntry,
@@ -134,12 +119,10 @@ def _add_network(
     first = len(builder.links)
     add_internode(
         builder,
-        [(a * size + i, b * size + j) for a, b in permutations(range(num_nodes), 2) for i, j in joined],
-        nic_of_rank={
-            number * size + gpu: f"NIC {nic} of node {number}"
-            for number in range(num_nodes)
-            for gpu, nic in nic_of_gpu.items()
-        },
+        num_nodes,
+        size,
+        joined,
+        nic_of_place=nic_of_gpu,
         alpha_us=nics.alpha_us,
         # What no card could do at its full rate alone is as slow as the node's uplink.
         beta_us_per_mb=max(beta, uplink_beta),

@@ -16,18 +16,18 @@ Constants come from `taccl.topology.profiles`, and ``constants=`` replaces any o
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.in_network import PROFILES as SWITCHES
-from taccl.topology.parts import add_crossbar, add_internode, check_num_links
+from taccl.topology.parts import add_internode, add_node, check_num_links
 from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from taccl.arguments import Count, Number
 
@@ -62,6 +62,11 @@ class Shape(NamedTuple):
     network: str = "InfiniBand"
     nvls: str = ""
 
+    @property
+    def has_rails(self) -> bool:
+        """Whether each rank has a NIC."""
+        return self.ranks_per_nic == 1
+
 
 #: The hybrid cube mesh of NDv2 is in the numbering of TACCL's published topology; that of DGX-1 in the
 #: numbering of `nvidia-smi topo -m`.
@@ -83,16 +88,7 @@ class _Make(Protocol):
     """How every machine is made."""
 
     def __call__(
-        self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None,
-        alpha_meaning: AlphaMeaning = "occupies", constants: Mapping[str, Number] | None = None,
-    ) -> Topology: ...  # fmt: skip
-
-
-class _MakeRailed(Protocol):
-    """The same of machines with a NIC for each rank."""
-
-    def __call__(
-        self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool = True,
+        self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool | None = None,
         nvls: bool = False, alpha_meaning: AlphaMeaning = "occupies",
         constants: Mapping[str, Number] | None = None,
     ) -> Topology: ...  # fmt: skip
@@ -108,7 +104,12 @@ _DOC = """{what}
         Which constants: {profiles}, or a file that ``taccl fit`` wrote. `taccl.topology.profiles` names
         their sources.
     protocol : str, optional
-        By which messages are sent, of those that the profile has; default ``"simple"``.{rails}
+        By which messages are sent, of those that the profile has; default ``"simple"``.
+    rails : bool, optional
+        With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
+        cabled; without, to every rank of every other node. By default where each rank has a NIC.
+    nvls : bool
+        Whether NVSwitch adds and multicasts (NVLink SHARP), by links of several ends, if it can.
     alpha_meaning : {{"occupies", "pipelined"}}
         Whether a link stays busy during its alpha (during its overhead, where the profile has one).
     constants : mapping of str to number, optional
@@ -117,15 +118,9 @@ _DOC = """{what}
     Raises
     ------
     TopologyError
-        If `nodes` is not a positive whole number, or profile, protocol or a constant is unknown.{notes}
+        If `nodes` is not a positive whole number, the machine has no rails or no switch that adds, or
+        profile, protocol or a constant is unknown.{notes}
     """
-_RAILS = """
-    rails : bool
-        With rails, a rank talks across nodes to the ranks of its own local rank only, as clusters are
-        cabled; without, to every rank of every other node.
-    nvls : bool
-        Whether NVSwitch adds and multicasts (NVLink SHARP), by links of several ends; Hopper's and
-        Blackwell's can."""
 _NDV2_NOTES = """
 
     Notes
@@ -135,40 +130,23 @@ _NDV2_NOTES = """
     has no resource for it: any pair of ranks may talk across nodes at the NIC's rate."""
 
 
-def _named(
-    make: Callable[..., Topology], machine: str, what: str, notes: str = ""
-) -> Callable[..., Topology]:
+def _machine(machine: str, what: str, notes: str = "") -> _Make:
     """The function of a machine under its own name, with its documentation."""
+
+    def make(
+        nodes: Count = 1, *, profile: str = PROFILES[machine][0].name, protocol: str | None = None,
+        rails: bool | None = None, nvls: bool = False, alpha_meaning: AlphaMeaning = "occupies",
+        constants: Mapping[str, Number] | None = None,
+    ) -> Topology:  # fmt: skip
+        return _build(machine, nodes, profile, protocol, rails, nvls, alpha_meaning, constants)
+
     make.__name__ = make.__qualname__ = machine.replace("-", "_")
     profiles = ", ".join(f'``"{each.name}"``' for each in PROFILES[machine])
-    rails = _RAILS if "rails" in (make.__kwdefaults__ or {}) else ""
-    make.__doc__ = _DOC.format(what=what, profiles=profiles, rails=rails, notes=notes)
+    make.__doc__ = _DOC.format(what=what, profiles=profiles, notes=notes)
     return checked_as(TopologyError)(make)
 
 
-def _machine(machine: str, what: str, notes: str = "") -> _Make:
-    def make(
-        nodes: Count = 1, *, profile: str = PROFILES[machine][0].name, protocol: str | None = None,
-        alpha_meaning: AlphaMeaning = "occupies", constants: Mapping[str, Number] | None = None,
-    ) -> Topology:  # fmt: skip
-        return _build(machine, nodes, profile, protocol, alpha_meaning, constants)
-
-    return _named(make, machine, what, notes)
-
-
-def _railed(machine: str, what: str) -> _MakeRailed:
-    what += ", and a NIC for each rank."
-
-    def make(
-        nodes: Count = 1, *, profile: str = PROFILES[machine][0].name, protocol: str | None = None,
-        rails: bool = True, nvls: bool = False, alpha_meaning: AlphaMeaning = "occupies",
-        constants: Mapping[str, Number] | None = None,
-    ) -> Topology:  # fmt: skip
-        return _build(machine, nodes, profile, protocol, alpha_meaning, constants, rails=rails, nvls=nvls)
-
-    return _named(make, machine, what)
-
-
+_RAILED = ", and a NIC for each rank."
 ndv2 = _machine(
     "ndv2",
     "Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
@@ -178,32 +156,28 @@ dgx1 = _machine(
     "dgx1", "DGX-1: 8 V100 a node in a hybrid cube mesh, and four NICs, one for each pair of ranks."
 )
 dgx2 = _machine("dgx2", "DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.")
-dgx_a100 = _railed("dgx-a100", "DGX-A100: 8 A100 a node behind NVSwitch")
-dgx_h100 = _railed("dgx-h100", "DGX-H100: 8 H100 a node behind NVSwitch")
-h200 = _railed("h200", "H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch")
-b200 = _railed("b200", "B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch")
-gb200_nvl72 = _railed("gb200-nvl72", "GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch")
-mi300x = _railed("mi300x", "MI300X server: 8 MI300X a node, each joined to each by xGMI")
-mi355x = _railed("mi355x", "MI355X server: 8 MI355X a node, each joined to each by xGMI")
+dgx_a100 = _machine("dgx-a100", f"DGX-A100: 8 A100 a node behind NVSwitch{_RAILED}")
+dgx_h100 = _machine("dgx-h100", f"DGX-H100: 8 H100 a node behind NVSwitch{_RAILED}")
+h200 = _machine("h200", f"H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch{_RAILED}")
+b200 = _machine("b200", f"B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch{_RAILED}")
+gb200_nvl72 = _machine("gb200-nvl72", f"GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch{_RAILED}")
+mi300x = _machine("mi300x", f"MI300X server: 8 MI300X a node, each joined to each by xGMI{_RAILED}")
+mi355x = _machine("mi355x", f"MI355X server: 8 MI355X a node, each joined to each by xGMI{_RAILED}")
 
 
 def _build(
-    machine: str,
-    nodes: int,
-    profile: str,
-    protocol: str | None,
-    alpha_meaning: AlphaMeaning,
-    constants: Mapping[str, Number] | None,
-    *,
-    rails: bool = False,
-    nvls: bool = False,
-) -> Topology:
+    machine: str, nodes: int, profile: str, protocol: str | None, rails: bool | None, nvls: bool,
+    alpha_meaning: AlphaMeaning, constants: Mapping[str, Number] | None,
+) -> Topology:  # fmt: skip
     """The nodes of a machine, each by itself, and then what joins them."""
     shape, kind = SHAPES[machine], SHAPES[machine].joint.lower()
-    if nvls and not shape.nvls:
-        raise TopologyError(f"{machine} takes no 'nvls': nothing in it adds; leave it out", where="nvls")
+    rails = shape.has_rails if rails is None else rails
+    if (rails and not shape.has_rails) or (nvls and not shape.nvls):
+        name = "rails" if rails and not shape.has_rails else "nvls"
+        able = [each for each, s in SHAPES.items() if (s.has_rails if name == "rails" else s.nvls)]
+        said = f"found True, and {machine} has none; leave it out, or take {', '.join(able)}"
+        raise TopologyError(said, where=f"{machine}: {name}")
     values = find_profile(machine, profile).under(protocol).replaced(constants or {})
-    overhead = values.overhead_us(between=False)
     size = shape.ranks_per_node
     joined = [(i, j) for i in range(size) for j in range(size) if i == j or not rails]
     check_num_links(nodes * size**2 + nodes * (nodes - 1) * len(joined), where=f"{machine}: nodes")
@@ -216,44 +190,24 @@ def _build(
         protocol=values.protocol,
         launch_us=values.launch_us,
     )
+    betas = {1: values[f"{kind}_beta_us_per_mb"]}
+    if 2 in shape.pairs.values():
+        betas[2] = values[f"{kind}_double_beta_us_per_mb"]
     for node in range(nodes):
-        if not shape.pairs:
-            add_crossbar(
-                builder,
-                range(node * size, (node + 1) * size),
-                name=f"{shape.joint} of node {node}",
-                alpha_us=values[f"{kind}_alpha_us"],
-                beta_us_per_mb=values[f"{kind}_beta_us_per_mb"],
-                overhead_us=overhead,
-                link_name=shape.joint,
-                reduces=SWITCHES[shape.nvls] if nvls else None,
-            )
-        for (a, b), count in sorted(shape.pairs.items()):
-            beta = values[f"{kind}_double_beta_us_per_mb" if count > 1 else f"{kind}_beta_us_per_mb"]
-            for src, dst in ((a, b), (b, a)):
-                builder.add_link(
-                    node * size + src,
-                    node * size + dst,
-                    alpha_us=values[f"{kind}_alpha_us"],
-                    beta_us_per_mb=beta,
-                    overhead_us=overhead,
-                    name=f"{shape.joint} x2" if count > 1 else shape.joint,
-                )
+        add_node(
+            builder, range(node * size, (node + 1) * size), shape.pairs,
+            switch=f"{shape.joint} of node {node}", alpha_us=values[f"{kind}_alpha_us"],
+            betas_us_per_mb=betas, overhead_us=values.overhead_us(between=False), link_name=shape.joint,
+            reduces=SWITCHES[shape.nvls] if nvls else None,
+        )  # fmt: skip
     if nodes > 1:
         add_internode(
-            builder,
-            [(a * size + i, b * size + j) for a, b in permutations(range(nodes), 2) for i, j in joined],
-            nic_of_rank={
-                node * size + i: f"NIC {i // shape.ranks_per_nic} of node {node}"
-                for node in range(nodes)
-                for i in range(size)
-            },
-            alpha_us=values["internode_alpha_us"],
-            beta_us_per_mb=values["internode_beta_us_per_mb"],
-            nic_alpha_us=values["nic_alpha_us"],
-            overhead_us=values.overhead_us(between=True),
+            builder, nodes, size, joined,
+            nic_of_place={i: i // shape.ranks_per_nic for i in range(size)},
+            alpha_us=values["internode_alpha_us"], beta_us_per_mb=values["internode_beta_us_per_mb"],
+            nic_alpha_us=values["nic_alpha_us"], overhead_us=values.overhead_us(between=True),
             link_name=shape.network,
-        )
+        )  # fmt: skip
     topology = builder.build()
     topology.memo["profile"] = values
     return topology

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import permutations
+from itertools import permutations, product
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import quoted, whole_number
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Link, Side, TopologyBuilder
 
 __all__ = [
-    "MAX_LINKS", "OVERHEAD_US", "add_aggregation", "add_crossbar", "add_internode", "beta_of_bandwidth",
-    "check_count",
-    "check_num_links", "check_ranks", "exact_cost", "hold_ends", "links_among", "rates_of_axes",
+    "MAX_LINKS", "OVERHEAD_US", "add_aggregation", "add_crossbar", "add_internode", "add_node",
+    "beta_of_bandwidth", "check_count", "check_num_links", "check_ranks", "exact_cost", "hold_ends",
+    "links_among", "rates_of_axes", "thousandths",
 ]  # fmt: skip
 
 OVERHEAD_US = Fraction("0.02")
@@ -49,6 +49,11 @@ def beta_of_bandwidth(
     if rate == 0:
         raise TopologyError("found 0 GB/s; expected a positive bandwidth", where=where)
     return Fraction(1000) / rate
+
+
+def thousandths(cost: Fraction) -> Fraction:
+    """A cost to three decimals: at so many us per MB bytes take whole femtoseconds, which ticks can count."""
+    return Fraction(round(cost * 1000), 1000) or cost
 
 
 def rates_of_axes(
@@ -208,31 +213,74 @@ def add_aggregation(
     return links
 
 
+def add_node(
+    builder: TopologyBuilder,
+    ranks: Sequence[int],
+    pairs: Mapping[tuple[int, int], int],
+    *,
+    switch: str,
+    alpha_us: Fraction,
+    betas_us_per_mb: Mapping[int, Fraction],
+    overhead_us: Fraction | None,
+    link_name: str = "",
+    reduces: InNetwork | None = None,
+) -> None:
+    """Join the ranks of a node pair by pair, or by a switch where there are no pairs.
+
+    Parameters
+    ----------
+    pairs : mapping of (int, int) to int
+        How many links join two places in `ranks`.
+    switch : str
+        Its name.
+    betas_us_per_mb : mapping of int to Fraction
+        Of so many links together.
+    """
+    if not pairs and len(ranks) > 1:
+        add_crossbar(
+            builder, ranks, name=switch, alpha_us=alpha_us, beta_us_per_mb=betas_us_per_mb[1],
+            overhead_us=overhead_us, link_name=link_name, reduces=reduces,
+        )  # fmt: skip
+    for (a, b), count in sorted(pairs.items()):
+        name = f"{link_name} x{count}" if link_name and count > 1 else link_name
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(
+                ranks[src], ranks[dst], alpha_us=alpha_us, beta_us_per_mb=betas_us_per_mb[count],
+                overhead_us=overhead_us, name=name,
+            )  # fmt: skip
+
+
 def add_internode(
     builder: TopologyBuilder,
-    pairs: Sequence[tuple[int, int]],
+    num_nodes: int,
+    size: int,
+    joined: Iterable[tuple[int, int]],
     *,
-    nic_of_rank: Mapping[int, str],
+    nic_of_place: Mapping[int, int],
     alpha_us: Fraction,
     beta_us_per_mb: Fraction,
     nic_alpha_us: Fraction,
-    overhead_us: Fraction | None = None,
+    overhead_us: Fraction | None,
     link_name: str,
 ) -> None:
-    """Join ranks of different nodes: a link for every pair, at the rate of its NICs.
+    """Join nodes of equal size: a link for every two places that are `joined`, at the rate of their NICs.
 
     A send holds the egress of the source's NIC from its start, and the ingress of the destination's NIC
-    until its end, each for ``nic_alpha_us + bytes * beta``. Ranks that name the same NIC share it; egress
-    and ingress are separate.
+    until its end, each for ``nic_alpha_us + bytes * beta``. Ranks that share a NIC take turns; egress and
+    ingress are separate.
     """
-    egress = {nic: builder.add_resource(f"{nic} egress") for nic in dict.fromkeys(nic_of_rank.values())}
-    ingress = {nic: builder.add_resource(f"{nic} ingress") for nic in egress}
-    for src, dst in pairs:
+    nics = [(node, nic) for node in range(num_nodes) for nic in dict.fromkeys(nic_of_place.values())]
+    egress, ingress = (
+        {(node, nic): builder.add_resource(f"NIC {nic} of node {node} {way}") for node, nic in nics}
+        for way in ("egress", "ingress")
+    )
+    for (a, b), (i, j) in product(permutations(range(num_nodes), 2), joined):
         link = builder.add_link(
-            src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, overhead_us=overhead_us,
-            name=link_name,
+            a * size + i, b * size + j, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb,
+            overhead_us=overhead_us, name=link_name,
         )  # fmt: skip
-        hold_ends(builder, link, egress[nic_of_rank[src]], ingress[nic_of_rank[dst]], alpha_us=nic_alpha_us)
+        ends = egress[a, nic_of_place[i]], ingress[b, nic_of_place[j]]
+        hold_ends(builder, link, *ends, alpha_us=nic_alpha_us)
 
 
 def hold_ends(builder: TopologyBuilder, link: int, out: int, into: int, *, alpha_us: Fraction) -> None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.errors import TopologyError
-from taccl.topology.parts import exact_cost
+from taccl.topology.parts import exact_cost, thousandths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +63,7 @@ class ProtocolCosts:
         beta = constant.value / self.bandwidth_share.value
         source = constant.source
         if self.bandwidth_share.value != 1:
+            beta = thousandths(beta)
             source += f"; {float(self.bandwidth_share.value):.4g} of it: {self.bandwidth_share.source}"
         if not between and self.node_gb_per_s is not None and beta < 1000 / self.node_gb_per_s.value:
             beta = 1000 / self.node_gb_per_s.value

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
-from taccl.units import exact
+from taccl.units import exact, format_count, format_size
 from taccl.validation import validated
 
 __all__ = ["ProfileFile", "load_profile"]
@@ -78,6 +78,15 @@ class Range(_Table):
     protocol: Literal["simple", "ll", "ll128"]
     from_bytes: Annotated[int, Field(strict=True, ge=1)]
     up_to_bytes: Annotated[int, Field(strict=True, ge=1)]
+
+    def told(self) -> str:
+        """What was done where, and how."""
+        where = (
+            f"{self.collective} on {format_count(self.ranks, 'rank')} in {format_count(self.nodes, 'node')}"
+        )
+        return (
+            f"{where}: {self.protocol} from {format_size(self.from_bytes)} to {format_size(self.up_to_bytes)}"
+        )
 
 
 class ProfileFile(_Table):

@@ -9,7 +9,7 @@ three protocols; `rccl` is a fit to published logs, with the same.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
@@ -76,17 +76,18 @@ _V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per lin
 _EDR = "EDR InfiniBand, 100 Gb/s"
 
 
-def _nominal(machine: str, link: str, nic: tuple[int | str, str], **rates: tuple[int | str, str]) -> Profile:
-    """What data sheets promise: (GB/s, source) of a NIC, and of each kind of link in a node."""
+def _nominal(machine: str, sheet: _Sheet) -> Profile:
+    """What data sheets promise."""
+    link = next(iter(sheet.links))
     return Profile(
         machine,
         "nominal",
         (
             Constant(f"{link}_alpha_us", Fraction(0), _NO_ALPHA),
             Constant(f"{link}_overhead_us", OVERHEAD_US, _OVERHEAD),
-            *(_rate(f"{kind}_beta_us_per_mb", *rate) for kind, rate in rates.items()),
+            *(_rate(f"{kind}_beta_us_per_mb", *rate) for kind, rate in sheet.links.items()),
             Constant("internode_alpha_us", Fraction(0), _NO_ALPHA),
-            _rate("internode_beta_us_per_mb", *nic),
+            _rate("internode_beta_us_per_mb", *sheet.nic),
             _NIC_ALPHA,
         ),
     )
@@ -139,119 +140,85 @@ def _by_protocol(
     return Profile(nominal.machine, name, constants, launch, (simple, ll, ll128))
 
 
-def _published(machine: str, link: str, file: str, remark: str = "", **betas: tuple[int, str]) -> Profile:
+def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) -> Profile:
     """What TACCL's file says: (us per MB, field) of each kind of link in a node."""
 
-    def constant(name: str, value: int | str, field: str) -> Constant:
-        return Constant(name, Fraction(value), f"{file}: {field}{remark}")
+    def constant(name: str, value: str, field: str) -> Constant:
+        return Constant(name, Fraction(value), f"{file}: {field}")
 
     return Profile(
         machine,
         "taccl",
         (
-            constant(f"{link}_alpha_us", "0.3", "alpha"),
+            constant(f"{next(iter(betas))}_alpha_us", "0.3", "alpha"),
             *(constant(f"{kind}_beta_us_per_mb", *beta) for kind, beta in betas.items()),
             constant("internode_alpha_us", "2.6", "remote_alpha"),
-            constant("internode_beta_us_per_mb", 105, "remote_beta"),
+            constant("internode_beta_us_per_mb", "105", "remote_beta"),
             _NIC_ALPHA,
         ),
     )
 
 
-def _mesh(machine: str, nic_source: str, remark: str = "") -> tuple[Profile, Profile]:
-    return (
-        _published(
-            machine, "nvlink", "TACCL's published topo-ndv2-1MB.json", remark,
-            nvlink=(46, "node_betas_list[1]"), nvlink_double=(23, "node_betas_list[0]"),
-        ),
-        _nominal(
-            machine, "nvlink", ("12.5", nic_source), nvlink=(25, _V100),
-            nvlink_double=(50, f"two links; {_V100}"),
-        ),
-    )  # fmt: skip
+class _Sheet(NamedTuple):
+    """(GB/s each way, source) of each kind of link in a node, and of a NIC."""
+
+    links: Mapping[str, tuple[int | str, str]]
+    nic: tuple[int | str, str]
 
 
-_DATA_SHEETS: Mapping[str, tuple[Profile, ...]] = {
-    "ndv2": _mesh("ndv2", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
-    "dgx1": _mesh(
-        "dgx1",
-        f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}",
-        " (NDv2's, which has the same V100, NVLink 2.0 and EDR InfiniBand)",
+def _switched(gb_per_s: int, source: str, nic_gb_per_s: int | str, nic_source: str) -> _Sheet:
+    return _Sheet({"nvswitch": (gb_per_s, source)}, (nic_gb_per_s, nic_source))
+
+
+def _xgmi(gb_per_s: int | str, source: str, nics: str) -> _Sheet:
+    return _Sheet({"xgmi": (gb_per_s, source)}, (50, f"AMD, ROCm documentation (2026): {nics}"))
+
+
+_V100_LINKS = {"nvlink": (25, _V100), "nvlink_double": (50, f"two links; {_V100}")}
+_SHEETS = {
+    "ndv2": _Sheet(
+        _V100_LINKS, ("12.5", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
     ),
-    "dgx2": (
-        _published(
-            "dgx2", "nvswitch", "TACCL's published topo-dgx2-1MB.json", nvswitch=(8, "node_betas_list[0]")
-        ),
-        _nominal(
-            "dgx2",
-            "nvswitch",
-            ("12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
-            nvswitch=(150, f"six links; {_V100}"),
-        ),
+    "dgx1": _Sheet(
+        _V100_LINKS, ("12.5", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}"),
     ),
-    "dgx-a100": (
-        _nominal(
-            "dgx-a100",
-            "nvswitch",
-            (25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s"),
-            nvswitch=(
-                300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways",
-            ),
-        ),
+    "dgx2": _switched(150, f"six links; {_V100}", "12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
+    "dgx-a100": _switched(
+        300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways",
+        25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s",
     ),
-    "dgx-h100": (
-        _nominal(
-            "dgx-h100",
-            "nvswitch",
-            (50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s"),
-            nvswitch=(
-                450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways",
-            ),
-        ),
+    "dgx-h100": _switched(
+        450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways",
+        50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s",
     ),
-    "h200": (
-        _nominal(
-            "h200",
-            "nvswitch",
-            (50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s"),
-            nvswitch=(450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways"),
-        ),
+    "h200": _switched(
+        450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways",
+        50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s",
     ),
-    "b200": (
-        _nominal(
-            "b200",
-            "nvswitch",
-            (50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s"),
-            nvswitch=(900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs"),
-        ),
+    "b200": _switched(
+        900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs",
+        50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s",
     ),
-    "gb200-nvl72": (
-        _nominal(
-            "gb200-nvl72",
-            "nvswitch",
-            (50, "NVIDIA, DGX GB200 data sheet (2024): 72 single-port ConnectX-7, 400 Gb/s"),
-            nvswitch=(900, "NVIDIA, GB200 NVL72 data sheet (2024): NVLink 5, 130 TB/s both ways of 72 GPUs"),
-        ),
+    "gb200-nvl72": _switched(
+        900, "NVIDIA, DGX GB200 User Guide: NVLink 5, 130 TB/s both ways of 72 GPUs",
+        50, "NVIDIA, DGX GB200 User Guide: a ConnectX-7 of 400 Gb/s for each GPU",
     ),
-    "mi300x": (
-        _nominal(
-            "mi300x",
-            "xgmi",
-            (50, "AMD, ROCm documentation (2026): eight 400 Gb/s NICs, one for each GPU"),
-            xgmi=(64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each"),
-        ),
+    "mi300x": _xgmi(
+        64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each",
+        "eight 400 Gb/s NICs, one for each GPU",
     ),
-    "mi355x": (
-        _nominal(
-            "mi355x",
-            "xgmi",
-            (50, "AMD, ROCm documentation (2026): eight Pollara 400, one for each GPU"),
-            xgmi=(
-                "76.8",
-                "AMD, Instinct MI355X data sheet (2025): 7 links to GPUs, 153.6 GB/s both ways each",
-            ),
-        ),
+    "mi355x": _xgmi(
+        "76.8", "AMD, Instinct MI355X data sheet (2025): 7 links to GPUs, 153.6 GB/s both ways each",
+        "eight Pollara 400, one for each GPU",
     ),
+}  # fmt: skip
+_MESH = {"nvlink": ("46", "node_betas_list[1]"), "nvlink_double": ("23", "node_betas_list[0]")}
+_PUBLISHED = {
+    "ndv2": ("TACCL's published topo-ndv2-1MB.json", _MESH),
+    "dgx1": (
+        "TACCL's published topo-ndv2-1MB.json (NDv2 has the same V100, NVLink 2.0 and EDR InfiniBand)", _MESH,
+    ),
+    "dgx2": ("TACCL's published topo-dgx2-1MB.json", {"nvswitch": ("8", "node_betas_list[0]")}),
 }  # fmt: skip
 #: The generation of GPUs, and how many NVLinks each has.
 _NVLINKS = {
@@ -271,19 +238,20 @@ _RCCL: Mapping[str, tuple[str, str, str, Mapping[str, tuple[str, str, str]]]] = 
 """What fits say: the launch in us, GB/s of a link, of which logs, and (base, hop, share) by protocol."""
 
 
-def _measured(nominal: Profile) -> tuple[Profile, ...]:
-    """The profile of a machine that counts latencies, if we know any."""
-    if nominal.machine in _NVLINKS:
-        return (_nccl(nominal, *_NVLINKS[nominal.machine]),)
-    if nominal.machine not in _RCCL:
-        return ()
-    launch_us, rate, logs, costs = _RCCL[nominal.machine]
+def _profiles(machine: str, sheet: _Sheet) -> tuple[Profile, ...]:
+    """What a machine has, the default first: with latencies, if we know any, or what was published."""
+    nominal = _nominal(machine, sheet)
+    if machine in _NVLINKS:
+        return _nccl(nominal, *_NVLINKS[machine]), nominal
+    if machine in _PUBLISHED:
+        return _published(machine, *_PUBLISHED[machine]), nominal
+    launch_us, rate, logs, costs = _RCCL[machine]
     source = f"taccl fit of published rccl-tests logs of one node: {logs}"
     launch = Constant("launch_us", Fraction(launch_us), source)
-    return (_by_protocol(nominal, "rccl", launch, Fraction(rate), source, costs, source),)
+    return _by_protocol(nominal, "rccl", launch, Fraction(rate), source, costs, source), nominal
 
 
 PROFILES: Mapping[str, tuple[Profile, ...]] = {
-    machine: (*_measured(known[0]), *known) for machine, known in _DATA_SHEETS.items()
+    machine: _profiles(machine, sheet) for machine, sheet in _SHEETS.items()
 }
 """Profiles of every machine model; the first is the default."""

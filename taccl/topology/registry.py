@@ -20,20 +20,11 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 __all__ = [
-    "FABRICS", "dims_of_size", "fabric_names", "find_kind", "machine_names", "machine_options", "parse",
+    "FABRICS", "dims_of_size", "fabric_names", "find_kind", "machine_names", "parse",
 ]  # fmt: skip
 
 _MACHINES: Mapping[str, Callable[..., Topology]] = {
-    "ndv2": machines.ndv2,
-    "dgx1": machines.dgx1,
-    "dgx2": machines.dgx2,
-    "dgx-a100": machines.dgx_a100,
-    "dgx-h100": machines.dgx_h100,
-    "h200": machines.h200,
-    "b200": machines.b200,
-    "gb200-nvl72": machines.gb200_nvl72,
-    "mi300x": machines.mi300x,
-    "mi355x": machines.mi355x,
+    name: getattr(machines, name.replace("-", "_")) for name in machines.SHAPES
 }
 FABRICS: Mapping[str, Callable[..., Topology]] = {
     "ring": fabrics.ring,
@@ -54,11 +45,6 @@ _GRIDS = ("mesh", "torus")
 def machine_names() -> tuple[str, ...]:
     """Names of the machine models."""
     return tuple(_MACHINES)
-
-
-def machine_options(machine: str) -> Mapping[str, Any]:
-    """What the function of a machine model takes by keyword, and its defaults."""
-    return _options(_MACHINES[machine])
 
 
 def fabric_names() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from benchmarks.fit import baseline_row
 from taccl.baselines import nccl, nccl_choices
 from taccl.errors import CollectiveError
 from taccl.topology.topology import TopologyBuilder
+from tests.measure.logs import row
 
 
 def problem_of(topology, collective="allreduce", size=2**20):
@@ -60,24 +61,34 @@ def test_eight_ranks_that_are_all_linked_have_seven_rings():
 
 
 def test_switches_that_add_are_used():
-    """Four ranks behind a switch that adds and multicasts: a byte goes there once, and comes back once."""
-    builder = TopologyBuilder("sharp", [0] * 4)
-    into, out = ([builder.add_resource(f"port {way} {rank}") for rank in range(4)] for way in ("in", "out"))
-    others = {rank: tuple(r for r in range(4) if r != rank) for rank in range(4)}
-    pairs = [((a,), (b,)) for a in range(4) for b in others[a]]
-    wide = [each for rank in range(4) for each in ((others[rank], (rank,)), ((rank,), others[rank]))]
-    for srcs, dsts in pairs + wide:
-        link = builder.add_link(srcs, dsts, alpha_us=0, beta_us_per_mb=2)
-        for rank in srcs:
-            builder.add_hold(link, out[rank], alpha_us=0, beta_us_per_mb=2)
-        for rank in dsts:
-            builder.add_hold(link, into[rank], alpha_us=0, beta_us_per_mb=2, side="receive")
-    builder.add_switch("switch", range(4), range(20), reduces=taccl.topologies.InNetwork())
-    problem = problem_of(builder.build(), size=4 * 10**6)
+    """At 450 GB/s, of which sums in the switch come to 0.85, a byte goes there once, and comes back once."""
+    problem = problem_of(taccl.topologies.dgx_h100(profile="nominal", nvls=True), size=2**30)
     best, found = nccl_choices(problem)[0], nccl(problem)
-    assert (best.algorithm, best.time_us) == ("nvls", pytest.approx(8.0))
+    promised_us = 2**30 / 450e3 / 0.85
+    assert (best.algorithm, best.time_us) == ("nvls", pytest.approx(promised_us))
     assert taccl.verify(found).ok
-    assert 8.0 < found.finish_us < 8.6  # 4 MB at 2 us per MB, and the last chunk's way back
+    assert promised_us < found.finish_us < 1.05 * promised_us  # the last chunk's way back
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
+    """Each card has an eighth of the data, which passes it once each way of two nodes, twice of three."""
+    problem = problem_of(taccl.topologies.dgx_h100(nodes, nvls=True), size=2**30)
+    best, found = nccl_choices(problem)[0], nccl(problem)
+    assert best.algorithm == "nvls"
+    assert taccl.verify(found).ok
+    assert found.finish_us < 1.1 * best.time_us
+
+
+def test_the_protocol_that_was_seen_is_taken(tmp_path):
+    """A profile from a log says which protocol its sizes took; at others all that it has are weighed."""
+    sizes = tuple(2**power for power in range(3, 30))
+    rows = (row(size, 15.0 if size < 2**16 else 60.0 + size / 200e3) for size in sizes)
+    (tmp_path / "a.log").write_text("# all_reduce_perf\n" + "\n".join(rows))
+    (tmp_path / "mine.toml").write_text(taccl.fit([str(tmp_path / "a.log")], "dgx-h100").to_toml())
+    topology = taccl.topologies.dgx_h100(profile=str(tmp_path / "mine.toml"))
+    assert {each.protocol for each in nccl_choices(problem_of(topology, size=2**12))} == {"ll"}
+    assert len({each.protocol for each in nccl_choices(problem_of(topology, size=2**33))}) > 1
 
 
 @pytest.mark.parametrize(

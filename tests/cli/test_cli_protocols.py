@@ -52,6 +52,7 @@ def test_show_names_constants_launch_and_protocols(run, tmp_path):
     launch = next(line for line in out.splitlines() if line.strip().startswith("launch_us"))
     assert "(90 %: " in launch
     assert "ll128.node_hop_us" not in out, "the log shows one protocol"
+    assert "seen: allreduce on 8 ranks in 1 node: simple from 8B to 8GiB" in out
     out = run("show", "dgx-h100")[1]
     assert "ll128.node_hop_us" in out
     assert "simple (of simple, ll, ll128)" in out

@@ -38,3 +38,13 @@ def test_wrong_files_are_named(profile, old, new, said):
     with pytest.raises(TopologyError, match=said) as caught:
         taccl.topologies.parse("dgx-h100", profile=str(profile))
     assert "mine.toml" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1, 10**6 + 3, 2**30 + 1])
+def test_fitted_costs_fit_a_grid_of_ticks(profile, size):
+    """Whatever digits a fit comes to, no time has to be rounded, under any protocol and for any chunk."""
+    topology = taccl.topologies.parse("dgx-h100", nodes=2, profile=str(profile))
+    for protocol in topology.protocols:
+        problem = taccl.make_problem(topology.under(protocol), "allgather", chunk_bytes=size)
+        assert problem.costs.ticks_per_us <= 10**9

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import known_word
 from taccl.errors import InputError
+from taccl.topology.machines import SHAPES
 from taccl.topology.profiles import profile_of
-from taccl.topology.registry import machine_names, machine_options, parse
+from taccl.topology.registry import machine_names, parse
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
         )
     nvls = {"nvls": True} if any(switch.reduces for switch in topology.switches) else {}
     models = [_model(topology, profile, **nvls)]
-    if "rails" in machine_options(topology.machine):
+    if SHAPES[topology.machine].has_rails:
         models.append(_model(topology, profile, rails=False, **nvls))
     for model in models:
         swapped = _with_costs_of(topology, model)
