@@ -14,7 +14,7 @@ from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Literal
 
 from taccl.errors import TopologyError
-from taccl.topology.parts import add_crossbar, check_count, check_num_links
+from taccl.topology.parts import OVERHEAD_US, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import AlphaMeaning as AlphaMeaning
 from taccl.topology.topology import TopologyBuilder
 
@@ -129,7 +129,9 @@ class _Shared:
     ) -> None:
         """Add a link that is as slow as the slowest of its steps, and holds each of them."""
         slowest = max(beta for _, beta, _ in steps)
-        link = builder.add_link(src, dst, alpha_us=alpha_us, beta_us_per_mb=slowest, name=name)
+        link = builder.add_link(
+            src, dst, alpha_us=alpha_us, beta_us_per_mb=slowest, overhead_us=OVERHEAD_US, name=name
+        )
         for step, beta, side in steps:
             self.holds[step][link] = (beta, side)
 
@@ -187,12 +189,16 @@ def _add_node(
         beta = server.nvlink_beta_us_per_mb / count
         name = f"NVLink x{count}" if count > 1 else "NVLink"
         for src, dst in ((a, b), (b, a)):
-            builder.add_link(first + src, first + dst, alpha_us=alpha_us, beta_us_per_mb=beta, name=name)
+            builder.add_link(
+                first + src, first + dst, alpha_us=alpha_us, beta_us_per_mb=beta, overhead_us=OVERHEAD_US,
+                name=name,
+            )  # fmt: skip
     for number, (ranks, count) in enumerate(server.switches):
         which = f" {number}" if len(server.switches) > 1 else ""
         add_crossbar(
             builder, [first + rank for rank in ranks], name=f"NVSwitch{which} of node {node}",
-            alpha_us=alpha_us, beta_us_per_mb=server.nvlink_beta_us_per_mb / count, link_name="NVSwitch",
+            alpha_us=alpha_us, beta_us_per_mb=server.nvlink_beta_us_per_mb / count, overhead_us=OVERHEAD_US,
+            link_name="NVSwitch",
         )  # fmt: skip
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
@@ -277,7 +283,7 @@ def _notes(
     notes = [
         f"alpha is {float(wiring.intranode_alpha_us):g} us inside a node and "
         f"{float(wiring.internode_alpha_us):g} us between nodes; unless given, these are TACCL's published "
-        "constants of NDv2, with NVLink's for PCIe"
+        f"constants of NDv2, with NVLink's for PCIe; it holds links and ports for {float(OVERHEAD_US):g} us"
     ]
     if by_pcie:
         notes.append(
