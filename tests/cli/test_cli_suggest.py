@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -27,6 +28,25 @@ def test_a_table_of_sketches(run):
     assert code == 0
     assert out.startswith("allgather on ndv2 x2, 1MB\n  symmetries  2 in 4, 4 in 8, 8 in 16\n")
     assert "auto-own-chunks" in out
+
+
+@pytest.mark.slow
+def test_a_baseline_that_is_sooner_is_said(run):
+    """800 bytes are soonest summed in one shot, which is no sketch."""
+    words = (
+        "suggest",
+        "dgx-a100",
+        "--nodes",
+        2,
+        "--collective",
+        "allreduce",
+        "--size",
+        "800B",
+        "--time-limit",
+        2,
+    )
+    _, out, _ = run(*words)
+    assert re.search(r"best baseline +one-shot.*, before every sketch", out)
 
 
 def test_the_best_as_toml(run, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
+#: Baselines are tried for problems in which as many chunks must come anywhere, at most.
+_MOST_ARRIVALS = 6_000
 EXAMPLES = (
     "taccl suggest ndv2 --nodes 2 --collective allgather --size 16MB -o sketches",
     "taccl suggest ndv2 --nodes 2 --collective allgather --check sketch.toml",
@@ -68,11 +73,27 @@ def run(options: argparse.Namespace) -> Answer:
         raise NoSolutionError("no sketch could be scheduled in time; give more time, or fewer chunks")
     if options.best:
         return Answer(found[0].to_toml().rstrip(), _values(topology, found[:1]))
-    text = _text(topology, options.collective, found)
+    rival = _rival(found[0].problem)
+    text = _text(topology, options.collective, found, rival)
     if options.output is not None:
         files = _write(found, Path(options.output), overwrite=options.overwrite)
         text += "\n\n" + "\n".join(f"written to {shown(str(file))}" for file in files)
-    return Answer(text, _values(topology, found))
+    baseline = rival and {"name": rival.producer, "finish_us": rival.finish_us}
+    return Answer(text, {**_values(topology, found), "baseline": baseline})
+
+
+def _rival(problem: Problem) -> Schedule | None:
+    """The baseline that finishes first, which no sketch says: small sums are soonest made in one shot."""
+    if sum(len(chunk.destinations) for chunk in problem.collective.chunks) > _MOST_ARRIVALS:
+        return None
+    size = problem.size_bytes
+    chunk_bytes = problem.chunk_bytes[0] if size is None else None
+    with suppress(InputError):
+        free = taccl.make_problem(
+            problem.topology, problem.collective, size_bytes=size, chunk_bytes=chunk_bytes
+        )
+        return taccl.baselines.baseline("best", free, cut=False)
+    return None
 
 
 def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
@@ -92,7 +113,9 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
     return judged(repr(report).removeprefix("SketchReport: "), report.to_dict(), complaint)
 
 
-def _text(topology: Topology, collective: str, found: Sequence[taccl.SketchProposal]) -> str:
+def _text(
+    topology: Topology, collective: str, found: Sequence[taccl.SketchProposal], rival: Schedule | None
+) -> str:
     from taccl.synthesis.suggesting.plans import find_shifts
 
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"
@@ -105,6 +128,9 @@ def _text(topology: Topology, collective: str, found: Sequence[taccl.SketchPropo
     ]  # fmt: skip
     title = f"{collective} on {shown(topology.name)}" + (f", {format_size(size)}" if size else "")
     facts = [("symmetries", shifts)]
+    if rival is not None:
+        sooner = ", before every sketch" if rival.finish_us < min(each.finish_us for each in found) else ""
+        facts.append(("best baseline", f"{rival.producer}: {format_us(rival.finish)}{sooner}"))
     return "\n".join([title, table(facts, indent="  "), "", table([head, *rows], indent="  ")])
 
 
