@@ -99,6 +99,7 @@ class PortfolioParameters(_Group):
     # they are not begun.
     baseline_arrivals: int = 6_000
     baseline_s_per_arrival: float = 2e-4
+    baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
     # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
     balanced_transfers: int = 2_000_000
     # Up to so many moves contributions that ranks keep apart are searched too, in a share of the time.
