@@ -211,7 +211,7 @@ def _one_after_another(
         first, second = getattr(reduction, name), getattr(spreading, name)
         column = room_for(len(first) + len(second), dtype, spill_dir)
         column[: len(first)] = first
-        np.add(second, later, out=column[len(first) :], casting="unsafe")
+        np.add(second, np.int64(later), out=column[len(first) :], casting="unsafe")
         columns.append(column)
     chunk, link, start = columns
     return replace(reduction, chunk=chunk, link=link, start=start)

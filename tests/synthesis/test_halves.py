@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from taccl.deadline import Deadline
 from taccl.synthesis import overlap as overlapping
 from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.halves import search_halves
+from taccl.synthesis.large import schedule_large
 from taccl.synthesis.overlap import overlap
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.stages import greedy
@@ -233,3 +235,14 @@ class TestOverlap:
         kept = [each.best.digest() for each in searches]
         overlap(search, searches)
         assert [each.best.digest() for each in searches] == kept
+
+
+def test_halves_of_fine_ticks_are_joined():
+    """Sums that end at 2.5 * 10**9 ticks are beyond 32 bits, though the copies that follow them are not."""
+    builder = taccl.topologies.TopologyBuilder("fine", [0] * 4)
+    for src, dst in itertools.permutations(range(4), 2):
+        builder.add_link(src, dst, alpha_us="0.123456789", beta_us_per_mb="2.345")
+    problem = taccl.make_problem(builder.build(), "allreduce", size_bytes=4_000_004)
+    found = schedule_large(problem, num_runs=1, seed=0)
+    assert found.finish_ticks > 2**32
+    assert taccl.verify(found).ok
