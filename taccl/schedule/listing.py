@@ -99,16 +99,15 @@ class Tasks:
         for holds in self.holds:
             for resource, begin, _ in holds:
                 lead[resource] = max(lead[resource], begin)
-        # (time, place of a task, task), or a resource after all tasks, when those that wait for it try again
-        first_resource = len(rank)
-        pending = [(0, rank[task], task) for task, count in enumerate(waiting) if not count]
+        # (time, place, task, False), or (time, place, resource, True) when those that wait for it try again
+        pending = [(0, rank[task], task, False) for task, count in enumerate(waiting) if not count]
         heapq.heapify(pending)
         wake: dict[int, int] = {}  # when that is next
 
         def try_at(when: int, resource: int, place: int = -1) -> None:
             if when < wake.get(resource, when + 1):
                 wake[resource] = when
-                heapq.heappush(pending, (when, place, first_resource + resource))
+                heapq.heappush(pending, (when, place, resource, True))
 
         def begins(task: int, now: int) -> bool:
             blocked = [
@@ -127,15 +126,14 @@ class Tasks:
                 earliest[later] = max(earliest[later], now + gap)
                 waiting[later] -= 1
                 if not waiting[later]:
-                    heapq.heappush(pending, (max(earliest[later], now), rank[later], later))
+                    heapq.heappush(pending, (max(earliest[later], now), rank[later], later, False))
             return True
 
         while pending:
-            now, _, which = heapq.heappop(pending)
-            if which < first_resource:
+            now, _, which, is_resource = heapq.heappop(pending)
+            if not is_resource:
                 begins(which, now)
                 continue
-            which -= first_resource
             if wake.get(which) != now:
                 continue
             del wake[which]
@@ -145,7 +143,7 @@ class Tasks:
                 if free[which] - begin > now:
                     early.append((urgent, task, begin))
                 elif pending and pending[0] < (now, urgent):  # one that is more urgent can start only now
-                    heapq.heappush(pending, (now, urgent, task))
+                    heapq.heappush(pending, (now, urgent, task, False))
                     try_at(now, which, urgent)
                     break
                 elif begins(task, now):
