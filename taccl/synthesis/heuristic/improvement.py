@@ -108,7 +108,7 @@ class Improvement:
         Trees over links that they cannot grow along, from several sources to what they reach, lose them all.
         """
         now, arcs = self.now, self.arcs
-        send_of: dict[tuple[int, bool], int] = {}
+        send_of: dict[tuple[int, int, bool], int] = {}
         size, spare = 0, list(range(len(now.carries)))[::-1]
         for t, tree in enumerate(self.trees):
             now.root[t] = next(iter(tree.origins)) if self.demand.partner[t] >= 0 else -1
@@ -120,7 +120,7 @@ class Improvement:
                 if e not in made:
                     transfer = tree.read_from[rank]
                     # What comes together and what spreads may have shared a send: it is parted.
-                    key = transfer.group, tree.reducing
+                    key = transfer.group, e, tree.reducing
                     m = send_of.get(key, -1)
                     if m < 0 or now.carries[m] == arcs.most_merged:
                         m = send_of[key] = spare.pop()

@@ -279,3 +279,15 @@ def test_a_search_without_success_ends():
     better, done = improve_schedule(first, turns=10**7)
     assert better == first
     assert done == f"{DEFAULTS.ruin.most_patience + 1} turns, 0 better, from {first.finish_us:.4g} us"
+
+
+def test_a_send_that_is_taken_over_has_one_link():
+    """Sends of one chunk over two links stay two where they come under one number, as in re-planning."""
+    problem = make_problem(topologies.ring(5), collectives.allgather(5), chunk_bytes=MB)
+    problem = problem.with_clauses(max_merge=4, merging=frozenset(range(len(problem.topology.links))))
+    trees = read_trees(first_of(problem))
+    for number, tree in enumerate(trees):
+        tree.read_from = {rank: sent._replace(group=-1 - number) for rank, sent in tree.read_from.items()}
+    now = Improvement(problem, trees).now
+    used = now.way >= 0
+    assert (now.link[now.send[used]] == now.way[used]).all()
