@@ -345,11 +345,11 @@ class TestHelp:
     """``--help`` of each verb."""
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_ends_with_two_examples(self, run, verb):
-        """The last two lines are commands of the verb, whose words it takes."""
+    def test_ends_with_examples(self, run, verb):
+        """The last lines, two at least, are commands of the verb, whose words it takes."""
         code, out, _ = run(verb, "--help")
-        head, *examples = out.rstrip().splitlines()[-3:]
-        assert (code, head) == (0, "examples:")
+        examples = out.rstrip().partition("\nexamples:\n")[2].splitlines()
+        assert code == 0 and len(examples) >= 2
         for example in examples:
             assert example.startswith(f"  taccl {verb}")
             build_parser().parse_args(shlex.split(example)[1:])
