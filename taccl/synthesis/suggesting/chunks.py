@@ -131,11 +131,12 @@ def _soonest(
     """The one that a list scheduler finishes first, and when; of two alike that with fewer chunks.
 
     The compiled one takes a moment, so that the answer does not hang on the time there is; the other looks
-    closer at what has few moves.
+    closer at what has few moves, and has nothing to compile first.
     """
     deadline = Deadline.after(time_limit_s)
-    compiles = all(map(suits, problems.values()))
-    if compiles and sum(map(effort, problems.values())) <= parameters.suggesting.most_moves:
+    suggesting, efforts = parameters.suggesting, list(map(effort, problems.values()))
+    compiles = max(efforts) > suggesting.few_moves and all(map(suits, problems.values()))
+    if compiles and sum(efforts) <= suggesting.most_moves:
         deadline = NEVER  # less than it takes to load what is compiled
     best, best_us = problems[1], math.inf
     for count, problem in problems.items():
@@ -145,7 +146,7 @@ def _soonest(
         with suppress(InfeasibleError, InputError, NoSolutionError):  # out of time, too
             if compiles:
                 found.append(schedule_large(problem, num_runs=1, seed=seed, deadline=deadline))
-            if not compiles or effort(problem) <= parameters.suggesting.few_moves:
+            if not compiles or effort(problem) <= suggesting.few_moves:
                 found.append(quick_schedule(problem, seed, deadline, parameters))
         finish_us = min((each.finish_us for each in found if each is not None), default=None)
         if finish_us is None:
