@@ -228,6 +228,16 @@ def least_ticks(problem: Problem) -> int | None:
         return None
 
 
+def test_contributions_of_one_rank_each_are_read_both_ways() -> None:
+    """Such sums spread from their roots where they are read backwards, and come together backwards again."""
+    problem = few_start(30000, combining=True)
+    backwards = [(ticks, witness) for ticks, witness in claims(problem) if witness.backwards]
+    assert backwards
+    for ticks, witness in backwards:
+        bound = Fraction(ticks, problem.costs.ticks_per_us)
+        assert Certificate(problem, bound, "delayed source", "that", witness).check()
+
+
 @fuzzed(few=60, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
 def test_no_claim_is_above_the_optimum(seed: int, combining: bool, few: bool) -> None:

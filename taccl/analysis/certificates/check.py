@@ -70,9 +70,9 @@ def check_certificate(certificate: Certificate) -> bool:
         return False
     if divisible and not isinstance(witness, Path | CutDual | FlowDual):
         return False
-    problem: Problem | None = as_spreading(certificate.problem)
-    if isinstance(witness, DelayedSource) and witness.backwards:
-        problem = turned_round(certificate.problem)
+    reading = as_spreading(certificate.problem)
+    is_turned = isinstance(witness, DelayedSource) and witness.backwards
+    problem = turned_round(reading) if is_turned else reading
     if problem is None:
         return False
     facts = Facts(problem, divisible=divisible, in_network=certificate.in_network)
