@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from taccl.analysis.verification.arrival_table import ArrivalTable, pairs
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.problem import make_problem
 from taccl.schedule.compact import CompactSchedule
+from taccl.synthesis.large import schedule_large
 
 #: Ticks of a send of a chunk of 1 MB over a link of 50 GB/s: 0.5 us and 20 us, in halves of a microsecond.
 SEND = 41
@@ -93,3 +96,14 @@ def test_pairs_number_chunks_from_the_first():
     chunk, rank = pairs([(1, 2), (), (0,)], first=5)
     assert chunk.tolist() == [5, 5, 7]
     assert rank.tolist() == [1, 2, 0]
+
+
+def test_links_of_several_ends_that_carry_nothing_are_no_hindrance():
+    """A switch that adds is left alone: the sends are judged, as their list is."""
+    topology = taccl.topologies.dgx_h100(1, nvls=True)
+    pairs = frozenset(i for i, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) == 2)
+    problem = make_problem(topology, collectives.allgather(8), chunk_bytes=10**6)
+    schedule = schedule_large(problem.with_clauses(links_allowed=pairs))
+    assert taccl.verify(schedule).ok and taccl.verify(schedule.expand()).ok
+    early = replace(schedule, start=np.zeros_like(schedule.start))
+    assert not taccl.verify(early).ok

@@ -4,8 +4,8 @@ It keeps when each rank first has each chunk, and when each resource is free aga
 schedules what the problem says, and no more: costs in ticks, and links and holds as columns (`Problem.costs`,
 `taccl.costs`). The verifier of listed schedules works times out anew from fractions, and tests hold the two
 against each other. The columns are read in blocks, so they may lie in files. Sums are followed chunk by chunk
-beforehand: what a rank holds of a chunk, other chunks do not touch. What it cannot judge it refuses: links of
-several ends, and chunks made from others.
+beforehand: what a rank holds of a chunk, other chunks do not touch. What it cannot judge it refuses: sends
+over links of several ends, and chunks made from others.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def verify_compact(schedule: CompactSchedule) -> Verification:
     Raises
     ------
     InputError
-        If the problem has links of several ends or chunks made from others, or the columns are not in order
-        of start, or were dropped.
+        If it sends over links of several ends, the problem has chunks made from others, or the columns are
+        not in order of start, or were dropped.
     """
     if isinstance(schedule, ScheduleSummary):
         schedule.blocks()
-    _check_kind(schedule.problem)
+    _check_kind(schedule)
     fault, num_redundant = _outside(schedule), 0
     if fault is None:
         fault, num_redundant = _faults(schedule)
@@ -242,12 +242,13 @@ def _replayed(
     return fault, num_redundant
 
 
-def _check_kind(problem: Problem) -> None:
-    links = problem.topology.links
+def _check_kind(schedule: CompactSchedule) -> None:
+    problem = schedule.problem
+    several = [i for i, e in enumerate(problem.topology.links) if len(e.srcs) + len(e.dsts) > 2]
     kinds = {
         "chunks that are released or due at times of their own": bool(problem.release_us or problem.due_us),
         "chunks made from others": bool(problem.collective.derivations),
-        "links of several ends": any(len(e.srcs) + len(e.dsts) > 2 for e in links),
+        "links of several ends": bool(several) and bool(np.isin(schedule.link, several).any()),
     }
     for what, is_there in kinds.items():
         if is_there:
