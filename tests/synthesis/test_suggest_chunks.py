@@ -139,3 +139,14 @@ def test_the_number_of_chunks_does_not_hang_on_the_time():
     }
     assert len(found) == 1
     assert found != {1}
+
+
+@pytest.mark.slow
+def test_a_ring_competes_with_chunks():
+    """Four racks behind a narrow core: a list scheduler is sooner with many chunks, and a ring than either."""
+    topology = taccl.topologies.in_network(8, racks=4, core_oversubscription=4)
+    pairs = frozenset(i for i, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) == 2)
+    problem = taccl.make_problem(topology, "allreduce", size_bytes=10**8).with_clauses(links_allowed=pairs)
+    assert problem.chunks_open
+    chosen = taccl.choose_chunks(problem, time_limit_s=20)
+    assert chosen.collective.chunks_per_rank == 1

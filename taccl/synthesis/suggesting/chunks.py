@@ -12,7 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
+from taccl.baselines import baseline
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem import make_problem
@@ -130,6 +132,8 @@ def _soonest(
 ) -> tuple[Problem, float]:
     """The one that a list scheduler finishes first, and when; of two alike that with fewer chunks.
 
+    A ring that is sooner than all of these needs no more than one chunk a rank.
+
     The compiled one takes a moment, so that the answer does not hang on the time there is; the other looks
     closer at what has few moves, and has nothing to compile first.
     """
@@ -153,7 +157,19 @@ def _soonest(
             break
         if finish_us < best_us:
             best, best_us = problem, finish_us
-    return best, best_us
+    ring_us = _ring_us(problems[1], parameters)
+    return (problems[1], ring_us) if ring_us < best_us else (best, best_us)
+
+
+def _ring_us(problem: Problem, parameters: SearchParameters) -> float:
+    """When a ring finishes, which competes later as long as there are few chunks; infinity without one."""
+    arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
+    if arrivals <= parameters.portfolio.baseline_arrivals:
+        with suppress(InputError):  # it is not defined here
+            ring = replace(baseline("ring", problem, cut=False), problem=problem)
+            if verify(ring).ok:
+                return ring.finish_us
+    return math.inf
 
 
 def _told(problem: Problem) -> Problem:
