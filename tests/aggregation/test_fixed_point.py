@@ -15,7 +15,7 @@ from taccl.errors import InputError
 from tests.fuzzing import fuzzed
 
 
-@fuzzed(few=60, many=2000)
+@fuzzed(few=15, many=2000)
 @given(
     rows=st.lists(st.lists(st.floats(-100, 100), min_size=3, max_size=3), min_size=1, max_size=9),
     scale=st.floats(1e-3, 2**20),
