@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked, known_word
-from taccl.baselines import BASELINES, baseline
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
 from taccl.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
@@ -34,6 +31,7 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
+from taccl.synthesis.competing import offer_baselines, sums_are_small
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
@@ -58,9 +56,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
 __all__ = ["choose", "synthesize"]
-
-#: Baselines that switches and servers are searched by, and nobody else.
-_APART = ("in-network", "servers")
 
 
 @checked
@@ -227,10 +222,10 @@ def _by_ranks(
     _check_feasible(problem, time_limit_s, parameters)
     end = time.monotonic() + max(0.05, time_limit_s - parameters.budget.reserve_s)
     search = Search(problem, options, Deadline(end), began_s=began)
-    competes, is_small = backend in ("auto", "greedy"), _is_small(problem)
+    competes, is_small = backend in ("auto", "greedy"), sums_are_small(problem)
     try:
         if competes and is_small:
-            _try_baselines(search)
+            offer_baselines(search)
         search.allow(-plan.improving_s)
         if backend == BALANCED:
             search_balanced(search, policy=options.policy)
@@ -240,7 +235,7 @@ def _by_ranks(
         else:
             _search_plain(search, backend, plan.is_large)
         if competes and not is_small:
-            _try_baselines(search)
+            offer_baselines(search)
         search.allow(plan.improving_s)
         if plan.improving_s:
             stages.ruin_and_recreate(search)
@@ -472,38 +467,6 @@ def _prove(search: Search) -> None:
         search.problem, budget_s=budget.bound_share * left_s, limit_s=budget.most_bound_share * left_s
     )
     search.prove(bound, since)
-
-
-def _is_small(problem: Problem) -> bool:
-    """Whether sums are so small that latency counts most: some link takes longer to pass than to fill."""
-    links, num_bytes = problem.topology.links, sum(problem.chunk_bytes)
-    return problem.collective.sums_up and any(
-        links[e].alpha_us * 10**6 > links[e].beta_us_per_mb * num_bytes for e in problem.links_allowed
-    )
-
-
-def _try_baselines(search: Search) -> None:
-    """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
-    problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
-    arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
-    if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
-        if not search.is_met:
-            search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
-        return
-    names = [name for name in BASELINES if name not in _APART]
-    if _is_small(problem):  # those for small messages first
-        names.reverse()
-    for name in names:
-        # The first, and what takes less still, has its moment even where the search took all of the time.
-        left_s = max(search.deadline.left_s, portfolio.baseline_least_s)
-        is_late = arrivals * portfolio.baseline_s_per_arrival > left_s
-        if search.is_met or (is_late and name != names[0]):
-            return
-        with suppress(InputError):  # it is not defined here
-            other = replace(baseline(name, problem, cut=False), problem=problem)
-            if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
-                search.offer_whole(other, producer=other.producer, verified=True)
-                search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)
 
 
 def _cores() -> int:

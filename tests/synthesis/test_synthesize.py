@@ -25,8 +25,8 @@ from taccl.deadline import Deadline
 from taccl.errors import FallbackWarning, InputError, SolverUnavailableError
 from taccl.sketch.upstream import load_problem
 from taccl.solvers import solver as solver_module
+from taccl.synthesis import competing, stages
 from taccl.synthesis import search as searching
-from taccl.synthesis import stages
 from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.search import Options, Search
@@ -648,7 +648,7 @@ class TestBaselinesCompete:
         slow, ring = (name(problem, cut=False) for name in (taccl.baselines.tree, taccl.baselines.ring))
         assert slow.finish > ring.finish
         search = Search(problem, Options(), Deadline(), best=slow)
-        synthesizing._try_baselines(search)
+        competing.offer_baselines(search)
         (stage,) = search.stages
         assert search.best.finish == ring.finish
         assert (stage.name, stage.message, stage.finish_us) == ("baselines", "ring", ring.finish_us)
@@ -660,7 +660,7 @@ class TestBaselinesCompete:
         found = taccl.synthesize(problem, backend="greedy", time_limit_s=2).schedule
         late = replace(found, start=found.start + 10**9, end=found.end + 10**9)
         search = Search(problem, Options(), Deadline(), best=late)
-        synthesizing._try_baselines(search)
+        competing.offer_baselines(search)
         assert (search.best, search.stages) == (late, [])
 
 

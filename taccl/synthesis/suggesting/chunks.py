@@ -12,13 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
-from taccl.baselines import baseline
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem import make_problem
 from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.competing import ring_us
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.guided import is_unguided
@@ -157,19 +156,8 @@ def _soonest(
             break
         if finish_us < best_us:
             best, best_us = problem, finish_us
-    ring_us = _ring_us(problems[1], parameters)
-    return (problems[1], ring_us) if ring_us < best_us else (best, best_us)
-
-
-def _ring_us(problem: Problem, parameters: SearchParameters) -> float:
-    """When a ring finishes, which competes later as long as there are few chunks; infinity without one."""
-    arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
-    if arrivals <= parameters.portfolio.baseline_arrivals:
-        with suppress(InputError):  # it is not defined here
-            ring = replace(baseline("ring", problem, cut=False), problem=problem)
-            if verify(ring).ok:
-                return ring.finish_us
-    return math.inf
+    soonest_us = ring_us(problems[1], parameters)
+    return (problems[1], soonest_us) if soonest_us < best_us else (best, best_us)
 
 
 def _told(problem: Problem) -> Problem:
