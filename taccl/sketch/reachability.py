@@ -50,15 +50,18 @@ def check_reachable(problem: Problem) -> None:
 def check_possible(problem: Problem) -> None:
     """Raise the error of `check_reachable` if no schedule meets the problem, wherever sums are made.
 
-    Synthesis makes every sum at its root. A schedule may make it at any ranks, so that the root need not be
-    reached unless it wants the sum itself.
+    A schedule may make a sum at any ranks: the root need not be reached unless it wants the sum itself.
     """
     try:
         check_reachable(problem)
     except (SketchError, TopologyError):
-        sums = problem.collective.sums_up
-        if not sums or not all(_may_be_summed(problem, demand.chunk) for demand in unmet(problem)):
+        if not is_possible(problem):
             raise
+
+
+def is_possible(problem: Problem) -> bool:
+    """Whether all that `check_reachable` misses is a root that some sums can do without."""
+    return problem.collective.sums_up and all(_may_be_summed(problem, each.chunk) for each in unmet(problem))
 
 
 def _may_be_summed(problem: Problem, chunk: int) -> bool:
@@ -88,6 +91,40 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
     if len(data.origins) == 1:  # whole from the beginning
         sums.update(data.origins)
     return all(not sums.isdisjoint(origins_of(rank, reducing=False)) for rank in data.destinations)
+
+
+def rooted_anew(problem: Problem) -> Problem | None:
+    """The problem with sums rooted where all contributions come and whence all destinations are reached.
+
+    Roots that serve are kept. None where some chunk has no such rank.
+    """
+    collective, ranks = problem.collective, range(problem.topology.num_ranks)
+    groups = zip(collective.process_groups, collective.chunks_of_group, strict=True)
+    members = {c: group.ranks for group, chunks in groups for c in chunks} if collective.groups else {}
+    serving: dict[int, list[int]] = defaultdict(list)
+    for rank in ranks:
+        chunks = tuple(
+            replace(data, root=rank) if rank in members.get(c, ranks) else data
+            for c, data in enumerate(collective.chunks)
+        )
+        trial = replace(problem, collective=replace(collective, chunks=chunks))
+        failed = {_alike(trial, demand.chunk) for demand in unmet(trial)}
+        for c, data in enumerate(chunks):
+            if data.root == rank and _alike(trial, c) not in failed:
+                serving[c].append(rank)
+    roots = []
+    for c, data in enumerate(collective.chunks):
+        if not serving[c]:
+            return None
+        wanting = [rank for rank in serving[c] if rank in data.destinations] or serving[c]
+        roots.append(data.root if data.root in serving[c] else wanting[c % len(wanting)])
+    rooted = tuple(replace(c, root=root) for c, root in zip(collective.chunks, roots, strict=True))
+    return replace(problem, collective=replace(collective, chunks=rooted))
+
+
+def _alike(problem: Problem, chunk: int) -> Hashable:
+    """What chunks have in common whose demands are the same."""
+    return problem.collective.chunks[chunk], problem.holders(chunk)
 
 
 def unmet(problem: Problem) -> Iterator[Demand]:

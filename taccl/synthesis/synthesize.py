@@ -22,16 +22,16 @@ from taccl.arguments import checked, known_word
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
 from taccl.deadline import Deadline
-from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
+from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
 from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
-from taccl.sketch.reachability import check_reachable
+from taccl.sketch.reachability import check_reachable, is_possible, rooted_anew
 from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
-from taccl.synthesis.competing import offer_baselines, sums_are_small
+from taccl.synthesis.competing import offer_baselines, sums_apart, sums_are_small
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
@@ -219,7 +219,11 @@ def _by_ranks(
     problem, proposals = _with_chunks(problem, backend, time_limit_s, sketch, options)
     time_limit_s = max(0.1, time_limit_s - (time.monotonic() - began))
     plan = _plan(problem, backend, time_limit_s, sketch, proposals, options)
-    _check_feasible(problem, time_limit_s, parameters)
+    asked, (problem, apart) = problem, _feasible(problem, time_limit_s, parameters)
+    if apart is not None:
+        search = Search(problem, options, Deadline.after(time_limit_s), best=apart, began_s=began)
+        _prove(search)
+        return search.result(backend=backend, choice=f"{apart.producer}: no rank can make a sum for all")
     end = time.monotonic() + max(0.05, time_limit_s - parameters.budget.reserve_s)
     search = Search(problem, options, Deadline(end), began_s=began)
     competes, is_small = backend in ("auto", "greedy"), sums_are_small(problem)
@@ -243,7 +247,13 @@ def _by_ranks(
         search.interrupt()
         if search.best is None:
             raise
-    return search.result(backend=backend, choice=plan.choice)
+    found = search.result(backend=backend, choice=plan.choice)
+    if problem is asked or options.keep == "summary":
+        return found
+    schedule = replace(found.schedule, problem=asked)
+    verify(schedule).raise_if_failed()
+    bound_s = parameters.budget.bound_share * time_limit_s
+    return replace(found, schedule=schedule, bound=lower_bound(asked, budget_s=bound_s))
 
 
 def _synthesize_released(problem: Problem, **options: Any) -> Result:
@@ -373,13 +383,26 @@ def _plan(
     return _Plan(is_large, choice, is_guided, improving_s)
 
 
-def _check_feasible(problem: Problem, time_limit_s: float, parameters: SearchParameters) -> None:
-    """Raise `InfeasibleError`, with the clauses that clash, where a sketch keeps a chunk from its end."""
+def _feasible(
+    problem: Problem, time_limit_s: float, parameters: SearchParameters
+) -> tuple[Problem, Schedule | None]:
+    """The problem with sums rooted where they can be made; or what there is where no one rank can make one.
+
+    Raises `InfeasibleError`, with the clauses that clash, where a sketch keeps a chunk from its end.
+    """
     try:
         check_reachable(problem)
-    except SketchError as error:
+    except (SketchError, TopologyError) as error:
+        if is_possible(problem):
+            rooted = rooted_anew(problem)
+            apart = sums_apart(problem) if rooted is None else None
+            if rooted is not None or apart is not None:
+                return rooted or problem, apart
+        if isinstance(error, TopologyError):
+            raise
         limit_s = min(parameters.budget.explain_s, time_limit_s)
         raise _infeasible(problem, limit_s) or InfeasibleError(str(error)) from None
+    return problem, None
 
 
 def _infeasible(problem: Problem, time_limit_s: float) -> InfeasibleError | None:

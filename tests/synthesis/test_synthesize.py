@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ import taccl
 from taccl import collectives
 from taccl.collective import Chunk, Collective
 from taccl.deadline import Deadline
-from taccl.errors import FallbackWarning, InputError, SolverUnavailableError
+from taccl.errors import FallbackWarning, InputError, SolverUnavailableError, TopologyError
+from taccl.problem import Problem
 from taccl.sketch.upstream import load_problem
 from taccl.solvers import solver as solver_module
 from taccl.synthesis import competing, stages
@@ -32,6 +34,7 @@ from taccl.synthesis.paper import jobshop
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import cases
 from tests.synthesis.small_problems import full, problem_of, ring, star, two_nodes
 
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:HiGHS", "pulp:PULP_CBC_CMD")
@@ -771,6 +774,70 @@ class TestContributionsApart:
         problem = taccl.make_problem(topology, collectives.allreduce(16), size_bytes=1000)
         result = taccl.synthesize(problem, time_limit_s=30)
         assert result.finish_us <= taccl.baselines.best(problem).finish_us
+
+
+class TestRootsOutOfReach:
+    """Sums whose root cannot be reached, or reaches nobody, though another rank could make them."""
+
+    @staticmethod
+    def sums(num_ranks, links, *chunks):
+        builder = TopologyBuilder("one-way", [0] * num_ranks)
+        for src, dst in links:
+            builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=10)
+        collective = Collective("sums", num_ranks, tuple(Chunk(*each) for each in chunks), combining=True)
+        return Problem(builder.build(), collective, (1_000_000,) * len(chunks))
+
+    @pytest.mark.parametrize("backend", ["auto", "greedy", "highs", "cpsat"])
+    @pytest.mark.parametrize("root", [0, 1, 3], ids=["contributor", "other", "destination"])
+    def test_another_rank_makes_the_sum(self, backend, root):
+        """A line into rank 2 and on to rank 3: only rank 2 can make the sum of 0 and 1 for 2 and 3."""
+        problem = self.sums(4, [(0, 2), (1, 2), (2, 3)], ((0, 1), (2, 3), root))
+        result = synthesized(problem, backend=backend)
+        assert_sound(result, problem)
+        assert result.finish_us == result.bound_us == 22
+
+    def test_each_destination_adds_up_itself(self):
+        """No rank can make the sum for both: every contribution goes to every destination."""
+        links = [(src, dst) for src in (0, 1) for dst in (2, 3)]
+        problem = self.sums(4, links, ((0, 1), (2, 3), 2))
+        result = synthesized(problem)
+        assert_sound(result, problem)
+        assert result.finish_us == result.bound_us == 11
+        assert "no rank can make a sum for all" in result.choice
+
+    def test_nobody_can(self):
+        """Rank 3 gets one contribution of two."""
+        problem = self.sums(4, [(0, 2), (1, 2), (0, 3)], ((0, 1), (2, 3), 2))
+        with pytest.raises(TopologyError, match="cannot get from rank 2 to rank 3"):
+            synthesized(problem)
+
+    @pytest.mark.fuzz
+    def test_what_is_possible_is_found(self):
+        """Random directed graphs of four ranks: a bound is refused exactly where a synthesis is."""
+        found = 0
+        for seed in cases("sums with roots anywhere", few=25, many=1000):
+            draw = random.Random(seed)
+            pairs = [(a, b) for a in range(4) for b in range(4) if a != b and draw.random() < 0.45]
+            chunks = [
+                (
+                    tuple(sorted(draw.sample(range(4), 2))),
+                    tuple(sorted(draw.sample(range(4), 2))),
+                    draw.randrange(4),
+                )
+                for _ in range(2)
+            ]
+            problem = self.sums(4, pairs, *chunks)
+            try:
+                bound = taccl.lower_bound(problem)
+            except InputError:
+                with pytest.raises(InputError):
+                    synthesized(problem, backend="greedy")
+                continue
+            result = synthesized(problem, backend="greedy")
+            assert_sound(result, problem)
+            assert result.finish_us >= bound.bound_us - 1e-9
+            found += 1
+        assert found
 
 
 def one_way(topology):
