@@ -6,6 +6,7 @@ does, so that its own contribution may still go out alone once others have come 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
@@ -46,7 +47,7 @@ class NamedSteps:
         self._num_transfers = 0
 
     def step(self, moves: Iterable[Move]) -> None:
-        """Pass sums on, hop by hop side by side."""
+        """Pass sums on, the first hops of all of them first, then the second, and so on."""
         ends = self.problem.topology.links
         routed = [
             (chunks, self._routes.route(src, dst), tuple(sorted(ranks))) for chunks, src, dst, ranks in moves
@@ -59,6 +60,34 @@ class NamedSteps:
                 self._arrived.update((c, ends[route[hop]].dst, ranks) for c in new)
                 self._num_transfers += len(new)
                 self._sends.append((new, route[hop], ranks))
+        self._check_size()
+
+    def sum_up(self, sums: Iterable[tuple[Sequence[int], int, Sequence[int]]]) -> None:
+        """Bring contributions to ranks by shortest routes, and add those that meet on the way.
+
+        Each sum is of chunks, to a rank, of the contributions of ranks.
+        """
+        links, used = self.problem.topology.links, Counter[int]()
+        sends: list[tuple[float, int, tuple[list[int], int, tuple[int, ...]]]] = []
+        for chunks, dst, ranks in sums:
+            carried = {rank: {rank} for rank in ranks}
+            for far, rank, ways in self._routes.ways_in(dst):
+                if rank not in carried:
+                    continue
+                if not ways:
+                    self._routes.route(rank, dst)  # says that there are none
+                # Most meet where the first link is the fast one.
+                _, _, link = min((ticks, used[link], link) for ticks, link in ways)
+                used[link] += len(chunks)
+                at, turn = links[link].dst, (links[link].dst - rank) % self.problem.topology.num_ranks
+                sends.append((-far, turn, (list(chunks), link, tuple(sorted(carried[rank])))))
+                carried[at] = carried.get(at, set()) | carried[rank]
+                self._num_transfers += len(chunks)
+            self._check_size()
+        sends.sort(key=lambda each: each[:2])  # what has far to go first; in turns, where no two have one end
+        self._sends += [send for _, _, send in sends]
+
+    def _check_size(self) -> None:
         if self._num_transfers > _MOST_TRANSFERS:
             raise CollectiveError(
                 f"{self.problem.title} takes more than {_MOST_TRANSFERS} transfers with every contribution "
@@ -136,16 +165,12 @@ def sums_everywhere(problem: Problem) -> bool:
 
 
 def _one_level(problem: Problem) -> Schedule:
-    steps, num_ranks = NamedSteps(problem), problem.topology.num_ranks
-    wanted: dict[tuple[int, int], list[int]] = {}  # (contributor, destination) -> chunks
+    steps = NamedSteps(problem)
+    wanted: dict[tuple[int, tuple[int, ...]], list[int]] = {}  # (destination, contributors) -> chunks
     for c, chunk in enumerate(problem.collective.chunks):
-        for src in chunk.origins:
-            for dst in chunk.destinations:
-                if dst != src:
-                    wanted.setdefault((src, dst), []).append(c)
-    for shift in range(1, num_ranks):
-        pairs = [(src, (src + shift) % num_ranks) for src in range(num_ranks)]
-        steps.step([(wanted[src, dst], src, dst, (src,)) for src, dst in pairs if (src, dst) in wanted])
+        for dst in chunk.destinations:
+            wanted.setdefault((dst, chunk.origins), []).append(c)
+    steps.sum_up((chunks, dst, ranks) for (dst, ranks), chunks in wanted.items())
     return steps.schedule(producer="one-shot")
 
 
@@ -153,16 +178,15 @@ def _two_levels(problem: Problem) -> Schedule:
     steps, nodes = NamedSteps(problem), problem.topology.ranks_of_node
     size = len(nodes[0])
     chunks = [range(local, problem.collective.num_chunks, size) for local in range(size)]
-    for shift in range(1, size):  # sums of a node
-        turns = [(local, (local + shift) % size) for local in range(size)]
-        steps.step([(chunks[b], ranks[a], ranks[b], (ranks[a],)) for ranks in nodes for a, b in turns])
-    for shift in range(1, len(nodes)):  # across
-        turns = [(node, (node + shift) % len(nodes)) for node in range(len(nodes))]
-        steps.step(
-            [(chunks[i], nodes[a][i], nodes[b][i], tuple(nodes[a])) for i in range(size) for a, b in turns]
-        )
+    turns = _turns(size)
+    steps.sum_up((chunks[i], ranks[i], ranks) for i in range(size) for ranks in nodes)
+    across = [(nodes[a], nodes[b]) for a, b in _turns(len(nodes))]
+    steps.step([(chunks[i], src[i], dst[i], tuple(src)) for src, dst in across for i in range(size)])
     everyone = tuple(range(problem.topology.num_ranks))
-    for shift in range(1, size):  # totals inside
-        turns = [(local, (local + shift) % size) for local in range(size)]
-        steps.step([(chunks[a], ranks[a], ranks[b], everyone) for ranks in nodes for a, b in turns])
+    steps.step([(chunks[a], ranks[a], ranks[b], everyone) for a, b in turns for ranks in nodes])
     return steps.schedule(producer="one-shot (two levels)")
+
+
+def _turns(count: int) -> list[tuple[int, int]]:
+    """All pairs of different numbers, in turns in which each number is once the first and once the second."""
+    return [(a, (a + shift) % count) for shift in range(1, count) for a in range(count)]

@@ -34,6 +34,7 @@ class Routes:
         self._least_into = [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
         self._lengths: dict[int, list[float]] = {}
         self._found: dict[tuple[int, int], list[int]] = {}
+        self._ways_in: dict[int, list[tuple[float, int, list[tuple[int, int]]]]] = {}
 
     def direct(self, src: int, dst: int) -> tuple[int, int] | None:
         """Ticks and index of the fastest link from `src` to `dst`; None without one."""
@@ -81,3 +82,19 @@ class Routes:
             link, at = min(last)
             links.append(link)
         return links[::-1]
+
+    def ways_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
+        """Every other rank, farthest first: how far, and its shortest routes' first hops (ticks, link)."""
+        if dst not in self._ways_in:
+            from scipy.sparse.csgraph import dijkstra
+
+            lengths = dijkstra(self.graph.T, indices=dst).tolist()
+            first: list[list[tuple[int, int]]] = [[] for _ in lengths]
+            for at, into in enumerate(self._into):
+                for src, (ticks, link) in into.items():
+                    if src != dst and lengths[src] == lengths[at] + self._length(ticks):
+                        first[src].append((ticks, link))
+            self._ways_in[dst] = sorted(
+                ((lengths[r], r, first[r]) for r in range(len(first)) if r != dst), reverse=True
+            )
+        return self._ways_in[dst]

@@ -38,6 +38,17 @@ def test_only_sums_merge_so():
     assert make_problem(topology, collectives.allgather(4), size_bytes=1000).clauses == Clauses(max_merge=6)
 
 
+def test_contributions_add_up_where_they_meet():
+    """Ranks 0 and 1 reach rank 3 over rank 2 alone: one message of all three sums, not three in a row."""
+    builder = TopologyBuilder("y", [0] * 4)
+    for src, dst in ((0, 2), (1, 2), (2, 3)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    collective = collectives.custom(4, precondition={0: [0, 1, 2]}, postcondition={0: [3]}, combining=True)
+    schedule = one_shot(make_problem(builder.build(), collective, chunk_bytes=10**6), cut=False)
+    assert taccl.verify(schedule).ok
+    assert (schedule.finish, schedule.num_sends) == (2, 3)
+
+
 def two_nodes():
     """Two nodes of two: 1 us inside, 10 us between any two ranks of both, and nothing shared."""
     builder = TopologyBuilder("two", [0, 0, 1, 1])
