@@ -200,8 +200,8 @@ _SHEETS = {
         50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s",
     ),
     "gb200-nvl72": _switched(
-        900, "NVIDIA, DGX GB200 User Guide: NVLink 5, 130 TB/s both ways of 72 GPUs",
-        50, "NVIDIA, DGX GB200 User Guide: a ConnectX-7 of 400 Gb/s for each GPU",
+        900, "NVIDIA, DGX GB Rack Scale Systems User Guide: NVLink 5, 130 TB/s both ways of 72 GPUs",
+        50, "NVIDIA, DGX GB Rack Scale Systems User Guide: a ConnectX-7 of 400 Gb/s for each GPU",
     ),
     "mi300x": _xgmi(
         64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each",
