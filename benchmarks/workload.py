@@ -180,8 +180,7 @@ CASES = {
 def by_hand(workload: Workload, topology: Topology) -> Step:
     """Four tiles of what follows each other in the program, in its order, over rings."""
     tiled = overlapped(workload, 4, 1 if workload.name == "MoE" else 0)
-    algorithm = "pairwise" if any(each.kind == "alltoall" for each in workload.operations) else "ring"
-    return schedule_workload(tiled or workload, topology, order="program", algorithm=algorithm)
+    return schedule_workload(tiled or workload, topology, order="program", algorithm="stock")
 
 
 def measured(case: str, where: str, *, limit_s: float) -> dict[str, Any]:

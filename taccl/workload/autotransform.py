@@ -10,7 +10,7 @@ from taccl.arguments import checked_as
 from taccl.deadline import Deadline
 from taccl.errors import WorkloadError
 from taccl.units import format_count, format_us
-from taccl.workload.exchange import parts_of
+from taccl.workload.exchange import MOST_CHUNKS, parts_of
 from taccl.workload.operations import POINTWISE
 from taccl.workload.schedule import schedule_workload
 from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 #: Up to so many allreduces, each is split or not; of more, all or none.
 _MOST_APART = 3
-#: Whatever the time: the step as it is, in sequence, and once in tiles.
-_LEAST_TRIED = 2
-#: Steps of more chunks are not tried; ours: each takes some sends from every rank.
-_MOST_CHUNKS = 8_192
 
 
 @checked_as(WorkloadError)
@@ -68,30 +64,44 @@ def autotransform(
     deadline, tried = Deadline.after(time_limit_s), 0
     best: Step | None = None
 
-    def scheduled(some: Workload, order: Literal["together", "in-sequence"] = "together") -> Step:
+    def scheduled(
+        some: Workload,
+        order: Literal["together", "in-sequence"] = "together",
+        algorithm: str = "synthesized",
+    ) -> Step:
         nonlocal best, tried
         step = schedule_workload(
-            some, topology, rates=rates, communication_share=communication_share, order=order
-        )
+            some, topology, rates=rates, communication_share=communication_share, order=order,
+            algorithm=algorithm,
+        )  # fmt: skip
         best = step if best is None or step.finish < best.finish else best
         tried += 1
         note(f"{format_count(tried, 'step')} scheduled, of which the best takes {format_us(best.finish)}")
         return step
 
-    def search() -> None:
+    def in_tiles() -> list[tuple[Workload, int]]:
+        """Transformed steps, and an axis to cut each along, in order of how quick stock algorithms are."""
+        quick: list[tuple[float, Workload, int]] = []
         for variant in _variants(workload):
             for axis in range(max(len(tensor.shape) for tensor in variant.tensors.values()) or 1):
-                last: Step | None = None
-                for count in tiles:
-                    some = overlapped(variant, count, axis)
-                    if some is None or sum(part.count for part in parts_of(some)) > _MOST_CHUNKS:
-                        continue
-                    if deadline.has_passed and tried > _LEAST_TRIED:
-                        return
-                    step = scheduled(some)
-                    if last is not None and step.finish >= last.finish:
-                        break
-                    last = step
+                some = next(filter(None, (_tiled(variant, count, axis) for count in tiles)), None)
+                if some is not None and not (deadline.has_passed and quick):
+                    quick.append((scheduled(some, algorithm="stock").finish_us, variant, axis))
+        return [(variant, axis) for _, variant, axis in sorted(quick, key=lambda each: each[0])]
+
+    def search() -> None:
+        ways = in_tiles()
+        least = tried + 1
+        for variant, axis in ways:
+            last: Step | None = None
+            for some in filter(None, (_tiled(variant, count, axis) for count in tiles)):
+                if deadline.has_passed and tried >= least:
+                    return
+                step = scheduled(some)
+                if last is not None and step.finish >= last.finish:
+                    break
+                last = step
+        for variant in _variants(workload):
             if variant is not workload and not deadline.has_passed:
                 scheduled(variant)
 
@@ -100,6 +110,12 @@ def autotransform(
     with contextlib.suppress(KeyboardInterrupt):
         search()
     return best or found
+
+
+def _tiled(workload: Workload, tiles: int, axis: int) -> Workload | None:
+    """`overlapped`, where that is not too large to be tried."""
+    some = overlapped(workload, tiles, axis)
+    return some if some and sum(part.count for part in parts_of(some)) <= MOST_CHUNKS else None
 
 
 def _variants(workload: Workload) -> Iterator[Workload]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Collectives, and tiles of them, are cut into pieces whose chunks are not smaller, and not into more; ours.
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
+#: Nor into so many that a step has more chunks than this; ours: each takes some sends from every rank.
+MOST_CHUNKS = 8_192
 #: Where parts follow each other, sends that are best for chunks of this size are tried, too; ours.
 _LARGE_BYTES = 1 << 22
 #: Seconds for the sends of one part. No baselines are tried, which take longer than the list scheduler, nor
@@ -83,14 +85,15 @@ def parts_of(workload: Workload) -> tuple[Part, ...]:
     """The parts of all collectives, tile by tile where they overlap."""
     parts: list[Part] = []
     first = 0
-    for operation, tile, _ in workload.tiles:
-        if not operation.is_collective:
-            continue
-        count, cut = _collective(operation, workload.num_ranks).num_chunks, workload.tiling(operation.name)
+    sent = [(operation, tile) for operation, tile, _ in workload.tiles if operation.is_collective]
+    counts = {each: _collective(each, workload.num_ranks).num_chunks for each in {each for each, _ in sent}}
+    room = MOST_CHUNKS // max(1, sum(counts[each] for each, _ in sent))
+    for operation, tile in sent:
+        count, cut = counts[operation], workload.tiling(operation.name)
         share = count if operation.kind != "alltoall" else workload.num_ranks**2
         num_bytes = workload.tensors[operation.name].num_bytes
         least_bytes, most = _TILE_PIECES if cut.overlap else _PIECES
-        pieces = max(1, min(most, num_bytes // (cut.tiles * share * least_bytes)))
+        pieces = max(1, min(most, room, num_bytes // (cut.tiles * share * least_bytes)))
         size = max(1, -(-num_bytes // (cut.tiles * pieces * share)))
         for piece in range(pieces):
             parts.append(Part(operation.name, tile, piece, pieces, first, count, size))
@@ -119,7 +122,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Exchange
     workload, topology
         Of one number of ranks.
     algorithm : str
-        ``"synthesized"``, or the name of a baseline.
+        ``"synthesized"``, the name of a baseline, or ``"stock"``: rings, and pairwise sends of an alltoall.
     """
     parts = parts_of(workload)
     problem, columns = problem_of(workload, topology, parts), list[list[np.ndarray]]([[], [], [], []])
@@ -189,7 +192,9 @@ def _found(
     if problem.collective.is_met:
         return make_schedule(problem, chunk=[], link=[], start=[], end=[])
     if algorithm != "synthesized" and operation.kind != "send":
-        found: Schedule | CompactSchedule = baseline(algorithm, problem, cut=False)
+        stock = "pairwise" if operation.kind == "alltoall" else "ring"
+        name = stock if algorithm == "stock" else algorithm
+        found: Schedule | CompactSchedule = baseline(name, problem, cut=False)
     else:
         found = synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule
     return found if isinstance(found, Schedule) else found.expand()

@@ -64,7 +64,8 @@ def schedule_workload(
         What goes first where two could: what the longest way to the end depends on; what comes first in the
         program; or each operation only when the one before has ended everywhere.
     algorithm : str
-        How collectives are sent: ``"synthesized"``, or a baseline such as ``"ring"``.
+        How collectives are sent: ``"synthesized"``, a baseline such as ``"ring"``, or ``"stock"``: rings, and
+        pairwise sends of an alltoall.
 
     Returns
     -------
