@@ -14,7 +14,6 @@ from taccl.arguments import checked, known_word
 from taccl.errors import CollectiveError, FormatError, InputError
 from taccl.names import shown
 from taccl.placement.algorithms import ALGORITHMS
-from taccl.placement.reorder import Case
 from taccl.reading import read_text
 from taccl.units import parse_size
 
@@ -177,6 +176,8 @@ def choose(
     if collective not in told:
         said = f"found {collective}; {library} is told of {', '.join(told)}"
         raise InputError(said, where="collective")
+    from taccl.placement.reorder import Case
+
     sizes = [parse_size(least, where="least")]
     while sizes[-1] * 2 <= parse_size(most, where="most"):
         sizes.append(sizes[-1] * 2)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -190,7 +191,8 @@ class Precedence:
         ends = end[first] if end is not None else latest if places else latest + own_duration
         self.end: list[int] = ends.tolist()
         self.waits: list[Wait] = []
-        self.uses = self._on_resources()
+        self._rows = self._held()
+        self._on_resources()
         if contributions is not None:
             self._of_contributions(contributions)
         elif own.collective.combining and not own.collective.derivations:
@@ -228,18 +230,27 @@ class Precedence:
             self._wait(source, joined, cause, after)
         return joined
 
-    def _on_resources(self) -> dict[int, list[Use]]:
+    def _on_resources(self) -> None:
         """One send at a time holds a resource, in the given order; and tile after tile."""
-        rows = self._held()
+        if not len(self._rows[0]):
+            return
+        resource, send, begin, until = self._rows
+        same = np.flatnonzero(resource[1:] == resource[:-1])
+        first = np.flatnonzero(np.diff(resource, prepend=-1))
+        last = np.append(first[1:], len(resource)) - 1
+        for before, after, tile in ((same, same + 1, 0), (last, first, 1)):
+            columns = send[before], send[after], until[before], begin[after], resource[before]
+            waits = zip(*(column.tolist() for column in columns), strict=True)
+            self.waits += [
+                (source, to, rest, lead, 0, cause, tile) for source, to, rest, lead, cause in waits
+            ]
+
+    @cached_property
+    def uses(self) -> dict[int, list[Use]]:
+        """The uses of every resource, in their order."""
         uses: dict[int, list[Use]] = defaultdict(list)
-        for resource, send, begin, until in zip(*(column.tolist() for column in rows), strict=True):
-            queue = uses[resource]
-            if queue:
-                self._wait(queue[-1].send, send, resource, queue[-1].until, lead=begin)
-            queue.append(Use(send, begin, until))
-        for resource, queue in uses.items():
-            first, last = queue[0], queue[-1]
-            self._wait(last.send, first.send, resource, last.until, lead=first.begin, tile=1)
+        for resource, *use in zip(*(column.tolist() for column in self._rows), strict=True):
+            uses[resource].append(Use(*use))
         return dict(uses)
 
     def _held(self) -> tuple[NDArray[np.int64], ...]:

@@ -199,8 +199,12 @@ class Topology:
 
     def is_internode(self, link: int) -> bool:
         """Whether a link joins ranks of different nodes."""
-        ends = self.links[known_index(link, len(self.links), "link")]
-        return {self.node_of_rank[r] for r in ends.srcs} != {self.node_of_rank[r] for r in ends.dsts}
+        return self._is_internode[known_index(link, len(self.links), "link")]
+
+    @cached_property
+    def _is_internode(self) -> tuple[bool, ...]:
+        node = self.node_of_rank
+        return tuple({node[r] for r in e.srcs} != {node[r] for r in e.dsts} for e in self.links)
 
     @cached_property
     def internode_links(self) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.parameters import DEFAULTS
-from taccl.synthesis.synthesize import synthesize
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -196,5 +195,7 @@ def _found(
         name = stock if algorithm == "stock" else algorithm
         found: Schedule | CompactSchedule = baseline(name, problem, cut=False)
     else:
+        from taccl.synthesis.synthesize import synthesize  # ranks that run a step need none of it
+
         found = synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule
     return found if isinstance(found, Schedule) else found.expand()

@@ -7,6 +7,8 @@ as long as the costs of a problem say that may differ from the schedule's in siz
 
 from __future__ import annotations
 
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from taccl.schedule.precedence import Precedence
@@ -52,22 +54,22 @@ class Events(Precedence):
         self.waits_of: list[list[int]] = [[] for _ in range(self.num_events)]
         for wait, event in enumerate(self.target):
             self.waits_of[event].append(wait)
-        within = [
-            (a, b) for a, b, later in zip(self.source, self.target, self.tile, strict=True) if not later
-        ]
-        self.components = _components(self.num_events, within)
+        within = ([self.source[w] for w in waits if not self.tile[w]] for waits in self.waits_of)
+        self.components = _components(dict(enumerate(within)))
 
     def gaps(self) -> list[int]:
         """Ticks from the source's start to the target's earliest, of every wait."""
         return [a - b + c for a, b, c in zip(self.after, self.lead, self.extra, strict=True)]
 
 
-def _components(num_events: int, within: list[tuple[int, int]]) -> list[list[int]]:
+def _components(sources: dict[int, list[int]]) -> list[list[int]]:
     """Strongly connected components of events that wait for others, each after those that it waits for."""
+    with suppress(CycleError):  # most often nothing waits for itself
+        return [[event] for event in TopologicalSorter(sources).static_order()]
     import networkx as nx
 
     graph = nx.DiGraph()
-    graph.add_nodes_from(range(num_events))
-    graph.add_edges_from(within)
+    graph.add_nodes_from(sources)
+    graph.add_edges_from((source, event) for event, some in sources.items() for source in some)
     condensed = nx.condensation(graph)
     return [sorted(condensed.nodes[c]["members"]) for c in nx.topological_sort(condensed)]
