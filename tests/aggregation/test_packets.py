@@ -23,10 +23,10 @@ def test_throughput_is_that_of_the_pool_or_the_line(slots):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [0.01, 0.05])
 def test_every_sum_comes_once_over_a_network_that_loses_packets(loss):
-    """10,000 packets of 16 workers, with duplicates and late ones among them."""
-    run = simulate_packets(10_000, workers=16, loss=loss, duplicates=0.01, reordering=0.01)
+    """3,000 packets of 16 workers, with duplicates and late ones among them."""
+    run = simulate_packets(3_000, workers=16, loss=loss, duplicates=0.01, reordering=0.01)
     assert run.ok
-    assert run.lost > 10_000 * loss
+    assert run.lost > 3_000 * loss
     assert 0 < run.goodput_gb_per_s < 12.5
 
 

@@ -307,8 +307,11 @@ def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [topologies.ndv2, topologies.dgx1, topologies.dgx2])
-@pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [(topologies.dgx1, each) for each in ("allgather", "alltoall", "reduce-scatter", "allreduce")]
+    + [(topologies.dgx2, each) for each in ("allgather", "alltoall")],
+)
 def test_no_baseline_beats_the_bound_on_a_machine(machine: object, name: str) -> None:
     """Two nodes of real servers."""
     topology = machine(2)  # type: ignore[operator]

@@ -23,6 +23,7 @@ from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import MANY
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
 if TYPE_CHECKING:
@@ -296,7 +297,7 @@ def large_topology(seed: int) -> Topology:
     return builder.build()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(400 if MANY else 15))
 def test_no_schedule_beats_the_bound(seed: int) -> None:
     """The list scheduler's and all baselines', on random topologies, collectives and merging."""
     rng = random.Random(seed)

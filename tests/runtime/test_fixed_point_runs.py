@@ -35,8 +35,7 @@ def test_fixed_point_is_judged_by_the_sums_of_real_numbers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [switch_schedule, exchange_schedule])
-@pytest.mark.parametrize("dtype", ["int32", "fixed32"])
+@pytest.mark.parametrize(("make", "dtype"), [(switch_schedule, "int32"), (exchange_schedule, "fixed32")])
 def test_ranks_agree_with_what_is_due(make, dtype):
     """Every output of every rank, in every run."""
     pytest.importorskip("mpi4py", reason="ranks need MPI")

@@ -16,13 +16,12 @@ def test_shipped_names():
     assert expected | {"ndv2/sk3"} == set(shipped_sketches())
 
 
-@pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
 @pytest.mark.parametrize("name", shipped_sketches())
-def test_every_shipped_sketch_applies(name, collective):
-    """Each fits the machine that it names, whole symmetry included."""
+def test_every_shipped_sketch_applies(name):
+    """Each fits the machine that it names, whole symmetry included; `test_every_sketch` has more collectives."""
     sketch = load_sketch(name)
     topology = sketch.topology()
-    chunks = collectives.make(collective, topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
+    chunks = collectives.make("allgather", topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
     problem = sketch.apply(topology, chunks)
     assert problem.notes == ()
     assert len(problem.clauses.symmetry) == len(sketch.symmetry)

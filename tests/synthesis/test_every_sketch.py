@@ -33,9 +33,17 @@ def assert_sound(result):
     assert result.stages
 
 
+# Sketches of four nodes of 16 ranks take turns, as each run takes seconds.
+SHIPPED = [
+    (name, collective)
+    for i, name in enumerate(taccl.shipped_sketches())
+    for j, collective in enumerate(COLLECTIVES)
+    if MANY or not (name.startswith("dgx2") and "n4" in name) or (i + j) % len(COLLECTIVES) == 0
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("name", taccl.shipped_sketches())
+@pytest.mark.parametrize(("name", "collective"), SHIPPED)
 def test_shipped_sketch(name, collective):
     """A shipped sketch is synthesized by the portfolio in seconds, on the machine that it names."""
     sketch = taccl.load_sketch(name)
@@ -46,6 +54,7 @@ def test_shipped_sketch(name, collective):
     result = taccl.synthesize(sketch.apply(topology, chunks), time_limit_s=limit_s)
     assert_sound(result)
     assert result.schedule.problem.collective == chunks
+    assert len(result.schedule.problem.clauses.symmetry) == len(sketch.symmetry)
     assert result.notes == ()
 
 

@@ -308,7 +308,7 @@ class TestFigures:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_random_failures_verify(seed: int) -> None:
     """Random fabrics, collectives and losses of links, ranks and bandwidth."""
     rng = random.Random(seed)

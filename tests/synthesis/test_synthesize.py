@@ -247,7 +247,7 @@ WITHOUT_MEMORY = """
 import taccl, warnings
 warnings.simplefilter("ignore")
 problem = taccl.make_problem(taccl.topologies.ring(12), taccl.collectives.alltoall(12), chunk_bytes=1000)
-result = taccl.synthesize(problem, backend={backend!r}, time_limit_s=4, memory_limit_mb=1)
+result = taccl.synthesize(problem, backend={backend!r}, time_limit_s=2, memory_limit_mb=1)
 taccl.verify(result.schedule).raise_if_failed()
 print("verified", *(stage.status for stage in result.stages if stage.name == "routing"))
 """
