@@ -13,6 +13,7 @@ import pytest
 READER = Path(__file__).parent / "formats" / "astra" / "test_astra_network.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ci", "code", "summary"),
     [

@@ -70,6 +70,7 @@ def test_reprs(schedule, name):
         assert in_full_sight(str(text))
 
 
+@pytest.mark.slow
 def test_pages_and_pictures(schedule, name):
     """HTML has no control character and no markup of a name; SVG can be parsed."""
     simulation = taccl.simulate(schedule)

@@ -320,6 +320,7 @@ class TestJointSchedules:
         assert verify(found).ok
         assert found.finish <= lower_bound(case).bound * 1.25
 
+    @pytest.mark.slow
     @given(seed=st.integers(0, 10**6))
     @settings(max_examples=25, deadline=None)
     def test_random_groups_verify(self, seed: int) -> None:

@@ -15,6 +15,7 @@ from taccl.errors import InputError
 from tests.fuzzing import fuzzed
 
 
+@pytest.mark.slow
 @fuzzed(few=15, many=2000)
 @given(
     rows=st.lists(st.lists(st.floats(-100, 100), min_size=3, max_size=3), min_size=1, max_size=9),

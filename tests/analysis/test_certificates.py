@@ -259,6 +259,7 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining:
     assert simulate(schedule).finish == schedule.finish
 
 
+@pytest.mark.slow
 @fuzzed(few=40, many=2500)
 @given(
     seed=seeds,

@@ -82,6 +82,7 @@ def of_kind(kind: str) -> list[Certificate]:
     return [each for each in found() if each.kind == kind and each.bound > 0]
 
 
+@pytest.mark.slow
 def test_every_kind_is_among_them() -> None:
     """So that none of the tests below is empty."""
     kinds = Counter(each.kind for each in found())
@@ -295,6 +296,7 @@ def _exact(seed: int, *, combining: bool) -> tuple[Problem, int] | None:
         return None
 
 
+@pytest.mark.slow
 @fuzzed(few=60, many=600)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans())
 def test_no_witness_proves_more_than_the_least_finish(seed: int, combining: bool) -> None:

@@ -238,6 +238,7 @@ def test_contributions_of_one_rank_each_are_read_both_ways() -> None:
         assert Certificate(problem, bound, "delayed source", "that", witness).check()
 
 
+@pytest.mark.slow
 @fuzzed(few=60, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
 def test_no_claim_is_above_the_optimum(seed: int, combining: bool, few: bool) -> None:
@@ -253,6 +254,7 @@ def test_no_claim_is_above_the_optimum(seed: int, combining: bool, few: bool) ->
         assert not replace(certificate, bound=Fraction(ticks + 1, problem.costs.ticks_per_us)).check()
 
 
+@pytest.mark.slow
 def test_on_small_broadcasts_it_is_often_exact() -> None:
     """Of the first problems in which few start, more than half are decided by it or by what it equals."""
     exact = compared = 0

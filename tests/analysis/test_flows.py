@@ -161,6 +161,7 @@ def test_nothing_to_send_has_no_price() -> None:
     assert multicommodity(volume, find_symmetries(problem)) is None
 
 
+@pytest.mark.slow
 def test_random_fallbacks_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """On random problems distance times volume is at most the flows, and checks."""
     for seed in range(120):

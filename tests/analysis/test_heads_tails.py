@@ -139,6 +139,7 @@ def test_a_counted_chunk_arrives_after_its_hold() -> None:
     assert not replace(bound, bound=Fraction(6)).check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size_bytes", "nodes", "finish"), [(64_000, 2, "9.32"), (10**6, 2, "107.6"), (64_000, 4, "12.68")]
 )

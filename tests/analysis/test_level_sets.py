@@ -50,6 +50,7 @@ def test_the_numbers_of_ranks_do_not_matter():
     assert found(grid(8, 6, order=order)) == found(grid(8, 6)) == 24 * 24 / 6
 
 
+@pytest.mark.slow
 def test_the_bisection_of_a_large_mesh():
     """128 x 128 chunks cross 16 links of a 16 x 16 mesh, 1024 each at 20.5 us."""
     topology = taccl.topologies.mesh(16, 16)

@@ -178,6 +178,7 @@ def random_two_levels(seed: int) -> Problem:
     return problem_of(topology, custom(4, chunks), **clauses)
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_spread_tail_is_above_the_optimum() -> None:
     """On two nodes of two ranks: it holds, is proven, and one tick above the optimum is never."""

@@ -145,6 +145,7 @@ def test_other_assumptions_go_through_a_simulation():
     assert initiation_interval(replayed).interval == 21
 
 
+@pytest.mark.slow
 def test_random_intervals_are_proven():
     """Arithmetic confirms the cycle and the potentials of thousands of intervals, none below the busiest load."""
     for schedule in random_schedules():
@@ -154,6 +155,7 @@ def test_random_intervals_are_proven():
         assert sum(step.after for step in steady.cycle) == steady.cycle_tiles * steady.interval
 
 
+@pytest.mark.slow
 def test_random_intervals_agree_with_many_tiles():
     """1,000 tiles of random schedules follow one another at the interval, to a thousandth."""
     for schedule in few_schedules():

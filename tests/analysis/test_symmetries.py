@@ -82,6 +82,7 @@ def circulant(rng: random.Random) -> Topology:
     return builder.build()
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 @pytest.mark.parametrize("divisible", [False, True], ids=["whole", "divisible"])
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])

@@ -388,6 +388,7 @@ def assert_agreed(compact: CompactSchedule, *, told: object = "") -> str:
     return kind
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
     """On every schedule with up to three random changes, and on what is wrong with it, read in any blocks."""
@@ -450,6 +451,7 @@ def produced() -> tuple[Schedule, ...]:
     return tuple(examples)
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_verifiers_agree_on_mutants_of_schedules():
     """On all that can be compact, of what producers make and random changes leave; the judge of data on more."""

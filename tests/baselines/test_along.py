@@ -195,6 +195,7 @@ def test_what_has_no_dimensions_says_why():
         dimension_balanced(make_problem(parse("torus:3x3"), "broadcast", size_bytes=10**6, root=0))
 
 
+@pytest.mark.slow
 def test_nodes_with_rails_go_along_both_dimensions():
     """On two DGX-H100 the algorithm along dimensions is a candidate, and verified."""
     problem = make_problem(dgx_h100(2), "allreduce", size_bytes=64 * 10**6)

@@ -70,6 +70,7 @@ def test_switches_that_add_are_used():
     assert promised_us < found.finish_us < 1.05 * promised_us  # the last chunk's way back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
     """Each card has an eighth of the data, which passes it once each way of two nodes, twice of three."""
@@ -80,6 +81,7 @@ def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
     assert found.finish_us < 1.1 * best.time_us
 
 
+@pytest.mark.slow
 def test_the_protocol_that_was_seen_is_taken(tmp_path):
     """A profile from a log says which protocol its sizes took; at others all that it has are weighed."""
     sizes = tuple(2**power for power in range(3, 30))

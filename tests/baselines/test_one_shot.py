@@ -109,6 +109,7 @@ def test_what_adds_nothing_up_is_refused():
         one_shot(problem)
 
 
+@pytest.mark.slow
 def test_far_too_many_transfers_are_refused():
     """Every contribution to every rank is a million transfers on a hundred ranks of a hundred chunks."""
     problem = make_problem(

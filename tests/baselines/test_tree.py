@@ -92,6 +92,7 @@ def test_allreduce_overlaps_up_and_down(make, unit_costs):
     assert both.finish < 2 * up.finish
 
 
+@pytest.mark.slow
 def test_trees_of_nodes_enter_by_different_ranks():
     """On machines of several nodes the two trees enter a node by different ranks."""
     topology = machines.dgx2(nodes=2)

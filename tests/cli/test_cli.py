@@ -393,6 +393,7 @@ class TestBaseline:
         """Without a known name and a collective there is nothing to do."""
         assert run("baseline", *words)[0] == 2
 
+    @pytest.mark.slow
     def test_what_nccl_considered_is_shown(self, run_json, run):
         """A table of all algorithms and protocols with their times, and why there is no NVLS."""
         words = ("nccl", "dgx-h100", "--profile", "nccl", "--collective", "allreduce", "--size", "1KB")

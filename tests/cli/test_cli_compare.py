@@ -257,6 +257,7 @@ def test_damaged_results_are_made_anew(run, stored):
                     path.rmdir()
 
 
+@pytest.mark.slow
 def test_results_of_each_other_are_made_anew(run, stored):
     """Two files that changed places are right in themselves, and wrong where they are."""
     for words, (rows, (first, second)) in stored.items():
@@ -266,6 +267,7 @@ def test_results_of_each_other_are_made_anew(run, stored):
         assert is_made_anew(run, words, rows)
 
 
+@pytest.mark.slow
 def test_a_file_in_place_of_the_cache(run, folder, stored, monkeypatch):
     """Nothing can be stored, which is said once."""
     (folder / "file").touch()

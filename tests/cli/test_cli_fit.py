@@ -18,6 +18,7 @@ def log(tmp_path):
     return str(path)
 
 
+@pytest.mark.slow
 def test_json_has_errors_and_parameters(log, capsys):
     """Errors are fractions; each parameter has value, low, high and source."""
     assert run(["fit", log, "--topology", "dgx-h100", "--json"]) == 0
@@ -28,6 +29,7 @@ def test_json_has_errors_and_parameters(log, capsys):
         assert {"value", "low", "high", "source"} <= set(each)
 
 
+@pytest.mark.slow
 def test_profiles_and_pictures_are_written(log, tmp_path, capsys):
     """The profile is shown with sources and intervals; the picture is a file."""
     profile, picture = str(tmp_path / "mine.toml"), tmp_path / "mine.svg"

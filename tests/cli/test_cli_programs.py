@@ -95,6 +95,7 @@ def test_bound_still_asks_for_a_collective(run):
     assert (code, "--collective: found none" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_plan_writes_a_folder(run, tmp_path):
     """One line a size on stderr, the ranges on stdout, the files in the folder; a second run needs --force."""
     folder = tmp_path / "plan"

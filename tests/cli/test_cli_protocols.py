@@ -12,6 +12,7 @@ from tests.measure.logs import table
 H100 = ("--topology", "dgx-h100", "--collective", "allreduce")
 
 
+@pytest.mark.slow
 def test_the_protocol_that_promises_least_is_taken_and_said(run):
     """8 bytes by ll, 1 GB by simple; what each promises is a note, and the answer says launch and prediction."""
     for size, protocol in (("8B", "ll"), ("1GB", "simple")):
@@ -40,6 +41,7 @@ def test_a_protocol_that_a_machine_lacks_is_said(run, words):
     assert "--protocol: found" in err and "has no protocols: leave it out" in err
 
 
+@pytest.mark.slow
 def test_show_names_constants_launch_and_protocols(run, tmp_path):
     """Each with its source; those of a fit with the interval."""
     (tmp_path / "a.log").write_text(table())

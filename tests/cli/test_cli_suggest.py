@@ -150,6 +150,7 @@ def test_synthesize_keeps_chunks_that_were_given(run_json):
     assert values["num_chunks"] == 16
 
 
+@pytest.mark.slow
 def test_synthesize_without_suggestions(run_json):
     """--no-sketch leaves no word of a sketch."""
     code, values = run_json(*WITHOUT, "--size", "16MB", "--no-sketch")

@@ -40,6 +40,7 @@ class TestStdout:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith("taccl: error: stdout: the answer cannot be written (No space left")
 
+    @pytest.mark.slow
     def test_closed(self, words):
         """So is no stdout at all."""
         done = shell(f"taccl {words} >&-")

@@ -71,11 +71,6 @@ def _at(document, path):
     return document, last
 
 
-def _value(document, path):
-    parent, key = _at(document, path)
-    return parent[key]
-
-
 def _paths(value, path=()):
     """Every field of a document, however deep; of a list its first entry."""
     items = value.items() if isinstance(value, dict) else list(enumerate(value))[:1]
@@ -86,12 +81,7 @@ def _paths(value, path=()):
 
 
 _PATHS = list(_paths(_document()))
-_WRONG = [
-    (path, wrong)
-    for path in _PATHS
-    for wrong in (None, "x", -7, 2.5, [], {}, [[]], True, 10**30, 2**31 - 1)
-    if repr(_value(_document(), path)) != repr(wrong)
-]
+_WRONG = (None, "x", -7, 2.5, [], {}, [[]], True, 10**30, 2**31 - 1)
 
 
 def test_example_is_valid():
@@ -177,15 +167,23 @@ def test_missing_field_is_refused(path):
         load_schedule(document, where="s.json")
 
 
-@pytest.mark.parametrize(("path", "wrong"), _WRONG, ids=lambda p: str(p))
-def test_wrong_value_is_refused(path, wrong):
+@pytest.mark.parametrize("path", _PATHS, ids=lambda p: ".".join(map(str, p)))
+def test_wrong_value_is_refused(path):
     """A document with one field of another type or value is a `FormatError` and no other error."""
-    document = _document()
-    parent, key = _at(document, path)
-    parent[key] = wrong
-    with warnings.catch_warnings(), pytest.raises(FormatError, match=r"^s\.json: "):
-        warnings.simplefilter("ignore", NumericsWarning)
-        load_schedule(document, where="s.json")
+    for wrong in _WRONG:
+        document = _document()
+        parent, key = _at(document, path)
+        if repr(parent[key]) == repr(wrong):
+            continue
+        parent[key] = wrong
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericsWarning)
+            try:
+                load_schedule(document, where="s.json")
+            except FormatError as error:
+                assert str(error).startswith("s.json: "), wrong
+            else:
+                pytest.fail(f"{wrong!r} is accepted")
 
 
 @pytest.mark.parametrize("path", [(), ("problem",), ("problem", "clauses"), ("transfers",)])

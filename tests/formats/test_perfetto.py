@@ -106,6 +106,7 @@ def test_jitter_is_in_microseconds():
     assert max(ends) == pytest.approx(simulation.finish_us)
 
 
+@pytest.mark.slow
 def test_no_two_events_of_a_track_overlap():
     """On a machine with switches and NICs, what shares a track follows one another, as viewers expect."""
     machine = taccl.topologies.dgx2(nodes=2)

@@ -48,6 +48,7 @@ def test_every_format_is_here():
     assert set(BOTH_WAYS) == {"taccl-schedule", "upstream-algorithm", "msccl-xml", "taccl-topology"}
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(SCHEDULES)
 def test_schedules_come_back(which):

@@ -38,6 +38,7 @@ def test_a_line_is_found(log):
     assert fit.predict_us("allreduce", 8, 1, 2**33) == pytest.approx(2**33 / 200e3, rel=0.03)
 
 
+@pytest.mark.slow
 def test_what_one_node_cannot_tell_stays_at_its_prior(log):
     """A log of one node says nothing of the network, and the fit says so."""
     network = found_in(taccl.fit([log(table())], "dgx-h100"))["network_gb_per_s"]
@@ -52,12 +53,14 @@ def test_large_sizes_claim_no_latency(log):
     assert determined == {"node_gb_per_s"}
 
 
+@pytest.mark.slow
 def test_intervals_hold_their_values(log):
     """Every parameter lies in its own interval."""
     for each in taccl.fit([log(table())], "dgx-h100").parameters:
         assert each.low <= each.value <= each.high
 
 
+@pytest.mark.slow
 def test_fits_are_the_same_every_time(log):
     """The same logs and seed give the same figures."""
     path = log(table())
@@ -112,6 +115,7 @@ def test_the_model_by_hand():
     assert times_us(work, np.array([1e9]), logs)[0, 0] - ll == pytest.approx(1.75e9 / 225e3)
 
 
+@pytest.mark.slow
 def test_priors_that_times_contradict_are_given_up(tmp_path):
     """1.2 us in all are less than the 7 us that a launch takes before anything is measured: it is fitted, too."""
     path = tmp_path / "osu.txt"

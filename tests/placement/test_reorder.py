@@ -55,6 +55,7 @@ def test_nothing_to_gain_where_all_are_alike(name):
     assert found.why.startswith("nothing to gain: no order is faster than the one given")
 
 
+@pytest.mark.slow
 def test_the_order_given_is_never_made_worse():
     """Given the order that it found, reorder keeps to it, or finds a better one."""
     truth, _, _ = cloud((3, 3, 3), seed=2)
@@ -82,6 +83,7 @@ def test_one_seed_gives_one_order():
     assert one == other
 
 
+@pytest.mark.slow
 def test_renaming_hosts_renames_the_order():
     """The time found does not depend on how the hosts are numbered, where it is proven."""
     truth, _, _ = cloud((3, 2, 3), seed=4)
@@ -89,6 +91,7 @@ def test_renaming_hosts_renames_the_order():
     assert taccl.reorder(moved).after_us == taccl.reorder(truth).after_us
 
 
+@pytest.mark.slow
 def test_a_schedule_of_ours_is_placed():
     """A schedule for racks in order is put on hosts out of order, and is as fast there as at home."""
     home, _, rack = cloud((2, 2, 2, 2))

@@ -28,6 +28,7 @@ def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
     assert rates.schedule[1] == pytest.approx(found.schedule.busbw_gb_per_s)
 
 
+@pytest.mark.slow
 def test_a_log_is_drawn_as_points(found, tmp_path):
     """1 MB summed on 4 ranks in 10 us are 100 GB/s, and 150 of bus bandwidth."""
     log = tmp_path / "allreduce.log"

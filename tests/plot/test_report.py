@@ -30,6 +30,7 @@ def section(page: str, name: str) -> str:
     return re.search(f'<section id="{name}">(.*?)</section>', page, re.DOTALL)[1]
 
 
+@pytest.mark.slow
 def test_every_section_is_there(page):
     """In the order of the contents."""
     assert tuple(re.findall(r'<section id="(\w+)"', page)) == SECTIONS
@@ -177,6 +178,7 @@ def test_compact_schedules_have_a_page(found):
     assert "by rank" in taccl.report(compact, budget_s=1e-9)
 
 
+@pytest.mark.slow
 def test_pages_are_written_whole_or_not_at_all(tmp_path, exchange):
     """A file that exists is kept, unless it is to be replaced."""
     path = tmp_path / "report.html"

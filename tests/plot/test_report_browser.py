@@ -47,6 +47,7 @@ def hostile(found):
     )
 
 
+@pytest.mark.slow
 def test_the_page_opens_without_a_complaint(hostile, tmp_path):
     """Sections and numbers are there, every bar has its text, and names are text."""
     page = taccl.report(hostile, budget_s=1e-9)
@@ -68,6 +69,7 @@ def test_the_page_opens_without_a_complaint(hostile, tmp_path):
     assert len(re.findall(r'<button[^>]*aria-pressed="true"', document)) == 1
 
 
+@pytest.mark.slow
 def test_a_script_that_got_in_would_not_run(found, tmp_path):
     """The policy admits the page's own script only; the browser says that it refused the other."""
     page = taccl.report(found, budget_s=1e-9)

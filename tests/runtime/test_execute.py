@@ -23,6 +23,7 @@ NAMES = {
 class TestCollectives:
     """Between four ranks; the large ones are in test_run_figures.py."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["broadcast", "scatter", "gather", "reduce"])
     def test_rooted_collectives(self, name):
         """Those with a root are compared with MPI's own, in place here."""
@@ -30,6 +31,7 @@ class TestCollectives:
         assert done.ok, done
         assert (done.compared_with, done.in_place) == (NAMES[name], True)
 
+    @pytest.mark.slow
     def test_what_mpi_has_not(self):
         """A broadcast from two roots is compared with what it must give, and the report says so."""
         done = taccl.execute(program_for("multi-root-broadcast"), "10KB", **SHORT)
@@ -37,23 +39,27 @@ class TestCollectives:
         assert done.compared_with == COMPUTED
         assert done.mpi_times is None
 
+    @pytest.mark.slow
     def test_floats_within_tolerance(self):
         """Sums of 4 float32 may differ by 3 u 4 each, that is by 12 eps; and eps is 2**-23."""
         done = taccl.execute(program_for("allreduce"), "10KB", dtype="float32", **SHORT)
         assert done.ok, done
         assert done.tolerance == 12 * 2.0**-23
 
+    @pytest.mark.slow
     def test_floats_that_only_travel_agree_bit_for_bit(self):
         """Nothing is added up in an allgather."""
         done = taccl.execute(program_for("allgather"), "10KB", dtype="float64", **SHORT)
         assert done.ok, done
         assert done.tolerance == 0
 
+    @pytest.mark.slow
     def test_merged_steps_travel_as_one_message(self):
         """Four chunks a rank, in steps of several, through queues with room for two."""
         program = program_for("allgather", chunks_per_rank=4)
         assert taccl.execute(program, "1MB", **SHORT).ok
 
+    @pytest.mark.slow
     def test_steps_cut_differently_at_two_ends(self):
         """Rank 0 sends three chunks in one step, rank 1 receives them in two: chunk by chunk it works."""
         gather = taccl.collectives.custom(
@@ -71,6 +77,7 @@ class TestCollectives:
         done = taccl.execute(Program("cut", ranks, gather), "3KB", **SHORT)
         assert done.ok, done
 
+    @pytest.mark.slow
     def test_without_a_collective_outputs_are_not_judged(self):
         """It is said that they were not."""
         done = taccl.execute(replace(program_for("allgather"), collective=None), "10KB", **SHORT)
@@ -157,6 +164,7 @@ class TestFaults:
         assert not done.ok
         assert (done.waits[0].address.rank, done.waits[0].peer, done.waits[0].receives) == (source, 1, False)
 
+    @pytest.mark.slow
     def test_deadlock_is_told_as_a_cycle(self):
         """Each of two ranks receives before it sends."""
         both = tuple(RankProgram(1, 2, 0, (_receive_then_send(1 - rank, rank),)) for rank in range(2))

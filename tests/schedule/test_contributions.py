@@ -238,6 +238,7 @@ def verifier_accepts(topology, wanted, known):
     return not violations
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_random_named_sums_lower_and_come_back():
     """Random ways to pass sums on: what verifies runs as a program and comes back; what lacks a send does not."""

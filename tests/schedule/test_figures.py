@@ -50,6 +50,7 @@ def test_an_allgather_takes_one_alpha_and_not_seven():
     assert finish_us == pytest.approx(1.5 + 6 * 0.02 + 7 * 1000 / 450_000)
 
 
+@pytest.mark.slow
 def test_a_fitted_profile_predicts_what_its_fit_does(tmp_path):
     """A ring on 8 ranks, large messages, by baseline and by plan: within 3 %."""
     (tmp_path / "a.log").write_text(table())

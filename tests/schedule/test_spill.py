@@ -42,6 +42,7 @@ def test_spilled_schedule_is_the_same(name, tmp_path):
     assert (spilled.digest(), spilled.finish_us) == (schedule.digest(), schedule.finish_us)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_columns_that_are_found_in_files(name, tmp_path):
     """The scheduler writes into files that have no name: the folder stays empty, the schedule is the same."""

@@ -69,6 +69,7 @@ def test_signal_death_is_named_and_the_next_task_works():
     assert drill("echo").status == "done"
 
 
+@pytest.mark.slow
 def test_exit_code_is_named():
     """A worker that leaves by itself is a crash with its exit code."""
     outcome = drill("leave", {"code": 3})
@@ -99,6 +100,7 @@ def test_memory_limit_ends_with_its_task():
     assert drill("exhaust_memory", {"megabytes": 200}).status == "done"
 
 
+@pytest.mark.slow
 def test_worker_that_failed_under_a_memory_limit_is_not_used_again():
     """Half a library may have been loaded; one that did its task is kept."""
     pid = drill("echo", memory_limit_mb=500).result["pid"]

@@ -111,6 +111,7 @@ def test_columns_are_aligned_and_html():
     assert table._repr_html_().count("<tr") == 3
 
 
+@pytest.mark.slow
 def test_library_that_kills_its_worker(monkeypatch):
     """A library that dies when it is asked is unavailable for that reason; the others are there."""
     start = registry.start_task

@@ -39,6 +39,7 @@ def test_most_of_the_optimum_is_reached(dims, policy):
     assert result.to_dict()["dimension_bound_us"] == result.dimension_bound.bound_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lp", "greedy"])
 @pytest.mark.parametrize(
     "dims",

@@ -133,6 +133,7 @@ def test_refusal_offers_what_fits():
     assert check_memory(MESH, memory_limit_mb=limit_mb) is None
 
 
+@pytest.mark.slow
 def test_spilled_alltoall_keeps_its_queues_in_memory():
     """Of 61 bytes a hop, best columns beside the next, the 12 of either are in files: 240 * 272 chunks' hops."""
     problem = problem_of(topologies.torus(16, 16), "alltoall")

@@ -6,6 +6,7 @@ The default run takes some dozens of problems; with TACCL_MANY=1 in the environm
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def check(problem, schedule):
     assert bound.bound <= schedule.finish
 
 
+@pytest.mark.slow
 @fuzzed(few=10, many=200)
 @given(st.data())
 def test_named_collectives(data):
@@ -85,6 +87,7 @@ def test_named_collectives(data):
     check(problem, schedule_large(problem, seed=data.draw(st.integers(0, 3))))
 
 
+@pytest.mark.slow
 @fuzzed(few=8, many=300)
 @given(st.data())
 def test_custom_collectives_of_many_sizes(data):
@@ -140,6 +143,7 @@ def test_process_groups(data):
     check(problem, schedule)
 
 
+@pytest.mark.slow
 @fuzzed(few=6, many=150)
 @given(st.data())
 def test_failures(data):
@@ -159,6 +163,7 @@ def test_failures(data):
     assert taccl.verify(taccl.replan(old, changed, time_limit_s=0.1).schedule).ok
 
 
+@pytest.mark.slow
 @fuzzed(few=4, many=40)
 @given(st.data())
 def test_never_worse_than_the_baselines(data):

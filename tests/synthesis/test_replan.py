@@ -94,6 +94,7 @@ class TestWhatIsKept:
         assert new.changed == (0,)
         assert verify(new.schedule).ok
 
+    @pytest.mark.slow
     def test_a_reduction_is_mended_too(self) -> None:
         """The same chain the other way: 3 -> 2 -> 1 -> 0, where 2 -> 1 is lost."""
         case = problem(chain_and_bypass(), collectives.reduce(4))
@@ -135,6 +136,7 @@ class TestWhatIsKept:
         assert new.changed == (0,)
         assert new.num_kept >= 16
 
+    @pytest.mark.slow
     def test_sums_exchanged_in_pairs_are_planned_anew(self) -> None:
         """Recursive doubling of one chunk has no tree: both ranks of a pair send and hold partial sums.
 
@@ -158,6 +160,7 @@ class TestWhatIsKept:
         assert verify(new.schedule).ok
         assert not new.from_scratch
 
+    @pytest.mark.slow
     def test_a_degraded_link_is_relieved(self) -> None:
         """Two links of 1 us/MB carry a chunk each; at a twentieth, one is worth a way round of two hops."""
         builder = TopologyBuilder("square", [0] * 3)
@@ -170,6 +173,7 @@ class TestWhatIsKept:
         assert [case.topology.links[e].src for e in new.schedule.link] == [0, 2]
         assert new.finish_us == 2.0
 
+    @pytest.mark.slow
     def test_a_degraded_link_may_still_be_best(self) -> None:
         """At half its rate it ties with the way round, and the chunk stays."""
         builder = TopologyBuilder("square", [0] * 3)
@@ -289,6 +293,7 @@ class TestTrees:
 class TestFigures:
     """What is promised."""
 
+    @pytest.mark.slow
     def test_a_lost_nic_of_four_machines(self) -> None:
         """One of 8 NICs of a node: most transfers stay, in about a second, within 20% of the least there is.
 
@@ -307,6 +312,7 @@ class TestFigures:
         assert repr(new).startswith("Replan(allreduce on dgx-h100 x4: finish 1")
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=15, deadline=None)
 def test_random_failures_verify(seed: int) -> None:

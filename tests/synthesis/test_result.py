@@ -208,10 +208,12 @@ class TestCommandLine:
         assert main(words.split()) == 0
         return json.loads(capsys.readouterr().out)
 
+    @pytest.mark.slow
     def test_object(self, values):
         """It is the result's own dictionary."""
         assert set(values) == FIGURES
 
+    @pytest.mark.slow
     def test_figures(self, values):
         """They agree with one another: gap from finish and bound, bandwidth from size and finish."""
         finish, bound = values["finish_us"], values["bound_us"]
@@ -220,6 +222,7 @@ class TestCommandLine:
         assert values["busbw_gb_per_s"] == pytest.approx(values["algbw_gb_per_s"] * 2 * 15 / 16)
         assert (values["seed"], values["verified"], values["num_ranks"]) == (5, True, 16)
 
+    @pytest.mark.slow
     def test_halves_are_told_apart(self, values):
         """The stages of an allreduce say which half they were of."""
         names = [stage["name"] for stage in values["stages"]]

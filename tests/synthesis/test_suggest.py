@@ -21,6 +21,7 @@ def proposals(a100):
     return taccl.suggest_sketches(a100, "allgather", "24MB", most=4, time_limit_s=5)
 
 
+@pytest.mark.slow
 def test_the_best_is_near_the_physical_bound(a100, proposals):
     """Each NIC must carry 2 MB at 40 us/MB; spreading the last chunk inside the node adds little to these 80."""
     plain = taccl.make_problem(a100, taccl.collectives.allgather(24), size_bytes=24_000_000)
@@ -105,6 +106,7 @@ def test_no_chunk_is_smaller_than_a_byte():
     assert best.problem.collective.chunks_per_rank == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "scan", "gather", "reduce-scatter", "allreduce"])
 def test_every_kind_of_collective_gets_a_sketch(name):
     """Roots, sums and prefixes: what is suggested leads to a verified schedule."""

@@ -133,6 +133,7 @@ def test_a_symmetry_that_is_not_used_is_hinted_at(ndv2):
     assert any("offset 8 in groups of 16" in hint for hint in report.hints)
 
 
+@pytest.mark.slow
 def test_a_sum_is_checked_in_both_halves(ndv2):
     """Of an allreduce, the reduction must pass as well."""
     report, clauses = check(ndv2, "allreduce", internode={"connections": {"0": [1]}})

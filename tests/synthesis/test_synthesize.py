@@ -278,6 +278,7 @@ class TestLimits:
         assert_sound(result, problem)
         assert result.seconds < 10
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["auto", "greedy", "highs", "cpsat"])
     @pytest.mark.parametrize("collective", ["allgather", "allreduce"])
     def test_same_seed(self, backend, collective, loose_bound):
@@ -375,6 +376,7 @@ class TestFallbacks:
         assert len(result.notes) == 1
         assert [each.category for each in caught] == [FallbackWarning]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("solver", ["highs", "cpsat", "cbc"])
     @pytest.mark.parametrize(("drill", "word"), [("abort", "SIGABRT"), ("fail", "this drill always fails")])
     def test_solver_dies(self, drilled, solver, drill, word):
@@ -397,6 +399,7 @@ class TestFallbacks:
         assert stage(result, "routing").status == "crashed"
         assert "improve" in stage_names(result)
 
+    @pytest.mark.slow
     def test_cpsat_dies_under_auto(self, drilled, loose_bound):
         """Without CP-SAT, what the list scheduler found is returned within the time limit."""
         drilled("cpsat", "abort")
@@ -406,6 +409,7 @@ class TestFallbacks:
         assert stage(result, "joint").status == "crashed"
         assert result.seconds < 10
 
+    @pytest.mark.slow
     def test_overlap_dies(self, drilled):
         """An allreduce whose overlap crashes is one half after the other: 9 + 9 us on the star of 3."""
         drilled("cpsat", "abort")
@@ -415,6 +419,7 @@ class TestFallbacks:
         assert stage(result, "overlap").status == "crashed"
         assert result.finish_us == 18
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds worker processes in /proc")
     def test_workers_killed_from_outside(self, loose_bound):
         """Killed workers, as by the system when memory runs out, are statuses; later stages get new ones."""
@@ -586,6 +591,7 @@ class TestCtrlC:
         assert result.interrupted
         assert result.seconds < 10
 
+    @pytest.mark.slow
     def test_first_half(self, loose_bound):
         """Interrupted while the sums are made, an allreduce is whole, the rest by the list scheduler's first run."""
         problem = _two_ndv2()
@@ -604,12 +610,14 @@ class TestCtrlC:
         assert_sound(result, problem)
         assert result.interrupted
 
+    @pytest.mark.slow
     def test_library(self):
         """A script that calls `synthesize` goes on after Ctrl-C, with the result."""
         code, out, err = interrupted(["-c", LIBRARY], word="now: improve", stream="stdout")
         assert (code, err) == (0, "")
         assert out.splitlines()[-1] == "returned interrupted True"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("whole_group", [False, True], ids=["process", "terminal"])
     def test_command_line(self, whole_group, tmp_path):
         """The command exits 0 with a word on stderr; its figures are printed, and the schedule is written."""
@@ -625,6 +633,7 @@ class TestCtrlC:
         assert (values["interrupted"], values["stopped"], values["verified"]) == (True, "interrupted", True)
         assert taccl.verify(taccl.load(path)).ok
 
+    @pytest.mark.slow
     def test_before_anything_is_found(self, tmp_path):
         """With nothing in hand the code is 130, and nothing is written."""
         path = tmp_path / "none.json"
@@ -768,6 +777,7 @@ class TestContributionsApart:
         assert (result.finish_us, result.bound_us) == (0.52, 0.52)
         assert taccl.interpret(taccl.lower(result.schedule)).ok
 
+    @pytest.mark.slow
     def test_small_sums_are_no_slower_than_baselines(self):
         """On two nodes of eight, where latency counts, every baseline competes."""
         topology = taccl.topologies.ndv2(2)

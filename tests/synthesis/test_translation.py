@@ -107,6 +107,7 @@ def test_torus_200x200():
     assert result.schedule.num_transfers == 40_000 * 39_999
 
 
+@pytest.mark.slow
 def test_torus_of_a_million_ranks():
     """ceil(999,999 / 6) rounds of 20.5 us."""
     assert synthesize_implicit("torus:100x100x100").finish_us == 166_667 * 20.5
@@ -374,6 +375,7 @@ def test_it_serves_a_problem_whose_nodes_are_cut():
     assert verify(schedule.expand(problem=problem)).ok
 
 
+@pytest.mark.slow
 def test_kernel_is_the_same_undecorated():
     """Without compilation, the same patterns come out."""
     code = (

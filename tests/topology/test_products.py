@@ -128,6 +128,7 @@ def test_fabrics_are_products(name, expected):
     assert [str(each) for each in taccl.dimensions(name)] == expected.split()
 
 
+@pytest.mark.slow
 def test_nodes_with_rails_are_products():
     """Eight GPUs behind NVSwitch by four nodes; 72 by two racks."""
     assert taccl.dimensions(dgx_h100(4)).sizes == (8, 4)

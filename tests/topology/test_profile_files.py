@@ -18,6 +18,7 @@ def profile(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_fitted_bandwidths_are_those_of_the_links(profile):
     """200 GB/s of algbw on 8 ranks are 350 GB/s a rank, behind NVSwitch."""
     topology = taccl.topologies.parse("dgx-h100", nodes=2, profile=str(profile))
@@ -26,6 +27,7 @@ def test_fitted_bandwidths_are_those_of_the_links(profile):
     assert topology.profile == str(profile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "said"), [
     ('machine = "dgx-h100"', 'machine = "dgx2"', "machine: found a profile of dgx2; expected one of dgx-h100"),
     ("constants.nic_alpha_us", "constants.nic_beta", r"nic_alpha_us: found nothing; this constant is required"),
@@ -40,6 +42,7 @@ def test_wrong_files_are_named(profile, old, new, said):
     assert "mine.toml" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [1, 10**6 + 3, 2**30 + 1])
 def test_fitted_costs_fit_a_grid_of_ticks(profile, size):

@@ -114,6 +114,7 @@ def test_every_collective_comes_back(name, in_place):
     assert dump_msccl_xml(again) == text
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"]),

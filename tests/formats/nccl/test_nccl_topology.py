@@ -468,6 +468,7 @@ def test_missing_file_is_an_input_error(tmp_path):
         load_nccl_topology(tmp_path / "nothing.xml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "devices",
     [

@@ -96,6 +96,7 @@ def test_clauses_of_all_kinds() -> None:
         verify(better).raise_if_failed()
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_sums_of_any_shape() -> None:
     """Contributions from some ranks, sums for others, and what a send may carry: what a few turns find verifies."""
@@ -210,6 +211,7 @@ def test_a_seed_finds_the_same_again() -> None:
     assert first.digest() == second.digest()
 
 
+@pytest.mark.slow
 def test_few_turns_go_far() -> None:
     """dgx2 x4, allgather of 64 KB: 300 turns take off more than 4 % of what the list scheduler finds."""
     topology = topologies.dgx2(4)

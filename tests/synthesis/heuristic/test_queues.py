@@ -247,6 +247,7 @@ def test_a_stopped_search_keeps_the_ways_it_has() -> None:
         assert (fabric.dst[last] == demand.target[moves]).all()
 
 
+@pytest.mark.slow
 def test_a_limit_stops_the_search_for_ways() -> None:
     """65280 chunks, choice after choice: with a twentieth of a second, most of the work is left."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(16, 16), collectives.alltoall(256)))

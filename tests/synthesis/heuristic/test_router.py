@@ -160,6 +160,7 @@ def test_broadcast_uses_all_links_out_of_the_root() -> None:
 _LONG = pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "kind", "at_most"),
     [

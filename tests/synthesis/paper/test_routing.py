@@ -399,6 +399,7 @@ def test_two_resources_that_ask_the_same_of_two_moves_ask_once() -> None:
     assert not model.model.arrays().violations(hint, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_schedules_are_points_of_the_model() -> None:
     """Whatever the list scheduler makes of a random problem, or of the halves of a sum, breaks no row."""
