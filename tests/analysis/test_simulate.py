@@ -162,8 +162,7 @@ def test_pipelined_alpha_frees_the_link():
 
 
 @pytest.mark.parametrize("name", topologies.machine_names())
-@pytest.mark.parametrize("meaning", ["occupies", "pipelined"])
-def test_alpha_is_that_of_the_machine_model(name, meaning):
+def test_alpha_is_that_of_the_machine_model(name):
     """A machine made with one meaning of alpha and turned to the other is the one made so."""
     profile = find_profile(name, topologies.parse(name).profile)
     inside = profile.constants[0].name
@@ -173,8 +172,8 @@ def test_alpha_is_that_of_the_machine_model(name, meaning):
         each: topologies.parse(name, nodes=2, alpha_meaning=each, constants=constants)
         for each in ("occupies", "pipelined")
     }
-    other = "occupies" if meaning == "pipelined" else "pipelined"
-    assert assume(machine_problem(made[other]), alpha=meaning).topology == made[meaning]
+    for meaning, other in (("occupies", "pipelined"), ("pipelined", "occupies")):
+        assert assume(machine_problem(made[other]), alpha=meaning).topology == made[meaning]
 
 
 @pytest.mark.parametrize("name", ["ndv2", "dgx1", "dgx2"])
