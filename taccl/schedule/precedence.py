@@ -232,12 +232,9 @@ class Precedence:
 
     def _on_resources(self) -> None:
         """One send at a time holds a resource, in the given order; and tile after tile."""
-        if not len(self._rows[0]):
-            return
         resource, send, begin, until = self._rows
         same = np.flatnonzero(resource[1:] == resource[:-1])
-        first = np.flatnonzero(np.diff(resource, prepend=-1))
-        last = np.append(first[1:], len(resource)) - 1
+        first, last = (np.flatnonzero(np.diff(resource, **{end: -1})) for end in ("prepend", "append"))
         for before, after, tile in ((same, same + 1, 0), (last, first, 1)):
             columns = send[before], send[after], until[before], begin[after], resource[before]
             waits = zip(*(column.tolist() for column in columns), strict=True)

@@ -68,8 +68,5 @@ def _components(sources: dict[int, list[int]]) -> list[list[int]]:
         return [[event] for event in TopologicalSorter(sources).static_order()]
     import networkx as nx
 
-    graph = nx.DiGraph()
-    graph.add_nodes_from(sources)
-    graph.add_edges_from((source, event) for event, some in sources.items() for source in some)
-    condensed = nx.condensation(graph)
-    return [sorted(condensed.nodes[c]["members"]) for c in nx.topological_sort(condensed)]
+    condensed = nx.condensation(nx.DiGraph(sources))
+    return [sorted(condensed.nodes[c]["members"]) for c in reversed([*nx.topological_sort(condensed)])]
