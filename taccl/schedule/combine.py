@@ -9,6 +9,7 @@ import numpy as np
 
 from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
+from taccl.memo import kept
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
+@kept
 def spreading_half(problem: Problem) -> Problem:
     """The part of a combining problem that spreads each chunk from its root; nothing is reduced."""
     return replace(problem, collective=_from_roots(problem.collective, to="destinations"))
 
 
+@kept
 def reduction_half(problem: Problem) -> Problem:
     """The part of a combining problem that gathers each chunk at its root, with time turned round.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from taccl.errors import SketchError, TopologyError
+from taccl.memo import kept
 from taccl.problem import Clauses
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Demand:
     reducing: bool = False
 
 
+@kept
 def check_reachable(problem: Problem) -> None:
     """Raise an error if a chunk has no path to a destination over links that may carry it.
 
@@ -41,10 +43,8 @@ def check_reachable(problem: Problem) -> None:
     from there to every destination. A `SketchError` names the clause that forbids it; a `TopologyError` says
     that there is no such path even without the sketch.
     """
-    if "is reachable" not in problem.memo and not _joins_everything(problem):
-        for demand in unmet(problem):
-            raise _explained(problem, demand)
-    problem.memo["is reachable"] = True
+    for demand in () if _joins_everything(problem) else unmet(problem):
+        raise _explained(problem, demand)
 
 
 def check_possible(problem: Problem) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from taccl.errors import InputError
+from taccl.memo import kept
 from taccl.synthesis.heuristic.guided import is_guided
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.units import format_size
@@ -215,21 +216,19 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+@kept
 def _read_halves(problem: Problem) -> list[_Half]:
-    """What is searched, read once."""
-    if "memory of halves" not in problem.memo:
-        chunks = problem.collective.chunks
-        ends: list[tuple[_Ends, _Ends]] = [([c.origins for c in chunks], [c.destinations for c in chunks])]
-        if problem.collective.combining:
-            roots: _Ends = [
-                (c.root,) if c.root is not None else c.origins[:1] or c.destinations[:1] for c in chunks
-            ]
-            ends = [(roots, [c.origins for c in chunks])]
-            if any(set(c.destinations) != {c.root} for c in chunks):
-                ends.append((roots, [c.destinations for c in chunks]))
-        problem.memo["memory of halves"] = [_Half(problem, *each) for each in ends]
-    halves: list[_Half] = problem.memo["memory of halves"]
-    return halves
+    """What is searched."""
+    chunks = problem.collective.chunks
+    ends: list[tuple[_Ends, _Ends]] = [([c.origins for c in chunks], [c.destinations for c in chunks])]
+    if problem.collective.combining:
+        roots: _Ends = [
+            (c.root,) if c.root is not None else c.origins[:1] or c.destinations[:1] for c in chunks
+        ]
+        ends = [(roots, [c.origins for c in chunks])]
+        if any(set(c.destinations) != {c.root} for c in chunks):
+            ends.append((roots, [c.destinations for c in chunks]))
+    return [_Half(problem, *each) for each in ends]
 
 
 class _Half:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taccl.arguments import checked_as, known_index
 from taccl.errors import FormatError, InputError, TopologyError
+from taccl.memo import kept
 from taccl.names import shown
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
@@ -211,6 +212,7 @@ class Topology:
         """Every link between nodes, by index."""
         return tuple(link for link in range(len(self.links)) if self.is_internode(link))
 
+    @kept
     def reversed(self) -> Topology:
         """The topology with every link turned round; link, resource and hold keep their index."""
         suffix = " reversed"

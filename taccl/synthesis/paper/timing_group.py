@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.memo import kept
 from taccl.sketch.group import Element, Symmetries, symmetry_group
 from taccl.sketch.symmetry import chunk_permutation, order, power
 
@@ -29,18 +30,12 @@ _MOST_TRIED, _MOST_IMAGES = 512, 2**21
 _MOST_KEPT = 2**25
 
 
+@kept
 def timing_group(problem: Problem) -> Symmetries:
     """A part of a problem's group that may be folded in time: no link and its image hold one resource.
 
     Its order divides the size of every orbit of resources in use, so it is small however large the group is.
     """
-    if "timing group" not in problem.memo:
-        problem.memo["timing group"] = _find_timing_group(problem)
-    found: Symmetries = problem.memo["timing group"]
-    return found
-
-
-def _find_timing_group(problem: Problem) -> Symmetries:
     group, topology = symmetry_group(problem), problem.topology
     held = [sorted({hold.resource for hold in topology.holds_of_link[e]}) for e in problem.links_allowed]
     pairs = sorted({(one, other) for each in held for one in each for other in each})
