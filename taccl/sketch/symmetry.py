@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from functools import cache
+from functools import cache, cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from taccl.costs import hold_columns, link_ends
 from taccl.errors import SketchError
 from taccl.memo import kept
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from taccl.problem import Clauses, Problem
-    from taccl.topology.topology import Topology
+    from taccl.topology.topology import Hold, Link, Topology
 
 Permutation = tuple[int, ...]
 
@@ -78,25 +84,33 @@ def link_permutation(topology: Topology, ranks: Sequence[int]) -> Permutation | 
 
 @kept
 def _match_links(topology: Topology, ranks: Permutation) -> Permutation | None:
-    codes, same = _codes(topology), range(topology.num_ranks)
+    looks = _looks(topology)
+    if looks.has_single_ends:
+        codes = looks.ends(np.asarray(ranks))
+        if not np.array_equal(np.sort(codes), looks.sorted):
+            return None
+        if looks.tells_links:
+            found = tuple(looks.order[np.searchsorted(looks.sorted, codes)].tolist())
+            return None if resource_permutation(topology, found) is None else found
+    same = range(topology.num_ranks)
     unused: dict[Hashable, list[int]] = defaultdict(list)
     for index, link in enumerate(topology.links):
-        unused[_ends(link.srcs, link.dsts, same), codes.of_link[index]].append(index)
+        unused[_ends(link.srcs, link.dsts, same), looks.of_link[index]].append(index)
     links: list[int] = []
     resources: dict[int, int] = {}
     taken: set[int] = set()
     for index, link in enumerate(topology.links):
-        alike = unused.get((_ends(link.srcs, link.dsts, ranks), codes.of_link[index]), [])
+        alike = unused.get((_ends(link.srcs, link.dsts, ranks), looks.of_link[index]), [])
         for image in alike:
-            found = _match_holds(codes, index, image, resources, taken)
-            if found is not None:
+            matched = _match_holds(looks, index, image, resources, taken)
+            if matched is not None:
                 break
         else:
             return None
         links.append(image)
         alike.remove(image)
-        resources.update(found)
-        taken.update(found.values())
+        resources.update(matched)
+        taken.update(matched.values())
     return tuple(links)
 
 
@@ -109,19 +123,15 @@ def _arrow(ends: tuple[Permutation, Permutation]) -> str:
     return "->".join(",".join(map(str, end)) for end in ends)
 
 
-def resource_permutation(topology: Topology, links: Sequence[int]) -> Permutation | None:
+@kept
+def resource_permutation(topology: Topology, links: Permutation) -> Permutation | None:
     """Where every resource goes when links are permuted; None where they do not map consistently.
 
     A resource is known by the holds on it. Resources that nothing holds, or that the same holds hold
     alike, keep their order.
     """
-    codes = _codes(topology)
-    held: list[list[tuple[int, int]]] = [[] for _ in topology.resources]
-    images: list[list[tuple[int, int]]] = [[] for _ in topology.resources]
-    for hold, code in zip(topology.holds, codes.of_hold, strict=True):
-        held[hold.resource].append((hold.link, code))
-        images[hold.resource].append((links[hold.link], code))
-    return _matched([tuple(sorted(each)) for each in held], [tuple(sorted(each)) for each in images])
+    looks = _looks(topology)
+    return _matched(looks.held, looks.held_by(np.asarray(links, dtype=np.int64)))
 
 
 def _matched(here: Iterable[Hashable], wanted: Iterable[Hashable]) -> Permutation | None:
@@ -217,38 +227,72 @@ def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | N
     return period, None
 
 
-class _Codes:
-    """Costs as small numbers, which are quicker to compare than fractions: `of_link` and `of_hold`.
+class _Looks:
+    """What a permutation must keep: costs as small numbers, which are quicker to compare than fractions.
 
-    `holds` are the (resource, number) of every link's; `of_resource` says what every resource looks like,
-    regardless of which links hold it.
+    Where each link has one source, one destination and no other like it (`tells_links`), links are found by
+    their `ends` at once.
     """
 
     def __init__(self, topology: Topology) -> None:
         number: dict[Hashable, int] = {}
-        self.of_link = [
-            number.setdefault((link.alpha_us, link.beta_us_per_mb), len(number)) for link in topology.links
-        ]
-        costs = ((hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in topology.holds)
-        self.of_hold = [number.setdefault(cost, len(number)) for cost in costs]
-        self.holds: list[list[tuple[int, int]]] = [[] for _ in topology.links]
-        looks: list[list[int]] = [[] for _ in topology.resources]
-        for hold, code in zip(topology.holds, self.of_hold, strict=True):
-            self.holds[hold.link].append((hold.resource, code))
+
+        def cost(of: Link | Hold, *more: Hashable) -> int:
+            ratios = of.alpha_us.as_integer_ratio(), of.beta_us_per_mb.as_integer_ratio()
+            return number.setdefault((*ratios, *more), len(number))
+
+        self._topology, self._columns = topology, hold_columns(topology)
+        self.of_link = [cost(link) for link in topology.links]
+        self._of_hold = np.array([cost(hold, hold.side) for hold in topology.holds], dtype=np.int64)
+        self.has_single_ends = all(len(e.srcs) == len(e.dsts) == 1 for e in topology.links)
+        ends = self.ends(np.arange(topology.num_ranks))
+        self.order = np.argsort(ends, kind="stable")
+        self.sorted = ends[self.order]
+        self.tells_links = self.has_single_ends and bool((np.diff(self.sorted) > 0).all())
+        self.held = self.held_by(np.arange(len(ends)))
+
+    def ends(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(num_links,) what each is known by where ranks are permuted: its ends, and its cost."""
+        (src, dst), count = link_ends(self._topology), self._topology.num_ranks
+        codes: NDArray[np.int64] = (np.array(self.of_link, np.int64) * count + ranks[src]) * count + ranks[dst]
+        return codes
+
+    def held_by(self, links: NDArray[np.int64]) -> list[bytes]:
+        """What each resource is known by where links are permuted: those that hold it, at what cost."""
+        resource = self._columns.resource
+        code = links[self._columns.link] * (self._of_hold.max(initial=0) + 1) + self._of_hold
+        order = np.lexsort((code, resource))
+        cuts = np.searchsorted(resource[order], np.arange(len(self._topology.resources) + 1)).tolist()
+        code = code[order]
+        return [code[a:b].tobytes() for a, b in pairwise(cuts)]
+
+    @cached_property
+    def holds(self) -> list[list[tuple[int, int]]]:
+        """The (resource, cost) of each link's."""
+        holds: list[list[tuple[int, int]]] = [[] for _ in self._topology.links]
+        for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
+            holds[hold.link].append((hold.resource, code))
+        return holds
+
+    @cached_property
+    def of_resource(self) -> list[tuple[int, ...]]:
+        """What each looks like, whichever links hold it."""
+        looks: list[list[int]] = [[] for _ in self._topology.resources]
+        for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
             looks[hold.resource].append(code)
-        self.of_resource = [tuple(sorted(each)) for each in looks]
+        return [tuple(sorted(each)) for each in looks]
 
 
 @kept
-def _codes(topology: Topology) -> _Codes:
-    return _Codes(topology)
+def _looks(topology: Topology) -> _Looks:
+    return _Looks(topology)
 
 
 def _match_holds(
-    codes: _Codes, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
+    looks: _Looks, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
 ) -> dict[int, int] | None:
     """Where the resources of one link go if it maps to another; None if what is settled forbids it."""
-    holds, left = codes.holds[link], list(codes.holds[image_link])
+    holds, left = looks.holds[link], list(looks.holds[image_link])
     if len(holds) != len(left):
         return None
     found: dict[int, int] = {}
@@ -256,7 +300,7 @@ def _match_holds(
     for resource, code in sorted(holds, key=lambda hold: hold[0] not in resources):
         settled = resources.get(resource, found.get(resource))
         for image, image_code in left:
-            if image_code != code or codes.of_resource[image] != codes.of_resource[resource]:
+            if image_code != code or looks.of_resource[image] != looks.of_resource[resource]:
                 continue
             free = image not in taken and image not in found.values()
             if image == settled or (settled is None and free):
