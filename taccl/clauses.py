@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from taccl.collective import Chunk, Collective
     from taccl.topology.topology import Topology
 
+    #: Whether a link is one of some.
+    _Links: TypeAlias = Callable[[int], bool]
+
 #: What a clause speaks of: links as such, chunks on links, chunks of process groups on links, the links that
 #: a chunk passes one after another, the order of sends over a link, merged sends; or the search alone.
 Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]
@@ -46,11 +49,10 @@ class SwitchPolicy:
 
 
 class Passage(NamedTuple):
-    """A chunk on a link, while it spreads or (`reducing`) on its way to its root."""
+    """A chunk on its way, while it spreads or (`reducing`) to its root."""
 
     topology: Topology
     collective: Collective
-    link: int
     chunk: int
     starts: tuple[int, ...]
     reducing: bool
@@ -82,7 +84,7 @@ class Clause(NamedTuple):
     violation : str
         The kind of violation of a schedule that breaks it.
     admits : callable
-        Of clauses on chunks: whether a value admits a passage.
+        Of clauses on chunks: of a value and a passage, which links it admits.
     speaks_of : callable
         Links on which a value may not admit one, of those that `links_allowed` leaves; None for all.
     in_reverse : str
@@ -99,7 +101,7 @@ class Clause(NamedTuple):
     meaning: str = ""
     remedy: str = ""
     violation: str = ""
-    admits: Callable[[Any, Passage], bool] | None = None
+    admits: Callable[[Any, Passage], _Links] | None = None
     speaks_of: Callable[[Any, Topology], Collection[int]] | None = None
     in_reverse: str = ""
     is_copied: bool = False
@@ -155,39 +157,49 @@ _PLAIN: dict[Shape, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def _is_allowed(links: Collection[int], passage: Passage) -> bool:
-    return passage.link in links
+def _any_link(_: int) -> bool:
+    return True
 
 
-def _is_carried_from(carried: Mapping[int, frozenset[int]], passage: Passage) -> bool:
-    if passage.reducing or passage.link not in carried:
-        return True
-    return not carried[passage.link].isdisjoint((passage.data.root,) if passage.is_rooted else passage.starts)
+def _is_allowed(links: Collection[int], _: Passage) -> _Links:
+    return links.__contains__
 
 
-def _is_carried_to(carried: Mapping[int, frozenset[int]], passage: Passage) -> bool:
-    return not passage.reducing or passage.link not in carried or passage.data.root in carried[passage.link]
+def _is_carried_from(carried: Mapping[int, frozenset[int]], passage: Passage) -> _Links:
+    if passage.reducing:
+        return _any_link
+    starts = (passage.data.root,) if passage.is_rooted else passage.starts
+    return lambda link: link not in carried or not carried[link].isdisjoint(starts)
 
 
-def _crosses_straight(asked: bool, passage: Passage) -> bool:
-    if not asked or not passage.topology.is_internode(passage.link):
-        return True
-    if passage.collective.derivations and not passage.is_rooted:
-        return True
-    node, ends, data = passage.topology.node_of_rank, passage.topology.links[passage.link], passage.data
-    starts, needs = passage.starts, data.destinations
+def _is_carried_to(carried: Mapping[int, frozenset[int]], passage: Passage) -> _Links:
+    if not passage.reducing:
+        return _any_link
+    return lambda link: link not in carried or passage.data.root in carried[link]
+
+
+def _crosses_straight(asked: bool, passage: Passage) -> _Links:
+    if not asked or (passage.collective.derivations and not passage.is_rooted):
+        return _any_link
+    topology, data, starts = passage.topology, passage.data, passage.starts
+    needs = data.destinations
     if passage.is_rooted:
         root = (data.root,) if data.root is not None else ()
         starts, needs = (starts, root) if passage.reducing else (root, needs)
-    return {node[r] for r in ends.srcs} <= {node[r] for r in starts} and (
-        {node[r] for r in ends.dsts} <= {node[r] for r in needs}
-    )
+    here, there = ({topology.node_of_rank[r] for r in ranks} for ranks in (starts, needs))
+
+    def crosses(link: int) -> bool:
+        srcs, dsts = topology.nodes_of_link[link]
+        return srcs == dsts or (srcs <= here and dsts <= there)
+
+    return crosses
 
 
-def _is_among_holders(relays: Collection[int], passage: Passage) -> bool:
-    ends, collective = passage.topology.links[passage.link], passage.collective
+def _is_among_holders(relays: Collection[int], passage: Passage) -> _Links:
+    links, collective = passage.topology.links, passage.collective
     members = collective.process_groups[collective.group_of_chunk[passage.chunk]].ranks
-    return all(rank in relays or rank in members for rank in (*ends.srcs, *ends.dsts))
+    holders = {*relays, *members}
+    return lambda link: holders.issuperset(links[link].srcs) and holders.issuperset(links[link].dsts)
 
 
 def _clause(default: Any, scope: Scope, shape: Shape, said: Sequence[str], /, **declared: Any) -> Any:

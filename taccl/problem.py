@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -185,8 +185,8 @@ class Problem:
         chunk = known_index(chunk, self.collective.num_chunks, "chunk")
         if not self._masks:
             return True
-        passage = Passage(self.topology, self.collective, link, chunk, self._starts(chunk), reducing)
-        return all(admits(value, passage) for admits, value, _ in self._masks)
+        passage = Passage(self.topology, self.collective, chunk, self._starts(chunk), reducing)
+        return all(admits(passage)(link) for admits, _ in self._masks)
 
     def links_admitted(self, chunk: int, *, reducing: bool = False) -> tuple[int, ...]:
         """All links that `may_carry` a chunk, in order; chunks that the clauses treat alike share them."""
@@ -196,13 +196,9 @@ class Problem:
         starts, ends = self._starts(chunk), frozenset(node[r] for r in data.destinations)
         key = starts, data.root, ends, self.holders(chunk), reducing
         if key not in self._admitted:
-            passage = Passage(self.topology, self.collective, -1, chunk, starts, reducing)
-            closed = {
-                e
-                for admits, value, links in self._masks
-                for e in links
-                if not admits(value, passage._replace(link=e))
-            }
+            passage = Passage(self.topology, self.collective, chunk, starts, reducing)
+            opened = [(admits(passage), links) for admits, links in self._masks]
+            closed = {e for is_open, links in opened for e in links if not is_open(e)}
             self._admitted[key] = tuple(e for e in self.links_allowed if e not in closed)
         return self._admitted[key]
 
@@ -215,19 +211,15 @@ class Problem:
         return {}
 
     @cached_property
-    def _masks(self) -> list[tuple[Callable[[Any, Passage], bool], Any, Collection[int]]]:
-        """Of every clause that keeps chunks off links: whether it admits a passage, its value, the links."""
+    def _masks(self) -> list[tuple[Callable[[Passage], Callable[[int], bool]], Collection[int]]]:
+        """Of every clause that keeps chunks off links: the links that it admits, and those it speaks of."""
         allowed = set(self.links_allowed)
-        masks: list[tuple[Callable[[Any, Passage], bool], Any, Collection[int]]] = []
+        masks: list[tuple[Callable[[Passage], Callable[[int], bool]], Collection[int]]] = []
         for each in self.clauses.said():
             if each.admits is not None:
                 value = getattr(self.clauses, each.field)
-                links = (
-                    allowed
-                    if each.speaks_of is None
-                    else allowed.intersection(each.speaks_of(value, self.topology))
-                )
-                masks.append((each.admits, value, links))
+                spoken = allowed if each.speaks_of is None else each.speaks_of(value, self.topology)
+                masks.append((partial(each.admits, value), allowed.intersection(spoken)))
         return masks
 
     def digest(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from taccl.errors import SketchError, TopologyError
@@ -198,11 +199,25 @@ def _joins_everything(problem: Problem) -> bool:
         return False
     if problem.clauses.said("chunk", "path"):
         return False
+    parts = cache(partial(_parts_joined, problem.topology))
+    groups = zip(collective.process_groups, collective.chunks_of_group, strict=True)
     return all(
-        reached(problem, Demand(chunks[0], group.ranks[:1], (), reducing)).keys() >= set(group.ranks)
-        for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True)
-        for reducing in ((False, True) if chunks else ())
+        len({parts(problem.links_admitted(chunks[0]))[rank] for rank in group.ranks}) == 1
+        for group, chunks in groups
+        if chunks
     )
+
+
+def _parts_joined(topology: Topology, links: tuple[int, ...]) -> list[int]:
+    """Of every rank the number of the part in which each gets to each over links, those of one source."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ends = [(topology.links[e].src, dst) for e in links for dst in topology.links[e].dsts]
+    src, dst = zip(*ends, strict=True) if ends else ((), ())
+    graph = coo_array(([1] * len(ends), (src, dst)), shape=(topology.num_ranks,) * 2)
+    parts: list[int] = connected_components(graph, connection="strong")[1].tolist()
+    return parts
 
 
 def hops_from(

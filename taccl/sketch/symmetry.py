@@ -131,14 +131,22 @@ def resource_permutation(topology: Topology, links: Permutation) -> Permutation 
     alike, keep their order.
     """
     looks = _looks(topology)
-    return _matched(looks.held, looks.held_by(np.asarray(links, dtype=np.int64)))
+    return _taken(looks.alike, looks.held_by(np.asarray(links, dtype=np.int64)))
 
 
-def _matched(here: Iterable[Hashable], wanted: Iterable[Hashable]) -> Permutation | None:
-    """Where all that is wanted is: of several alike the k-th goes to the k-th; None where one is missing."""
+def _alike(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
+    """The indices of each name."""
     alike: dict[Hashable, list[int]] = defaultdict(list)
-    for index, each in enumerate(here):
-        alike[each].append(index)
+    for index, name in enumerate(names):
+        alike[name].append(index)
+    return alike
+
+
+def _taken(alike: Mapping[Hashable, list[int]], wanted: Sequence[Hashable]) -> Permutation | None:
+    """Where all that is wanted is: of several alike the k-th goes to the k-th; None where one is missing."""
+    if len(alike) == len(wanted):  # each is there once
+        found = [indices[0] for indices in map(alike.get, wanted) if indices]
+        return tuple(found) if len(found) == len(wanted) == len(set(found)) else None
     left = {each: iter(indices) for each, indices in alike.items()}
     result = tuple(next(left.get(each, iter(())), -1) for each in wanted)
     return None if -1 in result else result
@@ -159,7 +167,7 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
         here.append((origins, ends, chunk.root, size))
         root = None if chunk.root is None else ranks[chunk.root]
         wanted.append((mapped_origins, mapped_ends, root, size))
-    result = _matched(here, wanted)
+    result = _taken(_alike(here), wanted)
     if result is None:
         return None
     derivations = {(d.source, d.rank, d.chunk) for d in problem.collective.derivations}
@@ -249,12 +257,14 @@ class _Looks:
         self.order = np.argsort(ends, kind="stable")
         self.sorted = ends[self.order]
         self.tells_links = self.has_single_ends and bool((np.diff(self.sorted) > 0).all())
-        self.held = self.held_by(np.arange(len(ends)))
+        self.alike = _alike(self.held_by(np.arange(len(ends))))
 
     def ends(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         """(num_links,) what each is known by where ranks are permuted: its ends, and its cost."""
         (src, dst), count = link_ends(self._topology), self._topology.num_ranks
-        codes: NDArray[np.int64] = (np.array(self.of_link, np.int64) * count + ranks[src]) * count + ranks[dst]
+        codes: NDArray[np.int64] = (np.array(self.of_link, np.int64) * count + ranks[src]) * count + ranks[
+            dst
+        ]
         return codes
 
     def held_by(self, links: NDArray[np.int64]) -> list[bytes]:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
 from taccl.errors import InputError
@@ -15,6 +17,7 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.balanced import search_balanced
 
 if TYPE_CHECKING:
+    from taccl.deadline import Deadline
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.parameters import SearchParameters
@@ -26,10 +29,9 @@ _APART = ("in-network", "servers")
 
 def sums_are_small(problem: Problem) -> bool:
     """Whether sums are so small that latency counts most: some link takes longer to pass than to fill."""
-    links, num_bytes = problem.topology.links, sum(problem.chunk_bytes)
-    return problem.collective.sums_up and any(
-        links[e].alpha_us * 10**6 > links[e].beta_us_per_mb * num_bytes for e in problem.links_allowed
-    )
+    costs, allowed = problem.costs, np.array(problem.links_allowed, dtype=np.int64)
+    units = int(costs.chunk_units.sum())
+    return problem.collective.sums_up and bool((costs.link_alpha > units * costs.link_beta)[allowed].any())
 
 
 def offer_baselines(search: Search) -> None:
@@ -37,28 +39,35 @@ def offer_baselines(search: Search) -> None:
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     arrivals = _arrivals(problem)
     if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
-        if not search.is_met:
+        if not search.done:
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
     names = [name for name in BASELINES if name not in _APART]
     if sums_are_small(problem):  # those for small messages first
         names.reverse()
+    longest_s = moment_s(problem, search.parameters)
     for name in names:
-        # The first, and what takes less still, has its moment even where the search took all of the time.
-        left_s = max(search.deadline.left_s, portfolio.baseline_least_s)
-        is_late = arrivals * portfolio.baseline_s_per_arrival > left_s
-        if search.is_met or (is_late and name != names[0]):
+        begun = time.monotonic()
+        # What takes very little has its moment even where the search took all of the time.
+        if search.is_met or longest_s > max(search.deadline.left_s, portfolio.baseline_least_s):
             return
         with suppress(InputError):  # it is not defined here
             other = _as_asked(name, problem)
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)
+        longest_s = max(longest_s, time.monotonic() - begun)
 
 
-def ring_us(problem: Problem, parameters: SearchParameters) -> float:
-    """When a ring finishes, if it may compete: infinity where there are too many chunks, or it is none."""
-    if _arrivals(problem) <= parameters.portfolio.baseline_arrivals:
+def moment_s(problem: Problem, parameters: SearchParameters) -> float:
+    """About what a baseline takes that competes; 0 where none does."""
+    arrivals, portfolio = _arrivals(problem), parameters.portfolio
+    return arrivals * portfolio.baseline_s_per_arrival if arrivals <= portfolio.baseline_arrivals else 0.0
+
+
+def ring_us(problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
+    """When a ring finishes, if it may compete: infinity where it is too much to do by then, or it is none."""
+    if 0 < moment_s(problem, parameters) <= limit.left_s:
         with suppress(InputError):  # it is not defined here
             ring = _as_asked("ring", problem)
             if verify(ring).ok:
@@ -76,7 +85,9 @@ def sums_apart(problem: Problem) -> Schedule | None:
 
 
 def _arrivals(problem: Problem) -> int:
-    return sum(len(chunk.destinations) for chunk in problem.collective.chunks)
+    """Of chunks, or of contributions to their sums where these are more."""
+    sums = problem.collective.sums_up
+    return sum(max(len(chunk.destinations), sums * len(chunk.origins)) for chunk in problem.collective.chunks)
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:

@@ -185,7 +185,7 @@ class _Runs:
             self.search.report(what.format(past_s, limit_s - past_s))
 
     def _bound(self, budget_s: float) -> Certificate:
-        """A bound that is looked for until the deadline, or half a second where that is past.
+        """A bound that is looked for until the deadline, or for a moment where that is past.
 
         The first claim may take longer: with very many ranks it is waited for.
         """
@@ -197,6 +197,7 @@ class _Runs:
         return limit.at_least(least_s).run(
             partial(lower_bound, search.problem, budget_s=budget_s, limit_s=left_s, finish=finish),
             tell=partial(self.tell, "bound, {:.0f} s so far, at most {:.0f} s left", limit_s=left_s),
+            patience_s=least_s,
         )
 
     def _verify(self, found: CompactSchedule) -> None:

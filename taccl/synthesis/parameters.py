@@ -52,9 +52,11 @@ class BudgetParameters(_Group):
     """How the time limit is spent on what every search does."""
 
     reserve_s: float = 0.2  # kept back for unfolding and verifying what the last stage finds
+    least_s: float = 0.05  # of the search, however long what comes before it took
     # After which the bound is no longer improved, by what takes long and by anything.
     bound_share: float = 0.2
     most_bound_share: float = 0.5
+    least_bound_s: float = 0.1  # of it, in any case
     explain_s: float = 10.0  # for saying why a problem is infeasible, at most
     # Kept for ruin and recreate: without a sketch, which leaves models few moves, and with one.
     improve_share: float = 0.5
@@ -98,7 +100,7 @@ class PortfolioParameters(_Group):
     # Up to so many arrivals of chunks the baselines compete; and what each of them takes: with less time left
     # they are not begun.
     baseline_arrivals: int = 6_000
-    baseline_s_per_arrival: float = 2e-4
+    baseline_s_per_arrival: float = 3e-4
     baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
     # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
     balanced_transfers: int = 2_000_000
@@ -198,10 +200,10 @@ class LargeParameters(_Group):
 
     # Of what time is left for the bound, and what it gets in any case.
     bound_share: float = 0.8
-    least_bound_s: float = 0.5
+    least_bound_s: float = 0.25
     # A better bound is looked for where there is so many times the time that the first one took.
     more_bound_times: float = 3.0
-    grace_s: float = 0.8  # what a run gets beyond the time limit where there is no schedule yet
+    grace_s: float = 0.5  # what a run gets beyond the time limit where there is no schedule yet
     # With so many ranks a result waits for its bound, however long the first claim takes.
     patient_ranks: int = 1_000
     # Of chunks that go to one rank, and of others.

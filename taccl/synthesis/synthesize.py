@@ -31,11 +31,11 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
-from taccl.synthesis.competing import offer_baselines, sums_apart, sums_are_small
+from taccl.synthesis.competing import moment_s, offer_baselines, sums_apart, sums_are_small
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
-from taccl.synthesis.large import effort, why_not
+from taccl.synthesis.large import compile_kernels, effort, suits, why_not
 from taccl.synthesis.large_search import search_large
 from taccl.synthesis.overlap import overlap
 from taccl.synthesis.paper.timing_group import timing_group
@@ -215,22 +215,23 @@ def _by_ranks(
     began: float,
 ) -> Result:
     """What is found without switches that add."""
-    parameters = options.parameters
-    problem, proposals = _with_chunks(problem, backend, time_limit_s, sketch, options)
-    time_limit_s = max(0.1, time_limit_s - (time.monotonic() - began))
-    plan = _plan(problem, backend, time_limit_s, sketch, proposals, options)
-    asked, (problem, apart) = problem, _feasible(problem, time_limit_s, parameters)
+    parameters, limit = options.parameters, Deadline(began + time_limit_s)
+    problem, proposals, limit = _with_chunks(problem, backend, limit, sketch, options)
+    plan = _plan(problem, backend, max(0.1, limit.left_s), sketch, proposals, options)
+    asked, (problem, apart) = problem, _feasible(problem, max(0.1, limit.left_s), parameters)
     if apart is not None:
-        search = Search(problem, options, Deadline.after(time_limit_s), best=apart, began_s=began)
+        search = Search(problem, options, limit, best=apart, began_s=began)
         _prove(search)
         return search.result(backend=backend, choice=f"{apart.producer}: no rank can make a sum for all")
-    end = time.monotonic() + max(0.05, time_limit_s - parameters.budget.reserve_s)
-    search = Search(problem, options, Deadline(end), began_s=began)
-    competes, is_small = backend in ("auto", "greedy"), sums_are_small(problem)
+    budget, competes = parameters.budget, backend in ("auto", "greedy")
+    limit = limit.later(-budget.reserve_s).at_least(budget.least_s)
+    search = Search(problem, options, limit, began_s=began)
+    is_small, moment = sums_are_small(problem), competes * moment_s(problem, parameters)
+    behind_s = max(plan.improving_s, min(moment, budget.improve_share * limit.left_s))
     try:
         if competes and is_small:
             offer_baselines(search)
-        search.allow(-plan.improving_s)
+        search.allow(-behind_s)
         if backend == BALANCED:
             search_balanced(search, policy=options.policy)
             _prove(search)
@@ -238,9 +239,9 @@ def _by_ranks(
             _search_guided(search, plan.is_large, proposals)
         else:
             _search_plain(search, backend, plan.is_large)
+        search.allow(behind_s)
         if competes and not is_small:
             offer_baselines(search)
-        search.allow(plan.improving_s)
         if plan.improving_s:
             stages.ruin_and_recreate(search)
     except KeyboardInterrupt:
@@ -268,7 +269,8 @@ def _synthesize_released(problem: Problem, **options: Any) -> Result:
     schedule = found.schedule
     if not isinstance(schedule, Schedule):
         schedule = schedule.expand()
-    bound = lower_bound(problem)
+    bound_s = options["parameters"].budget.bound_share * options["time_limit_s"]
+    bound = lower_bound(problem, budget_s=bound_s, limit_s=bound_s)
     timed = released(problem, schedule)
     verdict = verify(timed)
     late = [each for each in verdict.violations if each.kind == "due"]
@@ -314,24 +316,32 @@ def choose(
 
 
 def _with_chunks(
-    problem: Problem, backend: str, time_limit_s: float, sketch: str | SketchProposal, options: Options
-) -> tuple[Problem, Sequence[SketchProposal]]:
-    """The problem in as many chunks as are best, where it leaves that open; and sketches that suit."""
+    problem: Problem, backend: str, limit: Deadline, sketch: str | SketchProposal, options: Options
+) -> tuple[Problem, Sequence[SketchProposal], Deadline]:
+    """The problem in as many chunks as are best, where it leaves that open; and sketches that suit.
+
+    And the limit, put off by what is compiled for that.
+    """
     whole, suggesting = replace(problem, chunks_open=False), options.parameters.suggesting
     if not isinstance(sketch, str):
         per_rank = sketch.problem.collective.chunks_per_rank
-        return cut(whole, per_rank) if problem.chunks_open else problem, [sketch]
+        return cut(whole, per_rank) if problem.chunks_open else problem, [sketch], limit
     is_alone = backend not in ("auto", "greedy") or options.spill_dir is not None or options.keep == "summary"
     if is_alone or not problem.chunks_open:
-        return whole, []
-    return choose_with_sketches(
+        return whole, [], limit
+    if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_moves:
+        compiling = Deadline(cancellation=limit.cancellation)  # in this thread Ctrl-C would be lost
+        limit = limit.later(compiling.run(partial(compile_kernels, whole)))
+    chosen = choose_with_sketches(
         problem,
+        limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s)),
+        give_up=limit.sooner(suggesting.give_up_share * limit.left_s),
         suggests=backend == "auto" and sketch == "auto",
-        time_limit_s=min(suggesting.most_suggest_s, suggesting.chunks_share * time_limit_s),
         seed=options.seed,
         progress=options.progress,
         parameters=options.parameters,
     )
+    return *chosen, limit
 
 
 class _Plan(NamedTuple):
@@ -486,9 +496,8 @@ def _prove(search: Search) -> None:
         return
     since, budget = time.monotonic(), search.parameters.budget
     left_s = search.deadline.left_s
-    bound = lower_bound(
-        search.problem, budget_s=budget.bound_share * left_s, limit_s=budget.most_bound_share * left_s
-    )
+    limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s)
+    bound = lower_bound(search.problem, budget_s=budget.bound_share * left_s, limit_s=limit_s)
     search.prove(bound, since)
 
 

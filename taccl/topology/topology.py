@@ -200,12 +200,17 @@ class Topology:
 
     def is_internode(self, link: int) -> bool:
         """Whether a link joins ranks of different nodes."""
-        return self._is_internode[known_index(link, len(self.links), "link")]
+        srcs, dsts = self.nodes_of_link[known_index(link, len(self.links), "link")]
+        return srcs != dsts
 
     @cached_property
-    def _is_internode(self) -> tuple[bool, ...]:
+    def nodes_of_link(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
+        """The nodes of every link's sources, and of its destinations."""
         node = self.node_of_rank
-        return tuple({node[r] for r in e.srcs} != {node[r] for r in e.dsts} for e in self.links)
+        return tuple(
+            (frozenset(node[r] for r in link.srcs), frozenset(node[r] for r in link.dsts))
+            for link in self.links
+        )
 
     @cached_property
     def internode_links(self) -> tuple[int, ...]:

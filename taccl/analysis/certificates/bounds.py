@@ -32,7 +32,7 @@ from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import Border, Claim, Late, Path, SingleMachine
 from taccl.arguments import checked
-from taccl.deadline import NEVER, Deadline, OutOfTime
+from taccl.deadline import Deadline, OutOfTime
 from taccl.sketch.reachability import check_possible
 from taccl.units import format_count
 
@@ -90,7 +90,7 @@ def lower_bound(
         one claim beside it is looked for, which may take some seconds more; of small problems all that
         need no linear program are.
     limit_s : float, optional
-        When to stop looking for these, too, once there is one.
+        When to stop looking for these, too: latency may be all then.
     finish : Fraction, optional
         Of a schedule, in microseconds: a bound that meets it is the best, and nothing more is looked for.
 
@@ -171,9 +171,9 @@ def _claims(
     best, some = latency.ticks, False
     for find in finders:
         until = limit if is_small and find is not prices else min(deadline, limit)
-        if best >= enough or (some and time.monotonic() >= until):
+        if best >= enough or time.monotonic() >= (until if some else limit):
             continue
-        demand.deadline = Deadline(until) if some else NEVER
+        demand.deadline = Deadline(until if some else limit)
         with contextlib.suppress(OutOfTime):
             for claim in find():
                 yield claim

@@ -40,7 +40,7 @@ def find_symmetries(problem: Problem) -> Symmetries:
         element = _element(problem, ranks)
         if element is None:
             continue
-        finer = smallest_of_orbits([*(g.links for g in kept), element.links], len(merged))
+        finer = smallest_of_orbits([merged, element.links], len(merged))
         if not np.array_equal(finer, merged) or not kept:
             kept.append(element)
             merged = finer

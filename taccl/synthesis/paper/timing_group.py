@@ -37,9 +37,11 @@ def timing_group(problem: Problem) -> Symmetries:
     Its order divides the size of every orbit of resources in use, so it is small however large the group is.
     """
     group, topology = symmetry_group(problem), problem.topology
+    if not group.generators:
+        return group
     held = [sorted({hold.resource for hold in topology.holds_of_link[e]}) for e in problem.links_allowed]
     pairs = sorted({(one, other) for each in held for one in each for other in each})
-    if not pairs or not group.generators:
+    if not pairs:
         return Symmetries(problem)
     first = topology.num_ranks + len(topology.links)
     one, other = np.array(pairs).T + first

@@ -367,16 +367,15 @@ def _obeyed(problem: Problem) -> tuple[object, ...]:
     longest = problem.topology.num_ranks - 1  # of any path without a circle
     longest = min(longest, clauses.path_limit or longest)
     rest = clauses.max_merge if merging else 1, merging, longest, clauses.values("group")
-    across = [e for e in links if problem.topology.is_internode(e)]
+    across = {e for e in links if problem.topology.is_internode(e)}
     if collective.num_chunks * len(across) > _MOST_ASKED:
         return rest, links, clauses.values("chunk", "order")
     both = (False, True) if collective.sums_up else (False,)
     carried = frozenset(
         (e, c, reducing)
-        for e in across
         for c in range(collective.num_chunks)
         for reducing in both
-        if problem.may_carry(e, c, reducing=reducing)
+        for e in across.intersection(problem.links_admitted(c, reducing=reducing))
     )
 
     def is_own(link: int, chunk: int, reducing: bool) -> bool:

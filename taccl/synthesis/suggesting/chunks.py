@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.deadline import NEVER, Deadline
+from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem import make_problem
 from taccl.sketch.reachability import check_reachable
@@ -54,29 +54,34 @@ def choose_chunks(
     problem : Problem
         Made of a size and a collective's name alone, so that the number is open; any other stays as it is.
     time_limit_s : float
-        After which no further number is tried.
+        After which the best so far is taken.
     seed : int
     progress : callable, optional
         Called with (what is being tried, best finish in us or None, None).
     parameters : SearchParameters
         ``parameters.suggesting.counts`` are the numbers that are tried; ``partitions``, where sketches are.
     """
+    until = Deadline.after(time_limit_s)
     chosen, _ = choose_with_sketches(
-        problem, time_limit_s=time_limit_s, seed=seed, progress=progress, parameters=parameters
+        problem, until, give_up=until, seed=seed, progress=progress, parameters=parameters
     )
     return chosen
 
 
 def choose_with_sketches(
     problem: Problem,
+    until: Deadline,
     *,
+    give_up: Deadline,
     suggests: bool = True,
-    time_limit_s: float,
     seed: int = 0,
     progress: Callable[[str, float | None, float | None], None] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> tuple[Problem, list[SketchProposal]]:
-    """The same, and sketches that were suggested for it; none where it `suggests` none, or none suits."""
+    """The same, and sketches that were suggested for it; none where it `suggests` none, or none suits.
+
+    No other number, and no other sketch, is begun after `until`, and what is begun ends at `give_up`.
+    """
     if not problem.chunks_open:
         return problem, []
     whole = replace(problem, chunks_open=False)
@@ -88,14 +93,14 @@ def choose_with_sketches(
         return whole, []
     suggesting = parameters.suggesting
     problems = _cut_into(suggesting.counts, whole)
-    best, best_us = _soonest(problems, time_limit_s, seed, progress, parameters)
+    best, best_us = _soonest(problems, until, give_up, seed, progress, parameters)
     sketches: list[SketchProposal] = []
     if suggests and is_unguided(problem, parameters):
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
-        with suppress(InputError):  # what a sketch cannot speak of
+        with suppress(InputError, OutOfTime):  # what a sketch cannot speak of
             found = suggest_for(
-                *partitions.values(), most=suggesting.sketches, time_limit_s=time_limit_s, seed=seed,
-                progress=progress, parameters=parameters,
+                *partitions.values(), most=suggesting.sketches, time_limit_s=until.left_s, seed=seed,
+                progress=progress, give_up=give_up, parameters=parameters,
             )  # fmt: skip
             if found and found[0].finish_us < best_us:
                 best = partitions[found[0].problem.collective.chunks_per_rank]
@@ -124,7 +129,8 @@ def cut(problem: Problem, parts: int) -> Problem:
 
 def _soonest(
     problems: Mapping[int, Problem],
-    time_limit_s: float,
+    until: Deadline,
+    give_up: Deadline,
     seed: int,
     progress: Callable[[str, float | None, float | None], None] | None,
     parameters: SearchParameters,
@@ -136,11 +142,10 @@ def _soonest(
     The compiled one takes a moment, so that the answer does not hang on the time there is; the other looks
     closer at what has few moves, and has nothing to compile first.
     """
-    deadline = Deadline.after(time_limit_s)
     suggesting, efforts = parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_moves and all(map(suits, problems.values()))
     if compiles and sum(efforts) <= suggesting.most_moves:
-        deadline = NEVER  # less than it takes to load what is compiled
+        until = give_up  # less than it takes to load what is compiled
     best, best_us = problems[1], math.inf
     for count, problem in problems.items():
         if progress is not None:
@@ -148,15 +153,15 @@ def _soonest(
         found: list[Schedule | CompactSchedule | None] = []
         with suppress(InfeasibleError, InputError, NoSolutionError):  # out of time, too
             if compiles:
-                found.append(schedule_large(problem, num_runs=1, seed=seed, deadline=deadline))
+                found.append(schedule_large(problem, num_runs=1, seed=seed, deadline=until))
             if not compiles or effort(problem) <= suggesting.few_moves:
-                found.append(quick_schedule(problem, seed, deadline, parameters))
+                found.append(quick_schedule(problem, seed, until, parameters))
         finish_us = min((each.finish_us for each in found if each is not None), default=None)
         if finish_us is None:
             break
         if finish_us < best_us:
             best, best_us = problem, finish_us
-    soonest_us = ring_us(problems[1], parameters)
+    soonest_us = ring_us(problems[1], give_up, parameters)
     return (problems[1], soonest_us) if soonest_us < best_us else (best, best_us)
 
 

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from taccl.deadline import NEVER, OutOfTime
+from taccl.deadline import OutOfTime
 from taccl.errors import InputError, NoSolutionError
 from taccl.synthesis.large import effort, suits
 from taccl.synthesis.large_search import have_compiled, offer_compiled
@@ -129,7 +129,7 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
     if search.is_met or search.interrupted:
         return []
     since, suggesting = time.monotonic(), search.parameters.suggesting
-    give_up = NEVER if search.best is None else search.deadline.sooner(suggesting.give_up_share * limit_s)
+    give_up = search.deadline.sooner(suggesting.give_up_share * limit_s)
     found: list[SketchProposal] = []
     # What a sketch cannot speak of, such as nodes of several sizes, is an InputError.
     with contextlib.suppress(InputError, OutOfTime):
