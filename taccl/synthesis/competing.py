@@ -62,7 +62,10 @@ def offer_baselines(search: Search) -> None:
 def moment_s(problem: Problem, parameters: SearchParameters) -> float:
     """About what a baseline takes that competes; 0 where none does."""
     arrivals, portfolio = _arrivals(problem), parameters.portfolio
-    return arrivals * portfolio.baseline_s_per_arrival if arrivals <= portfolio.baseline_arrivals else 0.0
+    if arrivals > portfolio.baseline_arrivals:
+        return 0.0
+    links = len(problem.topology.links)
+    return arrivals * portfolio.baseline_s_per_arrival + links * portfolio.baseline_s_per_link
 
 
 def ring_us(problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:

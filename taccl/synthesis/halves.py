@@ -144,9 +144,9 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
     if search.best is None or search.done:
         return
     since, problem, finish = time.monotonic(), contributions_apart(search.problem), search.best.finish
-    bound = lower_bound(
-        problem, budget_s=search.parameters.budget.bound_share * search.deadline.left_s, finish=finish
-    )
+    left_s = search.deadline.left_s
+    budget_s = search.parameters.budget.bound_share * left_s
+    bound = lower_bound(problem, budget_s=budget_s, limit_s=left_s, finish=finish)
     if bound.bound >= finish:
         search.record("apart: bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
         return

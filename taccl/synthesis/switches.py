@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl.deadline import Deadline
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -43,11 +44,11 @@ def over_links(problem: Problem, *, shared: bool) -> Problem:
     return problem.with_clauses(links_allowed=allowed)
 
 
-def by_switches(problem: Problem, use: InNetworkUse) -> Schedule | None:
+def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedule | None:
     """The schedule that finishes first of those in which switches add, or share the sums with ranks.
 
-    Where the problem leaves the number of chunks open, it is chosen here. With ``"only"`` there is no
-    sharing, and an `InputError` says why no switch can do it; else None is returned.
+    Where the problem leaves the number of chunks open, it is chosen here, as long as there is time. With
+    ``"only"`` there is no sharing, and an `InputError` says why no switch can do it; else None is returned.
     """
     if use == "only" and not shared_links(problem.topology):
         raise InputError(
@@ -61,15 +62,17 @@ def by_switches(problem: Problem, use: InNetworkUse) -> Schedule | None:
         if use == "only":
             raise
         return None
-    found = [alone, *(_shared(problem) if use == "auto" and problem.collective.sums_up else ())]
+    found = [alone, *(_shared(problem, limit) if use == "auto" and problem.collective.sums_up else ())]
     # What clauses forbid is no schedule of the problem.
     found = [replace(each, problem=replace(each.problem, clauses=problem.clauses)) for each in found]
     return min((each for each in found if verify(each).ok), key=lambda each: each.finish, default=None)
 
 
-def _shared(problem: Problem) -> Iterator[Schedule]:
+def _shared(problem: Problem, limit: Deadline) -> Iterator[Schedule]:
     """Schedules in which a switch adds a share of the chunks, and ranks pass the rest round rings."""
     for parts in _CUTS if problem.chunks_open else (1,):
+        if limit.has_passed:
+            return
         cut = replace(cut_chunks(problem, parts), chunks_open=False) if parts > 1 else problem
         try:
             switch, ring = (baseline(name, cut, cut=False) for name in ("in-network", "ring"))

@@ -39,7 +39,7 @@ from taccl.synthesis.large import compile_kernels, effort, suits, why_not
 from taccl.synthesis.large_search import search_large
 from taccl.synthesis.overlap import overlap
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
 from taccl.synthesis.result import Moment
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
@@ -50,6 +50,7 @@ from taccl.units import format_us
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.arguments import Count, Megabytes, Natural, Seconds
     from taccl.problem import Problem
     from taccl.synthesis.result import Result
@@ -169,13 +170,12 @@ def _with_switches(
     began: float,
 ) -> Result:
     """The best that switches do; with ``"auto"`` also of ranks, unless a bound says that they lose."""
-    budget_s = options.parameters.budget.bound_share * time_limit_s
-    found, ranks = by_switches(problem, use), None
+    limit, budget = Deadline(began + time_limit_s), options.parameters.budget
+    found, ranks = by_switches(problem, use, limit), None
     tried: list[Any] = [] if found is None else [found]
     alone = over_links(problem, shared=False)
-    if use == "auto" and (found is None or found.finish > lower_bound(alone, budget_s=budget_s).bound):
-        left_s = max(0.1, time_limit_s - (time.monotonic() - began))
-        ranks = _by_ranks(alone, backend, left_s, sketch, options, time.monotonic())
+    if use == "auto" and (found is None or found.finish > _bound(alone, limit, budget).bound):
+        ranks = _by_ranks(alone, backend, max(0.1, limit.left_s), sketch, options, time.monotonic())
         tried.append(ranks.schedule)
     if not tried:
         raise NoSolutionError(
@@ -183,7 +183,7 @@ def _with_switches(
         )
     best = min(tried, key=lambda each: each.finish)
     best = replace(best, problem=replace(best.problem, clauses=problem.clauses))
-    search = Search(best.problem, options, Deadline.after(time_limit_s), began_s=began)
+    search = Search(best.problem, options, limit, began_s=began)
     search.best, search.stages = best, [] if ranks is None else list(ranks.stages)
     told = []
     if found is not None:
@@ -192,7 +192,7 @@ def _with_switches(
     if ranks is not None:
         told.append(f"ranks alone: {format_us(ranks.schedule.finish)}")
     allowed = over_links(best.problem, shared=True) if use == "only" else best.problem
-    search.prove(lower_bound(allowed, budget_s=budget_s), time.monotonic())
+    search.prove(_bound(allowed, limit, budget), time.monotonic())
     return search.result(backend=backend, choice="; ".join(told))
 
 
@@ -200,7 +200,7 @@ def _served(problem: Problem, options: Options, time_limit_s: float, backend: st
     """What servers do that update sums: no other search knows when they may be sent on."""
     found = servers(problem, cut=problem.chunks_open)
     found = replace(found, problem=replace(found.problem, clauses=problem.clauses))
-    search = Search(found.problem, options, Deadline.after(time_limit_s), best=found, began_s=began)
+    search = Search(found.problem, options, Deadline(began + time_limit_s), best=found, began_s=began)
     search.record("servers", "taccl", "done", began, finish_us=found.finish_us)
     _prove(search)
     return search.result(backend=backend, choice="servers that update sums, in the levels that finish first")
@@ -265,12 +265,12 @@ def _synthesize_released(problem: Problem, **options: Any) -> Result:
     NoSolutionError
         If something comes later than it is due.
     """
+    limit = Deadline.after(options["time_limit_s"])
     found = synthesize(problem.without_moments(), **options)
     schedule = found.schedule
     if not isinstance(schedule, Schedule):
         schedule = schedule.expand()
-    bound_s = options["parameters"].budget.bound_share * options["time_limit_s"]
-    bound = lower_bound(problem, budget_s=bound_s, limit_s=bound_s)
+    bound = _bound(problem, limit, options["parameters"].budget)
     timed = released(problem, schedule)
     verdict = verify(timed)
     late = [each for each in verdict.violations if each.kind == "due"]
@@ -494,11 +494,13 @@ def _prove(search: Search) -> None:
     """A lower bound in the part of the time that is meant for it, unless there is one."""
     if search.bound is not None or search.interrupted:
         return
-    since, budget = time.monotonic(), search.parameters.budget
-    left_s = search.deadline.left_s
-    limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s)
-    bound = lower_bound(search.problem, budget_s=budget.bound_share * left_s, limit_s=limit_s)
-    search.prove(bound, since)
+    since = time.monotonic()
+    search.prove(_bound(search.problem, search.deadline, search.parameters.budget), since)
+
+
+def _bound(problem: Problem, limit: Deadline, budget: BudgetParameters) -> Certificate:
+    limit_s = max(budget.least_bound_s, budget.most_bound_share * limit.left_s)
+    return lower_bound(problem, budget_s=budget.bound_share * limit.left_s, limit_s=limit_s)
 
 
 def _cores() -> int:

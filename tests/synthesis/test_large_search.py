@@ -26,7 +26,7 @@ from taccl.schedule.summary import ScheduleSummary
 from taccl.synthesis import large_search
 from taccl.synthesis.heuristic import router
 from taccl.synthesis.large import schedule_large
-from taccl.synthesis.parameters import SearchParameters
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
 
 topologies = taccl.topologies
@@ -217,7 +217,7 @@ class TestLimits:
         monkeypatch.setattr(large_search, "verify", lambda found: (time.sleep(0.6), verified(found))[1])
         monkeypatch.setattr(large_search, "lower_bound", bound)
         result = synthesize(MESH, backend="greedy", time_limit_s=0.5)
-        assert asked == [0.5]
+        assert asked == [DEFAULTS.large.least_bound_s]
         assert (result.finish_us, result.bound_us) == (656, 656)
 
     def test_ctrl_c_in_a_further_run(self, monkeypatch):

@@ -7,6 +7,7 @@ thousand of them, so only generators are kept.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,11 +36,15 @@ def find_symmetries(problem: Problem) -> Symmetries:
     kept: list[Element] = []
     merged: NDArray[np.int64] = np.arange(len(problem.topology.links))
     num_ranks = problem.topology.num_ranks
-    shifts = (offset_permutation(num_ranks, *each) for each in block_shifts(num_ranks))
-    for ranks in dict.fromkeys((*problem.clauses.symmetry, *shifts)):
+    offsets: dict[int, list[int]] = defaultdict(list)  # of the shifts found, by block
+    shifts = ((offset_permutation(num_ranks, *each), *each) for each in block_shifts(num_ranks))
+    for ranks, offset, block in (*((each, 1, 0) for each in problem.clauses.symmetry), *shifts):
+        if block and any(offset % known == 0 for known in offsets[block]):
+            continue  # found as often as that
         element = _element(problem, ranks)
         if element is None:
             continue
+        offsets[block].append(offset)
         finer = smallest_of_orbits([merged, element.links], len(merged))
         if not np.array_equal(finer, merged) or not kept:
             kept.append(element)
@@ -49,9 +54,9 @@ def find_symmetries(problem: Problem) -> Symmetries:
 
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Element | None:
     """The symmetry that a rank permutation is of topology, collective and clauses; None where it is none."""
-    links = link_permutation(problem.topology, ranks)
+    chunks = chunk_permutation(problem, ranks)
+    links = None if chunks is None else link_permutation(problem.topology, ranks)
     resources = None if links is None else resource_permutation(problem.topology, links)
-    chunks = None if resources is None else chunk_permutation(problem, ranks)
     if chunks is None or links is None or resources is None:
         return None
     clauses, node = problem.clauses, problem.topology.node_of_rank

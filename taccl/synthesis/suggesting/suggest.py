@@ -161,7 +161,8 @@ def suggest_for(
     proposals: list[SketchProposal] = []
     for candidate in sorted(trials.found, key=lambda each: each.rank)[:most]:
         bound_s = suggesting.bound_s if proposals else suggesting.first_bound_s
-        proposals.append(_proposal(trials, candidate, min(bound_s, give_up.left_s)))
+        limit_s = None if give_up is NEVER else max(give_up.left_s, parameters.budget.least_bound_s)
+        proposals.append(_proposal(trials, candidate, min(bound_s, give_up.left_s), limit_s))
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 
 
@@ -273,7 +274,9 @@ def _try_dimensions(trials: _Trials, most: int) -> None:
                 trials.found[trials.found.index(each)] = replace(each, schedule=found)
 
 
-def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchProposal:
+def _proposal(
+    trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: float | None
+) -> SketchProposal:
     problem, sketch, plan, shape = candidate.schedule.problem, candidate.sketch, candidate.plan, trials.shape
     unmerged = sketch.merging.max == 1
     parts = [plan.why]
@@ -302,5 +305,5 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float) -> SketchP
         if unmerged
         else f"One send between nodes may carry up to {sketch.merging.max} chunks, and pays the latency once."
     )
-    bound = lower_bound(problem, budget_s=bound_s)
+    bound = lower_bound(problem, budget_s=bound_s, limit_s=limit_s)
     return SketchProposal(sketch, bound, candidate.schedule, "; ".join(parts), comments)
