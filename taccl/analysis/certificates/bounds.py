@@ -28,7 +28,6 @@ from taccl.analysis.certificates.readings import as_spreading
 from taccl.analysis.certificates.released import late_part, moments
 from taccl.analysis.certificates.single_machine import machine_ticks
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
-from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import Border, Claim, Late, Path, SingleMachine
 from taccl.arguments import checked
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.single_machine import Job
     from taccl.arguments import Duration
     from taccl.problem import Problem
+    from taccl.sketch.group import Symmetries
 
 #: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
 _MAX_TIMED = 60_000
@@ -148,12 +148,23 @@ def _claims(
     """What is found, the quick first, until a claim of so many ticks is enough."""
     latency = _latency(demand, divisible=divisible)
     yield latency
+    demand.deadline = Deadline(limit)
+    try:
+        symmetries = demand.symmetries
+    except OutOfTime:
+        return
     volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
     prices: Callable[[], Iterable[Claim]] = partial(
-        _prices, volume, in_network=in_network, deadline=deadline, limit=limit, known=int(latency.ticks)
-    )
+        _prices,
+        volume,
+        symmetries,
+        in_network=in_network,
+        deadline=deadline,
+        limit=limit,
+        known=int(latency.ticks),
+    )  # fmt: skip
     crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
-    pairs = crossings * len(set(demand.symmetries.ranks.tolist())) // len(demand.symmetries.ranks)
+    pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
     is_small, is_timed = pairs <= _MAX_BRIEF and crossings <= _MAX_TIMED, pairs <= _MAX_TIMED
     finders: list[Callable[[], Iterable[Claim]]] = [prices]
     if not divisible:
@@ -183,13 +194,20 @@ def _claims(
                     break
 
 
-def _prices(volume: Volume, *, in_network: bool, deadline: float, limit: float, known: int) -> list[Claim]:
+def _prices(
+    volume: Volume,
+    symmetries: Symmetries,
+    *,
+    in_network: bool,
+    deadline: float,
+    limit: float,
+    known: int,
+) -> list[Claim]:
     """The best prices, along level sets and by linear programs, those that say the most first.
 
     In whole ticks where chunks travel whole.
     """
     claims: list[Claim] = []
-    symmetries = find_symmetries(volume.problem)
     deadline = max(deadline, min(limit, time.monotonic() + _LEAST_S))
 
     def ticks(bound: Fraction) -> int | Fraction:

@@ -130,7 +130,7 @@ class NeededSends:
     @cached_property
     def symmetries(self) -> Symmetries:
         """The problem's symmetries: sets of ranks that they join have the same jobs, over images of links."""
-        return find_symmetries(self.problem)
+        return find_symmetries(self.problem, self.deadline)
 
     @cached_property
     def held(self) -> list[dict[int, tuple[int, int, bool]]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.memo import kept
+from taccl.deadline import NEVER, Deadline
 from taccl.sketch.group import Element, Symmetries, smallest_of_orbits
 from taccl.sketch.symmetry import (
     block_shifts,
@@ -28,9 +28,18 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
 
 
-@kept
-def find_symmetries(problem: Problem) -> Symmetries:
-    """The symmetries that a sketch declares, and shifts inside blocks of ranks that the problem has."""
+def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
+    """The symmetries that a sketch declares, and shifts inside blocks of ranks that the problem has.
+
+    `OutOfTime` is raised once the deadline has passed; what is found is kept with the problem.
+    """
+    if "symmetries" not in problem.memo:
+        problem.memo["symmetries"] = _find(problem, deadline)
+    found: Symmetries = problem.memo["symmetries"]
+    return found
+
+
+def _find(problem: Problem, deadline: Deadline) -> Symmetries:
     if problem.collective.derivations:
         return Symmetries(problem, ())
     kept: list[Element] = []
@@ -41,6 +50,7 @@ def find_symmetries(problem: Problem) -> Symmetries:
     for ranks, offset, block in (*((each, 1, 0) for each in problem.clauses.symmetry), *shifts):
         if block and any(offset % known == 0 for known in offsets[block]):
             continue  # found as often as that
+        deadline.check()
         element = _element(problem, ranks)
         if element is None:
             continue

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Held", "Hops", "Move", "Orbits", "Place", "fold"]
 
+#: Times to destinations that are looked at together.
+_MOST_TIMES = 2**21
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -284,7 +287,7 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
     keyed: list[tuple[Move, list[tuple[int, int]], list[tuple[int, int]]]] = []
     for c in np.flatnonzero(group.chunks == np.arange(collective.num_chunks)).tolist():
         give_up.check()
-        durations = (costs.link_alpha + costs.chunk_units[c] * costs.link_beta).tolist()
+        durations = costs.link_alpha + costs.chunk_units[c] * costs.link_beta
         ways = _useful_links(problem, c, distances, durations)
         origins = distances.origins(c)
         targets = set(collective.chunks[c].destinations) - set(origins)
@@ -306,7 +309,7 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
                 srcs=(),
                 dsts=(),
                 units=int(costs.chunk_units[c]),
-                duration=durations[e],
+                duration=int(durations[e]),
                 tail_ticks=tail,
                 after_ticks=after,
                 is_own=bool(set(ends.srcs) & set(origins)),
@@ -410,7 +413,7 @@ def _ticks(time: float) -> int:
 
 
 def _useful_links(
-    problem: Problem, c: int, distances: Distances, durations: Sequence[int]
+    problem: Problem, c: int, distances: Distances, durations: NDArray[np.int64]
 ) -> list[tuple[int, int, int]]:
     """(link, tail, after) of the links worth considering for a chunk; see `Move` for the two times."""
     topology = problem.topology
@@ -424,18 +427,30 @@ def _useful_links(
     slack = float(problem.clauses.routing_slack) + 1e-6
     limit = head[destinations] + slack * (head[destinations] - release)
     on_way = (head[None, :] + to_go <= limit[:, None]).any(axis=0)
-    useful = []
-    for e in distances.links(distances.carried(c)):
-        ends, time = topology.links[e], durations[e]
-        reached = [r for r in ends.dsts if r not in origins]
-        if not reached or not on_way[list(ends.srcs)].all() or not on_way[reached].any():
-            continue
-        start = head[list(ends.srcs)].max()
-        left = to_go[:, reached].min(axis=1)  # per destination
-        if not np.isfinite(left).any():
-            continue
-        if len(destinations) == 1 and start + time + left[0] > limit[0]:
-            continue
-        shortest = left[start + time + left <= head[destinations]]
-        useful.append((e, _ticks(shortest.max()) if len(shortest) else -1, _ticks(left.min())))
+    is_new = np.ones(topology.num_ranks, dtype=bool)
+    is_new[list(origins)] = False
+    link, src, dst = distances.arcs(distances.carried(c))
+    first = np.flatnonzero(np.diff(link, prepend=-1))
+    if not len(first):
+        return []
+    leads = np.logical_and.reduceat(on_way[src], first)
+    leads &= np.logical_or.reduceat(on_way[dst] & is_new[dst], first)
+    at = np.flatnonzero(np.repeat(leads, np.diff(first, append=len(link))))
+    useful: list[tuple[int, int, int]] = []
+    while len(at):  # some links at a time, as each has a time to every destination
+        several = link[at[: max(1, _MOST_TIMES // len(destinations))]]
+        count = int(np.searchsorted(link[at], several[-1], side="right"))
+        some, at = at[:count], at[count:]
+        first = np.flatnonzero(np.diff(link[some], prepend=-1))
+        links = link[some][first]
+        end = np.maximum.reduceat(head[src[some]], first) + durations[links]
+        ahead = np.where(is_new[dst[some]], to_go[:, dst[some]], np.inf)  # destination x arc
+        left = np.minimum.reduceat(ahead, first, axis=1)
+        nearest = left.min(axis=0)
+        longest = np.where(end + left <= head[destinations][:, None], left, -1).max(axis=0)
+        fits = np.isfinite(nearest)
+        if len(destinations) == 1:
+            fits &= end + left[0] <= limit[0]
+        columns = (each[fits].tolist() for each in (links, longest, nearest))
+        useful += [(e, _ticks(tail), _ticks(after)) for e, tail, after in zip(*columns, strict=True)]
     return useful
