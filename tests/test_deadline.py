@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,14 +15,20 @@ import pytest
 import taccl
 from taccl import collectives, topologies
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import NoSolutionError
 from taccl.problem import make_problem
+from taccl.synthesis.competing import offer_baselines
 from taccl.synthesis.greedy import critical_priorities, list_schedule
+from taccl.synthesis.large import schedule_large
 from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.search import Options, Search
+from taccl.synthesis.suggesting.chunks import choose_with_sketches
 from taccl.synthesis.suggesting.plans import find_shape
 from taccl.synthesis.suggesting.suggest import suggest_for
+from tests.effort import cpu_s
 
 PAST = Deadline(0.0)
 
@@ -63,13 +70,57 @@ def test_the_sooner_of_two():
         lambda problem: Search(problem, Options(), PAST, gives_up=True).folded,
         lambda problem: find_shape(problem.topology, deadline=PAST),
         lambda problem: suggest_for(problem, give_up=PAST),
+        lambda problem: find_symmetries(problem.with_clauses(name="not looked at yet"), PAST),
     ],
-    ids=["fold", "list scheduler", "search", "shape", "suggestions"],
+    ids=["fold", "list scheduler", "search", "shape", "suggestions", "symmetries"],
 )
 def test_long_work_is_given_up(problem, work):
     """By `OutOfTime`, before it has done much."""
     with pytest.raises(OutOfTime):
         work(problem)
+
+
+def test_chunks_are_not_chosen_late():
+    """One a rank is taken, and no sketch, where the time for that is over."""
+    problem = make_problem(topologies.ndv2(2), "allgather", size_bytes=1_000_000)
+    chosen, sketches = choose_with_sketches(problem, PAST, give_up=PAST)
+    assert (chosen.collective.chunks_per_rank, sketches) == (1, [])
+
+
+@pytest.mark.parametrize(("left_s", "competes"), [(0, False), (60, True)])
+def test_baselines_are_not_begun_late(problem, left_s, competes):
+    """Where 256 arrivals over 176 links take longer than is left, none is tried."""
+    parameters = SearchParameters.from_dict({"portfolio": {"baseline_least_s": 0}})
+    search = Search(problem, Options(parameters=parameters), Deadline.after(left_s))
+    offer_baselines(search)
+    assert (search.best is not None) == competes
+
+
+def test_a_bound_that_is_cut_is_latency(problem):
+    """A chunk's shortest way is a bound however little time there is."""
+    assert lower_bound(problem, limit_s=0.0).kind == "latency"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "collective"),
+    [("fully-connected:32", "allreduce"), ("ring:64", "reduce-scatter"), ("mesh:8x8", "allgather")],
+)
+def test_a_short_limit_is_kept(topology, collective):
+    """What takes longer than the search is not begun: it takes no more than some first schedules."""
+
+    def problem():
+        return make_problem(topologies.parse(topology), collective, size_bytes=10**6)
+
+    def first():
+        found = schedule_large(replace(problem(), chunks_open=False), num_runs=1).expand()
+        assert taccl.verify(found).ok
+
+    def synthesized():
+        assert taccl.verify(taccl.synthesize(problem(), time_limit_s=1e-3).schedule).ok
+
+    synthesized()  # compiles
+    assert cpu_s(synthesized) < 4 * cpu_s(first)
 
 
 def _folded(problem):
