@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ from taccl.units import exact, format_count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-    from fractions import Fraction
 
     from numpy.typing import ArrayLike
 
@@ -404,12 +404,10 @@ def _default_merging(topology: Topology, collective: Collective, num_bytes: int)
     merging = frozenset(topology.internode_links)
     if not collective.sums_up:
         return Clauses(max_merge=6, merging=merging)
-    waits: dict[tuple[Fraction, Fraction], bool] = {}
-    for link in topology.links:
-        cost = link.alpha_us, link.beta_us_per_mb
-        if cost not in waits:
-            waits[cost] = cost[0] * 10**6 > cost[1] * num_bytes
-    slow = {e for e, link in enumerate(topology.links) if waits[link.alpha_us, link.beta_us_per_mb]}
+    # As pairs of numbers, since a fraction takes longer to hash than to multiply.
+    costs = [(e.alpha_us.as_integer_ratio(), e.beta_us_per_mb.as_integer_ratio()) for e in topology.links]
+    waits = {cost: Fraction(*cost[0]) * 10**6 > Fraction(*cost[1]) * num_bytes for cost in set(costs)}
+    slow = {e for e, cost in enumerate(costs) if waits[cost]}
     return Clauses(max_merge=max(6, collective.num_chunks) if slow else 6, merging=merging | slow)
 
 

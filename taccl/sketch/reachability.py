@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from taccl.costs import link_ends
 from taccl.errors import SketchError, TopologyError
 from taccl.memo import kept
 from taccl.problem import Clauses
@@ -213,9 +216,11 @@ def _parts_joined(topology: Topology, links: tuple[int, ...]) -> list[int]:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    ends = [(topology.links[e].src, dst) for e in links for dst in topology.links[e].dsts]
-    src, dst = zip(*ends, strict=True) if ends else ((), ())
-    graph = coo_array(([1] * len(ends), (src, dst)), shape=(topology.num_ranks,) * 2)
+    some = np.array(links, dtype=np.int64)
+    src, dst = (each[some] for each in link_ends(topology))
+    more = [(topology.links[e].src, rank) for e in links for rank in topology.links[e].dsts[1:]]
+    rows, columns = np.concatenate((np.stack((src, dst)), np.array(more, dtype=np.int64).reshape(-1, 2).T), 1)
+    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(topology.num_ranks,) * 2)
     parts: list[int] = connected_components(graph, connection="strong")[1].tolist()
     return parts
 

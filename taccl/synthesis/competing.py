@@ -29,9 +29,11 @@ _APART = ("in-network", "servers")
 
 def sums_are_small(problem: Problem) -> bool:
     """Whether sums are so small that latency counts most: some link takes longer to pass than to fill."""
+    if not problem.collective.sums_up:
+        return False
     costs, allowed = problem.costs, np.array(problem.links_allowed, dtype=np.int64)
     units = int(costs.chunk_units.sum())
-    return problem.collective.sums_up and bool((costs.link_alpha > units * costs.link_beta)[allowed].any())
+    return bool((costs.link_alpha > units * costs.link_beta)[allowed].any())
 
 
 def offer_baselines(search: Search) -> None:
@@ -40,7 +42,9 @@ def offer_baselines(search: Search) -> None:
     arrivals = _arrivals(problem)
     if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
         if not search.done:
-            search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
+            left = search.deadline.left_s / portfolio.balanced_s_per_transfer
+            most = max(1, int(min(portfolio.balanced_transfers, left)))
+            search_balanced(search, most_transfers=most, competes=True)
         return
     names = [name for name in BASELINES if name not in _APART]
     if sums_are_small(problem):  # those for small messages first

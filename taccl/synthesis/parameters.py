@@ -105,6 +105,7 @@ class PortfolioParameters(_Group):
     baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
     # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
     balanced_transfers: int = 2_000_000
+    balanced_s_per_transfer: float = 5e-6
     # Up to so many moves contributions that ranks keep apart are searched too, in a share of the time.
     apart_moves: int = 10_000
     apart_share: float = 0.3

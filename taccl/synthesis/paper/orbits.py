@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Held", "Hops", "Move", "Orbits", "Place", "fold"]
 
 #: Times to destinations that are looked at together.
-_MOST_TIMES = 2**21
+_BLOCK = 2**21
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +438,7 @@ def _useful_links(
     at = np.flatnonzero(np.repeat(leads, np.diff(first, append=len(link))))
     useful: list[tuple[int, int, int]] = []
     while len(at):  # some links at a time, as each has a time to every destination
-        several = link[at[: max(1, _MOST_TIMES // len(destinations))]]
+        several = link[at[: max(1, _BLOCK // len(destinations))]]
         count = int(np.searchsorted(link[at], several[-1], side="right"))
         some, at = at[:count], at[count:]
         first = np.flatnonzero(np.diff(link[some], prepend=-1))

@@ -88,6 +88,8 @@ def search_guided(
         with contextlib.suppress(NoSolutionError):
             run(sketch.problem, suggesting.sketch_share * search.deadline.left_s, bound=sketch.bound)
     if search.best is None:
+        # What the compiled one had no time for takes the other longer.
+        search.gives_up |= search.deadline.has_passed and suits(problem)
         search_plain(search, "auto")
     elif not is_searched and not search.done:
         left_s = search.deadline.left_s
