@@ -253,8 +253,7 @@ def _by_ranks(
         return found
     schedule = replace(found.schedule, problem=asked)
     verify(schedule).raise_if_failed()
-    bound_s = parameters.budget.bound_share * time_limit_s
-    return replace(found, schedule=schedule, bound=lower_bound(asked, budget_s=bound_s))
+    return replace(found, schedule=schedule, bound=_bound(asked, limit, budget))
 
 
 def _synthesize_released(problem: Problem, **options: Any) -> Result:
