@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = ["NO", "ZERO", "is_free", "pop", "push", "tidy"]
+__all__ = ["NO", "YES", "ZERO", "is_free", "pop", "push", "tidy"]
 
 #: What variables begin with that are handed on: for a plain 0 numba compiles what takes them once more.
 ZERO: Any = np.int64(0)
-#: The same for False.
+#: The same for False and True.
 NO: Any = np.bool_(False)
+YES: Any = np.bool_(True)
 
 
 @inner

@@ -133,9 +133,10 @@ class Improvement:
                     now.units[m] += self.demand.units[t]
                     made[e] = m
                 now.way[t, rank], now.send[t, rank] = e, made[e]
-        now.spare[: len(spare)] = spare
-        now.size[:] = size, len(spare), 0
+        for state in self._states:
+            state.spare[: len(spare)] = spare
         used = now.order[:size]
+        now.size[:] = size, len(spare), 0, used.max(initial=-1) + 1
         now.end[used] = (
             now.start[used] + arcs.alpha[now.link[used]] + now.units[used] * arcs.beta[now.link[used]]
         )
@@ -339,7 +340,7 @@ def _state(arcs: Arcs, num_trees: int, num_ranks: int, most_holds: int) -> State
         member=np.zeros((room, arcs.most_merged), np.int64),
         order=np.zeros(room, np.int64),
         spare=np.zeros(room, np.int64),
-        size=np.zeros(3, np.int64),
+        size=np.zeros(4, np.int64),
         load=np.zeros(num_resources, np.int64),
         calendar=_calendar(arcs, num_trees, most_holds),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import ZERO
+from taccl.synthesis.heuristic.events import NO, YES, ZERO
 from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, draw, mark
 from taccl.synthesis.heuristic.recreate_kernel import at_root, recreate
 from taccl.synthesis.heuristic.ruin_kernel import ruin
@@ -80,10 +80,10 @@ def improve(
                 counts[2] += turn > 0
                 idle = 0
                 least = now.size[2]
-                _copy(now, best)
-            _copy(now, kept)
+                _copy(w, now, best, YES)
+            _copy(w, now, kept, NO)
         else:
-            _copy(kept, now)
+            _copy(w, kept, now, NO)
         turn += 1
     return int(least)
 
@@ -109,34 +109,42 @@ def _settle(w: Work, now: State) -> bool:
 
 
 @inner
-def _copy(a: State, b: State) -> None:
-    """Make the second state like the first."""
-    num_trees, num_ranks = a.way.shape
-    for t in range(num_trees):
+def _copy(w: Work, a: State, b: State, whole: bool) -> None:
+    """Make the second state like the first: all of it, or where only ruined trees have other routes."""
+    for i in range(len(a.root) if whole else w.room.queue[0]):
+        t = i if whole else w.room.ruined[i]
         b.root[t] = a.root[t]
-        for r in range(num_ranks):
+        for r in range(w.arcs.num_ranks):
             b.way[t, r] = a.way[t, r]
             b.send[t, r] = a.send[t, r]
-    for i in range(a.size[1]):
-        b.spare[i] = a.spare[i]
-        b.carries[a.spare[i]] = 0
-    for i in range(a.size[0]):
-        m = a.order[i]
-        b.order[i] = m
-        b.link[m], b.kind[m], b.carries[m] = a.link[m], a.kind[m], a.carries[m]
-        b.units[m], b.start[m], b.end[m] = a.units[m], a.start[m], a.end[m]
+    top = max(a.size[3], b.size[3])
+    for i in range(4):
+        b.size[i] = a.size[i]
+    for m in range(top):
+        b.carries[m] = a.carries[m]
         for j in range(a.carries[m]):
             b.member[m, j] = a.member[m, j]
-    for i in range(3):
-        b.size[i] = a.size[i]
+    _copy_part(a.link, b.link, 0, top)
+    _copy_part(a.kind, b.kind, 0, top)
+    _copy_part(a.units, b.units, 0, top)
+    _copy_part(a.start, b.start, 0, top)
+    _copy_part(a.end, b.end, 0, top)
+    _copy_part(a.order, b.order, 0, a.size[0])
+    _copy_part(a.spare, b.spare, len(a.spare) - top, a.size[1])
+    _copy_part(a.load, b.load, 0, len(a.load))
+    _copy_part(a.calendar.size, b.calendar.size, 0, len(a.load))
     for q in range(len(a.load)):
-        b.load[q] = a.load[q]
-        row, size = a.calendar.row_of[q], a.calendar.size[q]
-        b.calendar.size[q] = size
-        for i in range(row, row + size):
-            b.calendar.begin[i] = a.calendar.begin[i]
-            b.calendar.end[i] = a.calendar.end[i]
-            b.calendar.send[i] = a.calendar.send[i]
+        row = a.calendar.row_of[q]
+        top = row + a.calendar.size[q]
+        _copy_part(a.calendar.begin, b.calendar.begin, row, top)
+        _copy_part(a.calendar.end, b.calendar.end, row, top)
+        _copy_part(a.calendar.send, b.calendar.send, row, top)
+
+
+@inner
+def _copy_part(a: NDArray[np.int64], b: NDArray[np.int64], first: int, last: int) -> None:
+    for i in range(first, last):
+        b[i] = a[i]
 
 
 @inner

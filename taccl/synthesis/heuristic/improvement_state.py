@@ -126,8 +126,8 @@ class State(NamedTuple):
         Sends in use, in order of time.
     spare : (num_sends,) int64
         Numbers not in use.
-    size : (3,) int64
-        How many there are of either, and the finish in ticks.
+    size : (4,) int64
+        How many there are of either, the finish in ticks, and from which number on none has been in use.
     load : (num_resources,) int64
         Ticks for which sends hold each resource.
     calendar : Calendar

@@ -239,6 +239,7 @@ def _attach(w: Work, now: State, t: int, r: int) -> tuple[int, int]:
                 return 0, 0
             now.size[1] -= 1
             m = now.spare[now.size[1]]
+            now.size[3] = max(now.size[3], m + 1)
             now.link[m], now.kind[m], now.carries[m], now.units[m] = e, k, 0, 0
             now.start[m], now.end[m] = (end - took, end) if k == 0 else (-end, took - end)
             now.order[now.size[0]] = m

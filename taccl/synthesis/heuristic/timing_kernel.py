@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.events import NO, ZERO, pop, push
+from taccl.synthesis.heuristic.events import NO, ZERO
 from taccl.synthesis.heuristic.improvement_state import NEVER
 
 if TYPE_CHECKING:
@@ -167,23 +167,54 @@ def retime(w: Work, now: State, passes: int) -> None:
             if now.size[2] >= least:
                 break
             least = now.size[2]
+        if i:
+            _reverse(now)
         _sort(now, w.room, is_backwards)
         _place(w, now, is_backwards)
 
 
 @inner
+def _reverse(now: State) -> None:
+    """Turn the order of sends round, which is about theirs when time runs the other way."""
+    last = now.size[0] - 1
+    for i in range((last + 1) // 2):
+        now.order[i], now.order[last - i] = now.order[last - i], now.order[i]
+
+
+@inner
 def _sort(now: State, room: Room, mirrored: bool) -> None:
-    """Put sends in order of their starts, or of their ends from the last on; leave out those not in use."""
-    count, size = ZERO, 0
+    """Put sends in order of their starts, or of their ends from the last on; leave out those not in use.
+
+    Runs of sends are merged, ever longer ones, unless they are in order already: most of them are.
+    """
+    order, key, left = now.order, room.key, room.sorted
+    count = 0
     for i in range(now.size[0]):
-        m = now.order[i]
+        m = order[i]
         if now.carries[m]:
-            push(room.key, room.sorted, count, -now.end[m] if mirrored else now.start[m], m)
+            order[count] = m
+            key[m] = -now.end[m] if mirrored else now.start[m]
             count += 1
     now.size[0] = count
-    while size < count:
-        now.order[size] = pop(room.key, room.sorted, count - size)
-        size += 1
+    width = 1
+    while width < count:
+        for low in range(0, count - width, 2 * width):
+            middle, top = low + width, min(low + 2 * width, count)
+            if key[order[middle - 1]] <= key[order[middle]]:
+                continue
+            for i in range(low, middle):
+                left[i] = order[i]
+            i, j = low, middle
+            for at in range(low, top):
+                if i == middle:
+                    break
+                if j < top and key[order[j]] < key[left[i]]:
+                    order[at] = order[j]
+                    j += 1
+                else:
+                    order[at] = left[i]
+                    i += 1
+        width *= 2
 
 
 @inner
