@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numba
 from numba.core import caching
+from numba.core.types import unliteral
 
 from taccl.errors import CacheWarning
 
@@ -59,7 +60,13 @@ def _compiled(function: _Function | None, allocates: bool, **options: Any) -> An
     kernel: Any = numba.njit(**options)(function)
     if kernel is not function:  # NUMBA_DISABLE_JIT=1
         kernel._cache = _Cache(function)
+        kernel.get_call_template = partial(_without_literals, kernel.get_call_template)
     return kernel
+
+
+def _without_literals(find: Callable[..., Any], args: Any, kws: Any) -> Any:
+    """What a call from another kernel takes: compiled for whole numbers, not for 0 and once more for 1."""
+    return find(tuple(map(unliteral, args)), {name: unliteral(kind) for name, kind in kws.items()})
 
 
 @cache

@@ -276,7 +276,8 @@ class RuinParameters(_Group):
     most_routes: int = 40_000  # problems with more (trees times ranks) are left as they are
     most_merged: int = 16  # chunks in a send that is made
     most_holds: int = 4_096  # of one resource; a schedule that needs more is not found
-    # So many sends over turns without a better finish end the search; within limits in turns.
+    runs: int = 4  # from one schedule, each with a seed of its own
+    # So many sends over turns without a better finish end a run; within limits in turns.
     patience_sends: int = 20_000_000
     least_patience: int = 2_000
     most_patience: int = 20_000

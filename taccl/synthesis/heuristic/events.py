@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from taccl.kernels import inner
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = ["NO", "YES", "ZERO", "is_free", "pop", "push", "tidy"]
-
-#: What variables begin with that are handed on: for a plain 0 numba compiles what takes them once more.
-ZERO: Any = np.int64(0)
-#: The same for False and True.
-NO: Any = np.bool_(False)
-YES: Any = np.bool_(True)
+__all__ = ["is_free", "pop", "push", "tidy"]
 
 
 @inner
@@ -76,7 +69,7 @@ def pop(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int) -> int:
 @inner
 def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: NDArray[np.float64], size: int) -> int:
     """Leave out of a binary heap what no longer has the cost that it was put there for; how much is left."""
-    kept = ZERO
+    kept = 0
     for i in range(size):
         key, what = heap_key[i], heap_what[i]
         if key == cost[what]:

@@ -201,14 +201,23 @@ def improve_schedule(
     began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
     search = Improvement(schedule.problem, read_trees(schedule), limits, merges=merges, chunks=chunks)
     # To write the schedule takes about as long as to read it.
-    search.limits = replace(limits, deadline=until.later(-2 * (time.monotonic() - began)))
+    limits = replace(limits, deadline=until.later(-2 * (time.monotonic() - began)))
     patience = min(ruin.most_patience, max(ruin.least_patience, ruin.patience_sends // max(1, len(schedule))))
-    if search.run(turns=turns, patience=patience) < 0:
-        return schedule, "not every chunk has a way along a tree"
-    found = search.schedule()
-    made, _, better = search.counts.tolist()
-    done = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
-    return (found if found.finish_ticks < schedule.finish_ticks else schedule), done
+    best, made, better = schedule, 0, 0
+    for run in range(ruin.runs if turns is None else 1):
+        if run:
+            if best.finish_ticks <= limits.target_ticks or limits.deadline.has_passed:
+                break
+            again = replace(limits, seed=limits.seed + 1_000_003 * run)
+            search = Improvement(schedule.problem, search.trees, again, merges=merges, chunks=chunks)
+        search.limits = limits
+        finish = search.run(turns=turns, patience=patience)
+        if finish < 0:
+            return schedule, "not every chunk has a way along a tree"
+        made, better = made + int(search.counts[0]), better + int(search.counts[2])
+        if finish < best.finish_ticks:
+            best = search.schedule()
+    return best, f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
 
 
 @cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import NO, YES, ZERO
 from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, draw, mark
 from taccl.synthesis.heuristic.recreate_kernel import at_root, recreate
 from taccl.synthesis.heuristic.ruin_kernel import ruin
@@ -52,7 +51,7 @@ def improve(
     w.room.queue[0] = 0
     for t in range(len(w.trees.kind)):
         mark(w.room, t)
-    retime(w, now, ZERO)
+    retime(w, now, 0)
     least = NEVER
     value = record = FAR
     idle = turn = 0
@@ -80,10 +79,10 @@ def improve(
                 counts[2] += turn > 0
                 idle = 0
                 least = now.size[2]
-                _copy(w, now, best, YES)
-            _copy(w, now, kept, NO)
+                _copy(w, now, best, True)
+            _copy(w, now, kept, False)
         else:
-            _copy(w, kept, now, NO)
+            _copy(w, kept, now, False)
         turn += 1
     return int(least)
 

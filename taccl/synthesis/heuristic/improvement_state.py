@@ -7,7 +7,7 @@ counts from its root.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ __all__ = [
     "reaches",
 ]  # fmt: skip
 
-NONE: Any = np.int64(-1)
+NONE = -1
 NEVER = 1 << 60
 FAR = 1e300
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import ZERO, is_free, pop, push
+from taccl.synthesis.heuristic.events import is_free, pop, push
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,13 +109,13 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
         Give up once the finish passes it, which the column of starts must have room for.
     """
     num_hops, num_slots = len(hops.slot), len(s.free)
-    finish = ZERO
+    finish = 0
     for t in range(num_hops):
         e, size = hops.slot[t], hops.units[hops.chunk[t]]
         for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
             s.resource_left[fabric.hold_resource[h]] += fabric.hold_alpha[h] + size * fabric.hold_beta[h]
-    num_events = ZERO
-    time = ZERO
+    num_events = 0
+    time = 0
     for t in range(num_hops):
         if hops.is_first[t]:
             _wait(fabric, hops, s, t, time)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.events import NO, ZERO, pop, push, tidy
+from taccl.synthesis.heuristic.events import pop, push, tidy
 from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, NONE, draw, reaches
 from taccl.synthesis.heuristic.timing_kernel import book, book_anew, charge, earliest, latest
 
@@ -84,7 +84,7 @@ def _grow(w: Work, now: State, t: int, noise: int) -> bool:
     n, k = arcs.num_ranks, trees.kind[t]
     pivot = _pivot(w, now, t)
     is_open = trees.is_open[trees.open_class[t]]
-    count, left = ZERO, 0
+    count, left = 0, 0
     for r in range(n):
         room.cost[r] = FAR
         room.paid[r] = 0.0
@@ -184,7 +184,7 @@ def _cost(w: Work, now: State, t: int, a: int, noise: int) -> float:
     at = room.when[tail]
     took = arcs.alpha[e] + units * arcs.beta[e]
     if k == 0:
-        when = earliest(arcs, now.calendar, e, units, at, NO) + took
+        when = earliest(arcs, now.calendar, e, units, at, False) + took
     else:
         when = took - latest(arcs, now.calendar, e, units, -at)
     joined = NONE
@@ -244,7 +244,7 @@ def _attach(w: Work, now: State, t: int, r: int) -> tuple[int, int]:
             now.start[m], now.end[m] = (end - took, end) if k == 0 else (-end, took - end)
             now.order[now.size[0]] = m
             now.size[0] += 1
-            book(arcs, calendar, e, units, now.start[m], m, NO)
+            book(arcs, calendar, e, units, now.start[m], m, False)
             if arcs.may_merge[e] and arcs.most_merged > 1:
                 room.following[m] = room.first[a]
                 room.first[a] = m

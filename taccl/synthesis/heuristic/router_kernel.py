@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import ZERO, pop, push, tidy
+from taccl.synthesis.heuristic.events import pop, push, tidy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -384,7 +384,7 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
         s.is_wanted[nets.target[i]] = True
         left += 1
     goes_everywhere = left == 0
-    count = ZERO
+    count = 0
     for i in range(nets.origin_of[c], nets.origin_of[c + 1]):
         r = nets.origin[i]
         s.cost[r] = 0.0

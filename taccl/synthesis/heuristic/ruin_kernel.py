@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.events import ZERO
 from taccl.synthesis.heuristic.improvement_state import NONE, draw, mark, reaches
 from taccl.synthesis.heuristic.timing_kernel import book_anew, charge, unbook
 
@@ -83,7 +82,7 @@ def _held_up_by(w: Work, now: State, m: int) -> int:
     e, k = now.link[m], now.kind[m]
     a = k * arcs.num_links + e
     tail = arcs.tail[a]
-    found, seen = NONE, ZERO
+    found, seen = NONE, 0
     took = now.end[m] - now.start[m]
     for h in range(arcs.hold_of[e], arcs.hold_of[e + 1]):
         q = arcs.resource[h]

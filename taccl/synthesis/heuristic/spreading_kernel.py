@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import ZERO, is_free, pop, push
+from taccl.synthesis.heuristic.events import is_free, pop, push
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,7 +137,7 @@ def spread_chunks(
     tiered = s.held.shape[0] > 1
     left = s.missing.sum()
     _look_everywhere(fabric, s)
-    time = ZERO
+    time = 0
     forced = False
     while left > 0:
         if s.scalar[SIGNAL]:

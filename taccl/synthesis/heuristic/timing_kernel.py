@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.events import NO, ZERO
 from taccl.synthesis.heuristic.improvement_state import NEVER
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def book_anew(w: Work, now: State, m: int) -> None:
     """Enter a send that carries more or less than before; note if that needs all to be timed again."""
     arcs, e = w.arcs, now.link[m]
     unbook(arcs, now.calendar, e, m)
-    fits = earliest(arcs, now.calendar, e, now.units[m], now.start[m], NO) == now.start[m]
+    fits = earliest(arcs, now.calendar, e, now.units[m], now.start[m], False) == now.start[m]
     for j in range(now.carries[m]):
         t = now.member[m, j]
         for r in range(arcs.num_ranks):
@@ -57,7 +56,7 @@ def book_anew(w: Work, now: State, m: int) -> None:
                 fits = fits and now.end[before] <= now.start[after]
     if not fits:
         w.room.reach[2] = 1
-    book(arcs, now.calendar, e, now.units[m], now.start[m], m, NO)
+    book(arcs, now.calendar, e, now.units[m], now.start[m], m, False)
 
 
 @inner
@@ -232,7 +231,7 @@ def _place(w: Work, now: State, mirrored: bool) -> None:
         a = k * num_links + e
         tail = arcs.tail[a]
         outward = (k == 1) == mirrored
-        begin = ZERO
+        begin = 0
         for j in range(now.carries[m]):
             t = now.member[m, j]
             if outward:

@@ -19,7 +19,7 @@ from taccl.synthesis.heuristic.improvement import Improvement, improve_schedule,
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.large import schedule_large
-from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
@@ -281,6 +281,20 @@ def test_a_search_without_success_ends():
     better, done = improve_schedule(first, turns=10**7)
     assert better == first
     assert done == f"{DEFAULTS.ruin.most_patience + 1} turns, 0 better, from {first.finish_us:.4g} us"
+
+
+def test_what_one_seed_does_not_find_another_may():
+    """Once a run has lost patience the next begins at the same schedule, with a seed of its own."""
+    problem = make_problem(topologies.mesh(3, 3), collectives.allreduce(9), chunk_bytes=MB)
+    first, found = schedule_large(problem, num_runs=1).expand(), []
+    for runs in (1, 6):
+        ruin = {"runs": runs, "least_patience": 10, "most_patience": 10}
+        limits = Limits(parameters=SearchParameters.from_dict({"ruin": ruin}))
+        found.append(improve_schedule(first, limits))
+    (alone, few), (best, many) = found
+    assert verify(best).ok
+    assert best.finish < alone.finish
+    assert int(few.split()[0]) < int(many.split()[0])
 
 
 def test_a_send_that_is_taken_over_has_one_link():
