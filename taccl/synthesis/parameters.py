@@ -276,11 +276,11 @@ class RuinParameters(_Group):
     most_routes: int = 40_000  # problems with more (trees times ranks) are left as they are
     most_merged: int = 16  # chunks in a send that is made
     most_holds: int = 4_096  # of one resource; a schedule that needs more is not found
-    runs: int = 4  # from one schedule, each with a seed of its own
+    runs: int = 2  # from one schedule, each with a seed of its own
     # So many sends over turns without a better finish end a run; within limits in turns.
-    patience_sends: int = 20_000_000
+    patience_sends: int = 10_000_000
     least_patience: int = 2_000
-    most_patience: int = 20_000
+    most_patience: int = 10_000
     # What the compiled search finds is improved in turns of so many sends in all, and so many turns at least.
     turn_sends: int = 6_000_000
     least_turns: int = 200
