@@ -47,7 +47,7 @@ def _table(value: object) -> object:
     return value
 
 
-def _as_list(value: object) -> object:
+def _as_list(value: object) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
@@ -142,6 +142,19 @@ class LinkEntry(_Rated):
         if self.own_port and several is None:
             raise ValueError("found own_port = true on a link between two ranks; leave it out")
         return self
+
+
+def _multicasts_beside_links(value: object) -> object:
+    """Where all of several destinations have a link of their own as well, one that multicasts is meant."""
+    if not isinstance(value, list):
+        return value
+    tables = [each for each in value if isinstance(each, dict)]
+    ends = [(_as_list(each.get("src")), _as_list(each.get("dst"))) for each in tables]
+    pairs = {(repr(src[0]), repr(dst[0])) for src, dst in ends if len(src) == len(dst) == 1}
+    for at, (table, (src, dst)) in enumerate(zip(tables, ends, strict=True)):
+        if len(src) == 1 < len(dst) and pairs.issuperset((repr(src[0]), repr(each)) for each in dst):
+            tables[at] = {"multicast": True, **table}
+    return tables if len(tables) == len(value) else value
 
 
 class ResourceEntry(_Costed):
@@ -240,7 +253,7 @@ class TopologyFile(BaseModel):
     launch_us: _Cost | None = None
     # Link by link; a fabric may also be cut by ranks_per_node.
     ranks_per_node: Annotated[list[_Count], BeforeValidator(_as_list), Field(min_length=1)] | None = None
-    link: list[LinkEntry] = []
+    link: Annotated[list[LinkEntry], BeforeValidator(_multicasts_beside_links)] = []
     resource: list[ResourceEntry] = []
     switch: list[SwitchEntry] = []
 

@@ -197,6 +197,18 @@ def test_a_multicast_is_said_to_be_one(load, fields, said):
         load(f"schema = 1\nranks_per_node = 3\n[[link]]\n{fields}\nbeta_us_per_mb = 1\n")
 
 
+def test_a_multicast_beside_links_of_its_own_is_one(load):
+    """With links 0 -> 1 and 0 -> 2 in the file, a third to both can only be one that multicasts."""
+    cost = "beta_us_per_mb = 1\n"
+    single = [f"[[link]]\nsrc = 0\ndst = {dst}\n{cost}" for dst in (1, 2)]
+    text = f"schema = 1\nranks_per_node = 3\n{{}}[[link]]\nsrc = 0\ndst = [1, 2]\n{cost}"
+    assert load(text.format("".join(single))).links[-1].dsts == (1, 2)
+    with pytest.raises(TopologyError, match="multicast = true"):
+        load(text.format(single[0]))
+    with pytest.raises(TopologyError, match="multicast = true on a link|several destinations"):
+        load((text + "multicast = false\n").format("".join(single)))
+
+
 def test_alpha_holds_no_port_for_longer_than_the_overhead(load):
     """Ports, cards and links are busy for 0.02 us, or what the file says, beside the bytes; alpha is on the way."""
     text = (
@@ -228,3 +240,11 @@ def test_overheads_and_launch_are_written_back(load, tmp_path):
     assert held == [
         sorted((h.alpha_us, h.beta_us_per_mb, h.side) for h in holds) for holds in topology.holds_of_link
     ]
+
+
+@pytest.mark.parametrize("name", ["ndv2x4", "ndv2x4-multicast", "dgx2x2"])
+def test_machines_of_other_experiments_are_read(shared_data, name):
+    """Four NDv2 nodes, with sends that reach several of them and without, and two DGX-2."""
+    topology = load_topology(shared_data / "te-ccl" / f"{name}.toml")
+    assert (topology.num_ranks, topology.num_nodes) == ((32, 2) if name == "dgx2x2" else (32, 4))
+    assert any(len(link.dsts) > 1 for link in topology.links) == name.endswith("multicast")
