@@ -53,8 +53,9 @@ def _no_cache_named(monkeypatch):
 
 
 @pytest.fixture
-def small(tmp_path):
-    """The kernels of SOURCE as a process sees them that has just begun."""
+def small(tmp_path, monkeypatch):
+    """The kernels of SOURCE as a process sees them that has just begun, without what Python compiled before."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     path = tmp_path / "small.py"
     path.write_text(SOURCE)
 

@@ -15,6 +15,7 @@ from taccl.baselines import BASELINES, baseline
 from taccl.errors import InputError
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.balanced import search_balanced
+from taccl.topology.recognise import dimensions
 
 if TYPE_CHECKING:
     from taccl.deadline import Deadline
@@ -39,17 +40,16 @@ def sums_are_small(problem: Problem) -> bool:
 def offer_baselines(search: Search) -> None:
     """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
-    arrivals = _arrivals(problem)
-    if arrivals > portfolio.baseline_arrivals or isinstance(search.best, CompactSchedule):
-        if not search.done:
-            left = search.deadline.left_s / portfolio.balanced_s_per_transfer
-            most = max(1, int(min(portfolio.balanced_transfers, left)))
+    if not _may_compete(problem, search.parameters) or isinstance(search.best, CompactSchedule):
+        if not (search.is_met or search.interrupted):
+            left_s = max(search.deadline.left_s, portfolio.baseline_least_s)
+            most = int(min(portfolio.balanced_transfers, left_s / portfolio.balanced_s_per_transfer))
             search_balanced(search, most_transfers=most, competes=True)
         return
     names = [name for name in BASELINES if name not in _APART]
     if sums_are_small(problem):  # those for small messages first
         names.reverse()
-    longest_s = moment_s(problem, search.parameters)
+    longest_s = competing_s(problem, search.parameters)
     for name in names:
         begun = time.monotonic()
         # What takes very little has its moment even where the search took all of the time.
@@ -63,18 +63,28 @@ def offer_baselines(search: Search) -> None:
         longest_s = max(longest_s, time.monotonic() - begun)
 
 
-def moment_s(problem: Problem, parameters: SearchParameters) -> float:
-    """About what a baseline takes that competes; 0 where none does."""
-    arrivals, portfolio = _arrivals(problem), parameters.portfolio
-    if arrivals > portfolio.baseline_arrivals:
-        return 0.0
-    links = len(problem.topology.links)
-    return arrivals * portfolio.baseline_s_per_arrival + links * portfolio.baseline_s_per_link
+def competing_s(problem: Problem, parameters: SearchParameters) -> float:
+    """About what `offer_baselines` takes for each of what it offers; 0 where that is nothing."""
+    portfolio, topology = parameters.portfolio, problem.topology
+    if _may_compete(problem, parameters):
+        each_s = portfolio.baseline_s_per_arrival
+        return _arrivals(problem) * each_s + len(topology.links) * portfolio.baseline_s_per_link
+    transfers = 2 * problem.collective.chunks_per_rank * topology.num_ranks**2
+    if transfers <= portfolio.balanced_transfers:
+        with suppress(InputError):  # the topology has no dimensions
+            dimensions(topology)
+            return transfers * portfolio.balanced_s_per_transfer
+    return 0.0
+
+
+def _may_compete(problem: Problem, parameters: SearchParameters) -> bool:
+    """Whether baselines do, and not only what is balanced over dimensions."""
+    return _arrivals(problem) <= parameters.portfolio.baseline_arrivals
 
 
 def ring_us(problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
     """When a ring finishes, if it may compete: infinity where it is too much to do by then, or it is none."""
-    if 0 < moment_s(problem, parameters) <= limit.left_s:
+    if _may_compete(problem, parameters) and competing_s(problem, parameters) <= limit.left_s:
         with suppress(InputError):  # it is not defined here
             ring = _as_asked("ring", problem)
             if verify(ring).ok:

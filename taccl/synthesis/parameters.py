@@ -102,7 +102,7 @@ class PortfolioParameters(_Group):
     baseline_arrivals: int = 6_000
     baseline_s_per_arrival: float = 3e-4
     baseline_s_per_link: float = 2e-5
-    baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
+    baseline_least_s: float = 0.25  # what takes less is tried once the time is over, too
     # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
     balanced_transfers: int = 2_000_000
     balanced_s_per_transfer: float = 5e-6

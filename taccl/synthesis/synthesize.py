@@ -31,7 +31,7 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
-from taccl.synthesis.competing import moment_s, offer_baselines, sums_apart, sums_are_small
+from taccl.synthesis.competing import competing_s, offer_baselines, sums_apart, sums_are_small
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
@@ -226,7 +226,7 @@ def _by_ranks(
     budget, competes = parameters.budget, backend in ("auto", "greedy")
     limit = limit.later(-budget.reserve_s).at_least(budget.least_s)
     search = Search(problem, options, limit, began_s=began)
-    is_small, moment = sums_are_small(problem), competes * moment_s(problem, parameters)
+    is_small, moment = sums_are_small(problem), competes * competing_s(problem, parameters)
     behind_s = max(plan.improving_s, min(moment, budget.improve_share * limit.left_s))
     try:
         if competes and is_small:

@@ -64,10 +64,10 @@ def _find(problem: Problem, deadline: Deadline) -> Symmetries:
 
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Element | None:
     """The symmetry that a rank permutation is of topology, collective and clauses; None where it is none."""
-    chunks = chunk_permutation(problem, ranks)
-    links = None if chunks is None else link_permutation(problem.topology, ranks)
+    links = link_permutation(problem.topology, ranks)
     resources = None if links is None else resource_permutation(problem.topology, links)
-    if chunks is None or links is None or resources is None:
+    chunks = None if resources is None else chunk_permutation(problem, ranks)  # which takes longest
+    if links is None or resources is None or chunks is None:
         return None
     clauses, node = problem.clauses, problem.topology.node_of_rank
     for clause in clauses.said("link", "chunk", "merge"):
