@@ -23,6 +23,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: tests wait for solvers and for processes that they start."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1
+
+
 _LEFT_OUT = pytest.StashKey[int]()
 _BEGAN = pytest.StashKey[float]()
 #: More CPU than this makes a test slow, with what it sets up.
