@@ -41,15 +41,16 @@ def offer_baselines(search: Search) -> None:
     """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     if not _may_compete(problem, search.parameters) or isinstance(search.best, CompactSchedule):
-        if not (search.is_met or search.interrupted):
-            left_s = max(search.deadline.left_s, portfolio.baseline_least_s)
-            most = int(min(portfolio.balanced_transfers, left_s / portfolio.balanced_s_per_transfer))
-            search_balanced(search, most_transfers=most, competes=True)
+        late = _balanced_s(problem, search.parameters) > max(
+            search.deadline.left_s, portfolio.balanced_least_s
+        )
+        if not (search.is_met or search.interrupted or late):
+            search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
     names = [name for name in BASELINES if name not in _APART]
     if sums_are_small(problem):  # those for small messages first
         names.reverse()
-    longest_s = competing_s(problem, search.parameters)
+    longest_s = competing_s(problem, search.deadline.left_s, search.parameters)
     for name in names:
         begun = time.monotonic()
         # What takes very little has its moment even where the search took all of the time.
@@ -63,18 +64,30 @@ def offer_baselines(search: Search) -> None:
         longest_s = max(longest_s, time.monotonic() - begun)
 
 
-def competing_s(problem: Problem, parameters: SearchParameters) -> float:
-    """About what `offer_baselines` takes for each of what it offers; 0 where that is nothing."""
-    portfolio, topology = parameters.portfolio, problem.topology
+def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
+    """About what `offer_baselines` takes for each of what it offers; 0 where there is nothing in time."""
     if _may_compete(problem, parameters):
-        each_s = portfolio.baseline_s_per_arrival
-        return _arrivals(problem) * each_s + len(topology.links) * portfolio.baseline_s_per_link
-    transfers = 2 * problem.collective.chunks_per_rank * topology.num_ranks**2
-    if transfers <= portfolio.balanced_transfers:
+        portfolio = parameters.portfolio
+        return (
+            _arrivals(problem) * portfolio.baseline_s_per_arrival
+            + len(problem.topology.links) * portfolio.baseline_s_per_link
+        )
+    balanced_s = _balanced_s(problem, parameters)
+    if balanced_s < left_s:
         with suppress(InputError):  # the topology has no dimensions
-            dimensions(topology)
-            return transfers * portfolio.balanced_s_per_transfer
+            dimensions(problem.topology)
+            return balanced_s
     return 0.0
+
+
+def _balanced_s(problem: Problem, parameters: SearchParameters) -> float:
+    """About what it takes to balance chunks over dimensions, once found; infinity where that is too much."""
+    portfolio, topology = parameters.portfolio, problem.topology
+    transfers = 2 * problem.collective.chunks_per_rank * topology.num_ranks**2
+    if transfers > portfolio.balanced_transfers:
+        return math.inf
+    links_s = len(topology.links) * portfolio.baseline_s_per_link
+    return transfers * portfolio.balanced_s_per_transfer + links_s
 
 
 def _may_compete(problem: Problem, parameters: SearchParameters) -> bool:
@@ -84,7 +97,7 @@ def _may_compete(problem: Problem, parameters: SearchParameters) -> bool:
 
 def ring_us(problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
     """When a ring finishes, if it may compete: infinity where it is too much to do by then, or it is none."""
-    if _may_compete(problem, parameters) and competing_s(problem, parameters) <= limit.left_s:
+    if _may_compete(problem, parameters) and competing_s(problem, limit.left_s, parameters) <= limit.left_s:
         with suppress(InputError):  # it is not defined here
             ring = _as_asked("ring", problem)
             if verify(ring).ok:

@@ -102,10 +102,11 @@ class PortfolioParameters(_Group):
     baseline_arrivals: int = 6_000
     baseline_s_per_arrival: float = 3e-4
     baseline_s_per_link: float = 2e-5
-    baseline_least_s: float = 0.25  # what takes less is tried once the time is over, too
+    baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
     # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
     balanced_transfers: int = 2_000_000
     balanced_s_per_transfer: float = 5e-6
+    balanced_least_s: float = 0.3  # once, what takes less is tried after the time is over, too
     # Up to so many moves contributions that ranks keep apart are searched too, in a share of the time.
     apart_moves: int = 10_000
     apart_share: float = 0.3
@@ -171,6 +172,7 @@ class SuggestingParameters(_Group):
     suggest_share: float = 0.25
     sketch_share: float = 0.7
     most_suggest_s: float = 20.0
+    suggest_s_per_move: float = 1.5e-6  # the first sketch; with less time none is suggested
     # After which no first suggestion is waited for where there is a schedule without.
     give_up_share: float = 0.5
     large_share: float = 0.5  # of the time that the compiled search has before anything is suggested

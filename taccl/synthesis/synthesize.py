@@ -226,8 +226,9 @@ def _by_ranks(
     budget, competes = parameters.budget, backend in ("auto", "greedy")
     limit = limit.later(-budget.reserve_s).at_least(budget.least_s)
     search = Search(problem, options, limit, began_s=began)
-    is_small, moment = sums_are_small(problem), competes * competing_s(problem, parameters)
-    behind_s = max(plan.improving_s, min(moment, budget.improve_share * limit.left_s))
+    is_small, most_s = sums_are_small(problem), budget.improve_share * limit.left_s
+    moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
+    behind_s = max(plan.improving_s, min(moment_s, most_s))
     try:
         if competes and is_small:
             offer_baselines(search)

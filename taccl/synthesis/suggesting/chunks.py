@@ -95,7 +95,8 @@ def choose_with_sketches(
     problems = _cut_into(suggesting.counts, whole)
     best, best_us = _soonest(problems, until, give_up, seed, progress, parameters)
     sketches: list[SketchProposal] = []
-    if suggests and is_unguided(problem, parameters):
+    late = effort(problem) * suggesting.suggest_s_per_move > until.left_s
+    if suggests and not late and is_unguided(problem, parameters):
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
         with suppress(InputError, OutOfTime):  # what a sketch cannot speak of
             found = suggest_for(
