@@ -15,6 +15,7 @@ import json
 import sys
 import warnings
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,15 +226,15 @@ def table(limit_s: float) -> Iterator[Row]:
             for at in (box, everyone)
         )
         ways: list[tuple[str, Callable[[], Schedule]]] = [
-            ("ring", lambda p=plain: baseline("ring", p)),
-            ("double tree", lambda p=plain: baseline("tree", p)),
-            ("halving-doubling", lambda p=plain: baseline("recursive", p)),
-            ("colocated servers", lambda p=at_workers: servers(p, levels="one")),
-            ("central box", lambda p=at_box: servers(p, levels="one")),
-            ("in-network", lambda p=plain: baseline("in-network", p)),
+            ("ring", partial(baseline, "ring", plain)),
+            ("double tree", partial(baseline, "tree", plain)),
+            ("halving-doubling", partial(baseline, "recursive", plain)),
+            ("colocated servers", partial(servers, at_workers, levels="one")),
+            ("central box", partial(servers, at_box, levels="one")),
+            ("in-network", partial(baseline, "in-network", plain)),
         ]
         if racks > 1:
-            ways.insert(5, ("two-level boxes", lambda p=at_box: servers(p, levels="two")))
+            ways.insert(5, ("two-level boxes", partial(servers, at_box, levels="two")))
         best = by_ranks = float("inf")
         for way, make in ways:
             schedule = checked(make())

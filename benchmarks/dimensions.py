@@ -120,7 +120,7 @@ def product(dims: str, ratio: float) -> dict[str, Any]:
     return row | {"missed": [what for what, is_missed in misses.items() if is_missed]}
 
 
-def along(fabric: Any, chunks: int, policy: str = "lp", size: int = SIZE) -> Any:
+def along(fabric: Any, chunks: int, policy: Any = "lp", size: int = SIZE) -> Any:
     """What goes along dimensions, implicit."""
     num_ranks = taccl.dimensions(fabric).num_ranks
     return taccl.synthesize_implicit(
@@ -142,7 +142,7 @@ def search(fabric: Any, size: int = SIZE) -> float:
 
 def effort() -> list[dict[str, Any]]:
     """The second part: seconds of CPU for 256 ranks send by send, and for implicit schedules."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     since = time.process_time()
     problem = taccl.make_problem(
         parse(f"multidim:{LISTED}"), "allreduce", size_bytes=SIZE, chunks_per_rank=CHUNKS

@@ -35,6 +35,7 @@ from taccl.sketch.upstream import load_problem
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
 __all__ = ["FIGURES", "Figure", "main", "run_case"]
@@ -126,7 +127,7 @@ def run_case(case: Case, collective: str, backend: str, limit_s: float) -> dict[
     return row
 
 
-def _schedule(case: Case, collective: str, backend: str, limit_s: float) -> Schedule:
+def _schedule(case: Case, collective: str, backend: str, limit_s: float) -> Schedule | CompactSchedule:
     folder = data_folder()
     problem = load_problem(
         folder / "sketch" / f"{case.sketch}.json",
@@ -182,7 +183,7 @@ def lower_256() -> Figure:
                   seconds <= LOWER_256_S)  # fmt: skip
 
 
-def _lowering_s(schedule: Schedule) -> float:
+def _lowering_s(schedule: Schedule | CompactSchedule) -> float:
     """Seconds of one core, whatever else the machine is busy with."""
     clock = time.process_time()
     lower(schedule)
