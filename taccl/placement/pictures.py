@@ -42,7 +42,7 @@ def matrices(placement: Placement, *, ax: Axes | None = None) -> Axes:
     ticks = [(count - 1) / 2, count + gap + (count - 1) / 2]
     ax.set_xticks(ticks, ["rank, in the order given", "rank, in the new order"])
     ax.set_ylabel("rank")
-    headline(ax, f"{placement.title}\n{placement.gain:.3g} times as fast")
+    headline(ax, f"{placement.title}\n{placement.faster}")
     return ax
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement"]
 
+#: Gains below are told in per cent.
+_LITTLE = 1.1
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placement:
@@ -69,12 +72,18 @@ class Placement:
         return self.before_us / self.after_us
 
     @property
+    def faster(self) -> str:
+        """The gain in words: per cent where it is little."""
+        little = self.gain < _LITTLE
+        return f"{self.gain - 1:.1%} faster" if little else f"{self.gain:.3g} times as fast"
+
+    @property
     def why(self) -> str:
         """What the new order gains, or why there is nothing to gain; and what limits it."""
         before, now = (f"{name} is busy {part:.0%} of the time" for name, part in self.limits)
         if self.order != self.given:
             proof = ", and no order is faster" if self.proven else ""
-            return f"{self.gain:.3g} times as fast{proof}; before, {before}; now, {now}"
+            return f"{self.faster}{proof}; before, {before}; now, {now}"
         known = "no order is faster than the one given" if self.proven else "no faster order was found"
         return f"nothing to gain: {known}; {now}"
 

@@ -15,7 +15,7 @@ from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
 from taccl.names import shown
-from taccl.topology.clusters import completed, levels
+from taccl.topology.clusters import asymmetry, completed, levels
 from taccl.topology.parts import exact_cost, hold_ends
 from taccl.topology.topology import TopologyBuilder
 from taccl.units import format_count
@@ -142,7 +142,7 @@ class Probe:
         """How much the two directions of a pair differ, as a part of their mean: the median of all pairs."""
         matrix = self.latency_us if self.latency_us is not None else self.bandwidth_gb_per_s
         assert matrix is not None
-        return float(np.nanmedian(np.abs(matrix - matrix.T) / ((matrix + matrix.T) / 2)))
+        return asymmetry(matrix)
 
     @checked
     def topology(

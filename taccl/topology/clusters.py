@@ -9,12 +9,17 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["completed", "levels", "nested_order"]
+__all__ = ["asymmetry", "completed", "levels", "nested_order"]
 
 #: Clusters are told apart where they are farther from each other than within by this factor; our choice.
 _APART = 1.2
 #: Hosts in racks, racks in pods, and one level more.
 _MOST_LEVELS = 3
+#: How often distances that say nothing may be taken for clusters, told by so many matrices of chance; of many
+#: hosts a few will do.
+_BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
+#: Of fewer hosts too few matrices differ: clusters must be apart by so many times what directions differ.
+_FEW, _NOISES = 8, 2.0
 
 
 def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
@@ -22,6 +27,8 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
 
     Hosts that are near each other on average are joined first (hierarchical clustering by average linkage).
     Where the next two to be joined are farther apart than all before by a factor, what was joined is a level.
+    There are none where clusters tell distances no better than they do where the same distances are dealt out
+    at random.
 
     Parameters
     ----------
@@ -35,13 +42,42 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     merges = _merges(distance)
     heights = np.maximum.accumulate(merges[:, 2])
     gaps = heights[1:] / np.maximum(heights[:-1], 1e-300)
-    apart = [k for k in np.argsort(-gaps, kind="stable")[:_MOST_LEVELS] if gaps[k] >= _APART]
+    least = _APART if len(distance) >= _FEW else max(_APART, 1 + _NOISES * asymmetry(distance))
+    apart = [k for k in np.argsort(-gaps, kind="stable")[:_MOST_LEVELS] if gaps[k] >= least]
+    if not apart or (len(distance) >= _FEW and _are_by_chance(distance)):
+        return []
     found = []
     for k in sorted(apart):
         labels = fcluster(merges, t=heights[k] * (1 + 1e-12), criterion="distance")
         _, first, which = np.unique(labels, return_index=True, return_inverse=True)
         found.append(np.argsort(np.argsort(first))[which].astype(np.int64))  # numbered as hosts come
     return found
+
+
+def asymmetry(matrix: NDArray[np.float64]) -> float:
+    """How much the two directions of a pair differ, as a part of their mean: the median of all pairs."""
+    differ = 2 * abs(matrix - matrix.T) / (matrix + matrix.T)
+    return float(np.nanmedian(differ[~np.eye(len(matrix), dtype=bool)]))
+
+
+def _are_by_chance(distance: NDArray[np.float64]) -> bool:
+    """Whether clusters are no more than noise: a permutation test of the cophenetic correlation.
+
+    References
+    ----------
+    R. R. Sokal and F. J. Rohlf, "The comparison of dendrograms by objective methods", Taxon 11 (1962).
+    """
+    from scipy.cluster.hierarchy import cophenet, linkage
+    from scipy.spatial.distance import squareform
+
+    def fit(pairs: NDArray[np.float64]) -> float:
+        return float(cophenet(linkage(pairs, "average"), pairs)[0])
+
+    count, rng = len(distance), np.random.default_rng(0)
+    pairs = squareform((distance + distance.T) / 2, checks=False)
+    deals = _DEALS if count < _MANY else round(1 / _BY_CHANCE) - 1
+    found = fit(pairs)
+    return sum(fit(rng.permutation(pairs)) >= found for _ in range(deals)) > _BY_CHANCE * deals
 
 
 def nested_order(distance: NDArray[np.float64]) -> list[int]:

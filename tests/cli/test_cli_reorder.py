@@ -49,6 +49,15 @@ def test_text_says_what_is_gained(matrix, capsys):
     assert "rank 0 to 3 on: " in out
 
 
+def test_slots_of_a_host_are_told_apart(tmp_path, capsys):
+    """Two ranks of each host: the second one is called so."""
+    path = tmp_path / "latency.csv"
+    path.write_text(MATRIX.replace("us,a,b,c,d", "us,a,b,a,b"))
+    assert run(["reorder", str(path), "--size", "8MB"]) == 0
+    order = capsys.readouterr().out.splitlines()[-1].split(": ")[1].split(" ")
+    assert sorted(order) == ["a:0", "a:1", "b:0", "b:1"]
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import taccl
 from taccl.errors import ExecutionError, InputError
 from taccl.placement.matrices import load_probe
-from taccl.placement.measuring import _batches, pairs_of_round
+from taccl.placement.measuring import _batches, _Rank, pairs_of_round
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,18 @@ def test_ranks_of_one_machine_take_turns():
     assert len(_batches(pairs, ["here"] * 6, {"here": 2})) == 3
     assert len(_batches(pairs, ["here"] * 6, {"here": 4})) == 2
     assert len(_batches(pairs, list("abcdef"), dict.fromkeys("abcdef", 1))) == 1
+
+
+def test_small_messages_that_were_held_up_make_no_link_infinitely_fast():
+    """A large message takes half of there and back at least."""
+    rank = _Rank.__new__(_Rank)
+    rank.comm, rank.small, rank.large = SimpleNamespace(rank=0), np.zeros(1), np.zeros(10**6)
+    rank.repetitions = 20
+    took_s = {1: 300e-6, 10**6: 100e-6}
+    rank._there_and_back = lambda partner, begins, message, count: np.full(count, took_s[len(message)])
+    latency_us, gb_per_s, _ = rank._both_ways((0, 1))
+    assert latency_us == pytest.approx(150)
+    assert gb_per_s == pytest.approx(20)  # 1 MB in half of 100 us
 
 
 @pytest.mark.slow

@@ -156,7 +156,12 @@ def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namesp
 
 
 def _text(found: taccl.Placement, hosts: list[str]) -> str:
-    order = " ".join(hosts[slot] if hosts else str(slot) for slot in found.order)
+    names = [
+        # Of several slots of a host the number tells which.
+        host if hosts.count(host) == 1 else f"{host}:{hosts[:slot].count(host)}"
+        for slot, host in enumerate(hosts)
+    ] or [*map(str, range(found.topology.num_ranks))]
+    order = " ".join(names[slot] for slot in found.order)
     lines = [found.title, table(found.times, indent="  "), f"  {found.why}"]
     lines += [f"  note: {note}" for note in found.topology.notes]
     return "\n".join([*lines, "", f"rank 0 to {len(found.order) - 1} on: {order}"])
