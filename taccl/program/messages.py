@@ -164,14 +164,10 @@ _OWN, _COPY = -1, -2
 class NamedSums:
     """What ranks start with, and sum up at the end, where a schedule names the contributions it carries.
 
-    Parameters
-    ----------
-    own : list of dict of int to Value
-        What each rank contributes to each chunk.
-    copies : list of list of Value
-        Copies of these where results are to be, which arrivals are added to.
-    results : list of list of (Value, list of Value)
-        Results of each rank that are summed up at the end, and of what.
+    - `own` (list of dict of int to Value): What each rank contributes to each chunk.
+    - `copies`: Copies of these where results are to be, which arrivals are added to.
+    - `results` (list of list of (Value, list of Value)): Results of each rank that are summed up at the end,
+      and of what.
     """
 
     own: list[dict[int, Value]]
@@ -232,12 +228,9 @@ def follow_named(
 class _SumPlan:
     """Who reads which arrivals: parts that are sent on, by id, and results.
 
-    Attributes
-    ----------
-    readers : dict of (rank, chunk) to list of _Reader
-    results : dict of (rank, chunk) to _Reader
-    reads : dict of int to _Reader
-        Of every part that somebody reads where it arrives.
+    - `readers`: dict of (rank, chunk) to list of _Reader.
+    - `results`: dict of (rank, chunk) to _Reader.
+    - `reads` (dict of int to _Reader): Of every part that somebody reads where it arrives.
     """
 
     def __init__(

@@ -22,12 +22,8 @@ def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> 
 
     A power of two, as sizes divide by those.
 
-    Parameters
-    ----------
-    gb_per_s : float
-        What the program's fastest link carries, over one channel if there is one instance.
-    chunk_bytes : int
-        The least chunk.
+    - `gb_per_s`: What the program's fastest link carries, over one channel if there is one instance.
+    - `chunk_bytes`: The least chunk.
     """
     needed = 2 ** ceil(log2(max(gb_per_s / CHANNEL_GB_PER_S, 1)))
     threadblocks = [tb for rank in program.ranks for tb in rank.threadblocks]

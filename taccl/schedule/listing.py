@@ -25,14 +25,10 @@ if TYPE_CHECKING:
 class Tasks:
     """Tasks, what they hold, and what they wait for; all in ticks.
 
-    Attributes
-    ----------
-    duration : list of int
-        From the start of each task to its end.
-    holds : list of list of (resource, begin, until)
-        Each resource is held from `begin` until `until` after the task's start.
-    after : list of list of (task, gap)
-        Those that start no sooner than `gap` after the task does.
+    - `duration`: From the start of each task to its end.
+    - `holds` (list of list of (resource, begin, until)): Each resource is held from `begin` until `until`
+      after the task's start.
+    - `after` (list of list of (task, gap)): Those that start no sooner than `gap` after the task does.
     """
 
     duration: list[int] = field(default_factory=list)
@@ -63,10 +59,7 @@ class Tasks:
     def order(self) -> list[int]:
         """Tasks, each after all that it waits for.
 
-        Raises
-        ------
-        ValueError
-            If some wait for each other.
+        Raises `ValueError` if some wait for each other.
         """
         waiting = self._waiting()
         found = [task for task, count in enumerate(waiting) if not count]
@@ -166,12 +159,8 @@ class Tasks:
 def released(problem: Problem, schedule: Schedule) -> Schedule:
     """A schedule with releases and due times heeded: the same sends, started anew, urgent ones first.
 
-    Parameters
-    ----------
-    problem : Problem
-        That of the schedule, but for when things are there and due.
-    schedule : Schedule
-        Whose sends and what each of them carries are kept.
+    - `problem`: That of the schedule, but for when things are there and due.
+    - `schedule`: Whose sends and what each of them carries are kept.
     """
     order = Precedence(
         problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,

@@ -62,19 +62,12 @@ def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
 class Pattern(NamedTuple):
     """Sends seen from place 0, in order of start; a row each.
 
-    Parameters
-    ----------
-    item : int32
-        Which of place 0's chunks: of an alltoall ``offset * chunks_per_rank + piece``, where the offset is
-        the destination's place, else just the piece. Of a sum, place 0 is its root.
-    src, dst : int32
-        Places.
-    link_class : int32
-        The class of the link between them.
-    start : int64
-        Ticks.
-    reduce : bool
-        Whether the chunk is added to what the destination holds.
+    - `item`: Which of place 0's chunks: of an alltoall ``offset * chunks_per_rank + piece``, where the offset
+      is the destination's place, else just the piece. Of a sum, place 0 is its root.
+    - `src`, `dst`: Places.
+    - `link_class`: The class of the link between them.
+    - `start`: Ticks.
+    - `reduce`: Whether the chunk is added to what the destination holds.
     """
 
     item: NDArray[np.int32]

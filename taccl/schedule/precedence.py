@@ -108,38 +108,22 @@ def _ranks_of(bits: int) -> Iterator[int]:
 class Precedence:
     """Sends in their order, and their waits.
 
-    Parameters
-    ----------
-    problem, own : Problem
-        Whose costs say how long waits take, and which the times are of.
-    chunk, link, group, reduce : (num_transfers,) array
-        As in `make_schedule`.
-    contributions : sequence of collection of int, optional
-        The ranks whose sum each transfer carries, where a schedule keeps what arrives apart.
-    start : (num_transfers,) array
-        Tentative starts in ticks of `own`, of which a send's is its latest; or (`places`) places in a
-        sequence: sends take resources in this order, and read what came before.
-    end : (num_transfers,) array, optional
-        By default a send ends when it has taken its time.
-    impose : bool
-        Whether times are tentative: where a clause asks for own chunks first, and the order has them first,
-        they go first by the gap that it asks for, even if the times do not have it.
+    - `problem`, `own`: Whose costs say how long waits take, and which the times are of.
+    - `chunk`, `link`, `group`, `reduce`, (num_transfers,) array: As in `make_schedule`.
+    - `contributions`: The ranks whose sum each transfer carries, where a schedule keeps what arrives apart.
+    - `start`, (num_transfers,) array: Tentative starts in ticks of `own`, of which a send's is its latest;
+      or (`places`) places in a sequence: sends take resources in this order, and read what came before.
+    - `end`, (num_transfers,) array: By default a send ends when it has taken its time.
+    - `impose`: Whether times are tentative: where a clause asks for own chunks first, and the order has them
+      first, they go first by the gap that it asks for, even if the times do not have it.
+    - `num_sends`, `num_events` (int): Sends come first, in order of their groups, then joins.
+    - `link`, `start`, `end`, `duration`, (num_sends,) list of int: The times are the given ones; durations
+      follow the costs of `problem`.
+    - `transfers`, (num_sends,) list of list of int: What travels in each send.
+    - `uses` (mapping of resource to list of Use): In order.
 
-    Attributes
-    ----------
-    num_sends, num_events : int
-        Sends come first, in order of their groups, then joins.
-    link, start, end, duration : (num_sends,) list of int
-        The times are the given ones; durations follow the costs of `problem`.
-    transfers : (num_sends,) list of list of int
-        What travels in each send.
-    uses : mapping of resource to list of Use
-        In order.
-
-    Raises
-    ------
-    InputError
-        If transfers of one group are not one send, or a chunk is sent from a rank where it never is.
+    Raises `InputError` if transfers of one group are not one send, or a chunk is sent from a rank where it
+    never is.
     """
 
     def __init__(

@@ -206,19 +206,12 @@ def make_schedule(
 ) -> Schedule:
     """A schedule from columns in any order; groups are renumbered in order of start.
 
-    Parameters
-    ----------
-    chunk, link, start, end, producer
-        As in `Schedule`.
-    group, reduce : array_like, optional
-        Default: every transfer is a send of its own; nothing is reduced, or what lacks `contributions`.
-    contributions : sequence of collection of int, optional
-        Of a combining collective: the ranks whose sum each transfer carries, see `Schedule`.
+    - `chunk`, `link`, `start`, `end`, `producer`: As in `Schedule`.
+    - `group`, `reduce`: Default: every transfer is a send of its own; nothing is reduced, or what lacks
+      `contributions`.
+    - `contributions`: Of a combining collective: the ranks whose sum each transfer carries, see `Schedule`.
 
-    Raises
-    ------
-    InputError
-        If a column holds anything but numbers in its range, or the columns differ in length.
+    Raises `InputError` if a column holds anything but numbers in its range, or the columns differ in length.
     """
     given: dict[str, Any] = {"chunk": chunk, "link": link, "start": start, "end": end}
     given |= {name: each for name, each in (("group", group), ("reduce", reduce)) if each is not None}

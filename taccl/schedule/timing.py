@@ -36,21 +36,16 @@ def exact_times(
 ) -> Schedule:
     """The schedule in which every send starts as early as data, resources and the given order allow.
 
-    Parameters
-    ----------
-    chunk, link, group, reduce, contributions : (num_transfers,) array_like
-        As in `make_schedule`.
-    starts : (num_transfers,) array_like of int, optional
-        Tentative starts in ticks: the order on each resource is that of the holds they imply. They need
-        not be exact, and times in the result are never later when they were valid.
-    sequence : (num_transfers,) array_like of int, optional
-        Instead of `starts`: sends take their resources in this order, and read what came before.
+    - `chunk`, `link`, `group`, `reduce`, `contributions`, (num_transfers,) array_like: As in
+      `make_schedule`.
+    - `starts`, (num_transfers,) array_like of int: Tentative starts in ticks: the order on each resource is
+      that of the holds they imply. They need not be exact, and times in the result are never later when they
+      were valid.
+    - `sequence`, (num_transfers,) array_like of int: Instead of `starts`: sends take their resources in this
+      order, and read what came before.
 
-    Raises
-    ------
-    ValueError
-        If a merged send has two links, a chunk is sent from where it never is, or the order contradicts
-        itself.
+    Raises `ValueError` if a merged send has two links, a chunk is sent from where it never is, or the order
+    contradicts itself.
     """
     if (starts is None) == (sequence is None):
         raise ValueError("give either starts or sequence")

@@ -43,13 +43,9 @@ def apply(
 ) -> Problem:
     """The problem that a sketch makes of a topology and a collective; parameters as in `Sketch.apply`.
 
-    Raises
-    ------
-    SketchError
-        If the sketch does not fit the topology, names what is not there, has a symmetry that the topology
-        lacks, or keeps a chunk from a destination.
-    CollectiveError
-        If the sizes do not fit the collective.
+    Raises `SketchError` if the sketch does not fit the topology, names what is not there, has a symmetry that
+    the topology lacks, or keeps a chunk from a destination. `CollectiveError` if the sizes do not fit the
+    collective.
     """
     if chunk_size is not None and size is not None:
         raise SketchError("found both a chunk size and a size; give one", where="chunk_size, size")

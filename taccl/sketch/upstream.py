@@ -58,23 +58,15 @@ def load_problem(
 ) -> Problem:
     """The problem of a sketch on an upstream topology file.
 
-    Parameters
-    ----------
-    sketch, topology : path
-        Upstream files; the sketch may be a `Sketch`, or any other that `load_sketch` takes.
-    collective : str or Collective
-        A name uses the sketch's chunk partitioning, unless `chunks_per_rank` is given.
-    cost_model : {"upstream", "physical"}
-        The file's costs as the published tool uses them, or the machine that the file names.
-    nodes : int, optional
-        Rescale the sketch to so many nodes.
-    chunk_size, size : int or str, optional
-        Without either, an upstream cost model leaves ``size_bytes`` unknown, and a physical one takes the
-        chunk size from the file's name, where 1MB is 2**20 bytes.
-    time_unit_us : number, optional
-        Microseconds in the file's unit of time; one unless given.
-    root, roots
-        As `taccl.collectives.make` takes them.
+    - `sketch`, `topology`: Upstream files; the sketch may be a `Sketch`, or any other that `load_sketch`
+      takes.
+    - `collective`: A name uses the sketch's chunk partitioning, unless `chunks_per_rank` is given.
+    - `cost_model`: The file's costs as the published tool uses them, or the machine that the file names.
+    - `nodes`: Rescale the sketch to so many nodes.
+    - `chunk_size`, `size`: Without either, an upstream cost model leaves ``size_bytes`` unknown, and a
+      physical one takes the chunk size from the file's name, where 1MB is 2**20 bytes.
+    - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
+    - `root`, `roots`: As `taccl.collectives.make` takes them.
     """
     if cost_model not in ("upstream", "physical"):
         raise SketchError(f"found {cost_model!r}; expected 'upstream' or 'physical'", where="cost_model")

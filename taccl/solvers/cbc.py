@@ -91,10 +91,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 def _executable() -> str:
     """Where CBC is.
 
-    Raises
-    ------
-    FileNotFoundError
-        If neither PuLP nor the PATH has one.
+    Raises `FileNotFoundError` if neither PuLP nor the PATH has one.
     """
     try:
         import pulp

@@ -42,10 +42,7 @@ _NOTHING = 1e40  # what engines write where they have no solution, or no bound, 
 class Control:
     """What a running task may ask of its worker.
 
-    Attributes
-    ----------
-    version : str
-        Of the engine that works on it, once the task knows.
+    - `version` (str): Of the engine that works on it, once the task knows.
     """
 
     def __init__(

@@ -23,21 +23,14 @@ __all__ = ["LinearModel", "MilpModel"]
 class LinearModel:
     """A linear model as read-only arrays, over V variables, N rows and Z nonzeros.
 
-    Attributes
-    ----------
-    cost, lower, upper : (V,) float64
-        Objective coefficients, to be minimised; bounds, with -inf and inf where there is none.
-    integer : (V,) bool
-        Which variables are whole numbers.
-    row_start : (N + 1,) int64
-        Row n has the nonzeros ``row_start[n]:row_start[n + 1]``.
-    column, coefficient : (Z,) int64, float64
-        The variable and the factor of each nonzero; each variable at most once in a row.
-    row_lower, row_upper : (N,) float64
-        Bounds on each row's sum.
-    row_tag : (N,) int64
-        Which of `tag_names` the row carries.
-    tag_names : tuple of str
+    - `cost`, `lower`, `upper`, (V,) float64: Objective coefficients, to be minimised; bounds, with -inf and
+      inf where there is none.
+    - `integer`, (V,) bool: Which variables are whole numbers.
+    - `row_start`, (N + 1,) int64: Row n has the nonzeros ``row_start[n]:row_start[n + 1]``.
+    - `column`, `coefficient`, (Z,) int64, float64: The variable and the factor of each nonzero; each
+      variable at most once in a row.
+    - `row_lower`, `row_upper`, (N,) float64: Bounds on each row's sum.
+    - `row_tag`, (N,) int64: Which of `tag_names` the row carries.
     """
 
     cost: np.ndarray
@@ -84,11 +77,9 @@ class LinearModel:
     def violations(self, values: np.ndarray, tolerance: float = 1e-6) -> list[str]:
         """What a point breaks, one sentence each; empty if it is feasible.
 
-        Parameters
-        ----------
-        values : (V,) float64
-        tolerance : float
-            Allowed on bounds and integrality, and on rows relative to the larger of 1 and their bound.
+        - `values`: (V,) float64.
+        - `tolerance`: Allowed on bounds and integrality, and on rows relative to the larger of 1 and their
+          bound.
         """
         if values.shape != (self.num_variables,):
             return [f"a point has shape {values.shape}; expected ({self.num_variables},)"]
@@ -144,10 +135,7 @@ class MilpModel:
     ) -> int:
         """The number of a new variable.
 
-        Raises
-        ------
-        ValueError
-            If a bound is not a number or the cost is not finite.
+        Raises `ValueError` if a bound is not a number or the cost is not finite.
         """
         if math.isnan(lower) or math.isnan(upper) or not math.isfinite(cost):
             raise ValueError(f"a variable has bounds {lower} to {upper} and cost {cost}; expected numbers")
@@ -164,17 +152,11 @@ class MilpModel:
     ) -> int:
         """The number of a new row ``lower <= sum(factor * variable) <= upper``.
 
-        Parameters
-        ----------
-        terms : iterable of (factor, variable)
-            A variable that comes twice gets the sum of its factors; factors of zero are dropped.
-        tag : str
-            Where the row comes from.
+        - `terms` (iterable of (factor, variable)): A variable that comes twice gets the sum of its factors;
+          factors of zero are dropped.
+        - `tag`: Where the row comes from.
 
-        Raises
-        ------
-        ValueError
-            If a variable does not exist, a factor is not finite or a bound is not a number.
+        Raises `ValueError` if a variable does not exist, a factor is not finite or a bound is not a number.
         """
         sums: dict[int, float] = {}
         for factor, variable in terms:

@@ -183,10 +183,8 @@ class Process:
 class Workers:
     """Every worker of this process: the idle ones by family, and all, to end them at exit.
 
-    Attributes
-    ----------
-    folder : str, optional
-        For the folders of their temporary files, where another process removes these in the end.
+    - `folder` (str): For the folders of their temporary files, where another process removes these in the
+      end.
     """
 
     def __init__(self) -> None:

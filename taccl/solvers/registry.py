@@ -33,18 +33,10 @@ _THROUGH_PULP = ("pulp", "pulp_solver")
 class SolverInfo:
     """One solver, as this machine has it.
 
-    Attributes
-    ----------
-    name : str
-        What `taccl.solvers.solver.solve` takes.
-    available : bool
-    version : str or None
-    licence : str or None
-        A few words on the licence it would run under.
-    licence_ends : str or None
-        ISO date, where the licence has an end.
-    why_not : str or None
-        Why it is not available.
+    - `name`: What `taccl.solvers.solver.solve` takes.
+    - `licence`: A few words on the licence it would run under.
+    - `licence_ends`: ISO date, where the licence has an end.
+    - `why_not`: Why it is not available.
     """
 
     name: str
@@ -66,12 +58,8 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
     What comes after ``pulp:`` is looked up in PuLP's own list, which a worker reads once. Without PuLP any
     name passes: the solver is then unavailable.
 
-    Parameters
-    ----------
-    others : sequence of str
-        What the caller admits besides, to be listed with the solvers.
-    where : str
-        The argument that the name came from.
+    - `others`: What the caller admits besides, to be listed with the solvers.
+    - `where`: The argument that the name came from.
     """
     if name.lower() in (PULP_PREFIX, PULP_PREFIX[:-1]) and (here := _names_of_pulp("availability")):
         raise InputError(

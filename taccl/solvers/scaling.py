@@ -42,19 +42,11 @@ class NotScalableError(ValueError):
 class WholeModel:
     """Minimise ``cost @ y`` over whole y; variable v of the linear model is ``y[v] / step[v]``.
 
-    Attributes
-    ----------
-    cost : list of int
-        Objective times `cost_scale`.
-    lower, upper : list of int
-    open_lower, open_upper : (V,) bool
-        Where `HORIZON` stands in for an infinite bound.
-    rows : list of (variables, factors, lower, upper)
-        Bounds are None where infinite.
-    step : list of int
-        1 for whole variables, `grid` for continuous ones.
-    exact : bool
-        Whether an optimum of the linear model lies on the grid.
+    - `cost`: Objective times `cost_scale`.
+    - `open_lower`, `open_upper`, (V,) bool: Where `HORIZON` stands in for an infinite bound.
+    - `rows` (list of (variables, factors, lower, upper)): Bounds are None where infinite.
+    - `step`: 1 for whole variables, `grid` for continuous ones.
+    - `exact`: Whether an optimum of the linear model lies on the grid.
     """
 
     cost: list[int]
@@ -72,10 +64,7 @@ class WholeModel:
 def to_whole_numbers(model: LinearModel) -> WholeModel:
     """The model in whole numbers.
 
-    Raises
-    ------
-    NotScalableError
-        If a number has too many digits, or a row's sum could pass 2**62.
+    Raises `NotScalableError` if a number has too many digits, or a row's sum could pass 2**62.
     """
     grid, exact = _grid(model)
     step = np.where(model.integer, 1, grid).tolist()

@@ -50,26 +50,17 @@ class Progress:
 class Solution:
     """What a solver made of a model.
 
-    Attributes
-    ----------
-    solver, version : str
-        Which solver; its version, empty if it never said.
-    status : str
-        One of `STATUSES`.
-    objective : float or None
-        The cost of `values`.
-    bound : float or None
-        No point of the model costs less, by the solver's word.
-    values : (V,) float64 or None
-        Vetted against the model; whole where the model says so. Always there when "optimal" or "feasible";
-        the best known point, if any, when "interrupted", "crashed" or "out-of-memory".
-    seconds : float
-        The whole call.
-    first_feasible_s : float or None
-        When the solver first reported a point, if it tells.
-    message : str
-        For a person: what happened, or what to know about the answer.
-    progress : tuple of (seconds, objective, bound)
+    - `solver`, `version`: Which solver; its version, empty if it never said.
+    - `status`: One of `STATUSES`.
+    - `objective`: The cost of `values`.
+    - `bound`: No point of the model costs less, by the solver's word.
+    - `values`, (V,) float64 or None: Vetted against the model; whole where the model says so. Always there
+      when "optimal" or "feasible"; the best known point, if any, when "interrupted", "crashed" or
+      "out-of-memory".
+    - `seconds`: The whole call.
+    - `first_feasible_s`: When the solver first reported a point, if it tells.
+    - `message`: For a person: what happened, or what to know about the answer.
+    - `progress`: tuple of (seconds, objective, bound).
     """
 
     solver: str
@@ -99,29 +90,16 @@ def solve(
 ) -> Solution:
     """The solution that a solver finds; whatever the solver does becomes a status, not an exception.
 
-    Parameters
-    ----------
-    solver : str
-        One of `taccl.solvers.registry.known_solvers`, or ``pulp:NAME``.
-    time_limit_s : float
-        Without time, which is zero or less, the answer is "no-solution".
-    threads : int
-        At least 1.
-    relative_gap : float
-        Stop once (objective - bound) / objective is no larger.
-    hint : (V,) float64, optional
-        A point to start from, nan where unknown. It need not be feasible.
-    memory_limit_mb : int, optional
-        See `taccl.solvers.worker.start_task`.
-    log : bool
-        Let the solver print its log to standard error.
-    on_progress : callable, optional
-        Called in this thread while the solver runs.
+    - `solver`: One of `taccl.solvers.registry.known_solvers`, or ``pulp:NAME``.
+    - `time_limit_s`: Without time, which is zero or less, the answer is "no-solution".
+    - `threads`: At least 1.
+    - `relative_gap`: Stop once (objective - bound) / objective is no larger.
+    - `hint`, (V,) float64: A point to start from, nan where unknown. It need not be feasible.
+    - `memory_limit_mb`: See `taccl.solvers.worker.start_task`.
+    - `log`: Let the solver print its log to standard error.
+    - `on_progress`: Called in this thread while the solver runs.
 
-    Raises
-    ------
-    InputError
-        If the solver is unknown, the hint does not fit the model, or a number makes no sense.
+    Raises `InputError` if the solver is unknown, the hint does not fit the model, or a number makes no sense.
     """
     require_known(solver)
     if not math.isfinite(time_limit_s):

@@ -20,15 +20,11 @@ _LENGTH_BYTES = 8
 def encode(message: dict[str, Any]) -> bytes:
     """A message as bytes: the length of its JSON document, the document, the archive if there are arrays.
 
-    Parameters
-    ----------
-    message : dict
-        JSON values and numpy arrays, nested as needed. Tuples arrive as lists, numpy scalars as numbers.
+    - `message`: JSON values and numpy arrays, nested as needed. Tuples arrive as lists, numpy scalars as
+      numbers.
 
-    Raises
-    ------
-    TypeError
-        If a value is neither a JSON value nor an array of numbers, booleans or text, or a key is not text.
+    Raises `TypeError` if a value is neither a JSON value nor an array of numbers, booleans or text, or a key
+    is not text.
     """
     arrays: list[np.ndarray] = []
     document = json.dumps(_plain(message, arrays)).encode()

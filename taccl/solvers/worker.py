@@ -38,19 +38,12 @@ _KILLED_S = 2.0  # until a killed process is gone
 class Outcome:
     """How a task ended.
 
-    Attributes
-    ----------
-    status : str
-        "done" (`result` is what the function returned), "crashed", "out-of-memory", "timed-out" (killed
-        because it overran its time limit), or "interrupted" (Ctrl-C or `Task.kill`).
-    result : dict or None
-        What the function returned; present unless the task died.
-    last_progress : dict or None
-        The last news the task sent.
-    message : str
-        What happened, for a person; empty when done.
-    seconds : float
-        From `start_task` until the outcome was known.
+    - `status`: "done" (`result` is what the function returned), "crashed", "out-of-memory", "timed-out"
+      (killed because it overran its time limit), or "interrupted" (Ctrl-C or `Task.kill`).
+    - `result`: What the function returned; present unless the task died.
+    - `last_progress`: The last news the task sent.
+    - `message`: What happened, for a person; empty when done.
+    - `seconds`: From `start_task` until the outcome was known.
     """
 
     status: Status
@@ -63,10 +56,7 @@ class Outcome:
 class Task:
     """A task, once it has begun in a worker process; see `start_task` for what it takes.
 
-    Attributes
-    ----------
-    is_running : bool
-        Whether the worker has read the task, so that it can be asked to stop.
+    - `is_running` (bool): Whether the worker has read the task, so that it can be asked to stop.
     """
 
     def __init__(
@@ -104,10 +94,7 @@ class Task:
     def wait(self, timeout_s: float | None = None, *, quietly: bool = False) -> Outcome | None:
         """The outcome, or None if not known within `timeout_s`; hands news to `on_progress` meanwhile.
 
-        Parameters
-        ----------
-        quietly : bool
-            Keep news to itself.
+        - `quietly`: Keep news to itself.
         """
         if os.getpid() != self._owner_pid:
             return Outcome("crashed", message="the task belongs to another process")
@@ -183,34 +170,20 @@ class Task:
 def start_task(family: str, function: str, payload: dict[str, Any], **options: Any) -> Task:
     """A task that has begun in a worker process.
 
-    Parameters
-    ----------
-    family : str
-        Which worker: one of `FAMILIES`.
-    function : str
-        ``"taccl.package.module:name"``. It is called in the worker as ``function(payload, control)``, where
-        `control` is a `taccl.solvers.child.Control`, and returns a dict. Where a library of its module's
-        ``LIBRARIES`` does not load, the result says so: a status "unavailable", and a message.
-    payload : dict
-        JSON values and numpy arrays; what the function returns is limited to the same.
-    **options
-        Of the following, the first is needed.
-    time_limit_s : float
-        The function should return by itself; a few seconds past this its process is killed.
-    memory_limit_mb : int, optional
-        How much the task may add to the worker's address space, in units of 10**6 bytes, where the platform
-        can enforce it.
-    on_progress : callable, optional
-        Gets what the function gives to ``control.progress``; called from `Task.wait`.
-    log : bool
-        Let native libraries print to standard error.
+    - `family`: Which worker: one of `FAMILIES`.
+    - `function`: ``"taccl.package.module:name"``. It is called in the worker as ``function(payload,
+      control)``, where `control` is a `taccl.solvers.child.Control`, and returns a dict. Where a library of
+      its module's ``LIBRARIES`` does not load, the result says so: a status "unavailable", and a message.
+    - `payload`: JSON values and numpy arrays; what the function returns is limited to the same.
+    - `**options`: Of the following, the first is needed.
+    - `time_limit_s`: The function should return by itself; a few seconds past this its process is killed.
+    - `memory_limit_mb`: How much the task may add to the worker's address space, in units of 10**6 bytes,
+      where the platform can enforce it.
+    - `on_progress`: Gets what the function gives to ``control.progress``; called from `Task.wait`.
+    - `log`: Let native libraries print to standard error.
 
-    Raises
-    ------
-    InputError
-        If the family is unknown, or a limit makes no sense.
-    TypeError
-        If the payload cannot be sent.
+    Raises `InputError` if the family is unknown, or a limit makes no sense. `TypeError` if the payload cannot
+    be sent.
     """
     task = Task(family, function, payload, **options)
     task.hand_over()

@@ -58,14 +58,9 @@ def throughput(
 ) -> tuple[Fraction, CutDual] | None:
     """The bound in ticks and its witness; None where nothing crosses any set.
 
-    Parameters
-    ----------
-    in_network : bool
-        Whether switches are granted to reduce.
-    budget_s : float
-        When to stop solving programs, and looking for further sets.
-    known : int
-        A bound in ticks that is known already: what says less need not be found.
+    - `in_network`: Whether switches are granted to reduce.
+    - `budget_s`: When to stop solving programs, and looking for further sets.
+    - `known`: A bound in ticks that is known already: what says less need not be found.
     """
     deadline = time.monotonic() + budget_s
     sets = _sets(volume, symmetries, in_network=in_network)

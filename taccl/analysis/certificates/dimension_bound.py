@@ -40,14 +40,9 @@ _FINEST_PRICE = 10**6
 class DimensionBound:
     """A lower bound on the finish of every algorithm along dimensions, bandwidth only.
 
-    Parameters
-    ----------
-    size_bytes : int
-        As nccl-tests counts it.
-    prices : tuple of Fraction
-        Of every dimension, together 1: what a microsecond of it counts.
-    fixed : Fraction
-        Microseconds where all data takes the dimensions in their own order.
+    - `size_bytes`: As nccl-tests counts it.
+    - `prices`: Of every dimension, together 1: what a microsecond of it counts.
+    - `fixed`: Microseconds where all data takes the dimensions in their own order.
     """
 
     dims: Dimensions

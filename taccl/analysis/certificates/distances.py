@@ -143,10 +143,7 @@ class Distances:
     def heads(self, c: int, *, units: int | None = None) -> NDArray[np.float64]:
         """(num_ranks,) earliest arrival of the chunk at every rank; inf where it cannot come.
 
-        Parameters
-        ----------
-        units : int, optional
-            As if the chunk, and what it is made from, had this size.
+        - `units`: As if the chunk, and what it is made from, had this size.
         """
         starts = self.origins(c, units=units)
         if not starts:

@@ -59,12 +59,9 @@ def multicommodity(
 
     A chunk with several destinations counts for the farthest.
 
-    Parameters
-    ----------
-    budget_s : float
-        How long the program may take to solve; every resource costs the same where that is too short.
-    known : int
-        A bound in ticks that is known already: what says less need not be found.
+    - `budget_s`: How long the program may take to solve; every resource costs the same where that is too
+      short.
+    - `known`: A bound in ticks that is known already: what says less need not be found.
     """
     if not volume.spreads or volume.collective.derivations:
         return None

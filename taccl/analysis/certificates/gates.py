@@ -128,12 +128,9 @@ class Gates:
 def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints) -> Gates:
     """The next resource that takes its links is the one that most of those left in a set hold for longest.
 
-    Parameters
-    ----------
-    links : (num,) int64
-        Each holds some resource.
-    of_set, release : (num_links,) int64
-        Of every link of the topology: the set that it enters or leaves, and when it can be used first.
+    - `links`, (num,) int64: Each holds some resource.
+    - `of_set`, `release`, (num_links,) int64: Of every link of the topology: the set that it enters or
+      leaves, and when it can be used first.
     """
     chosen = np.zeros(len(costs.merges), dtype=bool)
     chosen[links] = True

@@ -44,10 +44,7 @@ class HeadsTails:
     def idle(self, num_resources: int, links: NDArray[np.bool_] | None = None) -> Ints:
         """(num_resources,) ticks that each is not held in, at least; `FOREVER` where no send holds it.
 
-        Parameters
-        ----------
-        links : (num_links,) bool, optional
-            Which links to count the sends of. Default: all.
+        - `links`, (num_links,) bool: Which links to count the sends of. Default: all.
         """
         chosen = slice(None) if links is None else links[self.link]
         ends = np.full((2, num_resources), FOREVER)
@@ -60,12 +57,8 @@ class HeadsTails:
 def heads_and_tails(distances: Distances, *, divisible: bool, by_chunk: bool) -> HeadsTails:
     """The heads and tails of a problem whose chunks spread, or are summed for all.
 
-    Parameters
-    ----------
-    divisible : bool
-        Whether data may be cut at will: then only alphas take time.
-    by_chunk : bool
-        Whether a hold's alpha counts, or its bytes alone.
+    - `divisible`: Whether data may be cut at will: then only alphas take time.
+    - `by_chunk`: Whether a hold's alpha counts, or its bytes alone.
     """
     problem = distances.problem
     holds, costs = hold_columns(problem.topology), problem.costs
@@ -117,10 +110,7 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
 def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
     """The least T at which resources can be paid so much for: each its price per tick beyond its idle ticks.
 
-    Parameters
-    ----------
-    prices : iterable of (int, int)
-        Price and idle ticks of every resource.
+    - `prices` (iterable of (int, int)): Price and idle ticks of every resource.
     """
     by_idle: dict[int, int] = {}
     for price, idle in prices:

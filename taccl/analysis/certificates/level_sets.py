@@ -47,10 +47,7 @@ _MOST_PRICE = 10**12
 def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | None:
     """The best bound in ticks by one set of ranks, and its witness; None where nothing crosses any.
 
-    Parameters
-    ----------
-    budget_s : float
-        When to stop trying further sets.
+    - `budget_s`: When to stop trying further sets.
     """
     deadline = time.monotonic() + budget_s
     borders = _Borders(volume)

@@ -66,15 +66,8 @@ class _Crossing:
 class NeededSends:
     """What must move in a problem, and the shortest times that it takes, in ticks.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its chunks spread, or are summed for all (a sum for one rank is bounded as its reverse).
-
-    Attributes
-    ----------
-    deadline : Deadline
-        Once it has passed, asking for a border raises `OutOfTime`.
+    - `problem`: Its chunks spread, or are summed for all (a sum for one rank is bounded as its reverse).
+    - `deadline` (Deadline): Once it has passed, asking for a border raises `OutOfTime`.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -40,10 +40,8 @@ def machine_ticks(problem: Problem, held: Mapping[int, tuple[int, int, bool]], j
 
     After the last batch of a subset its chunks leave one by one where all their ways out share something.
 
-    Parameters
-    ----------
-    held : mapping of link to (alpha, beta, receives)
-        How long a send over each link of the jobs holds the machine, and whether until it ends.
+    - `held` (mapping of link to (alpha, beta, receives)): How long a send over each link of the jobs holds
+      the machine, and whether until it ends.
     """
     links = {e for job in jobs for e in job.links}
     alpha, beta = min(held[e][0] for e in links), min(held[e][1] for e in links)

@@ -33,14 +33,9 @@ if TYPE_CHECKING:
 class FabricBound:
     """A lower bound on the finish of any schedule of a collective on a fabric.
 
-    Parameters
-    ----------
-    bound : Fraction
-        Microseconds, exact.
-    kind : str
-        ``"latency"`` or ``"cut counting"``; ``"none"`` of one rank alone.
-    limits : str
-        One sentence that says what limits.
+    - `bound`: Microseconds, exact.
+    - `kind`: ``"latency"`` or ``"cut counting"``; ``"none"`` of one rank alone.
+    - `limits`: One sentence that says what limits.
     """
 
     bound: Fraction
@@ -69,15 +64,9 @@ def collective_bound(
 ) -> FabricBound:
     """The better of the latency and the counting bound; of the host, not only of a ring through it.
 
-    Parameters
-    ----------
-    collective : str
-        One of `taccl.schedule.implicit.IMPLICIT_COLLECTIVES`.
+    - `collective`: One of `taccl.schedule.implicit.IMPLICIT_COLLECTIVES`.
 
-    Raises
-    ------
-    TopologyError
-        If links do not lead to every rank.
+    Raises `TopologyError` if links do not lead to every rank.
     """
     host, num_ranks = translations.host, translations.num_ranks
     if num_ranks == 1:

@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 class Volume:
     """The chunks of a problem as matrices.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its chunks spread, or are summed for all.
-    divisible : bool
-        Whether data may be cut at will.
-    distances : Distances, optional
-        Of the problem, where some are known already.
+    - `problem`: Its chunks spread, or are summed for all.
+    - `divisible`: Whether data may be cut at will.
+    - `distances`: Of the problem, where some are known already.
     """
 
     def __init__(self, problem: Problem, *, divisible: bool, distances: Distances | None = None) -> None:

@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 class Witness:
     """What proves a bound.
 
-    Attributes
-    ----------
-    kind : str
-        What it is called where it is written down.
-    proves : str
-        The kind of bound that it proves.
+    - `kind`: What it is called where it is written down.
+    - `proves`: The kind of bound that it proves.
     """
 
     __slots__ = ()
@@ -121,18 +117,12 @@ class Border(Witness):
 class DelayedSource(Witness):
     """Disjoint sets of ranks that hold nothing at first of some chunks, and a rank of each that wants them.
 
-    Parameters
-    ----------
-    sets : tuple of frozenset of int
-    targets : tuple of int
-        A rank of every set.
-    fed : int
-        Ticks: what starts to enter a set before is fed by those who hold it at first, or were reached since.
-        What starts later only has to enter.
-    since : int
-        Ticks: what has not entered before comes to the targets after.
-    backwards : bool
-        Whether all is read backwards in time: what enters sets leaves them, and starts at the targets.
+    - `targets`: A rank of every set.
+    - `fed`: Ticks: what starts to enter a set before is fed by those who hold it at first, or were reached
+      since. What starts later only has to enter.
+    - `since`: Ticks: what has not entered before comes to the targets after.
+    - `backwards`: Whether all is read backwards in time: what enters sets leaves them, and starts at the
+      targets.
     """
 
     kind = proves = "delayed source"

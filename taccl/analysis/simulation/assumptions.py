@@ -31,15 +31,9 @@ def assume(
 ) -> Problem:
     """The problem under other assumptions; see `taccl.analysis.simulate.simulate` for what each means.
 
-    Parameters
-    ----------
-    size, alpha, profile, topology
-        As in `taccl.simulate`.
+    - `size`, `alpha`, `profile`, `topology`: As in `taccl.simulate`.
 
-    Raises
-    ------
-    InputError
-        If an assumption is not one, or does not fit the problem.
+    Raises `InputError` if an assumption is not one, or does not fit the problem.
     """
     if profile is not None and topology is not None:
         raise InputError("found both; a topology has its own costs: leave one out", where="profile, topology")

@@ -21,25 +21,15 @@ if TYPE_CHECKING:
 class Events(Precedence):
     """The events of a schedule, with times under the costs of `problem`.
 
-    Parameters
-    ----------
-    problem : Problem
-        The schedule's own, or one that differs from it in sizes and costs only.
+    - `problem`: The schedule's own, or one that differs from it in sizes and costs only.
+    - `source`, `target`, `after`, `lead`, `extra`, `cause`, `tile`, (num_waits,) list of int: The waits as
+      columns.
+    - `waits_of`, (num_events,) list of list of int: The waits of every event.
+    - `components` (list of list of int): Events in an order in which each comes after all that it waits for
+      within a tile. Events that bound each other, as two ranks that exchange partial sums do, share a
+      component.
 
-    Attributes
-    ----------
-    source, target, after, lead, extra, cause, tile : (num_waits,) list of int
-        The waits as columns.
-    waits_of : (num_events,) list of list of int
-        The waits of every event.
-    components : list of list of int
-        Events in an order in which each comes after all that it waits for within a tile. Events that bound
-        each other, as two ranks that exchange partial sums do, share a component.
-
-    Raises
-    ------
-    InputError
-        If chunk, link or group is not one, or a rank sends a chunk that never arrives there.
+    Raises `InputError` if chunk, link or group is not one, or a rank sends a chunk that never arrives there.
     """
 
     def __init__(self, schedule: Schedule, problem: Problem) -> None:

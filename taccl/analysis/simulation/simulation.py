@@ -28,18 +28,11 @@ if TYPE_CHECKING:
 class Step:
     """One send of a critical path, and what its start waited for.
 
-    Parameters
-    ----------
-    chunks : tuple of int
-        The chunks that travel in it.
-    tile, group, link : int
-        `group` is the send's in the schedule.
-    start, end : Fraction
-        Microseconds, exact.
-    waited_for : {"nothing", "data", "resource", "clause"}
-        What came last before the start; ``"nothing"`` for a send at time 0.
-    what : str
-        The chunk, the resource or the clause.
+    - `chunks`: The chunks that travel in it.
+    - `tile`, `group`, `link`: `group` is the send's in the schedule.
+    - `start`, `end`: Microseconds, exact.
+    - `waited_for`: What came last before the start; ``"nothing"`` for a send at time 0.
+    - `what`: The chunk, the resource or the clause.
     """
 
     chunks: tuple[int, ...]
@@ -67,18 +60,11 @@ class Step:
 class ResourceUse:
     """How a resource spends the time until the finish; all times are exact microseconds.
 
-    Parameters
-    ----------
-    busy : Fraction
-        While a send holds it.
-    idle_for_data : Fraction
-        While the next send's chunks are not at its sources, or are on their way here.
-    idle_for_clause : Fraction
-        While a clause asks the next send to wait (`own_first`).
-    idle_for_resource : Fraction
-        While the next send waits for another resource.
-    idle_at_end : Fraction
-        After the last send.
+    - `busy`: While a send holds it.
+    - `idle_for_data`: While the next send's chunks are not at its sources, or are on their way here.
+    - `idle_for_clause`: While a clause asks the next send to wait (`own_first`).
+    - `idle_for_resource`: While the next send waits for another resource.
+    - `idle_at_end`: After the last send.
     """
 
     name: str

@@ -33,20 +33,12 @@ if TYPE_CHECKING:
 class CycleStep:
     """One send of the cycle that limits, and what it waits for: the step before it.
 
-    Parameters
-    ----------
-    chunks : tuple of int
-        The chunks that travel in it.
-    group, link : int
-        `group` is the send's in the schedule.
-    tile : int
-        Counted from the tile of the cycle's first send.
-    after : Fraction
-        Microseconds from the start of the step before (of the first step: the last) to this one's; negative
-        where ingress lets a send start before the one whose turn comes first.
-    waits_for : {"data", "resource", "clause"}
-    what : str
-        The chunk, the resource or the clause.
+    - `chunks`: The chunks that travel in it.
+    - `group`, `link`: `group` is the send's in the schedule.
+    - `tile`: Counted from the tile of the cycle's first send.
+    - `after`: Microseconds from the start of the step before (of the first step: the last) to this one's;
+      negative where ingress lets a send start before the one whose turn comes first.
+    - `what`: The chunk, the resource or the clause.
     """
 
     chunks: tuple[int, ...]

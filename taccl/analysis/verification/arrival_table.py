@@ -20,16 +20,11 @@ if TYPE_CHECKING:
 class ArrivalTable:
     """Since when each rank has each chunk: of all pairs, or only of those that something is sent to.
 
-    Attributes
-    ----------
-    since : (num_places + 1,) int32 or int64
-        Ticks; `never` of what has not arrived. The last entry stands for all pairs that nothing is sent to:
-        there no chunk ever is.
-    keys : (num_places,) int64
-        The pairs that something is sent to, ``chunk * num_ranks + rank``, in order. None: all pairs, each at
-        the place of that number.
-    first : (num_chunks + 1,) int64
-        Where the keys of every chunk begin. Of all pairs there is none.
+    - `since`, (num_places + 1,) int32 or int64: Ticks; `never` of what has not arrived. The last entry
+      stands for all pairs that nothing is sent to: there no chunk ever is.
+    - `keys`, (num_places,) int64: The pairs that something is sent to, ``chunk * num_ranks + rank``, in
+      order. None: all pairs, each at the place of that number.
+    - `first`, (num_chunks + 1,) int64: Where the keys of every chunk begin. Of all pairs there is none.
     """
 
     def __init__(self, schedule: CompactSchedule) -> None:

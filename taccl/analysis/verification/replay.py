@@ -19,16 +19,14 @@ _BYTES_PER_MB = 10**6
 class Replay:
     """A schedule's columns as lists, and the violations found so far; times are in ticks.
 
-    Attributes
-    ----------
-    usable : list of int
-        Transfers that can be replayed: chunk and link exist, and the end is after the start.
-    sends : list of list of int
-        Transfers that travel together, of each group whose transfers agree on link, start and end.
-    reducing : list of bool
-        Whether a transfer brings a chunk towards its root, rather than spreads it; `check_sums` fills it in.
-    starts_at : list of frozenset of int
-        Where every chunk starts to spread: its root where it is reduced first, or where it is made.
+    - `usable` (list of int): Transfers that can be replayed: chunk and link exist, and the end is after the
+      start.
+    - `sends` (list of list of int): Transfers that travel together, of each group whose transfers agree on
+      link, start and end.
+    - `reducing` (list of bool): Whether a transfer brings a chunk towards its root, rather than spreads it;
+      `check_sums` fills it in.
+    - `starts_at` (list of frozenset of int): Where every chunk starts to spread: its root where it is reduced
+      first, or where it is made.
     """
 
     def __init__(self, schedule: Schedule) -> None:

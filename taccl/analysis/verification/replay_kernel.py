@@ -36,12 +36,8 @@ class Arrivals(NamedTuple):
 class Held(NamedTuple):
     """What sends hold from when they start: link e what rows ``of_link[e]:of_link[e + 1]`` say.
 
-    Parameters
-    ----------
-    units : (num_chunks,) int64
-        Sizes of chunks.
-    free : (num_resources,) int64
-        When each resource is free again; kept up to date.
+    - `units`, (num_chunks,) int64: Sizes of chunks.
+    - `free`, (num_resources,) int64: When each resource is free again; kept up to date.
     """
 
     of_link: NDArray[np.int64]
@@ -55,14 +51,12 @@ class Held(NamedTuple):
 class Sums(NamedTuple):
     """Sends of chunks that are summed, in order of chunk and start.
 
-    Parameters
-    ----------
-    src, dst, start, end, adds : (num_sends,)
-        `adds`: it is added to what its destination holds, rather than put in its place.
-    lands : (num_sends,)
-        Sends in order of chunk and end; of what ends at one moment, what is added comes first.
-    gathers : (num_sends,)
-        Is told whether each send is on its way to the root: while its source or the root lack contributions.
+    - `src`, `dst`, `start`, `end`, `adds`, (num_sends,): `adds`: it is added to what its destination holds,
+      rather than put in its place.
+    - `lands`, (num_sends,): Sends in order of chunk and end; of what ends at one moment, what is added comes
+      first.
+    - `gathers`, (num_sends,): Is told whether each send is on its way to the root: while its source or the
+      root lack contributions.
     """
 
     src: NDArray[np.int64]
@@ -99,9 +93,7 @@ def replay_sends(
 ) -> tuple[int, int, int]:
     """The kind and number of the first fault among sends in order of start, and how many bring nothing new.
 
-    Parameters
-    ----------
-    src, dst : (num_links,)
+    - `src`, `dst`: (num_links,).
     """
     num_redundant = 0
     for i in range(len(sends.chunk)):
@@ -146,16 +138,11 @@ def replay_sums(
     What a rank holds of a chunk is a set of contributions. Where sums go along trees each is told by its
     size; else sets are followed, some contributions at a time.
 
-    Parameters
-    ----------
-    first : (num_chunks + 1,)
-        Sends of chunk c are ``first[c]:first[c + 1]``, in order of start.
-    root : (num_chunks,)
-        -1 where there is none.
-    origins, origins_of
-        Sets of ranks as of `flat_sets`, and the number of the set that contributes to each chunk.
-    wanted, wanted_of
-        The same of where its sum must end.
+    - `first`, (num_chunks + 1,): Sends of chunk c are ``first[c]:first[c + 1]``, in order of start.
+    - `root`, (num_chunks,): -1 where there is none.
+    - `origins`, `origins_of`: Sets of ranks as of `flat_sets`, and the number of the set that contributes to
+      each chunk.
+    - `wanted`, `wanted_of`: The same of where its sum must end.
     """
     size, held, last = np.zeros((3, num_ranks), np.int64)
     spent = np.zeros(num_ranks, np.bool_)

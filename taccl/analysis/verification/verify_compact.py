@@ -36,11 +36,8 @@ _BLOCK = 1 << 18
 def verify_compact(schedule: CompactSchedule) -> Verification:
     """Whether a compact schedule is valid; the first fault found is the only violation named.
 
-    Raises
-    ------
-    InputError
-        If it sends over links of several ends, the problem has chunks made from others, or the columns are
-        not in order of start, or were dropped.
+    Raises `InputError` if it sends over links of several ends, the problem has chunks made from others, or
+    the columns are not in order of start, or were dropped.
     """
     if isinstance(schedule, ScheduleSummary):
         schedule.blocks()

@@ -35,18 +35,11 @@ KINDS = (
 class Violation:
     """One broken rule; fields that do not apply are None.
 
-    Parameters
-    ----------
-    kind : str
-        One of `KINDS`.
-    rank : int, optional
-        The rank at fault: the sender, but for what goes wrong on arrival or at the end.
-    link : int, optional
-        Index of the link in the topology.
-    start_us, end_us : float, optional
-        The interval of the send.
-    clause : str, optional
-        The field of `Clauses` that is broken.
+    - `kind`: One of `KINDS`.
+    - `rank`: The rank at fault: the sender, but for what goes wrong on arrival or at the end.
+    - `link`: Index of the link in the topology.
+    - `start_us`, `end_us`: The interval of the send.
+    - `clause`: The field of `Clauses` that is broken.
     """
 
     kind: str

@@ -105,11 +105,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Demand], *, solver: str, dea
     """The edits of least cost that let every demand be met, over however many links.
 
     No solver is asked where one smallest edit will do. Where time is up, clauses are given up altogether.
-
-    Raises
-    ------
-    SolverUnavailableError
-        If the solver is not installed, or not licensed for the model.
+    Raises `SolverUnavailableError` if the solver is not installed, or not licensed for the model.
     """
     merged: dict[Hashable, Demand] = {}
     for demand in some:
@@ -210,14 +206,9 @@ def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> l
 def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
     """Whether own chunks that go first wait for each other in a circle: then the routing model has no point.
 
-    Of a sum it is that of its reduction, backwards over reversed links, and of what follows it.
-
-    Raises
-    ------
-    SolverUnavailableError
-        If the solver is not installed, or not licensed for the model.
-    NoSolutionError
-        If it can neither find a point nor rule one out in time.
+    Of a sum it is that of its reduction, backwards over reversed links, and of what follows it. Raises
+    `SolverUnavailableError` if the solver is not installed, or not licensed for the model. `NoSolutionError`
+    if it can neither find a point nor rule one out in time.
     """
     for half in (each.problem for each in split(problem)):
         costs, own_first = half.costs, half.clauses.own_first.intersection(half.links_allowed)

@@ -43,19 +43,11 @@ TAGS = (
 class ContiguityModel:
     """The MILP of an ordering, and which variable is what.
 
-    Parameters
-    ----------
-    schedule : ListSchedule
-        Its order is kept: of moves on each resource, and of chunks in each of its merged sends. Moves that
-        lead to no destination are left out.
-
-    Attributes
-    ----------
-    start, arrival : dict of move to variable
-    begins : dict of move to variable
-        u, for moves on merging links.
-    order : tuple of move
-        The moves by start.
+    - `schedule`: Its order is kept: of moves on each resource, and of chunks in each of its merged sends.
+      Moves that lead to no destination are left out.
+    - `start`, `arrival`: dict of move to variable.
+    - `begins` (dict of move to variable): u, for moves on merging links.
+    - `order` (tuple of move): The moves by start.
     """
 
     def __init__(self, orbits: Orbits, schedule: ListSchedule) -> None:

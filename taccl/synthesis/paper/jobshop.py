@@ -55,18 +55,11 @@ def solve(
 ) -> JobShopAnswer:
     """The best schedule that CP-SAT finds for the job shop, in a worker process.
 
-    Parameters
-    ----------
-    optional, required : collection of int
-        Moves that may be made, and that must be; all others are left out.
-    upper_ticks, lower_ticks : int
-        The finish must be at most (at least) this.
-    hint : ListSchedule, optional
-        A schedule on the fold to start from; its moves need not all be among those given.
-    joins : collection of int
-        Places that are complete when every required move into them has arrived: sums.
-    reducing : collection of int
-        Moves that reduce: they never merge with others, and their own chunks go last.
+    - `optional`, `required`: Moves that may be made, and that must be; all others are left out.
+    - `upper_ticks`, `lower_ticks`: The finish must be at most (at least) this.
+    - `hint`: A schedule on the fold to start from; its moves need not all be among those given.
+    - `joins`: Places that are complete when every required move into them has arrived: sums.
+    - `reducing`: Moves that reduce: they never merge with others, and their own chunks go last.
     """
     payload = _payload(orbits, sorted(optional), set(required), upper_ticks, lower_ticks, hint)
     payload["is_join"] = [p in set(joins) for p in range(len(orbits.places))]

@@ -46,14 +46,8 @@ class Held:
 class Place:
     """An orbit of chunks at ranks.
 
-    Parameters
-    ----------
-    chunk, rank : int
-        Of the representative.
-    head_ticks : int
-        Earliest possible arrival; 0 at an origin.
-    is_origin, is_destination : bool
-    moves_in, moves_out : tuple of int
+    - `chunk`, `rank`: Of the representative.
+    - `head_ticks`: Earliest possible arrival; 0 at an origin.
     """
 
     chunk: int
@@ -69,27 +63,16 @@ class Place:
 class Move:
     """An orbit of chunks over links.
 
-    Parameters
-    ----------
-    chunk, link : int
-        Of a member whose link represents its orbit, so that moves of one link orbit can merge.
-    link_orbit : int
-    srcs, dsts : tuple of int
-        Places. A destination that holds the chunk from the start is left out.
-    units, duration : int
-        Of a send of its own, in ticks.
-    tail_ticks : int
-        The longest shortest way that is left, from the end of the move, to a destination that the move
-        is on a shortest way to; -1 where it is on none.
-    after_ticks : int
-        The shortest way that is left, from the end of the move, to the nearest destination.
-    is_own : bool
-        Whether the chunk starts at the link's sender (for links on which own chunks go first).
-    enters : int
-        Where the link joins nodes and the chunk has more than one destination: the number of the orbit of
-        (chunk, node) that it enters; -1 elsewhere.
-    links : tuple of int
-        Those of the members whose chunk represents its orbit.
+    - `chunk`, `link`: Of a member whose link represents its orbit, so that moves of one link orbit can merge.
+    - `srcs`, `dsts`: Places. A destination that holds the chunk from the start is left out.
+    - `units`, `duration`: Of a send of its own, in ticks.
+    - `tail_ticks`: The longest shortest way that is left, from the end of the move, to a destination that the
+      move is on a shortest way to; -1 where it is on none.
+    - `after_ticks`: The shortest way that is left, from the end of the move, to the nearest destination.
+    - `is_own`: Whether the chunk starts at the link's sender (for links on which own chunks go first).
+    - `enters`: Where the link joins nodes and the chunk has more than one destination: the number of the
+      orbit of (chunk, node) that it enters; -1 elsewhere.
+    - `links`: Those of the members whose chunk represents its orbit.
     """
 
     chunk: int
@@ -143,19 +126,10 @@ class Hops:
 class Orbits:
     """A problem folded by a group; see `fold`.
 
-    Parameters
-    ----------
-    group : Symmetries
-    places, moves : tuple
-    link_rep : (num_link_orbits,) tuple of int
-        The representative of every orbit of links.
-    holds : tuple per link orbit of Held
-    num_resources : int
-        Orbits of resources.
-    single_path : tuple of bool, per chunk
-        Whether the chunk has one destination, so that it travels along one path.
-    link_orbit, resource_orbit : tuple of int
-        The number of the orbit that every link and resource is in.
+    - `link_rep`, (num_link_orbits,) tuple of int: The representative of every orbit of links.
+    - `num_resources`: Orbits of resources.
+    - `single_path`: Whether the chunk has one destination, so that it travels along one path.
+    - `link_orbit`, `resource_orbit`: The number of the orbit that every link and resource is in.
     """
 
     problem: Problem
@@ -258,12 +232,7 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
 
     Moves are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
     destination keeps links on a way at most (1 + slack) times the shortest; one with several keeps links
-    whose both ends lie on such ways.
-
-    Raises
-    ------
-    OutOfTime
-        If it is time to give up.
+    whose both ends lie on such ways. Raises `OutOfTime` if it is time to give up.
     """
     topology, collective, costs = problem.topology, problem.collective, problem.costs
     group = Symmetries(problem) if group is None else group

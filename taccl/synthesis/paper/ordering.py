@@ -22,19 +22,11 @@ __all__ = ["RULES", "best_order", "order"]
 def order(orbits: Orbits, rule: str = "longest-path-first", *, patience: float = 0.0) -> ListSchedule | None:
     """The schedule of a routing's moves under an ordering rule.
 
-    Parameters
-    ----------
-    orbits : Orbits
-        Restricted to the moves of a routing.
-    rule : str
-        One of `RULES`.
-    patience : float
-        How full a merged send must be before it starts; see `list_schedule`.
+    - `orbits`: Restricted to the moves of a routing.
+    - `rule`: One of `RULES`.
+    - `patience`: How full a merged send must be before it starts; see `list_schedule`.
 
-    Raises
-    ------
-    InputError
-        If the rule is unknown.
+    Raises `InputError` if the rule is unknown.
     """
     if rule not in RULES:
         raise InputError(f"found {rule!r}; expected one of {', '.join(RULES)}", where="rule")
@@ -51,10 +43,7 @@ def best_order(
 ) -> tuple[ListSchedule, str] | None:
     """The best schedule over all rules, and the rule that gave it; with `starts`, also in their order.
 
-    Parameters
-    ----------
-    starts : mapping of (chunk, link) to ticks, optional
-        When the routing model starts each send.
+    - `starts` (mapping of (chunk, link) to ticks): When the routing model starts each send.
     """
     best: tuple[ListSchedule, str] | None = None
     for rule in RULES:

@@ -60,35 +60,25 @@ TAGS = (
 class RoutingModel:
     """The MILP, and which variable is what.
 
-    Parameters
-    ----------
-    upper_ticks : int
-        The finish of a known schedule: arrivals later than this are of no use.
-    lower_ticks : int
-        A proven lower bound of the problem, or of the model.
-    sequenced : collection of int
-        Resources that moves hold one after another, instead of being counted alone. No two members of a move
-        may meet there, so the fold is to be the one by which times fold.
-
-    Attributes
-    ----------
-    made : dict of move to variable
-    taken : dict of (move, place) to variable
-        Whether the place has its chunk from the move: of a move to one place, the variable of `made`. (A
-        multicast may also lead to where the chunk is already.)
-    arrival : dict of place to variable
-    finish : int
-        The variable T.
-    start : dict of move to variable
-        When it starts, of moves to several places that are kept apart from others.
-    goes_first : dict of Pair to variable
-        Whether the first of two moves goes first, where both orders are possible.
-    connections : dict of variable to list of variable
-        Whether a connection of a switch with a policy is used, and the moves over it.
-    uses : dict of variable to list of (factor, variable) per link
-        The uses of the busiest, or of the idlest, link inside nodes, and what counts for each link.
-    passed : dict of place to variable
-        How many links the chunk has passed there, where the problem limits that.
+    - `upper_ticks`: The finish of a known schedule: arrivals later than this are of no use.
+    - `lower_ticks`: A proven lower bound of the problem, or of the model.
+    - `sequenced`: Resources that moves hold one after another, instead of being counted alone. No two members
+      of a move may meet there, so the fold is to be the one by which times fold.
+    - `made`: dict of move to variable.
+    - `taken` (dict of (move, place) to variable): Whether the place has its chunk from the move: of a move to
+      one place, the variable of `made`. (A multicast may also lead to where the chunk is already.)
+    - `arrival`: dict of place to variable.
+    - `finish` (int): The variable T.
+    - `start` (dict of move to variable): When it starts, of moves to several places that are kept apart from
+      others.
+    - `goes_first` (dict of Pair to variable): Whether the first of two moves goes first, where both orders
+      are possible.
+    - `connections` (dict of variable to list of variable): Whether a connection of a switch with a policy is
+      used, and the moves over it.
+    - `uses` (dict of variable to list of (factor, variable) per link): The uses of the busiest, or of the
+      idlest, link inside nodes, and what counts for each link.
+    - `passed` (dict of place to variable): How many links the chunk has passed there, where the problem
+      limits that.
     """
 
     def __init__(

@@ -28,12 +28,9 @@ __all__ = ["Pair", "Windows", "num_pairs", "pairs_apart"]
 class Pair:
     """Two moves that must not hold a resource at one time.
 
-    Parameters
-    ----------
-    first, second : int
-        Moves.
-    gap, reverse_gap : int
-        Ticks from the start of `first` to that of `second` if it goes first, and the other way round.
+    - `first`, `second`: Moves.
+    - `gap`, `reverse_gap`: Ticks from the start of `first` to that of `second` if it goes first, and the
+      other way round.
     """
 
     first: int
@@ -45,13 +42,10 @@ class Pair:
 class Windows:
     """When moves may start, in ticks, in schedules that finish by `upper_ticks`.
 
-    Attributes
-    ----------
-    earliest, latest : dict of move to ticks
-        Moves that cannot be over in time, or by which a chunk passes too many links, are left out.
-    due : list per place
-        The latest arrival from which a destination is reached in time; of a place that leads to none, the
-        earliest.
+    - `earliest`, `latest` (dict of move to ticks): Moves that cannot be over in time, or by which a chunk
+      passes too many links, are left out.
+    - `due` (list per place): The latest arrival from which a destination is reached in time; of a place that
+      leads to none, the earliest.
     """
 
     def __init__(self, orbits: Orbits, upper_ticks: int) -> None:

@@ -82,12 +82,8 @@ class Plan:
 def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> Shape:
     """What a topology looks like to a person who writes a sketch.
 
-    Raises
-    ------
-    TopologyError
-        If nodes differ in their number of ranks, a link has several ends, or there is only one rank.
-    OutOfTime
-        Once the deadline has passed.
+    Raises `TopologyError` if nodes differ in their number of ranks, a link has several ends, or there is only
+    one rank. `OutOfTime` once the deadline has passed.
     """
     sizes = sorted({len(ranks) for ranks in topology.ranks_of_node})
     refused = ""
@@ -277,10 +273,7 @@ def _apart(topology: Topology) -> dict[int, dict[int, Fraction]]:
 def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shift, ...]:
     """Every shift by a divisor of its block that the topology has; whole nodes go to whole nodes.
 
-    Raises
-    ------
-    OutOfTime
-        Once the deadline has passed.
+    Raises `OutOfTime` once the deadline has passed.
     """
     found: list[Shift] = []
     for offset, group in block_shifts(topology.num_ranks) if len(topology.links) <= _MOST_LINKS else ():
