@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FORMATS", "KINDS", "WAYS", "FileFormat"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:

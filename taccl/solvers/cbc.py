@@ -26,8 +26,6 @@ from taccl.solvers.model import LinearModel
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["LIBRARIES", "availability", "run"]
-
 LIBRARIES = ("highspy",)
 
 _STOP_TICK_S = 0.05

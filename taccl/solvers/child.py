@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["Control", "main"]
-
 # Loaded before the first task, so that a warm worker answers at once.
 _PRELOAD = {"highs": "highspy", "ortools": "ortools.sat.python.cp_model", "gurobi": "gurobipy"}
 _STOP_TICK_S = 0.05

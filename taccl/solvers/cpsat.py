@@ -12,8 +12,6 @@ from taccl.solvers.scaling import HORIZON, NotScalableError, WholeModel, to_whol
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["LIBRARIES", "availability", "new_solver", "run"]
-
 LIBRARIES = ("ortools.sat.python.cp_model",)
 
 _INT64 = 2**63 - 1

@@ -11,8 +11,6 @@ from taccl.solvers.model import LinearModel
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["LIBRARIES", "availability", "run"]
-
 LIBRARIES = ("gurobipy", "scipy.sparse")
 
 _OUT_OF_MEMORY = 10001

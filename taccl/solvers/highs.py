@@ -11,8 +11,6 @@ from taccl.solvers.model import LinearModel
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["LIBRARIES", "availability", "highs_with", "run"]
-
 LIBRARIES = ("highspy",)
 
 #: By the name of a `HighsModelStatus`; any other is a crash.

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MEMORY_WORDS", "limited_memory", "tells_of_memory"]
-
 #: What native libraries, and Python, say when they get no more memory.
 MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
 #: What else Python says, if the address space is bounded.

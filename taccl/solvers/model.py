@@ -16,8 +16,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LinearModel", "MilpModel"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:

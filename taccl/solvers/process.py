@@ -26,8 +26,6 @@ from taccl.solvers.wire import decode, encode
 if TYPE_CHECKING:
     from taccl.solvers.worker import Task
 
-__all__ = ["FAMILIES", "WORKERS", "Process", "Status", "Workers"]
-
 _LOG = logging.getLogger(__name__)
 
 FAMILIES = ("highs", "ortools", "gurobi", "pulp")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from taccl.solvers.child import Control
 
-__all__ = ["LIBRARIES", "availability", "known", "run"]
-
 LIBRARIES = ("pulp",)
 
 _PREFIX = "pulp:"

@@ -13,8 +13,6 @@ from taccl.solvers.worker import run_task, start_task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["SolverInfo", "known_solvers", "require_known", "solver_family", "solver_function", "solver_infos"]
-
 PULP_PREFIX = "pulp:"
 _INFO_TIME_S = 30.0
 

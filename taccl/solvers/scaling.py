@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from taccl.solvers.model import LinearModel
 
-__all__ = ["NotScalableError", "WholeModel", "to_whole_numbers"]
-
 HORIZON = 10**7  # stands in for an infinite bound
 _COARSE_GRID = 10**4
 _MAX_GRID = 10**6

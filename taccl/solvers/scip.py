@@ -16,8 +16,6 @@ from taccl.solvers.model import LinearModel
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["LIBRARIES", "availability", "run"]
-
 LIBRARIES = (
     "ortools.math_opt.python.mathopt",
     "ortools.util.python.solve_interrupter",

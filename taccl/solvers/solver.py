@@ -18,8 +18,6 @@ from taccl.solvers.worker import Outcome, run_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["STATUSES", "Progress", "Solution", "solve"]
-
 STATUSES = (
     "optimal",  # proven, within the relative gap
     "feasible",  # a limit was reached with a solution in hand

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["decode", "encode"]
-
 _ARRAY_KEY = "__array__"
 _LENGTH_BYTES = 8
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.explaining.loosening import Barriers
     from taccl.topology.topology import Link
 
-__all__ = ["Change", "clashing", "fewest_edits", "longer_paths", "own_chunks_wait", "reached_despite"]
-
 #: Sets of edits, each of which leads a chunk on.
 _Cut: TypeAlias = frozenset[frozenset[Edit]]
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.sketch.reachability import Demand
 
-__all__ = ["ClauseCost", "Explanation", "explain", "price"]
-
 _MAX_NAMED = 8
 #: Clauses that are left out one by one; what merges is loosened instead.
 _PRICED = tuple(scope for scope in BINDING if scope != "merge")

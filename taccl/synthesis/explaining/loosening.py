@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.clauses import Clause
     from taccl.problem import Problem
 
-__all__ = ["Barriers", "Edit"]
-
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"
 

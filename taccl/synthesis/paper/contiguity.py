@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.paper.orbits import Held, Orbits
 
-__all__ = ["TAGS", "ContiguityModel", "merged"]
-
 #: Every block of rows of the contiguity model.
 TAGS = (
     "contiguity.availability",

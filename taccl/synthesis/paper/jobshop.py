@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.solvers.worker import Outcome
     from taccl.synthesis.paper.orbits import Orbits
 
-__all__ = ["JobShopAnswer", "solve"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobShopAnswer:

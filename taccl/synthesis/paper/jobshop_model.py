@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from taccl.solvers.child import Control
 
-__all__ = ["run"]
-
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     """Build the job shop in CP-SAT and solve it; called in a worker process."""

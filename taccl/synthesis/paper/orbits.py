@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["Held", "Hops", "Move", "Orbits", "Place", "fold"]
-
 #: Times to destinations that are looked at together.
 _BLOCK = 2**21
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.paper.orbits import Move, Orbits
 
-__all__ = ["RULES", "best_order", "order"]
-
 
 def order(orbits: Orbits, rule: str = "longest-path-first", *, patience: float = 0.0) -> ListSchedule | None:
     """The schedule of a routing's moves under an ordering rule.

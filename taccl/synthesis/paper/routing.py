@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.greedy import ListSchedule
     from taccl.synthesis.paper.orbits import Orbits, Place
 
-__all__ = [
-    "TAGS",
-    "RoutingModel",
-    "needed_moves",
-    "routing_hint",
-    "routing_of",
-    "wants_more",
-]
-
 #: Every block of rows of the routing model.
 TAGS = (
     "routing.destination",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.paper.orbits import Held, Orbits
 
-__all__ = ["Pair", "Windows", "num_pairs", "pairs_apart"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["timing_group"]
-
 #: So many symmetries are tried at most, fewer where they take more ranks, links and resources somewhere.
 _MOST_TRIED, _MOST_IMAGES = 512, 2**21
 #: Images of ranks, links and resources under all symmetries of the part that is kept.

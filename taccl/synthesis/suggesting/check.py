@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-__all__ = ["ClauseReport", "SketchReport", "check_sketch"]
-
 #: Tables whose fields are clauses, and what they are without any.
 _TABLES = {
     "intranode": Intranode(), "objective": Objective(), "routing": Routing(), "merging": Merging(),

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
-__all__ = ["choose_chunks", "choose_with_sketches", "cut"]
-
 
 @checked
 def choose_chunks(

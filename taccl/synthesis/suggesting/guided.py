@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
-__all__ = ["check_proposal", "is_unguided", "search_guided"]
-
 
 def is_unguided(problem: Problem, parameters: SearchParameters = DEFAULTS) -> bool:
     """Whether a problem has no sketch, and as many moves that one may help; and anything to send."""

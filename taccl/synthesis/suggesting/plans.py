@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = ["Plan", "Shape", "Shift", "find_shape", "find_shifts", "relay_plans"]
-
 #: Beyond so many links a shift takes too long to check.
 _MOST_LINKS = 200_000
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.suggesting.plans import Plan, Shape, Shift
     from taccl.topology.topology import Topology
 
-__all__ = ["SketchProposal", "fitting_shifts", "make_sketch"]
-
 #: For editors.
 _SCHEMA_LINE = "#:schema sketch.schema.json"
 _WIDTH = 100

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.suggesting.plans import Plan, Shape, Shift
     from taccl.topology.topology import Topology
 
-__all__ = ["quick_schedule", "suggest_for", "suggest_sketches"]
-
 Progress = Callable[[str, float | None, float | None], None]
 
 
