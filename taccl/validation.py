@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Tags of discriminated unions, which pydantic puts into an error's path, and what they stand for.
 UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of pairs"}
+#: What else stands in a path and is no field: a key itself, and branches of unions of plain types.
+_NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]"}
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -29,8 +31,9 @@ def validated(
     source: str,
     error: type[InputError] = SketchError,
     rename: Mapping[str, str] | None = None,
+    remedy: str = "",
 ) -> Model:
-    """An instance of `model`; an `error` names the first field that does not fit, and then all others.
+    """An instance of `model`; an `error` names all fields that do not fit, or the first and a `remedy`.
 
     Parameters
     ----------
@@ -44,32 +47,34 @@ def validated(
     except ValidationError as failure:
         faults = [_fault(model, each) for each in failure.errors(include_url=False)]
     told = []
-    for path, sentence in faults:
+    for path, sentence, advice in faults:
         parent, bracket, rest = path.partition("[")
-        told.append(((rename or {}).get(parent, parent) + bracket + rest, sentence))
+        told.append(((rename or {}).get(parent, parent) + bracket + rest, f"{sentence}{remedy or advice}"))
     path, sentence = told[0]
     others = "".join(f"; also {field}: {text}" for field, text in told[1:])
+    if remedy and others:
+        others = f" (and {len(told) - 1} more such errors)"
     raise error(sentence + others, where=": ".join(filter(None, (source, path))) or None)
 
 
-def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
-    """The path of the field at fault, and a sentence about it."""
-    loc = [part for part in error["loc"] if part not in UNION_TAGS and part != "[key]"]
+def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str, str]:
+    """The path of the field at fault, a sentence about it, and what to do."""
+    loc = [part for part in error["loc"] if part not in _NO_FIELDS]
     path = ""
     for part in loc:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     kind, value = error["type"], error["input"]
     found = str(value).lower() if isinstance(value, bool) else quoted(value)
     if kind == "missing":
-        return path, "found nothing; this field is required; add it"
+        return path, "found nothing; this field is required", "; add it"
     if kind == "extra_forbidden":
         known = _fields_at(model, loc[:-1])
         advice = did_you_mean(str(loc[-1]), known) or "; remove it"
-        return path, f"found an unknown field; expected one of {', '.join(known)}{advice}"
+        return path, f"found an unknown field; expected one of {', '.join(known)}", advice
     context = error.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, ValueError):
-        return path, cause.message if isinstance(cause, InputError) else str(cause)
+        return path, cause.message if isinstance(cause, InputError) else str(cause), ""
     expected = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
     expected = (expected[:1].lower() + expected[1:]).partition(", unable")[0]
     if kind == "union_tag_invalid":
@@ -84,7 +89,7 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         expected = f"{bound}{number} item{'' if number == 1 else 's'}"
     elif expected.startswith(("greater", "less")):
         expected = f"a number {expected}"
-    return path, f"found {found}; expected {expected}; correct the value"
+    return path, f"found {found}; expected {expected}", "; correct the value"
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:

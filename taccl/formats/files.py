@@ -1,4 +1,4 @@
-"""Files written whole or not at all; and what is wrong with one that was read, in a sentence."""
+"""Files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taccl.arguments import quoted
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from pydantic import ValidationError
 
 #: What the operating system's errors mean to whoever gave a path.
 _REASONS: dict[type[OSError], str] = {
@@ -113,24 +110,3 @@ def _explained(where: str) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or error
         text = next((text for kind, text in _REASONS.items() if isinstance(error, kind)), _UNWRITABLE)
         raise InputError(text.format(reason=reason), where=where) from None
-
-
-def first_fault(error: ValidationError) -> tuple[str, str]:
-    """Of a document that does not fit its pydantic model: the path of the first field at fault, and why."""
-    first = error.errors(include_url=False)[0]
-    path = ""
-    for part in first["loc"]:
-        if part not in ("[key]", "int", "list[int]"):  # the last two are branches of a union
-            path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    cause = first.get("ctx", {}).get("error")
-    if first["type"] == "missing":
-        text = "is missing"
-    elif isinstance(cause, ValueError):
-        text = str(cause)
-    else:
-        expected = first["msg"].removeprefix("Input should be ").removeprefix("Input should ")
-        known = f"expected {expected[:1].lower()}{expected[1:]}"
-        text = f"found {quoted(first['input'])}; "
-        text += "an unknown field" if first["type"] == "extra_forbidden" else known
-    more = error.error_count() - 1
-    return path.removeprefix("."), text + (f" (and {more} more such errors)" if more else "")

@@ -12,17 +12,18 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
 from taccl.clauses import CLAUSES, Clauses
 from taccl.errors import FormatError, InputError
-from taccl.formats.files import first_fault, write_whole
+from taccl.formats.files import write_whole
 from taccl.memo import kept
 from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
+from taccl.validation import validated
 
 if TYPE_CHECKING:
     import os
@@ -72,13 +73,10 @@ def load_schedule(
       problem, which is not built anew.
     """
     _check_version(document, where)
-    try:
-        fields = _Document.model_validate(document)
-    except ValidationError as error:
-        name, fault = first_fault(error)
-        raise FormatError(
-            f"{fault}; save the schedule anew instead of editing its file", where=f"{where}: {name}"
-        ) from None
+    fields = validated(
+        _Document, document, source=where, error=FormatError,
+        remedy="; save the schedule anew instead of editing its file",
+    )  # fmt: skip
     columns: dict[str, Any] = {
         name: np.array(getattr(fields.transfers, name), dtype=dtype) for name, dtype in _COLUMNS.items()
     }

@@ -200,7 +200,7 @@ def test_missing_column_is_named():
     """The message says which file and field."""
     document = _document()
     del document["transfers"]["link"]
-    with pytest.raises(FormatError, match=r"^out\.json: transfers\.link: is missing"):
+    with pytest.raises(FormatError, match=r"^out\.json: transfers\.link: found nothing"):
         load_schedule(document, where="out.json")
 
 

@@ -11,11 +11,11 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from taccl.arguments import quoted
 from taccl.errors import FormatError
-from taccl.formats.files import first_fault
+from taccl.validation import validated
 
 _REMEDY = "write the file anew with the tool that made it"
 #: Costs beyond this, and starts, would overflow the grid of ticks; no machine comes near.
@@ -150,11 +150,7 @@ def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
             "TACCL tool writes when it solves; check the path",
             where=f"{where}: sccl_type",
         )
-    try:
-        fields = _Algorithm.model_validate(data)
-    except ValidationError as error:
-        path, fault = first_fault(error)
-        raise FormatError(f"{fault}; {_REMEDY}", where=f"{where}: {path}") from None
+    fields = validated(_Algorithm, data, source=where, error=FormatError, remedy=f"; {_REMEDY}")
     topology, collective = fields.topology, fields.collective
     num_ranks = topology.copies * topology.ngpus_per_node
     for found, field in ((collective.nodes, "nodes"), (len(collective.ranks), "ranks")):
