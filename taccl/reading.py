@@ -28,6 +28,8 @@ MAX_FILE_BYTES = 16 * 10**6
 _PIECE_BYTES = 1 << 20
 #: Tables within tables: files of ours have ten or fewer, and recursion in Python ends near a thousand.
 _MAX_DEPTH = 64
+#: A table within one is written on one line up to so many entries, and else with a line for each.
+_FEW_ENTRIES = 4
 #: A key of so many parts, for which `tomllib` takes the square of their number.
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
@@ -116,12 +118,46 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
     return data
 
 
-def toml_text(text: str) -> str:
-    """The string as TOML writes it, on one line: JSON's escapes, and those of what would not be seen."""
-    if any("\ud800" <= each <= "\udfff" for each in text):
-        raise ExportError(f"TOML holds whole characters, and {shown(repr(text), 60)} has half of one")
-    written = json.dumps(text, ensure_ascii=False)
+def toml_text(value: Any) -> str:
+    """A string, a number, a truth value, or a list or a dict of such, as TOML writes it on one line.
+
+    Strings have JSON's escapes, and those of what would not be seen.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml_text(each)}' for key, each in value.items())} }}"
+    if not isinstance(value, str):
+        return str(value)
+    if any("\ud800" <= each <= "\udfff" for each in value):
+        raise ExportError(f"TOML holds whole characters, and {shown(repr(value), 60)} has half of one")
+    written = json.dumps(value, ensure_ascii=False)
     return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in written)
+
+
+def toml_document(content: dict[str, Any]) -> str:
+    """Plain values as the text of a TOML file: tables come last, their longer ones apart."""
+    plain = {key: value for key, value in content.items() if not _is_table(value)}
+    lines = [f"{key} = {toml_text(value)}" for key, value in plain.items()]
+    for key, value in content.items():
+        if key in plain:
+            continue
+        for table in value if isinstance(value, list) else [value]:
+            lines += ["", f"[[{key}]]" if isinstance(value, list) else f"[{key}]"]
+            long = [n for n, each in table.items() if isinstance(each, dict) and len(each) > _FEW_ENTRIES]
+            lines += [f"{name} = {toml_text(each)}" for name, each in table.items() if name not in long]
+            for name in long:
+                lines += ["", f"[{key}.{name}]"]
+                lines += [f"{entry} = {toml_text(each)}" for entry, each in table[name].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+    )
 
 
 def check_depth(data: object, *, where: str) -> None:

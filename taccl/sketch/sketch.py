@@ -24,7 +24,7 @@ from pydantic import (
 
 from taccl.arguments import checked
 from taccl.errors import SketchError, TopologyError
-from taccl.reading import parse_json, parse_toml, toml_text
+from taccl.reading import parse_json, parse_toml, toml_document, toml_text
 from taccl.units import exact, parse_size
 from taccl.validation import validated
 
@@ -70,8 +70,6 @@ LocalRanks = Annotated[
 #: Keys of a table are text in a file, so they are read as numbers here.
 PerLocalRank = dict[Annotated[int, Field(ge=0)], LocalRanks]
 Pair = tuple[LocalRank, LocalRank]
-#: A table of more entries than this is written with a line for each.
-_FEW_ENTRIES = 4
 SketchSize = Annotated[
     Any,
     _kept(parse_size),
@@ -298,20 +296,7 @@ class Sketch(_Table):
 
     def to_toml(self) -> str:
         """The sketch as a TOML text."""
-        content = self.to_dict()
-        plain = {key: value for key, value in content.items() if not _is_table(value)}
-        lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
-        for key, value in content.items():
-            if key in plain:
-                continue
-            for table in value if isinstance(value, list) else [value]:
-                lines += ["", f"[[{key}]]" if isinstance(value, list) else f"[{key}]"]
-                long = [n for n, each in table.items() if isinstance(each, dict) and len(each) > _FEW_ENTRIES]
-                lines += [f"{name} = {_toml(each)}" for name, each in table.items() if name not in long]
-                for name in long:
-                    lines += ["", f"[{key}.{name}]"]
-                    lines += [f"{entry} = {_toml(each)}" for entry, each in table[name].items()]
-        return "\n".join(lines) + "\n"
+        return toml_document(self.to_dict())
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a row for each field that differs from its default."""
@@ -322,10 +307,10 @@ class Sketch(_Table):
         del content["schema"]
         rows = []
         for name, value in content.items():
-            tables = value if isinstance(value, list) and _is_table(value) else [value]
+            tables = value if name in ("switch", "symmetry") else [value]
             for each in tables:
                 inner = each.items() if isinstance(each, dict) else [("", each)]
-                rows.append((name, "; ".join(f"{key} {_toml(field)}".strip() for key, field in inner)))
+                rows.append((name, "; ".join(f"{key} {toml_text(field)}".strip() for key, field in inner)))
         return card(f"{title}: {text}" if text else title, facts(rows))
 
     @checked
@@ -446,22 +431,3 @@ def sketch_json_schema() -> dict[str, Any]:
     schema["required"] = ["schema"]
     schema["properties"]["$schema"] = {"type": "string", "description": "Where this schema is."}
     return schema
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) or (
-        isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
-    )
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML on one line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return toml_text(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_toml(each)}' for key, each in value.items())} }}"
-    return str(value)

@@ -80,8 +80,7 @@ def dump_topology(topology: Topology) -> str:
             lines += ["", "[[switch]]", f"name = {toml_text(switch.name)}", f"ranks = {list(switch.ranks)}"]
             if switch.reduces is not None:
                 told = (
-                    f"{name} = {toml_text(value) if isinstance(value, str) else value}"
-                    for name, value in plain_fields(switch.reduces).items()
+                    f"{name} = {toml_text(value)}" for name, value in plain_fields(switch.reduces).items()
                 )
                 lines.append(f"reduces = {{ {', '.join(told)} }}")
     lines += _resource_lines(topology, {hold.resource for hold in own})

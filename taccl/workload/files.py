@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.formats.files import write_whole
-from taccl.reading import parse, read_text, toml_text
+from taccl.reading import parse, read_text, toml_document
 from taccl.validation import validated
 from taccl.workload.operations import Operation, Tensor
 from taccl.workload.workload import Overlap, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _TABLES = {"inputs": Tensor, "operations": Operation, "overlaps": Overlap}
 _WORDS = {
@@ -103,24 +100,11 @@ def save_workload(workload: Workload, path: str | os.PathLike[str], *, overwrite
     """
     data = to_dict(workload)
     is_json = os.fspath(path).lower().endswith(".json")
-    write_whole(path, json.dumps(data, indent=1) + "\n" if is_json else _toml(data), overwrite=overwrite)
+    text = json.dumps(data, indent=1) + "\n" if is_json else toml_document(data)
+    write_whole(path, text, overwrite=overwrite)
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of such files."""
     found: dict[str, Any] = _FILE.model_json_schema()
     return found
-
-
-def _toml(data: Mapping[str, Any]) -> str:
-    lines = [f"{key} = {_value(value)}" for key, value in data.items() if key not in _TABLES]
-    for table in _TABLES:
-        for each in data.get(table, ()):
-            lines += ["", f"[[{table}]]", *(f"{key} = {_value(value)}" for key, value in each.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _value(value: object) -> str:
-    if isinstance(value, str):
-        return toml_text(value)
-    return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else repr(value)
