@@ -29,8 +29,8 @@ from benchmarks.cases import CASES, Case, data_folder
 from benchmarks.machine import machine
 from benchmarks.scale_fabrics import rail_rings, random_regular
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
+from taccl.sketch.group import find_symmetries
 from taccl.sketch.upstream import load_problem
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import pytest
 import taccl
 from taccl import collectives, topologies
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import NoSolutionError
 from taccl.problem import make_problem
+from taccl.sketch.group import find_symmetries
 from taccl.synthesis.competing import offer_baselines
 from taccl.synthesis.greedy import critical_priorities, list_schedule
 from taccl.synthesis.large import schedule_large

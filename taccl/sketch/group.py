@@ -1,23 +1,34 @@
 """The symmetries of a problem as a group, known by its generators: orbits tell all that folding needs of it.
 
+Declared by its sketch (`symmetry_group`), or found (`find_symmetries`).
+
 A group is never listed but to count it: three lines of a sketch can declare more symmetries than any memory
 holds.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
 from taccl.memo import kept
-from taccl.sketch.symmetry import chunk_permutation, link_permutation, order, resource_permutation
+from taccl.sketch.symmetry import (
+    block_shifts,
+    chunk_permutation,
+    link_permutation,
+    offset_permutation,
+    order,
+    resource_permutation,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -193,7 +204,57 @@ class Symmetries:
 @kept
 def symmetry_group(problem: Problem) -> Symmetries:
     """The group that the sketch's offsets generate; `SketchError` if one is no symmetry of the problem."""
-    return Symmetries(problem, _generators(problem))
+    if problem.collective.derivations:
+        return Symmetries(problem)
+    generators = []
+    for ranks in dict.fromkeys(problem.clauses.symmetry):
+        element = _element(problem, ranks)
+        if element is None:
+            moves_chunks = chunk_permutation(problem, ranks) is not None
+            lacking = problem.topology.name if moves_chunks else problem.collective.name
+            shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+            raise SketchError(
+                f"found ranks taken to ({shown}), which is no symmetry of {lacking}; leave it out, or apply "
+                "a sketch, which keeps only symmetries that hold",
+                where="clauses.symmetry",
+            )
+        if element.ranks != tuple(range(problem.topology.num_ranks)):
+            generators.append(element)
+    return Symmetries(problem, tuple(generators))
+
+
+def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
+    """The symmetries that a sketch declares, and shifts inside blocks of ranks that the problem has.
+
+    Machines, rings, meshes and tori have those. A thousand ranks have a thousand of them, so only generators
+    are kept, with the problem. `OutOfTime` is raised once the deadline has passed.
+    """
+    if "symmetries" not in problem.memo:
+        elements = () if problem.collective.derivations else tuple(_found(problem, deadline))
+        problem.memo["symmetries"] = Symmetries(problem, elements)
+    found: Symmetries = problem.memo["symmetries"]
+    return found
+
+
+def _found(problem: Problem, deadline: Deadline) -> Iterator[Element]:
+    """The first, and each that takes links to others than those before do."""
+    merged: NDArray[np.int64] = np.arange(len(problem.topology.links))
+    num_ranks = problem.topology.num_ranks
+    offsets: dict[int, list[int]] = defaultdict(list)  # of the shifts found, by block
+    shifts = ((offset_permutation(num_ranks, *each), *each) for each in block_shifts(num_ranks))
+    for ranks, offset, block in (*((each, 1, 0) for each in problem.clauses.symmetry), *shifts):
+        if block and any(offset % known == 0 for known in offsets[block]):
+            continue  # found as often as that
+        deadline.check()
+        element = _element(problem, ranks)
+        if element is None or not _keeps_clauses(problem, element):
+            continue
+        is_first = not any(offsets.values())
+        offsets[block].append(offset)
+        finer = smallest_of_orbits([merged, element.links], len(merged))
+        if is_first or not np.array_equal(finer, merged):
+            merged = finer
+            yield element
 
 
 def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[np.int64]:
@@ -213,29 +274,30 @@ def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[
     return orbits
 
 
-def _generators(problem: Problem) -> tuple[Element, ...]:
-    if problem.collective.derivations:
-        return ()
-    identity = tuple(range(problem.topology.num_ranks))
-    elements = [_element(problem, ranks) for ranks in dict.fromkeys(problem.clauses.symmetry)]
-    return tuple(element for element in elements if element.ranks != identity)
+def _element(problem: Problem, ranks: tuple[int, ...]) -> Element | None:
+    """The symmetry that a rank permutation is of topology and collective; None where it is none."""
+    links = link_permutation(problem.topology, ranks)
+    chunks = None if links is None else chunk_permutation(problem, ranks)  # which takes longest
+    if links is None or chunks is None:
+        return None
+    resources = resource_permutation(problem.topology, links)
+    assert resources is not None, "links are permuted so that resources are"
+    return Element(ranks, chunks, links, resources)
+
+
+def _keeps_clauses(problem: Problem, element: Element) -> bool:
+    """Whether clauses stay what they are, and whole nodes go to whole nodes where that matters."""
+    clauses, node = problem.clauses, problem.topology.node_of_rank
+    for clause in clauses.said("link", "chunk", "merge"):
+        value = getattr(clauses, clause.field)
+        if clause.image(value, element.ranks, element.links) != value:
+            return False
+    if not clauses.direct_crossing and len(set(node)) == 1:
+        return True
+    return len({(n, node[element.ranks[r]]) for r, n in enumerate(node)}) == len(set(node))
 
 
 def _inverse(permutation: NDArray[np.int32]) -> NDArray[np.int32]:
     inverse = np.empty_like(permutation)
     inverse[permutation] = np.arange(len(permutation))
     return inverse
-
-
-def _element(problem: Problem, ranks: tuple[int, ...]) -> Element:
-    chunks, links = chunk_permutation(problem, ranks), link_permutation(problem.topology, ranks)
-    resources = None if links is None else resource_permutation(problem.topology, links)
-    if chunks is None or links is None or resources is None:
-        lacking = problem.collective.name if chunks is None else problem.topology.name
-        shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
-        raise SketchError(
-            f"found ranks taken to ({shown}), which is no symmetry of {lacking}; leave it out, or apply a "
-            "sketch, which keeps only symmetries that hold",
-            where="clauses.symmetry",
-        )
-    return Element(ranks, chunks, links, resources)

@@ -77,7 +77,7 @@ def order(permutation: Sequence[int]) -> int:
 def link_permutation(topology: Topology, ranks: Sequence[int]) -> Permutation | None:
     """Where every link goes when ranks are permuted; None where the topology lacks the symmetry.
 
-    Parallel links are matched so that the resources they hold map consistently too.
+    Parallel links are matched so that the resources they hold map consistently too (`resource_permutation`).
     """
     return _match_links(topology, tuple(ranks))
 
@@ -111,7 +111,7 @@ def _match_links(topology: Topology, ranks: Permutation) -> Permutation | None:
         alike.remove(image)
         resources.update(matched)
         taken.update(matched.values())
-    return tuple(links)
+    return None if resource_permutation(topology, tuple(links)) is None else tuple(links)
 
 
 def _ends(srcs: Permutation, dsts: Permutation, ranks: Sequence[int]) -> tuple[Permutation, Permutation]:
@@ -187,7 +187,7 @@ def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]
 def check_topology(topology: Topology, ranks: Sequence[int], *, label: str, where: str) -> Permutation:
     """The permutation of links that `ranks` induces; `SketchError` shows a pair of ranks if there is none."""
     links = link_permutation(topology, ranks)
-    if links is not None and resource_permutation(topology, links) is not None:
+    if links is not None:
         return links
     witness = _cost_witness(topology, ranks) or _resource_witness(topology, ranks)
     raise SketchError(

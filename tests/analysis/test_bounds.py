@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from taccl import collectives
 from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.verification.verify import verify
 from taccl.problem import Clauses, make_problem
+from taccl.sketch.group import find_symmetries
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import mesh

@@ -12,10 +12,9 @@ from taccl import collectives, make_problem, topologies
 from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cuts import throughput
-from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
 from taccl.baselines import baseline
-from taccl.sketch.group import Symmetries
+from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.topology import Topology, TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 

@@ -11,8 +11,8 @@ from taccl import collectives
 from taccl.analysis.certificates import flows
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
+from taccl.sketch.group import find_symmetries
 from taccl.topology.topology import Topology, TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 

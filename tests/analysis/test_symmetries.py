@@ -10,10 +10,9 @@ import pytest
 from taccl import collectives, topologies
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import Volume
 from taccl.problem import Clauses, Problem, make_problem
-from taccl.sketch.group import Symmetries
+from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.topology import Topology, TopologyBuilder
 from tests.fuzzing import cases
 from tests.synthesis.small_problems import custom, full, problem_of, ring

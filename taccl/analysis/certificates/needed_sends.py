@@ -16,11 +16,11 @@ import numpy as np
 from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.gates import FOREVER, Costs
 from taccl.analysis.certificates.single_machine import Job
-from taccl.analysis.certificates.symmetries import find_symmetries
 from taccl.analysis.certificates.volume import crossing_links
 from taccl.costs import link_ends
 from taccl.deadline import NEVER
 from taccl.memo import kept
+from taccl.sketch.group import find_symmetries
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

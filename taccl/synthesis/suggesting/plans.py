@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import TopologyError
-from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation, resource_permutation
+from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
@@ -288,5 +288,4 @@ def _holds(topology: Topology, ranks: tuple[int, ...]) -> bool:
         return False
     if any(degree[r] != degree[image] for r, image in enumerate(ranks)):
         return False
-    links = link_permutation(topology, ranks)
-    return links is not None and resource_permutation(topology, links) is not None
+    return link_permutation(topology, ranks) is not None
