@@ -1,7 +1,8 @@
 """A schedule of sends that each carry one chunk, in three narrow columns: for very many sends.
 
 A hundred million transfers fit in a gigabyte. It has the figures of a `Schedule`, iterates without making all
-transfers at once, and becomes a `Schedule` where that is wanted and small.
+transfers at once, and becomes a `Schedule` where that is wanted and small. Where its columns are dropped, a
+summary is left.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -172,3 +173,38 @@ class CompactSchedule(Figures):
             f"{self.num_transfers} transfers, finish {self.finish_us:.3f} us{self.predicted_text}, "
             f"{format_size(self.num_bytes)})"
         )
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleSummary(CompactSchedule):
+    """A schedule of which only the figures and the digest are kept; what needs its transfers is an error."""
+
+    num_transfers: int = 0
+    finish_ticks: int = 0
+    content_digest: str = ""
+
+    def digest(self) -> str:
+        """The digest of the schedule that was dropped."""
+        return self.content_digest
+
+    def blocks(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises `InputError`: there are none."""
+        raise InputError(
+            f"only a summary was kept of these {self.num_transfers} transfers; synthesize again without "
+            "keep='summary', or with spill_dir= to keep them in files",
+            where="schedule",
+        )
+
+    expand = table = blocks
+
+
+def summarize(schedule: CompactSchedule) -> ScheduleSummary:
+    """The figures of a schedule, without its transfers."""
+    return ScheduleSummary(
+        schedule.problem,
+        *(np.zeros(0, np.int32),) * 3,
+        schedule.producer,
+        num_transfers=schedule.num_transfers,
+        finish_ticks=schedule.finish_ticks,
+        content_digest=schedule.digest(),
+    )

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.dimension_bound import DimensionBound
     from taccl.problem import Problem
+    from taccl.schedule.compact import ScheduleSummary
     from taccl.schedule.schedule import Schedule
-    from taccl.schedule.summary import ScheduleSummary
     from taccl.synthesis.greedy import ListSchedule
     from taccl.synthesis.paper.orbits import Orbits
 
@@ -341,7 +341,7 @@ class Search:
         if not isinstance(best, CompactSchedule):
             return best, []
         if options.keep == "summary":
-            from taccl.schedule.summary import summarize
+            from taccl.schedule.compact import summarize
 
             said = f"the {best.num_transfers} transfers were verified and then dropped, as asked"
             return summarize(best), [said]

@@ -13,9 +13,8 @@ from taccl import collectives
 from taccl.errors import FormatError, InputError
 from taccl.problem import make_problem
 from taccl.schedule import spill as spilling
-from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.compact import CompactSchedule, summarize
 from taccl.schedule.spill import check_folder, load_spilled, room_for, spill
-from taccl.schedule.summary import summarize
 from taccl.synthesis.large import schedule_large
 
 COLLECTIVES = ("allgather", "allreduce", "reduce-scatter", "alltoall")

@@ -21,8 +21,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem import make_problem
-from taccl.schedule.compact import CompactSchedule
-from taccl.schedule.summary import ScheduleSummary
+from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 from taccl.synthesis import large_search
 from taccl.synthesis.heuristic import router
 from taccl.synthesis.large import schedule_large

@@ -24,8 +24,7 @@ from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.gates import Costs, first_tick, gates_of
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.readings import as_spreading
-from taccl.analysis.certificates.released import late_part, moments
+from taccl.analysis.certificates.readings import as_spreading, late_part, moments
 from taccl.analysis.certificates.single_machine import machine_ticks
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.volume import Volume, crossing_links

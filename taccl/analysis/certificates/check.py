@@ -17,8 +17,7 @@ from taccl.analysis.certificates.check_delayed_source import source_delayed
 from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_prices import cut_dual, flow_dual
 from taccl.analysis.certificates.check_spread_tail import spreads_late
-from taccl.analysis.certificates.readings import as_spreading, turned_round
-from taccl.analysis.certificates.released import late_part
+from taccl.analysis.certificates.readings import as_spreading, late_part, turned_round
 from taccl.analysis.certificates.witnesses import (
     Border,
     CutDual,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.simulation.assumptions import assume
-from taccl.analysis.simulation.events import Events
+from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes
 from taccl.analysis.simulation.simulation import Simulation
-from taccl.analysis.simulation.usage import JITTER_BITS, EventTimes
 from taccl.arguments import checked
 from taccl.errors import InputError
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from taccl.analysis.simulation.usage import JITTER_BITS, spend
+from taccl.analysis.simulation.events import JITTER_BITS, spend
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import numbers_table
@@ -17,8 +17,7 @@ from taccl.schedule.schedule import make_schedule
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from taccl.analysis.simulation.events import Events
-    from taccl.analysis.simulation.usage import EventTimes
+    from taccl.analysis.simulation.events import Events, EventTimes
     from taccl.arguments import Natural
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule

@@ -19,7 +19,7 @@ from taccl.analysis.verification.sketch_clauses import Fault, Sends, SketchClaus
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
-from taccl.schedule.summary import ScheduleSummary
+from taccl.schedule.compact import ScheduleSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
