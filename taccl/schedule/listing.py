@@ -7,8 +7,9 @@ timing anomalies", SIAM Journal on Applied Mathematics 17, 1969). Sends and tile
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from taccl.schedule.precedence import Precedence
@@ -61,16 +62,11 @@ class Tasks:
 
         Raises `ValueError` if some wait for each other.
         """
-        waiting = self._waiting()
-        found = [task for task, count in enumerate(waiting) if not count]
-        for task in found:
-            for later, _ in self.after[task]:
-                waiting[later] -= 1
-                if not waiting[later]:
-                    found.append(later)
-        if len(found) < len(waiting):
-            raise ValueError("the order of sends contradicts itself: some wait for each other")
-        return found
+        followers = {task: [later for later, _ in after] for task, after in enumerate(self.after)}
+        try:
+            return [*TopologicalSorter(followers).static_order()][::-1]
+        except CycleError:
+            raise ValueError("the order of sends contradicts itself: some wait for each other") from None
 
     def tails(self) -> list[int]:
         """The least time from the start of each task to the end of all that wait for it."""
@@ -85,7 +81,8 @@ class Tasks:
         rank = [0] * len(urgency)
         for place, task in enumerate(sorted(range(len(urgency)), key=lambda each: urgency[each])):
             rank[task] = place
-        waiting, earliest, start = self._waiting(), [0] * len(rank), [0] * len(rank)
+        waiting = Counter(later for after in self.after for later, _ in after)
+        earliest, start = [0] * len(rank), [0] * len(rank)
         free: dict[int, int] = defaultdict(int)
         parked: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by resource: place, task, begin
         lead: dict[int, int] = defaultdict(int)
@@ -93,7 +90,7 @@ class Tasks:
             for resource, begin, _ in holds:
                 lead[resource] = max(lead[resource], begin)
         # (time, place, task, False), or (time, place, resource, True) when those that wait for it try again
-        pending = [(0, rank[task], task, False) for task, count in enumerate(waiting) if not count]
+        pending = [(0, rank[task], task, False) for task in range(len(rank)) if not waiting[task]]
         heapq.heapify(pending)
         wake: dict[int, int] = {}  # when that is next
 
@@ -147,13 +144,6 @@ class Tasks:
                 soonest = free[which] - max(begin for _, _, begin in early)
                 try_at(max(soonest, now + 1), which)
         return start
-
-    def _waiting(self) -> list[int]:
-        count = [0] * len(self.after)
-        for later in self.after:
-            for task, _ in later:
-                count[task] += 1
-        return count
 
 
 def released(problem: Problem, schedule: Schedule) -> Schedule:

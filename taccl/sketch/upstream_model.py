@@ -20,8 +20,9 @@ from taccl.topology.topology import TopologyBuilder
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from taccl.errors import InputError
     from taccl.sketch.sketch import Sketch
     from taccl.sketch.upstream_files import TopologyFile
     from taccl.topology.topology import Topology
@@ -90,6 +91,23 @@ def wired(
     for edge in across:
         add(edge, 0, "remote port" if nodes > 2 else "")
     return builder.build()
+
+
+def planes_between(
+    switches: Iterable[tuple[Iterable[int], int]], *, where: Callable[[int], str], error: type[InputError]
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """The switch between two local ranks, and its number of planes, from the ranks and planes of each."""
+    joined: dict[tuple[int, int], tuple[int, int]] = {}
+    for switch, (ranks, num_planes) in enumerate(switches):
+        for rank in ranks:
+            if (rank, rank) in joined:
+                raise error(
+                    f"found local rank {rank} in two switches; expected switches that are equal or disjoint; "
+                    "correct the lists",
+                    where=where(switch),
+                )
+        joined |= {(src, dst): (switch, num_planes) for src in ranks for dst in ranks}
+    return joined
 
 
 @dataclass(frozen=True)
@@ -166,7 +184,11 @@ class UpstreamModel:
 
     def _inside(self) -> list[Edge]:
         """Links inside a node; of those through a switch each plane has its own."""
-        planes, edges = self._planes(), []
+        switches = [(switch.ranks, switch.planes or 1) for switch in self.sketch.switch]
+        for index, (ranks, _) in enumerate(switches):
+            self._check_local(ranks, self._where_of_switch(index))
+        planes = planes_between(switches, where=self._where_of_switch, error=SketchError)
+        edges = []
         for src, dst, parallel, beta, total in self._node_links():
             switch, num_planes = planes.get((src, dst), (None, 1))
             # The tool adds alpha only where it splits a switch; elsewhere it takes the file's own total.
@@ -178,21 +200,8 @@ class UpstreamModel:
                 edges.append(Edge(src, dst, Fraction(0), per_mb, through, name))
         return edges
 
-    def _planes(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """The switch between two local ranks, and its number of planes."""
-        joined: dict[tuple[int, int], tuple[int, int]] = {}
-        for index, switch in enumerate(self.sketch.switch):
-            where = self.sketch.where(f"switch[{index}].ranks")
-            self._check_local(switch.ranks, where)
-            for src, dst in product(switch.ranks, repeat=2):
-                if joined.get((src, dst), (index, 0))[0] != index:
-                    raise SketchError(
-                        f"ranks {src} and {dst} are in two switches; expected switches that are equal or "
-                        "disjoint under the upstream cost model; correct the lists",
-                        where=where,
-                    )
-                joined[src, dst] = index, switch.planes or 1
-        return joined
+    def _where_of_switch(self, index: int) -> str:
+        return self.sketch.where(f"switch[{index}].ranks")
 
     def _check_local(self, ranks: Iterable[int], where: str) -> None:
         of = f"{self.file.name} has local ranks"

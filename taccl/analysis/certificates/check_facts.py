@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from taccl.problem import Problem
 
@@ -91,18 +91,7 @@ class Facts:
         limit = self.clauses.path_limit
         if limit is not None:  # of sums, on the way to the root and from it
             return self._over_few_links(out, starts, 2 * limit if self.sums else limit)
-        best: dict[int, int] = {}
-        queue = [(time, rank) for rank, time in starts.items()]
-        heapq.heapify(queue)
-        while queue:
-            time, rank = heapq.heappop(queue)
-            if rank in best:
-                continue
-            best[rank] = time
-            for other, length in out.get(rank, ()):
-                if other not in best:
-                    heapq.heappush(queue, (time + length, other))
-        return best
+        return shortest_ways(out, starts)
 
     @staticmethod
     def _over_few_links(
@@ -181,3 +170,17 @@ class Facts:
             links = [id(self.admitted(c, reducing=mode)) for mode in modes]
             kinds.setdefault((data, units, made, *links), [c, 0])[1] += 1
         return [(c, count) for c, count in kinds.values()]
+
+
+def shortest_ways(out: Mapping[int, Iterable[tuple[int, int]]], starts: Mapping[int, int]) -> dict[int, int]:
+    """The length of the shortest way to every rank, from (rank, length) of the arcs out of each."""
+    best: dict[int, int] = {}
+    queue = [(length, rank) for rank, length in starts.items()]
+    heapq.heapify(queue)
+    while queue:
+        length, rank = heapq.heappop(queue)
+        if rank not in best:
+            best[rank] = length
+            for other, more in out.get(rank, ()):
+                heapq.heappush(queue, (length + more, other))
+    return best

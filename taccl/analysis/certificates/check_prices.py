@@ -5,10 +5,11 @@ How long each resource is idle at the beginning and at the end is worked out ane
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+from taccl.analysis.certificates.check_facts import shortest_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -170,14 +171,4 @@ def _cheapest(
     for e in links:
         for src in facts.topology.links[e].srcs:
             out[src] += [(dst, pays[e]) for dst in facts.topology.links[e].dsts]
-    best: dict[int, int] = {}
-    queue = [(0, rank) for rank in origins]
-    while queue:
-        price, rank = heapq.heappop(queue)
-        if rank in best:
-            continue
-        best[rank] = price
-        for other, more in out[rank]:
-            if other not in best:
-                heapq.heappush(queue, (price + more, other))
-    return best
+    return shortest_ways(out, dict.fromkeys(origins, 0))

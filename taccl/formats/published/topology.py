@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.errors import FormatError, InputError
-from taccl.sketch.upstream_model import Edge, wired
+from taccl.sketch.upstream_model import Edge, planes_between, wired
 from taccl.topology.parts import check_num_links
 from taccl.units import BYTES_PER_MB
 
@@ -71,7 +71,9 @@ def _check_size(fields: TopologyFields, where: str, *, reducing: bool) -> None:
 
 def _inside(fields: TopologyFields, where: str, per_mb: Fraction) -> list[Edge]:
     """Links inside node 0; of parallel ones through a switch, each has a plane."""
-    planes = _planes(fields, where)
+    # Equal switches are planes of one.
+    switches = Counter(frozenset(ranks) for ranks in fields.local_switches).items()
+    planes = planes_between(switches, where=lambda _: f"{where}: topology.local_switches", error=FormatError)
     edges = []
     ranks = range(fields.ngpus_per_node)
     for src in ranks:
@@ -92,23 +94,6 @@ def _inside(fields: TopologyFields, where: str, per_mb: Fraction) -> list[Edge]:
                 name = f"plane {plane}" if num_planes > 1 else ""
                 edges.append(Edge(src, dst, Fraction(0), cost * per_mb, through, name))
     return edges
-
-
-def _planes(fields: TopologyFields, where: str) -> dict[tuple[int, int], tuple[int, int]]:
-    """The switch between two local ranks, and its number of planes: equal switches are planes of one."""
-    count = Counter(frozenset(ranks) for ranks in fields.local_switches)
-    joined: dict[tuple[int, int], tuple[int, int]] = {}
-    of_rank: dict[int, int] = {}
-    for switch, (ranks, num_planes) in enumerate(count.items()):
-        for rank in ranks:
-            if of_rank.setdefault(rank, switch) != switch:
-                raise FormatError(
-                    f"found local rank {rank} in two switches; expected switches that are equal or disjoint; "
-                    "correct the lists",
-                    where=f"{where}: topology.local_switches",
-                )
-        joined |= {(src, dst): (switch, num_planes) for src in ranks for dst in ranks}
-    return joined
 
 
 def _across(fields: TopologyFields, where: str, per_mb: Fraction, time_unit_us: Fraction) -> list[Edge]:
