@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from taccl.solvers.registry import SolverInfo
 
-__all__ = ["OWN_BACKENDS", "Backends", "backends", "package_versions"]
-
 OWN_BACKENDS = ("auto", "greedy", "dimension-balanced")
 _HEAD = ("backend", "available", "version", "note")
 _PACKAGES = ("taccl", "highspy", "ortools", "gurobipy", "pulp", "numpy")

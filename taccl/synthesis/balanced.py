@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
     from taccl.topology.products import Dimensions
 
-__all__ = [
-    "BALANCED", "MOST_TRANSFERS", "Policy", "balanced_implicit", "balanced_schedule", "choose_num_chunks",
-    "choose_orders", "cut_balanced", "search_balanced",
-]  # fmt: skip
-
 Policy = Literal["lp", "greedy"]
 #: The name of the backend.
 BALANCED = "dimension-balanced"
@@ -118,13 +113,8 @@ def balanced_schedule(
 ) -> Schedule | CompactSchedule | None:
     """The schedule along the dimensions of the topology, verified; None where it is not soon enough.
 
-    Raises
-    ------
-    CollectiveError
-        If the topology has no dimensions, the collective is none that goes along them, or there are too many
-        transfers.
-    InputError
-        If a sketch forbids the schedule.
+    Raises `CollectiveError` if the topology has no dimensions, the collective is none that goes along them,
+    or there are too many transfers. `InputError` if a sketch forbids the schedule.
     """
     dims, collective = dimensions_of(problem, baseline=BALANCED), problem.collective
     num_transfers = 2 * collective.chunks_per_rank * dims.num_ranks**2

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.paper.orbits import Orbits
 
-__all__ = ["ListSchedule", "Send", "critical_priorities", "list_schedule", "send_of", "unfold"]
-
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -80,21 +78,13 @@ def list_schedule(
 ) -> ListSchedule | None:
     """A schedule on the fold by event-driven list scheduling; None if it cannot finish before the limit.
 
-    Parameters
-    ----------
-    priorities : sequence of float, per move
-        Higher goes first.
-    patience : float
-        How full a merged send must be before it starts, from 0 (go with what is there) to 1 (wait for
-        all that may merge); a link never waits when nothing else is under way.
-    enter_once : bool
-        Whether a chunk that is in a node, or on its way there, is left to spread inside it, rather than
-        sent there again over links between nodes, which are slow.
+    - `priorities` (sequence of float, per move): Higher goes first.
+    - `patience`: How full a merged send must be before it starts, from 0 (go with what is there) to 1 (wait
+      for all that may merge); a link never waits when nothing else is under way.
+    - `enter_once`: Whether a chunk that is in a node, or on its way there, is left to spread inside it,
+      rather than sent there again over links between nodes, which are slow.
 
-    Raises
-    ------
-    OutOfTime
-        Once the deadline has passed.
+    Raises `OutOfTime` once the deadline has passed.
     """
     machine = _Machine(orbits, priorities, patience, enter_once, limit_ticks)
     found = machine.run(deadline)

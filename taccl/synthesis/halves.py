@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
 
-__all__ = ["Half", "join", "may_keep_apart", "search_apart", "search_halves", "split"]
-
 S = TypeVar("S", Schedule, CompactSchedule)
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
 
-__all__ = ["Isomorphism", "find_isomorphism", "hand_over", "matched"]
-
 
 @dataclass(frozen=True, slots=True)
 class Isomorphism:

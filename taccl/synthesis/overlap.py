@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
 
-__all__ = ["overlap"]
-
 _PRODUCER = "both halves, overlapped"
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-__all__ = ["DEFAULTS", "SearchParameters"]
-
 
 class _Group:
     """A group of constants, each of the kind of its default."""

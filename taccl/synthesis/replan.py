@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.synthesis.heuristic.routes import Tree
 
-__all__ = ["Replan", "replan"]
-
 
 @dataclass(frozen=True, slots=True)
 class Replan:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["STAGE_COLUMNS", "ModelRun", "Moment", "Result", "Stage", "schedule_figures"]
-
 #: The heads of a table with a row per stage.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 

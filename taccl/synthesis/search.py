@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.greedy import ListSchedule
     from taccl.synthesis.paper.orbits import Orbits
 
-__all__ = ["Options", "Search"]
-
 logger = logging.getLogger(__name__)
 
 

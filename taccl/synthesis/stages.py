@@ -35,16 +35,12 @@ if TYPE_CHECKING:
     from taccl.synthesis.paper.orbits import Orbits
     from taccl.synthesis.search import Search
 
-__all__ = ["greedy", "ruin_and_recreate", "run"]
-
 
 def run(search: Search, backend: str, limit_s: float) -> None:
     """The stages of a backend, in order, until there is nothing left to do.
 
-    Raises
-    ------
-    SolverUnavailableError, OutOfTime
-        If the named solver cannot run here; if the search gives up before there is a schedule.
+    Raises `SolverUnavailableError` or `OutOfTime` if the named solver cannot run here; if the search gives up
+    before there is a schedule.
     """
     for stage in STAGES.get(backend, (partial(_one_solver, solver=backend),)):
         if search.best is None or not search.done:
@@ -135,10 +131,7 @@ _TICK_SLACK = 1e-3
 def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     """The list scheduler, with seeded restarts until the bound is met or the budget is spent.
 
-    Raises
-    ------
-    OutOfTime
-        If the search gives up, and time was up before there was a schedule.
+    Raises `OutOfTime` if the search gives up, and time was up before there was a schedule.
     """
     folded, scheduling = search.folded, search.parameters.list
     since = time.monotonic()

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["InNetworkUse", "by_switches", "over_links"]
-
 InNetworkUse = Literal["auto", "off", "only"]
 
 #: Into how many each chunk is cut where both sum, so that what ranks send fits between what the switch adds.

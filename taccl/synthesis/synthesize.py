@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.result import Result
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
-__all__ = ["choose", "synthesize"]
-
 
 @checked
 def synthesize(
@@ -260,10 +258,7 @@ def _by_ranks(
 def _synthesize_released(problem: Problem, **options: Any) -> Result:
     """The sends of a schedule in which all is there from the start, begun anew once it is.
 
-    Raises
-    ------
-    NoSolutionError
-        If something comes later than it is due.
+    Raises `NoSolutionError` if something comes later than it is due.
     """
     limit = Deadline.after(options["time_limit_s"])
     found = synthesize(problem.without_moments(), **options)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["hamiltonian_ring", "has_hamiltonian_ring"]
-
 
 def has_hamiltonian_ring(dims: Sequence[int]) -> bool:
     """Whether a mesh has a ring through all ranks: two axes or more that have two ranks, one of them even."""
@@ -29,13 +27,9 @@ def has_hamiltonian_ring(dims: Sequence[int]) -> bool:
 def hamiltonian_ring(dims: Sequence[int]) -> NDArray[np.int64]:
     """Ranks in the order in which a ring visits them, each linked to the next, the last to the first.
 
-    One even axis is set upright; the others are gone through to and fro, as one axis. Of this sheet the
-    first column is kept for the way back, and the rows of the rest are gone through to and fro.
-
-    Raises
-    ------
-    TopologyError
-        If the mesh has no such ring.
+    One even axis is set upright; the others are gone through to and fro, as one axis. Of this sheet the first
+    column is kept for the way back, and the rows of the rest are gone through to and fro. Raises
+    `TopologyError` if the mesh has no such ring.
     """
     if not has_hamiltonian_ring(dims):
         raise TopologyError(

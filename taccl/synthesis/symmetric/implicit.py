@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.topology.topology import Topology
 
-__all__ = ["ImplicitResult", "find_translations", "implicit_translations", "synthesize_implicit"]
-
 
 @dataclass(frozen=True, slots=True)
 class ImplicitResult:
@@ -162,10 +160,7 @@ def implicit_translations(
 ) -> Translations:
     """The translations of a fabric, or of the ring through a mesh.
 
-    Raises
-    ------
-    TopologyError
-        If there are none.
+    Raises `TopologyError` if there are none.
     """
     if isinstance(fabric, Translations):
         return fabric
@@ -195,10 +190,7 @@ def find_translations(topology: Topology, *, most_tried: int = 20) -> Translatio
 
     Tori, hypercubes and rings are of this kind when their ranks are numbered row by row.
 
-    Parameters
-    ----------
-    most_tried : int
-        So many products of shifts that the links have are tried; resources may lack them.
+    - `most_tried`: So many products of shifts that the links have are tried; resources may lack them.
     """
     import networkx as nx
 

@@ -22,22 +22,17 @@ if TYPE_CHECKING:
 
     from taccl.schedule.pattern import ClassTicks
 
-__all__ = ["Server", "Spreading", "Tiers", "make_server", "route_offsets", "spread_offsets"]
-
 _RANDOM_MASK = (1 << 31) - 1
 
 
 class Server(NamedTuple):
     """Classes of links as servers.
 
-    Parameters
-    ----------
-    latency : (num_classes,) int64
-    hold_of : (num_classes + 1,) int64
-        The holds of class g are ``hold_of[g]:hold_of[g + 1]`` of the next three.
-    resource, length, lead : (num_holds,) int64
-    free : (num_resources,) int64
-        When every class of resources is free again; it changes.
+    - `latency`: (num_classes,) int64.
+    - `hold_of`, (num_classes + 1,) int64: The holds of class g are ``hold_of[g]:hold_of[g + 1]`` of the next
+      three.
+    - `resource`, `length`, `lead`: (num_holds,) int64.
+    - `free`, (num_resources,) int64: When every class of resources is free again; it changes.
     """
 
     latency: NDArray[np.int64]
@@ -82,12 +77,10 @@ def _take(server: Server, g: int, time: int) -> None:
 class Tiers(NamedTuple):
     """Which offsets a slow class prefers to enter.
 
-    Parameters
-    ----------
-    first_in : (num_classes, num_places) int32, or no columns
-        The component of every offset under classes that are faster; a slow class prefers to enter new ones.
-    entered : (num_classes, num_items * num_places) bool, or no columns
-        False at first; components that have an item or expect it.
+    - `first_in`, (num_classes, num_places) int32, or no columns: The component of every offset under classes
+      that are faster; a slow class prefers to enter new ones.
+    - `entered`, (num_classes, num_items * num_places) bool, or no columns: False at first; components that
+      have an item or expect it.
     """
 
     first_in: NDArray[np.int32]
@@ -100,10 +93,8 @@ class Spreading(NamedTuple):
     Node ``sequence[n]`` is the n-th sent, of all that are not at place 0: from node ``parent[node]`` over
     class ``taken[node]`` at ``start[node]``.
 
-    Parameters
-    ----------
-    log, parent, taken, start, sequence, following : (num_items * num_places,)
-    work : (5 * num_classes,) int64
+    - `log`, `parent`, `taken`, `start`, `sequence`, `following`: (num_items * num_places,).
+    - `work`: (5 * num_classes,) int64.
     """
 
     log: NDArray[np.int32]
@@ -129,14 +120,9 @@ def spread_offsets(
 
     Node ``item * num_places + offset`` stands for an item at an offset.
 
-    Parameters
-    ----------
-    steps : (num_places, num_classes) int32
-        Where the link of every class leads from every offset.
-    random : int
-        Seed of the order in which free classes choose; negative for the order of their numbers.
-    deadline : int
-        No send ends later.
+    - `steps`, (num_places, num_classes) int32: Where the link of every class leads from every offset.
+    - `random`: Seed of the order in which free classes choose; negative for the order of their numbers.
+    - `deadline`: No send ends later.
     """
     first_in, entered = preferred
     log, parent, taken, start, sequence, following, work = room
@@ -245,16 +231,10 @@ def route_offsets(
 ) -> int:
     """The finish in ticks when every item goes its own path.
 
-    Parameters
-    ----------
-    path_of : (num_items + 1,) int64
-        The hops of item i are ``path_of[i]:path_of[i + 1]``.
-    path : (num_hops,) int16
-        The class of every hop.
-    left : (num_hops,) int64
-        What goes first: the time from the start of a hop to the end of its path.
-    start : (num_hops,) int64
-        Room: on return when every hop starts.
+    - `path_of`, (num_items + 1,) int64: The hops of item i are ``path_of[i]:path_of[i + 1]``.
+    - `path`, (num_hops,) int16: The class of every hop.
+    - `left`, (num_hops,) int64: What goes first: the time from the start of a hop to the end of its path.
+    - `start`, (num_hops,) int64: Room: on return when every hop starts.
     """
     num_classes = len(server.latency)
     num_items = len(path_of) - 1

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from taccl.schedule.pattern import ClassTicks
     from taccl.topology.translations import Translations
 
-__all__ = ["route"]
-
 _BYTES_PER_HOP = 150
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from taccl.schedule.pattern import ClassTicks
     from taccl.topology.translations import LinkClass, Translations
 
-__all__ = ["memory_needed", "translate"]
-
 _PRODUCER = "translation"
 _BYTES_PER_ROW = 100
 _NO_DEADLINE = 2**62
@@ -54,20 +52,13 @@ def translate(
 ) -> ImplicitSchedule:
     """The implicit schedule of a collective on a fabric with translations.
 
-    Parameters
-    ----------
-    collective : {"allgather", "reduce-scatter", "allreduce", "alltoall"}
-    chunk_bytes, chunks_per_rank : int
-        `chunks_per_rank` is that of the function of the same name as the collective.
-    seed : int
-        Of restarts on small fabrics that miss their bound.
+    - `chunk_bytes`, `chunks_per_rank`: `chunks_per_rank` is that of the function of the same name as the
+      collective.
+    - `seed`: Of restarts on small fabrics that miss their bound.
 
-    Raises
-    ------
-    InputError
-        If the collective is another one, or the pattern would need too much memory.
-    TopologyError
-        If links do not lead to every rank, or of an alltoall do not run along the axes of the group.
+    Raises `InputError` if the collective is another one, or the pattern would need too much memory.
+    `TopologyError` if links do not lead to every rank, or of an alltoall do not run along the axes of the
+    group.
     """
     empty = Pattern.sorted([], [], [], [], [], [])
     blank = ImplicitSchedule(translations, collective, chunks_per_rank, chunk_bytes, empty, _PRODUCER)
