@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
     from taccl.synthesis.heuristic.router import Routes
 
-__all__ = ["is_guided", "spread_guided"]
-
 
 def is_guided(problem: Problem) -> bool:
     """Whether a sketch says of single chunks which links may carry them, or when."""
@@ -37,17 +35,10 @@ def is_guided(problem: Problem) -> bool:
 def spread_guided(problem: Problem, fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
     """The best schedule of several along trees over the links that are open to each chunk.
 
-    Parameters
-    ----------
-    problem : Problem
-        One whose chunks spread; `fabric` and `demand` are its arrays.
+    - `problem`: One whose chunks spread; `fabric` and `demand` are its arrays.
 
-    Raises
-    ------
-    CollectiveError
-        If a chunk cannot reach a rank that wants it over the links that are open to it.
-    NoSolutionError
-        If it was stopped before there was a schedule.
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it over the links that are open to it.
+    `NoSolutionError` if it was stopped before there was a schedule.
     """
     masks, parameters = _masks(problem, fabric), limits.parameters.queues
 

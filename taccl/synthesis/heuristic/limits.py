@@ -15,25 +15,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Limits", "Sends", "best_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Until when to search, for what, from which seed, and by which constants.
 
-    Parameters
-    ----------
-    deadline : Deadline
-        What is under way then is stopped.
-    until : Deadline, optional
-        No run but the first is begun after it, and one under way is given up; by default the deadline.
-    target_ticks : int
-        A finish that is good enough, such as a lower bound: the search stops there.
-    num_runs : int, optional
-        How many runs to make; by default as many as are worth it.
-    spill_dir : path, optional
-        A folder for columns, in files without names; by default they are in memory.
+    - `deadline`: What is under way then is stopped.
+    - `until`: No run but the first is begun after it, and one under way is given up; by default the deadline.
+    - `target_ticks`: A finish that is good enough, such as a lower bound: the search stops there.
+    - `num_runs`: How many runs to make; by default as many as are worth it.
+    - `spill_dir`: A folder for columns, in files without names; by default they are in memory.
     """
 
     deadline: Deadline = NEVER
@@ -49,15 +40,10 @@ class Limits:
 class Sends:
     """What was found: a row for every send, in order of start.
 
-    Parameters
-    ----------
-    chunk : (num_sends,) uint16 or int32
-    link : (num_sends,) int32
-        By index of the topology.
-    start : (num_sends,) int32 or int64
-        Ticks.
-    finish_ticks : int
-        The last arrival.
+    - `chunk`: (num_sends,) uint16 or int32.
+    - `link`, (num_sends,) int32: By index of the topology.
+    - `start`, (num_sends,) int32 or int64: Ticks.
+    - `finish_ticks`: The last arrival.
     """
 
     chunk: NDArray[Any]
@@ -76,12 +62,9 @@ def best_of(
 ) -> Sends | None:
     """The best of several runs; None if none ends by `limit_ticks`.
 
-    Parameters
-    ----------
-    attempt : function of int, int and Limits to Sends or None
-        The run of a number, which may give up what ends after so many ticks; its seed is the number on.
-    steps : float
-        What a run takes; see `Deadline.scope`.
+    - `attempt` (function of int, int and Limits to Sends or None): The run of a number, which may give up
+      what ends after so many ticks; its seed is the number on.
+    - `steps`: What a run takes; see `Deadline.scope`.
     """
     best: Sends | None = None
     until = limits.until or limits.deadline

@@ -14,8 +14,6 @@ from taccl.synthesis.heuristic.timing_kernel import book, book_anew, charge, ear
 if TYPE_CHECKING:
     from taccl.synthesis.heuristic.improvement_state import State, Work
 
-__all__ = ["at_root", "recreate"]
-
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 

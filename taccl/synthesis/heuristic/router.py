@@ -39,29 +39,16 @@ if TYPE_CHECKING:
     from taccl.deadline import Deadline
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
 
-__all__ = [
-    "Router",
-    "Routes",
-    "find_paths",
-    "find_trees",
-    "search_steps",
-    "sending_ns",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Routes:
     """The route of every chunk, slot after slot, and the load that they make.
 
-    Parameters
-    ----------
-    hop_of : (num_chunks + 1,) int64
-    slot : (num_hops,) int32
-        The slots of chunk c are ``slot[hop_of[c]:hop_of[c + 1]]``.
-    peak_ticks : int
-        How long the busiest link or resource is taken: nothing along these routes finishes sooner.
-    urgent : (num_hops,) bool, optional
-        Hops that go before all others over their link; None for none.
+    - `hop_of`: (num_chunks + 1,) int64.
+    - `slot`, (num_hops,) int32: The slots of chunk c are ``slot[hop_of[c]:hop_of[c + 1]]``.
+    - `peak_ticks`: How long the busiest link or resource is taken: nothing along these routes finishes
+      sooner.
+    - `urgent`, (num_hops,) bool: Hops that go before all others over their link; None for none.
     """
 
     hop_of: NDArray[np.int64]
@@ -78,10 +65,7 @@ class Routes:
 class Router:
     """The trees of all chunks, which can be ripped up and routed anew.
 
-    Attributes
-    ----------
-    signal : (3,) int64
-        Routing stops once the first is 1; see `taccl.synthesis.heuristic.router_kernel`.
+    - `signal`, (3,) int64: Routing stops once the first is 1; see `taccl.synthesis.heuristic.router_kernel`.
     """
 
     def __init__(
@@ -102,17 +86,10 @@ class Router:
     ) -> float:
         """Route chunks anew, one after another; ticks of the busiest resource, infinite if it was stopped.
 
-        Parameters
-        ----------
-        order : (num_chunks,) int64
-            Some chunks or all.
-        exponent, most, waiting
-            As of `taccl.synthesis.heuristic.router_kernel.Prices`.
+        - `order`, (num_chunks,) int64: Some chunks or all.
+        - `exponent`, `most`, `waiting`: As of `taccl.synthesis.heuristic.router_kernel.Prices`.
 
-        Raises
-        ------
-        CollectiveError
-            If a chunk cannot reach a rank that wants it.
+        Raises `CollectiveError` if a chunk cannot reach a rank that wants it.
         """
         cost = self.parameters.waiting if waiting is None else waiting
         prices = Prices(exponent, self.parameters.tree_weight, float(cost), float(most))
@@ -142,21 +119,13 @@ def find_trees(
 ) -> Routes:
     """Trees that load the fabric evenly; at the deadline, the best so far.
 
-    Parameters
-    ----------
-    masks : sequence of (Fabric, (num_chunks,) int64), optional
-        Chunks, and the fabric of the links alone that are open to them; by default all are open to all.
-    waiting : float, optional
-        As of `taccl.synthesis.heuristic.router_kernel.Prices`.
-    most_steps : int, optional
-        Links that all passes look at; one pass there is in any case.
+    - `masks` (sequence of (Fabric, (num_chunks,) int64)): Chunks, and the fabric of the links alone that are
+      open to them; by default all are open to all.
+    - `waiting`: As of `taccl.synthesis.heuristic.router_kernel.Prices`.
+    - `most_steps`: Links that all passes look at; one pass there is in any case.
 
-    Raises
-    ------
-    CollectiveError
-        If a chunk cannot reach a rank that wants it.
-    NoSolutionError
-        If it was stopped before every chunk had a tree.
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `NoSolutionError` if it was stopped
+    before every chunk had a tree.
     """
     deadline, parameters = limits.deadline, limits.parameters.router
     router = Router(fabric, demand, parameters)
@@ -187,17 +156,10 @@ def find_trees(
 def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes:
     """Paths of chunks that each go to one rank, chosen among trees that chunks of the same origins share.
 
-    Parameters
-    ----------
-    demand : Demand
-        With a target for every chunk.
+    - `demand`: With a target for every chunk.
 
-    Raises
-    ------
-    CollectiveError
-        If a chunk cannot reach its target.
-    NoSolutionError
-        If it was stopped before every chunk had a path.
+    Raises `CollectiveError` if a chunk cannot reach its target. `NoSolutionError` if it was stopped before
+    every chunk had a path.
     """
     groups, paths = _groups(fabric, demand, len(limits.parameters.router.path_exponents))
     state = _routing(fabric, paths.way[0])

@@ -52,15 +52,11 @@ STOP, DONE, LOST = range(3)
 class Nets(NamedTuple):
     """What is to be routed: where each net starts, and the ranks that it is to reach.
 
-    Parameters
-    ----------
-    units : (num_nets,) int64
-        Sizes.
-    origin_of, origin : (num_nets + 1,), (num_origins,) int64
-        Net c starts at ``origin[origin_of[c]:origin_of[c + 1]]``.
-    target_of, target : (num_nets + 1,) int64, int32
-        Its targets are ``target[target_of[c]:target_of[c + 1]]``, none of them an origin. Without any it is
-        led to all ranks, and loads nothing.
+    - `units`, (num_nets,) int64: Sizes.
+    - `origin_of`, `origin` ((num_nets + 1,), (num_origins,) int64): Net c starts at
+      ``origin[origin_of[c]:origin_of[c + 1]]``.
+    - `target_of`, `target`, (num_nets + 1,) int64, int32: Its targets are ``target[target_of[c]:target_of[c
+      + 1]]``, none of them an origin. Without any it is led to all ranks, and loads nothing.
     """
 
     units: NDArray[np.int64]
@@ -73,16 +69,10 @@ class Nets(NamedTuple):
 class Prices(NamedTuple):
     """What a send costs: its time, and for as long as it takes a resource, the more the more that is loaded.
 
-    Parameters
-    ----------
-    exponent : int
-        The price rises by the 2 ** exponent-th power of the load.
-    weight : float
-        What a tick of the most loaded resource costs beyond its time.
-    waiting : float
-        What a tick costs for which a rank has to wait until the net reaches it.
-    most : float
-        Ticks that count as the highest load, unless there is more; 0.0 for the highest so far.
+    - `exponent`: The price rises by the 2 ** exponent-th power of the load.
+    - `weight`: What a tick of the most loaded resource costs beyond its time.
+    - `waiting`: What a tick costs for which a rank has to wait until the net reaches it.
+    - `most`: Ticks that count as the highest load, unless there is more; 0.0 for the highest so far.
     """
 
     exponent: int
@@ -94,22 +84,15 @@ class Prices(NamedTuple):
 class Routing(NamedTuple):
     """Trees found so far, the load they make, and room for the search.
 
-    Parameters
-    ----------
-    way : (num_nets, num_ranks) int32
-        The slot by which a net's tree reaches a rank; -1 for none.
-    load, resource_load : (num_slots,), (num_resources,) float64
-        Ticks for which sends take links and resources.
-    price, resource_price : (num_slots,), (num_resources,) float64
-        Of a tick, beyond its time.
-    cost, depth : (num_ranks,) float64
-        What reaching a rank costs, and how long it takes from where the net starts.
-    came : (num_ranks,) int64
-        The slot by which a rank is reached most cheaply.
-    path, before : (num_ranks,) int64
-        Room for a path.
-    is_wanted, is_in_tree : (num_ranks,) bool
-    heap_cost, heap_rank
+    - `way`, (num_nets, num_ranks) int32: The slot by which a net's tree reaches a rank; -1 for none.
+    - `load`, `resource_load` ((num_slots,), (num_resources,) float64): Ticks for which sends take links and
+      resources.
+    - `price`, `resource_price` ((num_slots,), (num_resources,) float64): Of a tick, beyond its time.
+    - `cost`, `depth`, (num_ranks,) float64: What reaching a rank costs, and how long it takes from where the
+      net starts.
+    - `came`, (num_ranks,) int64: The slot by which a rank is reached most cheaply.
+    - `path`, `before`, (num_ranks,) int64: Room for a path.
+    - `is_wanted`, `is_in_tree`: (num_ranks,) bool.
     """
 
     way: NDArray[np.int32]
@@ -131,15 +114,11 @@ class Routing(NamedTuple):
 class Paths(NamedTuple):
     """Chunks that each go to one rank, and the trees of their groups that they choose among.
 
-    Parameters
-    ----------
-    units : (num_chunks,) int64
-        Sizes.
-    target, group : (num_chunks,) int32
-    way : (num_trees, num_groups, num_ranks) int32
-        The slot by which a tree leads a group's chunks to a rank; -1 for none.
-    tree : (num_chunks,) int32
-        The tree that each chunk follows; -1 for none yet.
+    - `units`, (num_chunks,) int64: Sizes.
+    - `target`, `group`: (num_chunks,) int32.
+    - `way`, (num_trees, num_groups, num_ranks) int32: The slot by which a tree leads a group's chunks to a
+      rank; -1 for none.
+    - `tree`, (num_chunks,) int32: The tree that each chunk follows; -1 for none yet.
     """
 
     units: NDArray[np.int64]
@@ -224,11 +203,8 @@ def choose(
 def list_paths(fabric: Fabric, paths: Paths, hop_of: NDArray[np.int64], slot: NDArray[np.int32]) -> None:
     """Write down every chunk's path, slot after slot; without room, count its hops in ``hop_of[c + 1]``.
 
-    Parameters
-    ----------
-    hop_of : (num_chunks + 1,) int64
-    slot : (num_hops,) int32
-        Chunk c's path is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
+    - `hop_of`: (num_chunks + 1,) int64.
+    - `slot`, (num_hops,) int32: Chunk c's path is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
     """
     for c in range(len(paths.target)):
         row = hop_of[c + 1]
@@ -254,12 +230,9 @@ def list_trees(
 ) -> None:
     """Write down every net's tree, hops of one rank next to one another, those nearer the origin first.
 
-    Parameters
-    ----------
-    room : (3, num_ranks) int64
-    hop_of : (num_nets + 1,) int64
-    slot : (num_hops,) int32
-        Net c's tree is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
+    - `room`: (3, num_ranks) int64.
+    - `hop_of`: (num_nets + 1,) int64.
+    - `slot`, (num_hops,) int32: Net c's tree is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
     """
     queue, first, following = room[0], room[1], room[2]
     num_ranks = way.shape[1]

@@ -17,25 +17,17 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule, Transfer
 
-__all__ = ["Tree", "bare_trees", "read_trees"]
-
 
 @dataclass(slots=True)
 class Tree:
     """How one chunk spreads from its origins, or (`reducing`) how its contributions come together.
 
-    Parameters
-    ----------
-    chunk : int
-    reducing : bool
-        Whether links are walked against their direction.
-    origins, targets : set of int
-        Ranks that it grows from, and ranks that it must reach.
-    link_to : dict of rank to link
-        The link by which it reaches a rank; of a rank that sends its contribution, the link it sends over.
-    read_from : dict of rank to Transfer
-        What brought it to a rank in the schedule that it was read from; of a rank that sends its
-        contribution, what took that.
+    - `reducing`: Whether links are walked against their direction.
+    - `origins`, `targets`: Ranks that it grows from, and ranks that it must reach.
+    - `link_to` (dict of rank to link): The link by which it reaches a rank; of a rank that sends its
+      contribution, the link it sends over.
+    - `read_from` (dict of rank to Transfer): What brought it to a rank in the schedule that it was read from;
+      of a rank that sends its contribution, what took that.
     """
 
     chunk: int
@@ -95,10 +87,7 @@ def read_trees(schedule: Schedule) -> list[Tree]:
 def bare_trees(problem: Problem, *, roots: Mapping[int, int] | None = None) -> list[Tree]:
     """The trees of all chunks, none of them derived, without any links.
 
-    Parameters
-    ----------
-    roots : mapping of chunk to rank, optional
-        Where sums are complete first, if not at the collective's own root.
+    - `roots` (mapping of chunk to rank): Where sums are complete first, if not at the collective's own root.
     """
     combines = problem.collective.combining
     trees: list[Tree] = []

@@ -11,8 +11,6 @@ from taccl.synthesis.heuristic.timing_kernel import book_anew, charge, unbook
 if TYPE_CHECKING:
     from taccl.synthesis.heuristic.improvement_state import Arcs, Room, Rules, State, Trees, Work
 
-__all__ = ["ruin"]
-
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 

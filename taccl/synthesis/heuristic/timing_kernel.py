@@ -10,8 +10,6 @@ from taccl.synthesis.heuristic.improvement_state import NEVER
 if TYPE_CHECKING:
     from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, State, Work
 
-__all__ = ["book", "book_anew", "charge", "earliest", "latest", "retime", "unbook"]
-
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 
