@@ -57,6 +57,12 @@ def listed(things: Sequence[object], *, total: int | None = None, most: int = 10
     return [*lines, f"  ... and {left_out} more"] if left_out > 0 else lines
 
 
+def first_of(things: Sequence[object], most: int) -> str:
+    """The first few things on one line, and how many more there are: ``a, b and 3 more``."""
+    left_out = len(things) - most
+    return ", ".join(map(str, things[:most])) + (f" and {left_out} more" if left_out > 0 else "")
+
+
 def in_runs(numbers: Iterable[int]) -> str:
     """Whole numbers in few words: ``0-3, 7``; ``none`` of none."""
     runs: list[list[int]] = []

@@ -234,7 +234,7 @@ class _Placing:
             for i, value in enumerate(values):
                 home = self.allocators[rank].home[value.chunk]
                 if value.place != home:
-                    self._local(rank, "copy", value.place, home, 1, (FOREVER, i, 0, 0))
+                    self._local(rank, "copy", value.place, home, (FOREVER, i, 0, 0))
         return self.drafts, [len(each.scratch) for each in self.allocators]
 
     def _note_outputs(self, messages: Sequence[Message]) -> None:
@@ -271,7 +271,7 @@ class _Placing:
                 allocator.user[copy.slot] = copy
                 moved.append((copy, values[copy.chunk].place))
             for i, (copy, source) in enumerate(moved):
-                self._local(rank, "copy", source, copy.place, 1, (START, i, 0, 0))
+                self._local(rank, "copy", source, copy.place, (START, i, 0, 0))
 
     def _start(self, message: Message) -> None:
         """Order the chunks as they stand at the source, and pack them if that is asked for and needed."""
@@ -288,7 +288,7 @@ class _Placing:
             rank = message.src
             block = self.allocators[rank].place_block(len(sources), message.start, message.end)
             for i, (source, target) in enumerate(zip(sources, block, strict=True)):
-                self._local(rank, "copy", source, target, 1, (message.start, _LAST, message.number, i))
+                self._local(rank, "copy", source, target, (message.start, _LAST, message.number, i))
             self.packed[message] = block
 
     def _arrive(self, message: Message) -> None:
@@ -352,25 +352,23 @@ class _Placing:
         """Steps within a rank that put a sum of values at `total`, whose slot may be one of theirs."""
         values = sorted(values, key=lambda value: value.place != total.place)
         if values[0].place != total.place:
-            self._local(rank, "copy", values[0].place, total.place, 1, (*at, 0))
+            self._local(rank, "copy", values[0].place, total.place, (*at, 0))
         for i, value in enumerate(values[1:], start=1):
-            self._local(rank, "reduce", value.place, total.place, 1, (*at, i))
+            self._local(rank, "reduce", value.place, total.place, (*at, i))
 
     def _add(
         self, rank: int, src: Slot, added: Slot | None, dst: Slot, at: tuple[int, int, int, int]
     ) -> None:
         """Steps within a rank that put `src` at `dst`, added to what is at `added`."""
         if added is None:
-            self._local(rank, "copy", src, dst, 1, at)
+            self._local(rank, "copy", src, dst, at)
             return
         if added != dst:
-            self._local(rank, "copy", added, dst, 1, at)
-        self._local(rank, "reduce", src, dst, 1, (at[0], at[1], at[2], at[3] + 1))
+            self._local(rank, "copy", added, dst, at)
+        self._local(rank, "reduce", src, dst, (at[0], at[1], at[2], at[3] + 1))
 
-    def _local(
-        self, rank: int, operation: str, src: Slot, dst: Slot, count: int, at: tuple[int, int, int, int]
-    ) -> None:
-        self.drafts[rank].append(Draft(Key("local", -1, 0), at, at, operation, src, dst, count))
+    def _local(self, rank: int, operation: str, src: Slot, dst: Slot, at: tuple[int, int, int, int]) -> None:
+        self.drafts[rank].append(Draft(Key("local", -1, 0), at, at, operation, src, dst, 1))
 
 
 def _next(slot: Slot | None, later: Slot | None) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.names import numbers_table, shown
+from taccl.names import first_of, numbers_table, shown
 from taccl.schedule.figures import Figures
 from taccl.units import format_count
 
@@ -139,9 +139,7 @@ class Schedule(Figures):
             link = shown(str(links[t.link]), 100) if 0 <= t.link < len(links) else f"no link {t.link}"
             operation = "reduce" if t.reduce else "copy"
             if t.contributions is not None:
-                few = ", ".join(map(str, t.contributions[:4]))
-                more = f" and {len(t.contributions) - 4} more" if len(t.contributions) > 4 else ""
-                operation = f"sum of {few}{more}"
+                operation = f"sum of {first_of(t.contributions, 4)}"
             yield start, end, str(t.chunk), link, str(t.group), operation
 
     def digest(self) -> str:

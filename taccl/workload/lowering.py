@@ -14,7 +14,7 @@ import numpy as np
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.formats.astra.chakra import Computed, save_computed
+from taccl.formats.astra.chakra import Computed, save_chakra
 from taccl.program.layout import layout
 from taccl.program.lower import lower
 from taccl.program.program import OPERATIONS
@@ -132,7 +132,7 @@ def save_traces(step: Step, path: str | os.PathLike[str], *, overwrite: bool = F
         for chunk in chunks
         for rank in ends[chunk].origins
     }
-    return save_computed(schedule, path, overwrite, computed, sources)
+    return save_chakra(schedule, path, computed, sources, overwrite=overwrite)
 
 
 def _schedule(step: Step) -> Schedule:

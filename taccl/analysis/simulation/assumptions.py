@@ -5,6 +5,7 @@ Links, resources, who holds what, chunks and clauses stay; only bytes and costs 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from taccl.topology.registry import machine_names, parse
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taccl.problem import Problem
     from taccl.topology.topology import Hold, Topology
 
@@ -39,7 +42,10 @@ def assume(
         raise InputError("found both; a topology has its own costs: leave one out", where="profile, topology")
     assumed = problem.topology
     if topology is not None:
-        _check_same_shape(assumed, topology)
+        for difference in _differences(assumed, topology):
+            raise InputError(
+                f"{difference}; give one with the same links and holds, and other costs", where="topology"
+            )
         assumed = topology
     if profile is not None:
         assumed = _with_profile(assumed, profile)
@@ -71,9 +77,7 @@ def _with_alpha(topology: Topology, alpha: str) -> Topology:
     known_word(alpha, ("occupies", "pipelined"), "alpha")
     if alpha == topology.alpha_meaning:
         return topology
-    num_holders: dict[int, int] = {}
-    for hold in topology.holds:
-        num_holders[hold.resource] = num_holders.get(hold.resource, 0) + 1
+    num_holders = Counter(hold.resource for hold in topology.holds)
     own: dict[int, Hold] = {}
     for hold in topology.holds:
         link = topology.links[hold.link]
@@ -165,8 +169,8 @@ def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
     )
 
 
-def _check_same_shape(topology: Topology, other: Topology) -> None:
-    """Raise `InputError` unless ranks, links and who holds what are alike."""
+def _differences(topology: Topology, other: Topology) -> Iterator[str]:
+    """Where ranks, links, or who holds what are not those of a schedule's topology."""
     for name, found, expected in (
         ("ranks", other.num_ranks, topology.num_ranks),
         ("links", len(other.links), len(topology.links)),
@@ -174,23 +178,13 @@ def _check_same_shape(topology: Topology, other: Topology) -> None:
         ("holds", len(other.holds), len(topology.holds)),
     ):
         if found != expected:
-            raise InputError(
-                f"{other.name} has {found} {name}, but the schedule's {topology.name} has {expected}; give "
-                "one with the same links and holds, and other costs",
-                where="topology",
-            )
+            yield f"{other.name} has {found} {name}, but the schedule's {topology.name} has {expected}"
     for index, (mine, theirs) in enumerate(zip(topology.links, other.links, strict=True)):
         if (mine.srcs, mine.dsts) != (theirs.srcs, theirs.dsts):
-            raise InputError(
-                f"link {index} of {other.name} is {theirs}, but the schedule's is {mine}; give one with the "
-                "same links and holds, and other costs",
-                where="topology",
-            )
+            yield f"link {index} of {other.name} is {theirs}, but the schedule's is {mine}"
     for held, holds in zip(topology.holds, other.holds, strict=True):
         if (held.link, held.resource, held.side) != (holds.link, holds.resource, holds.side):
-            raise InputError(
+            yield (
                 f"link {holds.link} of {other.name} holds {other.resources[holds.resource].name}, where the "
-                f"schedule's link {held.link} holds {topology.resources[held.resource].name}; give one "
-                "with the same links and holds, and other costs",
-                where="topology",
+                f"schedule's link {held.link} holds {topology.resources[held.resource].name}"
             )

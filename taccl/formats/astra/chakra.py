@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from taccl.analysis.simulation.events import Events
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.formats.files import check_writable, write_whole
+from taccl.names import first_of
 from taccl.schedule.precedence import DATA
 
 if TYPE_CHECKING:
@@ -56,12 +57,18 @@ class Computed(NamedTuple):
 
 
 def save_chakra(
-    schedule: Schedule, path: str | os.PathLike[str], *, overwrite: bool = False
+    schedule: Schedule,
+    path: str | os.PathLike[str],
+    computed: Sequence[Computed] = (),
+    sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
+    *,
+    overwrite: bool = False,
 ) -> tuple[Path, ...]:
-    """Write ``PREFIX.0.et``, ``PREFIX.1.et``, ..., a file per rank; `path` is the prefix, or ``PREFIX.et``.
+    """Write ``PREFIX.0.et``, ``PREFIX.1.et``, ..., a file per rank.
 
     - `schedule`: Over links that each join two ranks.
     - `path`: The prefix, or ``PREFIX.et``.
+    - `computed`, `sources`: What ranks compute beside; and by chunk and origin, what that waits for.
     - `overwrite`: Whether files of these names may be replaced.
 
     Returns
@@ -72,17 +79,6 @@ def save_chakra(
     Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if a file
     exists and `overwrite` is False, it cannot be written, or the schedule is none of its problem.
     """
-    return save_computed(schedule, path, overwrite, (), {})
-
-
-def save_computed(
-    schedule: Schedule,
-    path: str | os.PathLike[str],
-    overwrite: bool,
-    computed: Sequence[Computed],
-    sources: Mapping[tuple[int, int], Computed],
-) -> tuple[Path, ...]:
-    """The same with what ranks compute beside; by chunk and origin `sources` say what that waits for."""
     prefix = os.fspath(path).removesuffix(_SUFFIX)
     paths = [Path(f"{prefix}.{rank}{_SUFFIX}") for rank in range(schedule.problem.topology.num_ranks)]
     for each in paths:
@@ -125,11 +121,8 @@ def chakra_traces(
     if any((each.end_us - each.start_us).denominator > 1 for each in computed):
         lost.append("parts of microseconds of computations, which are rounded up")
     if crossing:
-        more = f" and {len(crossing) - _SHOWN} more" if len(crossing) > _SHOWN else ""
-        lost.append(
-            f"the order of sends of different ranks on resources they share ({', '.join(crossing[:_SHOWN])}"
-            f"{more})"
-        )
+        shared = first_of(crossing, _SHOWN)
+        lost.append(f"the order of sends of different ranks on resources they share ({shared})")
     warnings.warn(
         f"an execution trace has no place for {'; '.join(lost)}", LossyConversionWarning, stacklevel=2
     )

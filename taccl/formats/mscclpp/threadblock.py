@@ -93,12 +93,8 @@ class PlanThreadblock:
             return
         channel, self._unflushed = self._unflushed, None
         # The executor flushes as many channels as the operation has destinations, so it gets one.
-        flushed = {
-            "channel_ids": [channel],
-            "channel_type": "port",
-            "dst_buff": [local(Slot("output", 0), 1)],
-        }
-        self._waited(1, {"name": "flush", **flushed, "dst_buff": [local(Slot("output", 0), 1)]})
+        op = {"name": "flush", "channel_ids": [channel], "channel_type": "port"}
+        self._waited(1, op | {"dst_buff": [local(Slot("output", 0), 1)]})
 
     def put(self, kind: str, channel: int, source: Slot, count: int, target: Op) -> None:
         """Write neighbouring chunks into another rank's memory."""

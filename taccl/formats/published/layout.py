@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from taccl.errors import ExportError
+from taccl.names import first_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -152,8 +153,7 @@ class _Way:
             lost.append(f"the difference of its nodes: {added} links are added to make them alike")
         shared = self._lost_resources(set(switches))
         if shared:
-            more = f" and {len(shared) - _SHOWN} more" if len(shared) > _SHOWN else ""
-            lost.append(f"resources that links share ({', '.join(shared[:_SHOWN])}{more})")
+            lost.append(f"resources that links share ({first_of(shared, _SHOWN)})")
         if any(self.costs.link_alpha[e] for e in inside_links):
             lost.append("latencies inside nodes, which become a part of what a chunk costs")
         return Layout(self.num_nodes, self.size, number, parallel, inside, across, switches, tuple(lost))

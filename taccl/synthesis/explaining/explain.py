@@ -15,7 +15,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.dimension_bound import DimensionBound, bound_along
 from taccl.arguments import checked
 from taccl.clauses import BINDING, CLAUSES, Clauses
-from taccl.names import in_runs
+from taccl.names import first_of, in_runs
 from taccl.sketch.reachability import reached, unmet
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (
@@ -274,9 +274,7 @@ def _edit(barriers: Barriers, clause: str, verb: str, items: Sequence[tuple[int,
 
 
 def _pairs(pairs: Sequence[tuple[int, ...]]) -> str:
-    named = ", ".join(f"{src} -> {dst}" for src, dst in pairs[:_MAX_NAMED])
-    more = len(pairs) - _MAX_NAMED
-    return f"{named} and {more} more" if more > 0 else named
+    return first_of([f"{src} -> {dst}" for src, dst in pairs], _MAX_NAMED)
 
 
 def _priced(barriers: Barriers, deadline: float) -> Explanation:

@@ -11,8 +11,9 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from taccl.memo import kept
 from taccl.problem import Clauses
 from taccl.sketch.apply import carried
 
@@ -47,25 +48,20 @@ class Barriers:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.clauses = problem.clauses
-        self._blocking: dict[tuple[int, int, bool], frozenset[str]] = {}
-        self._openings: dict[tuple[int, int, bool], list[frozenset[Edit]]] = {}
+        self.memo: dict[Any, Any] = {}
 
+    @kept
     def blocking(self, link: int, chunk: int, *, reducing: bool) -> frozenset[str]:
         """The clauses that keep a chunk off a link; a sender's relays count as a clause of their own."""
-        passage = link, chunk, reducing
-        if passage in self._blocking:
-            return self._blocking[passage]
         found = {self._field(link)} if self._forbidden(link) else set()
         unwilling = self._unwilling(link, chunk, reducing)
         found.update(f"{RELAYS}.{sender}" if self.is_local else RELAYS for sender in unwilling)
         found.update(each.said[0] for each in self._whole(link, chunk, reducing))
-        return self._blocking.setdefault(passage, frozenset(found))
+        return frozenset(found)
 
+    @kept
     def openings(self, link: int, chunk: int, *, reducing: bool) -> list[frozenset[Edit]]:
         """Sets of edits, each of which lets a chunk on a link; one empty set where it may go already."""
-        passage = link, chunk, reducing
-        if passage in self._openings:
-            return self._openings[passage]
         barriers = []
         if self._forbidden(link):
             barriers.append(self._link_edits(link))
@@ -74,8 +70,7 @@ class Barriers:
         for each in self._whole(link, chunk, reducing):
             cost = _SET if each.is_scalar else _REMOVE_CLAUSE
             barriers.append([frozenset([Edit(each.said[0], "set", (), cost)])])
-        options = dict.fromkeys(frozenset().union(*choice) for choice in product(*barriers))
-        return self._openings.setdefault(passage, list(options))
+        return list(dict.fromkeys(frozenset().union(*choice) for choice in product(*barriers)))
 
     def without(self, clauses: Collection[str]) -> Problem:
         """The problem without some fields of its sketch."""
