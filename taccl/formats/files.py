@@ -6,13 +6,10 @@ import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: What the operating system's errors mean to whoever gave a path.
 _REASONS: dict[type[OSError], str] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -26,8 +27,6 @@ from taccl.schedule.schedule import Schedule
 from taccl.validation import validated
 
 if TYPE_CHECKING:
-    import os
-
     from taccl.clauses import Clause
 
 FORMAT = "taccl-schedule"

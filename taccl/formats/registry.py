@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import warnings
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,6 @@ from taccl.names import did_you_mean, matching
 from taccl.reading import parse_json, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from taccl.topology.topology import Topology
 
 FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network")

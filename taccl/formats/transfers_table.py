@@ -11,12 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.errors import ExportError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from taccl.schedule.schedule import Schedule
 
 

@@ -12,14 +12,13 @@ write theirs beside the old ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from taccl.program.program import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.program.layout import RankLayout
 
 #: Before every send, and after all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from taccl.names import shown
 from taccl.program.program import BUFFERS, OPERATIONS, Queue, Step, StepAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program
 

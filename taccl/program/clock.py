@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
 from taccl.program.program import OPERATIONS, PROTOCOLS, StepAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.program.lift import TracedMessage
     from taccl.program.program import Program, Queue

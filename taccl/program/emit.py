@@ -13,14 +13,12 @@ receives that they do not follow directly, a ring of such steps could wait for r
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from taccl.program.program import OPERATIONS, RankProgram, Slot, Step, Threadblock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _FUSED = {"receive": "receive-send", "receive-reduce": "receive-reduce-copy-send"}
 

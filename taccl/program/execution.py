@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from taccl.program.program import OPERATIONS, PROTOCOLS, Slot, StepAddress
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from taccl.program.layout import RankLayout

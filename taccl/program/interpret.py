@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.arguments import checked
 from taccl.errors import VerificationError
@@ -26,10 +28,6 @@ from taccl.program.races import find_races
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from taccl.arguments import Natural
     from taccl.collective import Collective
     from taccl.program.execution import Memory

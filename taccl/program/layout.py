@@ -11,14 +11,13 @@ makes, and its output these chunks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.program.program import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.collective import Collective
 
 

@@ -7,10 +7,12 @@ verified like every schedule then.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
@@ -25,10 +27,6 @@ from taccl.schedule.schedule import make_schedule
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.arguments import Size
     from taccl.collective import Collective
     from taccl.program.program import Program, Queue, StepAddress

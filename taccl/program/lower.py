@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -29,8 +30,6 @@ from taccl.program.replicate import choose_instances, replicate
 from taccl.schedule.compact import CompactSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from taccl.arguments import Count
     from taccl.program.layout import RankLayout
     from taccl.program.messages import Message, Part

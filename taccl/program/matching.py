@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.errors import InputError
@@ -10,8 +11,6 @@ from taccl.program.checks import check_queues, check_steps, traffic
 from taccl.program.program import Queue, StepAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from taccl.program.program import Program
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from taccl.program.allocate import FOREVER, START, Value
 from taccl.schedule.precedence import Arrival, bits_of, make_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.collective import Collective
     from taccl.program.layout import RankLayout
     from taccl.program.program import Slot

@@ -8,18 +8,16 @@ order steps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from taccl.arguments import checked, known_word
 from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.names import shown
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 BUFFERS = ("input", "output", "scratch")
 

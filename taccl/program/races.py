@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.program.checks import Fault
 from taccl.program.emit import read_slots, written_slots
@@ -13,10 +15,6 @@ from taccl.program.matching import parcels_of
 from taccl.program.program import StepAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.program.execution import ExecutionState, Memory
     from taccl.program.program import Program
 

@@ -8,6 +8,7 @@ Each piece begins when the piece before it has ended.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from taccl.program.matching import match, running_order
 from taccl.program.program import Program, RankProgram, Step, StepAddress, Threadblock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.program.matching import Parcel
 
 #: (rank, threadblock).

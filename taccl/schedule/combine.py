@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from taccl.memo import kept
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 

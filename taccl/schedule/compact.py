@@ -8,11 +8,13 @@ summary is left.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.arguments import checked
 from taccl.errors import InputError
@@ -21,10 +23,6 @@ from taccl.schedule.schedule import Schedule, Transfer, make_schedule
 from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from taccl.arguments import Bytes, Natural
     from taccl.problem import Problem
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from taccl.units import format_us, gb_per_s
-
-if TYPE_CHECKING:
-    from fractions import Fraction
 
 
 class Figures:

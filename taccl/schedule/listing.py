@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
@@ -16,8 +17,6 @@ from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 

@@ -7,13 +7,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from taccl.errors import InputError, TopologyError
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
     from taccl.topology.translations import LinkClass
 
 _MAX_TICKS_PER_US = 10**6

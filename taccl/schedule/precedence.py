@@ -16,6 +16,7 @@ one of the tile before. Events beyond the sends are joins, which happen when all
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -23,15 +24,12 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.costs import hold_columns
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.problem import Costs, Problem
 
 #: Causes of a wait; a cause that is not negative is the resource.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from taccl.arguments import checked
 from taccl.errors import InputError
@@ -16,10 +18,6 @@ from taccl.schedule.figures import Figures
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
     from taccl.arguments import Natural
     from taccl.problem import Problem
 

@@ -13,9 +13,10 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
@@ -23,9 +24,6 @@ from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
 from taccl.schedule.compact import CompactSchedule
 from taccl.units import format_size
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike, NDArray
 
 _FORMAT, _VERSION = "taccl-spilled-schedule", 1
 _COLUMNS = ("chunk", "link", "start")

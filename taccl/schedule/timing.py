@@ -6,18 +6,16 @@ here each send starts as early as its chunks and its resources let it, in exact 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule, lacking, make_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import ArrayLike
-
     from taccl.problem import Problem
     from taccl.schedule.precedence import Wait
 

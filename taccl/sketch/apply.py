@@ -6,6 +6,7 @@ Local ranks in a sketch stand for the ranks of every node, connections for every
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from taccl.topology.parts import check_ranks, links_among
 from taccl.units import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from taccl.arguments import Size
     from taccl.collective import Collective
     from taccl.sketch.sketch import Internode, Sketch

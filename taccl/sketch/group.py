@@ -9,11 +9,13 @@ holds.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
@@ -28,10 +30,6 @@ from taccl.sketch.symmetry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
     from taccl.problem import Problem
 
 #: Symmetries are counted up to this many, and up to so many images of ranks in all.

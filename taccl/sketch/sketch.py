@@ -6,6 +6,7 @@ all ranks. `Sketch()` is no guidance at all.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -29,8 +30,6 @@ from taccl.units import exact, parse_size
 from taccl.validation import validated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from taccl.arguments import Count, Natural, Size
     from taccl.collective import Collective
     from taccl.problem import Problem

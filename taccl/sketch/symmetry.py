@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import SketchError
 from taccl.memo import kept
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.problem import Clauses, Problem
     from taccl.topology.topology import Hold, Link, Topology
 

@@ -13,6 +13,7 @@ https://github.com/microsoft/taccl, whose INPUT_GUIDE.md describes the topology 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -26,8 +27,6 @@ from taccl.sketch.upstream_model import UpstreamModel, machine_of
 from taccl.units import BYTES_PER_MB, exact, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch

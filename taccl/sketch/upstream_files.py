@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, StrictBool, model_validator
 
@@ -10,9 +11,6 @@ from taccl.errors import SketchError, TopologyError
 from taccl.sketch.sketch import Connections, LocalRank, LocalRanks, PerLocalRank, Positive, Sketch
 from taccl.units import exact
 from taccl.validation import validated
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Cost = Annotated[Any, BeforeValidator(lambda value: exact(_number(value)))]
 OptionalCost = Annotated[Any, BeforeValidator(lambda value: None if value is None else exact(_number(value)))]

@@ -8,6 +8,7 @@ remote sends, and its remote receives, are serialised.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations, product
@@ -20,8 +21,6 @@ from taccl.topology.topology import TopologyBuilder
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from taccl.errors import InputError
     from taccl.sketch.sketch import Sketch
     from taccl.sketch.upstream_files import TopologyFile

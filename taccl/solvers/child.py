@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,6 @@ from taccl.solvers.memory import limited_memory, tells_of_memory
 from taccl.solvers.wire import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import numpy as np
 
 # Loaded before the first task, so that a warm worker answers at once.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,6 @@ from taccl.solvers.memory import tells_of_memory
 from taccl.solvers.model import LinearModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taccl.solvers.child import Control
 
 LIBRARIES = ("pulp",)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from taccl.errors import InputError
 from taccl.names import did_you_mean
 from taccl.solvers.worker import run_task, start_task
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PULP_PREFIX = "pulp:"
 _INFO_TIME_S = 30.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,6 @@ from taccl.errors import InputError
 from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.registry import require_known, solver_family, solver_function
 from taccl.solvers.worker import Outcome, run_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STATUSES = (
     "optimal",  # proven, within the relative gap

@@ -13,6 +13,7 @@ import math
 import os
 import queue
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from taccl.solvers.process import FAMILIES, WORKERS, Status
 from taccl.solvers.wire import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.solvers.process import Process
 
 __all__ = ["FAMILIES", "Outcome", "Task", "run_task", "start_task", "warm_up"]

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
@@ -35,8 +36,6 @@ from taccl.sketch.reachability import check_possible
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
     from taccl.analysis.certificates.single_machine import Job
     from taccl.arguments import Duration
     from taccl.problem import Problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
@@ -11,8 +12,6 @@ from taccl.names import shown
 from taccl.units import format_count, format_us, gb_per_s
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from taccl.analysis.certificates.witnesses import Witness
     from taccl.problem import Problem
 

@@ -9,7 +9,9 @@ that is sound.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.check_borders import batches, crosses, latency
@@ -30,9 +32,6 @@ from taccl.analysis.certificates.witnesses import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from fractions import Fraction
-
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.certificates.witnesses import Witness
     from taccl.problem import Problem

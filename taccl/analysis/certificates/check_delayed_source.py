@@ -5,14 +5,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.check_gates import Passage, passages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from fractions import Fraction
-
     from taccl.analysis.certificates.check_facts import Facts
     from taccl.analysis.certificates.witnesses import DelayedSource
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from operator import add
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
     from taccl.analysis.certificates.check_facts import Facts
 
 

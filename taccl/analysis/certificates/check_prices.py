@@ -6,14 +6,13 @@ How long each resource is idle at the beginning and at the end is worked out ane
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.check_facts import shortest_ways
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from taccl.analysis.certificates.check_facts import Facts
     from taccl.analysis.certificates.witnesses import CutDual, FlowDual
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule

@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.gates import FOREVER
 from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, says_more
@@ -27,8 +28,6 @@ from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 from taccl.costs import link_ends
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from taccl.sketch.group import Symmetries
 
 Parts = tuple[frozenset[int], ...]

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.gates import FOREVER, Gates, first_tick, gates_of, let_in
 from taccl.analysis.certificates.needed_sends import NeededSends
@@ -22,10 +24,6 @@ from taccl.analysis.certificates.witnesses import Claim, DelayedSource
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.analysis.certificates.gates import Costs
 
     Ints = NDArray[np.int64]

@@ -13,6 +13,7 @@ It counts bandwidth only, for data that may be cut at will, and is no bound of o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,6 @@ from taccl.topology.recognise import dimensions
 from taccl.units import BYTES_PER_MB, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.topology.products import Dimensions
 

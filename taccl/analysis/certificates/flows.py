@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import from_nearest
 from taccl.analysis.certificates.gates import FOREVER
@@ -25,10 +27,6 @@ from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, say
 from taccl.analysis.certificates.witnesses import FlowDual
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.analysis.certificates.distances import Arcs
     from taccl.analysis.certificates.volume import Volume
     from taccl.sketch.group import Symmetries

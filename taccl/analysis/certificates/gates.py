@@ -8,18 +8,16 @@ However sends are merged and ordered, what passes a gate in a time is limited by
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.costs import hold_columns, link_ends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
     from taccl.problem import Problem
 
     Ints = NDArray[np.int64]

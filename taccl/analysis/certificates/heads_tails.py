@@ -10,20 +10,18 @@ its tail at most, and what must be sent is sent by them alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.gates import FOREVER
 from taccl.costs import hold_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
     from taccl.analysis.certificates.distances import Distances
 
     Ints = NDArray[np.int64]

@@ -13,10 +13,12 @@ import heapq
 import itertools
 import math
 import time
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import arcs_of, from_nearest
 from taccl.analysis.certificates.heads_tails import least_time
@@ -24,10 +26,6 @@ from taccl.analysis.certificates.volume import crossing_links
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from taccl.analysis.certificates.volume import Volume
 
     Floats = NDArray[np.float64]

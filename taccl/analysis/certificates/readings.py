@@ -8,14 +8,13 @@ that are late count.
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.collective import Chunk, Collective
 from taccl.schedule.combine import reduction_half
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from taccl.problem import Problem
 
 #: Of so many moments bounds are worked out: those after which most seems to be left.

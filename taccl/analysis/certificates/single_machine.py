@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from taccl.problem import Problem
 
 #: Beyond this many states the queues of a machine are merged into one, which only weakens the bound.

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.gates import FOREVER, gates_of
 from taccl.analysis.certificates.witnesses import Claim, SpreadTail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.analysis.certificates.gates import Costs, Gates
     from taccl.analysis.certificates.needed_sends import NeededSends
 

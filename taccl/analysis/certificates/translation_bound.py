@@ -9,6 +9,7 @@ cut counting
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from taccl.topology.named import NamedFabric
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.schedule.pattern import ClassTicks
     from taccl.topology.translations import Translations

@@ -6,20 +6,18 @@ otherwise, and where data may be cut at will, bytes count, and alpha is free.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import Distances, arcs_of
 from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
 from taccl.costs import hold_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.problem import Problem
 
 

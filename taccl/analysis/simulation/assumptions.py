@@ -6,6 +6,7 @@ Links, resources, who holds what, chunks and clauses stay; only bytes and costs 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,6 @@ from taccl.topology.registry import machine_names, parse
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taccl.problem import Problem
     from taccl.topology.topology import Hold, Topology
 

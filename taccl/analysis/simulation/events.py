@@ -7,6 +7,7 @@ from the schedule's in sizes and costs (`taccl.analysis.simulation.assumptions`)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -15,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from taccl.problem import Problem

@@ -8,9 +8,11 @@ send may have the later turn there and yet start first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes
@@ -19,10 +21,6 @@ from taccl.arguments import checked
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.arguments import Count, Natural, Size
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology

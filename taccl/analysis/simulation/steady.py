@@ -11,6 +11,7 @@ arithmetic is on integers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -24,8 +25,6 @@ from taccl.names import numbers_table, shown
 from taccl.units import gb_per_s
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.schedule.schedule import Schedule
 
 

@@ -7,14 +7,13 @@ is read off `Replay.reducing`, which tells what is carried; what a transfer says
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.contents import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from fractions import Fraction
-
     from taccl.analysis.verification.replay import Replay
     from taccl.clauses import Clause
 

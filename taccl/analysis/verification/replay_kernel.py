@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.kernels import compiled, inner
 
 if TYPE_CHECKING:
-    from typing import Any
-
-    from numpy.typing import NDArray
-
     from taccl.analysis.verification.sketch_clauses import Sends
 
 #: Of a send: its source has not got the chunk, or a resource is held. Of a sum that arrives: its order with

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.verification.arrival_table import pairs
 from taccl.costs import link_ends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from typing import TypeAlias
-
-    from numpy.typing import NDArray
-
     from taccl.problem import Problem
 
     _Check: TypeAlias = tuple[str, Callable[["Sends"], NDArray[np.bool_]]]

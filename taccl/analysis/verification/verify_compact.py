@@ -10,9 +10,11 @@ over links of several ends, and chunks made from others.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.verification.arrival_table import ArrivalTable, pairs
 from taccl.analysis.verification.sketch_clauses import Fault, Sends, SketchClauses
@@ -22,10 +24,6 @@ from taccl.errors import InputError
 from taccl.schedule.compact import ScheduleSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.analysis.verification.replay_kernel import Held, Sums
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule

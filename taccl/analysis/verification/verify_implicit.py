@@ -20,9 +20,11 @@ The proof, step by step; each is arithmetic on whole arrays, and nothing is expa
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify_compact import flat_sets, landing_order, said_of
 from taccl.analysis.verification.violation import Verification, Violation
@@ -30,10 +32,6 @@ from taccl.topology.named import NamedFabric
 from taccl.topology.regular import CyclicProduct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.topology.topology import Topology
     from taccl.topology.translations import LinkClass, Translations

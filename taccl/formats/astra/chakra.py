@@ -18,7 +18,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import ceil
 from pathlib import Path
 from types import MappingProxyType
@@ -31,9 +33,6 @@ from taccl.names import first_of
 from taccl.schedule.precedence import DATA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from fractions import Fraction
-
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -23,8 +24,6 @@ from taccl.topology.topology import AlphaMeaning, TopologyBuilder
 from taccl.units import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taccl.topology.topology import Topology
 
 MAX_FILE_BYTES = 10**6

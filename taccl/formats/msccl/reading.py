@@ -8,8 +8,9 @@ What remains (deadlocks, races, wrong results) needs the program to be run: `tac
 
 from __future__ import annotations
 
+import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from taccl.arguments import checked
 from taccl.collective import Chunk, Collective
@@ -18,10 +19,6 @@ from taccl.errors import FormatError
 from taccl.formats.xml_elements import Element, parse_xml
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
 from taccl.reading import read_text
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
 
 #: Limits of the runtime's parser and kernels.
 MAX_THREADBLOCKS, MAX_DEPENDED_ID, MAX_STEPS, MAX_CHANNELS, MAX_PEERS = 216, 127, 256, 32, 32

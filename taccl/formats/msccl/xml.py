@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
@@ -22,8 +23,6 @@ from taccl.program.checks import traffic
 from taccl.program.split import split_threadblocks, weight
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from taccl.arguments import Bytes, Natural
     from taccl.program.program import Program, RankProgram, Slot, Threadblock
 

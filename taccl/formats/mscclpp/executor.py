@@ -13,17 +13,15 @@ Only what `taccl.formats.mscclpp.plan` writes can be run: other operations are n
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from taccl.errors import FormatError
 from taccl.formats.mscclpp.memory import Clocks, PlanMemory, packets
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Operations that can be run.
 OPERATIONS = (

@@ -8,6 +8,7 @@ semaphore of its own, that counts.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import ExportError
@@ -15,8 +16,6 @@ from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS, Op, PlanThreadbloc
 from taccl.program.program import OPERATIONS, Slot, StepAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from taccl.formats.mscclpp.messages import Messages
     from taccl.program.program import Program, Queue, Step
 

@@ -6,17 +6,14 @@ output are one array: the smaller lies in it where the collective's own chunks o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.errors import FormatError
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 _CHUNKS = {"i": "input_chunks", "o": "output_chunks", "s": "scratch_chunks"}
 #: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.

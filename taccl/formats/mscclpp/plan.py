@@ -16,8 +16,10 @@ and nothing of programs.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +35,6 @@ from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_s
 from taccl.program.checks import queue_ends
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
-
     from taccl.arguments import Bytes, Count, Natural
     from taccl.program.program import Program
 

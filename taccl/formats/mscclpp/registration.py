@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _SNIPPET = '''"""Registers execution plans with MSCCL++, which then serve torch.distributed.
 

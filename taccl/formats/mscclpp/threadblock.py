@@ -13,12 +13,10 @@ writes. So a ``nop``, which is a barrier, has to stand
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from taccl.program.program import Slot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 #: One operation, as it stands in the plan.
 Op = dict[str, Any]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -30,9 +32,6 @@ from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, exact_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
     from taccl.formats.nccl.server import Number
     from taccl.topology.topology import Topology
 

@@ -8,6 +8,7 @@ resource is left out where another one, held by at least the same sends for at l
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, permutations
@@ -19,8 +20,6 @@ from taccl.topology.topology import AlphaMeaning as AlphaMeaning
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from taccl.topology.topology import Side, Topology
 
     Number = int | float | str | Fraction

@@ -17,12 +17,15 @@ Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023.
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
@@ -37,11 +40,6 @@ from taccl.schedule.timing import exact_times
 from taccl.units import BYTES_PER_MB, exact, parse_size
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.formats.published.fields import AlgorithmFile
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule

@@ -7,6 +7,7 @@ chunks by number, and all of these share a few addresses.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from taccl.collectives import ROOTED, make
 from taccl.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.formats.published.fields import AlgorithmFile
 
 _LONGEST_NAME = 200

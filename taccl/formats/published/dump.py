@@ -11,6 +11,7 @@ import json
 import math
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from taccl.problem import Clauses
 from taccl.units import exact, format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -20,8 +21,6 @@ from taccl.errors import ExportError
 from taccl.names import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
-
     from taccl.schedule.schedule import Schedule
 
 _SHOWN = 3

@@ -12,6 +12,7 @@ SODA 2011.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
@@ -29,8 +30,6 @@ from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.routing import RoutingModel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterator, Sequence, Set
-
     from taccl.problem import Problem
     from taccl.sketch.reachability import Demand
     from taccl.solvers.model import LinearModel

@@ -8,6 +8,7 @@ clause: what the bound falls by is what the clause costs at least.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,6 @@ from taccl.synthesis.explaining.loosening import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from taccl.arguments import Seconds
     from taccl.problem import Problem
     from taccl.sketch.reachability import Demand

@@ -8,6 +8,7 @@ symmetry maps to each other come together, for the sketch to keep its symmetry.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -18,8 +19,6 @@ from taccl.problem import Clauses
 from taccl.sketch.apply import carried
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
     from taccl.clauses import Clause
     from taccl.problem import Problem
 

@@ -12,6 +12,7 @@ of binaries is needed.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from taccl.synthesis.greedy import ListSchedule, send_of
 from taccl.synthesis.paper.routing import needed_moves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     import numpy as np
     from numpy.typing import NDArray
 

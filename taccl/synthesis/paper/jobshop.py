@@ -8,6 +8,7 @@ which builds plain arrays; `jobshop_model` runs in a worker process, the only pl
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from taccl.solvers.worker import run_task
 from taccl.synthesis.greedy import ListSchedule, send_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from taccl.solvers.worker import Outcome
     from taccl.synthesis.paper.orbits import Orbits
 

@@ -6,6 +6,7 @@ An interval per move that is sent by itself, a row of batches per link that merg
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ import numpy as np
 from taccl.solvers.cpsat import new_solver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from taccl.solvers.child import Control
 
 

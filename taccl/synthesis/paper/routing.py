@@ -12,20 +12,18 @@ section 5.1, with symmetry by substitution and tight big-M as measured there.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.solvers.model import MilpModel
 from taccl.synthesis.paper.sequencing import Pair, Windows, pairs_apart
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.problem import Problem
     from taccl.synthesis.greedy import ListSchedule
     from taccl.synthesis.paper.orbits import Orbits, Place

@@ -12,13 +12,12 @@ windows and big-M here are those of each pair.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from taccl.synthesis.paper.orbits import Held, Orbits
 
 

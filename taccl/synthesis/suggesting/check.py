@@ -8,6 +8,7 @@ others are checked at once.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,6 @@ from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
     from taccl.arguments import Seconds, Size
     from taccl.collective import Collective
     from taccl.problem import Problem

@@ -8,6 +8,7 @@ help, the best that is suggested says with which of them it finishes first; else
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,8 +26,6 @@ from taccl.synthesis.suggesting.suggest import quick_schedule, suggest_for
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from taccl.arguments import Natural, Seconds
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.suggest import suggest_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.synthesis.search import Search

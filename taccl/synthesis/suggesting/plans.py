@@ -8,6 +8,7 @@ travel inside the node, how many messages pay a latency, and how small the model
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -18,8 +19,6 @@ from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permuta
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from taccl.topology.topology import Topology
 
 #: Beyond so many links a shift takes too long to check.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from taccl.synthesis.paper.timing_group import timing_group
 from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule

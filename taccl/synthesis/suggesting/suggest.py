@@ -8,7 +8,7 @@ comes out is verified; the proposals are those that finish first, with their bou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,8 +36,6 @@ from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts,
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
