@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
-from taccl.clauses import CLAUSES, Clauses
+from taccl.clauses import CLAUSES, Clause, Clauses
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
 from taccl.memo import kept
@@ -25,9 +25,6 @@ from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
 from taccl.validation import validated
-
-if TYPE_CHECKING:
-    from taccl.clauses import Clause
 
 FORMAT = "taccl-schedule"
 VERSION = 2

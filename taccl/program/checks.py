@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taccl.names import shown
-from taccl.program.program import BUFFERS, OPERATIONS, Queue, Step, StepAddress
+from taccl.program.program import BUFFERS, OPERATIONS, Program, Queue, Step, StepAddress
 
 if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
-    from taccl.program.program import Program
 
 #: Steps by the queue that they send into, or receive from.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]

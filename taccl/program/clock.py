@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
-from taccl.program.program import OPERATIONS, PROTOCOLS, StepAddress
+from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Queue, StepAddress
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.program.lift import TracedMessage
-    from taccl.program.program import Program, Queue
 
 
 class Clock:

@@ -18,20 +18,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.arguments import checked
+from taccl.arguments import Natural, checked
 from taccl.errors import VerificationError
 from taccl.names import listed
 from taccl.program.checks import Fault, check_queues, check_sizes, check_steps
-from taccl.program.execution import execute, rank_memory
-from taccl.program.layout import contributions, layout
+from taccl.program.execution import Memory, execute, rank_memory
+from taccl.program.layout import RankLayout, contributions, layout
 from taccl.program.races import find_races
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from taccl.arguments import Natural
     from taccl.collective import Collective
-    from taccl.program.execution import Memory
-    from taccl.program.layout import RankLayout
     from taccl.program.program import Program
 
 #: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import checked
+from taccl.arguments import Size, checked
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
 from taccl.program.clock import Clock
@@ -23,14 +23,12 @@ from taccl.program.execution import execute, rank_memory
 from taccl.program.interpret import interpret
 from taccl.program.layout import contributions, layout
 from taccl.program.matching import parcels_of
-from taccl.schedule.schedule import make_schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    from taccl.arguments import Size
     from taccl.collective import Collective
     from taccl.program.program import Program, Queue, StepAddress
-    from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
 #: What a slot holds: whose contribution to which chunk; of what is not added up, -1 for whoever had it.

@@ -19,20 +19,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from taccl.arguments import checked, known_word
+from taccl.arguments import Count, checked, known_word
 from taccl.errors import InputError, LossyConversionWarning
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
-from taccl.program.layout import layout
-from taccl.program.messages import NamedSums, events_of, follow, follow_named, messages_of
+from taccl.program.layout import RankLayout, layout
+from taccl.program.messages import Message, NamedSums, Part, events_of, follow, follow_named, messages_of
 from taccl.program.program import PROTOCOLS, Program, Slot
 from taccl.program.replicate import choose_instances, replicate
 from taccl.schedule.compact import CompactSchedule
 
 if TYPE_CHECKING:
-    from taccl.arguments import Count
-    from taccl.program.layout import RankLayout
-    from taccl.program.messages import Message, Part
     from taccl.schedule.schedule import Schedule
 
 #: What becomes of a merged send whose chunks are not neighbours in the buffers at both ends.

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from taccl.errors import InputError
 from taccl.program.checks import check_queues, check_steps, traffic
-from taccl.program.program import Queue, StepAddress
-
-if TYPE_CHECKING:
-    from taccl.program.program import Program
+from taccl.program.program import Program, Queue, StepAddress
 
 
 class Parcel(NamedTuple):

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from taccl.program.checks import Fault
 from taccl.program.emit import read_slots, written_slots
 from taccl.program.matching import parcels_of
-from taccl.program.program import StepAddress
+from taccl.program.program import Program, StepAddress
 
 if TYPE_CHECKING:
     from taccl.program.execution import ExecutionState, Memory
-    from taccl.program.program import Program
 
 
 def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:

@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
-from taccl.program.matching import match, running_order
+from taccl.program.matching import Parcel, match, running_order
 from taccl.program.program import Program, RankProgram, Step, StepAddress, Threadblock
-
-if TYPE_CHECKING:
-    from taccl.program.matching import Parcel
 
 #: (rank, threadblock).
 Block = tuple[int, int]

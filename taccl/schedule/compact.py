@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.arguments import checked
+from taccl.arguments import Bytes, Natural, checked
 from taccl.errors import InputError
 from taccl.schedule.figures import Figures
 from taccl.schedule.schedule import Schedule, Transfer, make_schedule
 from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from taccl.arguments import Bytes, Natural
     from taccl.problem import Problem
 
 _BLOCK = 1 << 18

@@ -23,17 +23,15 @@ from taccl.arguments import checked
 from taccl.collective import busbw_factor
 from taccl.collectives import make
 from taccl.errors import InputError
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
 from taccl.schedule.figures import Figures
 from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
-from taccl.schedule.schedule import make_schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.parts import check_ranks
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
     from taccl.topology.translations import Translations
 

@@ -14,11 +14,10 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from taccl.schedule.precedence import Precedence
-from taccl.schedule.schedule import make_schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 
 @dataclass(slots=True)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taccl.arguments import checked
+from taccl.arguments import Natural, checked
 from taccl.errors import InputError
 from taccl.names import first_of, numbers_table, shown
 from taccl.schedule.figures import Figures
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from taccl.arguments import Natural
     from taccl.problem import Problem
 
 #: Type and range of every column; ticks have two bits to spare, so that a time and a duration can be added.

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from taccl.schedule.precedence import Precedence
+from taccl.schedule.precedence import Precedence, Wait
 from taccl.schedule.schedule import Schedule, lacking, make_schedule
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
-    from taccl.schedule.precedence import Wait
 
 
 def exact_times(

@@ -23,14 +23,13 @@ from pydantic import (
     model_validator,
 )
 
-from taccl.arguments import checked
+from taccl.arguments import Count, Natural, Size, checked
 from taccl.errors import SketchError, TopologyError
 from taccl.reading import parse_json, parse_toml, toml_document, toml_text
 from taccl.units import exact, parse_size
 from taccl.validation import validated
 
 if TYPE_CHECKING:
-    from taccl.arguments import Count, Natural, Size
     from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.topology.topology import Topology

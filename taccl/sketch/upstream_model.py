@@ -14,17 +14,15 @@ from fractions import Fraction
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.errors import SketchError, TopologyError
+from taccl.errors import InputError, SketchError, TopologyError
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import check_num_links, check_ranks, hold_ends
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.topology import Topology, TopologyBuilder
 from taccl.units import BYTES_PER_MB
 
 if TYPE_CHECKING:
-    from taccl.errors import InputError
     from taccl.sketch.sketch import Sketch
     from taccl.sketch.upstream_files import TopologyFile
-    from taccl.topology.topology import Topology
 
 #: Machines whose names begin those of topology files; theirs are the NICs then, and not the file's.
 _MACHINES = ("ndv2", "dgx2")

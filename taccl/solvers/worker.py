@@ -15,14 +15,11 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import InputError
-from taccl.solvers.process import FAMILIES, WORKERS, Status
+from taccl.solvers.process import FAMILIES, WORKERS, Process, Status
 from taccl.solvers.wire import encode
-
-if TYPE_CHECKING:
-    from taccl.solvers.process import Process
 
 __all__ = ["FAMILIES", "Outcome", "Task", "run_task", "start_task", "warm_up"]
 

@@ -26,18 +26,16 @@ from taccl.analysis.certificates.gates import Costs, first_tick, gates_of
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading, late_part, moments
-from taccl.analysis.certificates.single_machine import machine_ticks
+from taccl.analysis.certificates.single_machine import Job, machine_ticks
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import Border, Claim, Late, Path, SingleMachine
-from taccl.arguments import checked
+from taccl.arguments import Duration, checked
 from taccl.deadline import Deadline, OutOfTime
 from taccl.sketch.reachability import check_possible
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.single_machine import Job
-    from taccl.arguments import Duration
     from taccl.problem import Problem
     from taccl.sketch.group import Symmetries
 

@@ -29,11 +29,11 @@ from taccl.analysis.certificates.witnesses import (
     Path,
     SingleMachine,
     SpreadTail,
+    Witness,
 )
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.analysis.certificates.witnesses import Witness
     from taccl.problem import Problem
 
 #: What witnesses prove, in ticks; and those that are asked whether they prove so many.

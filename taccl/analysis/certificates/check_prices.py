@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.analysis.certificates.check_facts import shortest_ways
+from taccl.analysis.certificates.check_facts import Facts, shortest_ways
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.check_facts import Facts
     from taccl.analysis.certificates.witnesses import CutDual, FlowDual
 
 

@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import arcs_of, from_nearest
 from taccl.analysis.certificates.heads_tails import least_time
-from taccl.analysis.certificates.volume import crossing_links
+from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.volume import Volume
-
     Floats = NDArray[np.float64]
 
 #: Of a function with more levels, about so many are tried, evenly spaced by ranks; one halves them.

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.gates import FOREVER, gates_of
+from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, gates_of
 from taccl.analysis.certificates.witnesses import Claim, SpreadTail
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.gates import Costs, Gates
     from taccl.analysis.certificates.needed_sends import NeededSends
 
     Ints = NDArray[np.int64]

@@ -18,13 +18,12 @@ import numpy as np
 
 from taccl.analysis.certificates.gates import first_tick
 from taccl.errors import TopologyError
-from taccl.schedule.pattern import ticks_of
+from taccl.schedule.pattern import ClassTicks, ticks_of
 from taccl.topology.named import NamedFabric
 from taccl.units import format_us
 
 if TYPE_CHECKING:
     from taccl.schedule.implicit import ImplicitSchedule
-    from taccl.schedule.pattern import ClassTicks
     from taccl.topology.translations import Translations
 
 

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes
 from taccl.analysis.simulation.simulation import Simulation
-from taccl.arguments import checked
+from taccl.arguments import Count, Natural, Size, checked
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
-    from taccl.arguments import Count, Natural, Size
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

@@ -21,12 +21,11 @@ from taccl.analysis.verification.sketch_clauses import Fault, Sends, SketchClaus
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
-from taccl.schedule.compact import ScheduleSummary
+from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 
 if TYPE_CHECKING:
     from taccl.analysis.verification.replay_kernel import Held, Sums
     from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
 
 _BLOCK = 1 << 18
 

@@ -13,18 +13,14 @@ from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from taccl.arguments import checked_as, quoted
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.reading import read_text
 from taccl.topology.parts import check_count, check_num_links
 from taccl.topology.products import Dimension, Kind, add_dimensions
-from taccl.topology.topology import AlphaMeaning, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 from taccl.units import exact
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
 
 MAX_FILE_BYTES = 10**6
 _MAX_DIMENSIONS = 16

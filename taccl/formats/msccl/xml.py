@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
+from taccl.arguments import Bytes, Natural, checked
 from taccl.errors import ExportError
 from taccl.formats.msccl import reading
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
@@ -23,7 +23,6 @@ from taccl.program.checks import traffic
 from taccl.program.split import split_threadblocks, weight
 
 if TYPE_CHECKING:
-    from taccl.arguments import Bytes, Natural
     from taccl.program.program import Program, RankProgram, Slot, Threadblock
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.errors import ExportError
 from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS, Op, PlanThreadblock, remote
-from taccl.program.program import OPERATIONS, Slot, StepAddress
+from taccl.program.program import OPERATIONS, Program, Queue, Slot, Step, StepAddress
 
 if TYPE_CHECKING:
     from taccl.formats.mscclpp.messages import Messages
-    from taccl.program.program import Program, Queue, Step
 
 
 class PlanGpu:

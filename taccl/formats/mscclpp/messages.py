@@ -14,15 +14,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from taccl.program.emit import read_slots, written_slots
 from taccl.program.layout import RankLayout, layout
 from taccl.program.matching import Parcel, match, running_order
-from taccl.program.program import Slot
-
-if TYPE_CHECKING:
-    from taccl.program.program import Program, Step, StepAddress
+from taccl.program.program import Program, Slot, Step, StepAddress
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked
+from taccl.arguments import Bytes, Count, Natural, checked
 from taccl.errors import ExportError, InputError
 from taccl.formats.files import check_writable, write_whole
 from taccl.formats.mscclpp.executor import run_plan
@@ -35,7 +35,6 @@ from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_s
 from taccl.program.checks import queue_ends
 
 if TYPE_CHECKING:
-    from taccl.arguments import Bytes, Count, Natural
     from taccl.program.program import Program
 
 #: What MSCCL++ calls the collectives.

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Literal
 from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import AlphaMeaning as AlphaMeaning
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.topology import Side, Topology, TopologyBuilder
 
 if TYPE_CHECKING:
-    from taccl.topology.topology import Side, Topology
-
     Number = int | float | str | Fraction
     #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
     Step = tuple[str, Fraction, Side]

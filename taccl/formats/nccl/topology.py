@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from taccl.arguments import checked_as, quoted
 from taccl.errors import TopologyError
-from taccl.formats.nccl.elements import Given, read_system, whole
+from taccl.formats.nccl.elements import Given, Gpu, read_system, whole
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
@@ -30,7 +30,6 @@ from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 
 if TYPE_CHECKING:
-    from taccl.formats.nccl.elements import Gpu
     from taccl.formats.nccl.server import Number
     from taccl.topology.topology import Topology
 

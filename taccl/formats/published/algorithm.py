@@ -31,18 +31,15 @@ from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.formats.published.collective import collective_of
-from taccl.formats.published.fields import algorithm_file
+from taccl.formats.published.fields import AlgorithmFile, algorithm_file
 from taccl.formats.published.topology import build_topology
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
 from taccl.reading import parse_json, read_text
-from taccl.schedule.schedule import make_schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.units import BYTES_PER_MB, exact, parse_size
 
 if TYPE_CHECKING:
-    from taccl.formats.published.fields import AlgorithmFile
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
 _LIMIT_BYTES = 64 * 10**6

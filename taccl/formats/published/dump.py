@@ -22,11 +22,10 @@ from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats.published.collective import KINDS
 from taccl.formats.published.layout import Layout, lay_out
 from taccl.formats.published.topology import MACHINES
-from taccl.problem import Clauses
+from taccl.problem import Clauses, Problem
 from taccl.units import exact, format_count, format_size
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 #: The tool's names for our collectives and machines.

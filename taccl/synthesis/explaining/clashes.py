@@ -21,20 +21,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from taccl.errors import NoSolutionError, SolverUnavailableError
-from taccl.sketch.reachability import demands, hops_from, kind_of, reached
-from taccl.solvers.model import MilpModel
-from taccl.solvers.solver import solve
-from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, RELAYS, Edit
+from taccl.sketch.reachability import Demand, demands, hops_from, kind_of, reached
+from taccl.solvers.model import LinearModel, MilpModel
+from taccl.solvers.solver import Solution, solve
+from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, RELAYS, Barriers, Edit
 from taccl.synthesis.halves import split
 from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.routing import RoutingModel
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
-    from taccl.sketch.reachability import Demand
-    from taccl.solvers.model import LinearModel
-    from taccl.solvers.solver import Solution
-    from taccl.synthesis.explaining.loosening import Barriers
     from taccl.topology.topology import Link
 
 #: Sets of edits, each of which leads a chunk on.

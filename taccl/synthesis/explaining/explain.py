@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.dimension_bound import DimensionBound, bound_along
-from taccl.arguments import checked
+from taccl.arguments import Seconds, checked
 from taccl.clauses import BINDING, CLAUSES, Clauses
 from taccl.names import first_of, in_runs
-from taccl.sketch.reachability import reached, unmet
+from taccl.sketch.reachability import Demand, reached, unmet
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (
     Change,
@@ -38,9 +38,7 @@ from taccl.synthesis.explaining.loosening import (
 )
 
 if TYPE_CHECKING:
-    from taccl.arguments import Seconds
     from taccl.problem import Problem
-    from taccl.sketch.reachability import Demand
 
 _MAX_NAMED = 8
 #: Clauses that are left out one by one; what merges is loosened instead.

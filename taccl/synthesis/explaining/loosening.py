@@ -15,12 +15,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from taccl.memo import kept
-from taccl.problem import Clauses
+from taccl.problem import Clauses, Problem
 from taccl.sketch.apply import carried
 
 if TYPE_CHECKING:
     from taccl.clauses import Clause
-    from taccl.problem import Problem
 
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"

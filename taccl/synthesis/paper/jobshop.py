@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.solvers.worker import run_task
+from taccl.solvers.worker import Outcome, run_task
 from taccl.synthesis.greedy import ListSchedule, send_of
 
 if TYPE_CHECKING:
-    from taccl.solvers.worker import Outcome
     from taccl.synthesis.paper.orbits import Orbits
 
 

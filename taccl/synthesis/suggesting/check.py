@@ -16,26 +16,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.arguments import checked
+from taccl.arguments import Seconds, Size, checked
 from taccl.clauses import CLAUSES
 from taccl.collectives import make
 from taccl.errors import SketchError
 from taccl.sketch.apply import apply
-from taccl.sketch.group import symmetry_group
+from taccl.sketch.group import Symmetries, symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet
-from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing
+from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing, Sketch
 from taccl.synthesis.explaining.explain import explain, price
 from taccl.synthesis.suggesting.plans import Shift, find_shifts
 from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from taccl.arguments import Seconds, Size
     from taccl.collective import Collective
     from taccl.problem import Problem
-    from taccl.sketch.group import Symmetries
-    from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
 #: Tables whose fields are clauses, and what they are without any.

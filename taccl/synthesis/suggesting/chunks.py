@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
+from taccl.arguments import Natural, Seconds, checked
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.competing import ring_us
 from taccl.synthesis.large import effort, schedule_large, suits
@@ -26,8 +26,6 @@ from taccl.synthesis.suggesting.suggest import quick_schedule, suggest_for
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    from taccl.arguments import Natural, Seconds
-    from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.suggesting.proposals import SketchProposal

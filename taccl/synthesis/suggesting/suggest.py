@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import checked
+from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.collective import Collective
 from taccl.collectives import make
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import CollectiveError, InputError, SketchError
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis import stages
@@ -31,17 +31,14 @@ from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.suggesting.plans import find_shape, relay_plans
+from taccl.synthesis.suggesting.plans import Plan, Shape, Shift, find_shape, relay_plans
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    from taccl.arguments import Count, Natural, Seconds, Size
-    from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
-    from taccl.synthesis.suggesting.plans import Plan, Shape, Shift
     from taccl.topology.topology import Topology
 
 Progress = Callable[[str, float | None, float | None], None]
