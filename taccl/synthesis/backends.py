@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -11,8 +12,6 @@ from taccl.html import table as html_table
 from taccl.names import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taccl.solvers.registry import SolverInfo
 
 OWN_BACKENDS = ("auto", "greedy", "dimension-balanced")

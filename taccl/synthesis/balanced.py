@@ -20,19 +20,16 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
 from taccl.baselines.balanced import dimensions_of, level_orders, most_level, orders_of
 from taccl.baselines.cut import cut_chunks
-from taccl.baselines.passages import NUM_CHUNKS, plan_along
-from taccl.costs import exact_costs
+from taccl.baselines.passages import NUM_CHUNKS, Plan, plan_along
+from taccl.costs import Costs, exact_costs
 from taccl.errors import CollectiveError, InputError
-from taccl.schedule.pattern import ticks_of
+from taccl.schedule.pattern import ClassTicks, ticks_of
 from taccl.topology.named import NamedFabric
 
 if TYPE_CHECKING:
-    from taccl.baselines.passages import Plan
-    from taccl.costs import Costs
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.implicit import ImplicitSchedule
-    from taccl.schedule.pattern import ClassTicks
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.search import Search
     from taccl.topology.products import Dimensions

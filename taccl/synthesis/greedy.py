@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from taccl.schedule.combine import prune
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.paper.orbits import Orbits
 

@@ -7,11 +7,14 @@ other.
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
@@ -29,11 +32,6 @@ from taccl.schedule.spill import room_for
 from taccl.synthesis.isomorphic import find_isomorphism, hand_over
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Iterator
-
-    from numpy.typing import NDArray
-
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
 

@@ -7,6 +7,7 @@ Each half brings its routes. A chunk's sum is complete at a rank when all that i
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from taccl.synthesis.paper.orbits import Move, Orbits, Place
 from taccl.synthesis.paper.routing import needed_moves
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.synthesis.search import Search
 

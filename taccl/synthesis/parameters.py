@@ -7,17 +7,15 @@ in ``_us`` microseconds, in ``_ns`` nanoseconds, in ``_bytes`` bytes. Moves are 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import did_you_mean
 from taccl.reading import parse_toml, read_text
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
 
 
 class _Group:

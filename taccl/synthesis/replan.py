@@ -8,11 +8,12 @@ order that they had, and then improves those that changed; all, where it finishe
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import checked
+from taccl.arguments import Megabytes, Natural, Seconds, checked
 from taccl.deadline import Deadline
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
@@ -25,18 +26,14 @@ from taccl.synthesis.heuristic.improvement import (
     suits_improvement,
 )
 from taccl.synthesis.heuristic.limits import Limits
-from taccl.synthesis.heuristic.routes import bare_trees, read_trees
+from taccl.synthesis.heuristic.routes import Tree, bare_trees, read_trees
 from taccl.synthesis.isomorphic import matched
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.synthesize import synthesize
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
-    from taccl.arguments import Megabytes, Natural, Seconds
     from taccl.problem import Problem
-    from taccl.synthesis.heuristic.routes import Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from taccl.names import shown
 from taccl.units import format_gap, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.certificates.dimension_bound import DimensionBound
     from taccl.schedule.compact import CompactSchedule

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -19,26 +20,22 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import FallbackWarning
-from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.greedy import unfold
-from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.greedy import ListSchedule, unfold
+from taccl.synthesis.paper.orbits import Orbits, fold
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.result import Moment, Result, Stage
 from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from taccl.analysis.certificates.dimension_bound import DimensionBound
     from taccl.problem import Problem
-    from taccl.schedule.compact import ScheduleSummary
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.greedy import ListSchedule
-    from taccl.synthesis.paper.orbits import Orbits
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.deadline import NEVER, OutOfTime
 from taccl.errors import SolverUnavailableError
 from taccl.schedule.schedule import Schedule
-from taccl.solvers.solver import solve
+from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule
 from taccl.synthesis.heuristic.improvement import improve_schedule
 from taccl.synthesis.heuristic.limits import Limits
@@ -28,10 +29,7 @@ from taccl.synthesis.result import ModelRun
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from taccl.solvers.model import MilpModel
-    from taccl.solvers.solver import Solution
     from taccl.synthesis.paper.orbits import Orbits
     from taccl.synthesis.search import Search
 

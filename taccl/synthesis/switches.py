@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
@@ -17,10 +19,6 @@ from taccl.errors import InputError
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
     from taccl.deadline import Deadline
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule

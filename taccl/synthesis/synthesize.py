@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import checked, known_word
+from taccl.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
 from taccl.deadline import Deadline
@@ -40,7 +41,7 @@ from taccl.synthesis.large_search import search_large
 from taccl.synthesis.overlap import overlap
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
-from taccl.synthesis.result import Moment
+from taccl.synthesis.result import Moment, Result
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
@@ -48,12 +49,8 @@ from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.arguments import Count, Megabytes, Natural, Seconds
     from taccl.problem import Problem
-    from taccl.synthesis.result import Result
     from taccl.synthesis.suggesting.proposals import SketchProposal
 
 

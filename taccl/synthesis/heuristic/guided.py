@@ -6,25 +6,21 @@ that earlier trees put on links and resources is common to all. Then comes the o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.errors import NoSolutionError
-from taccl.synthesis.heuristic.fabric import starts
+from taccl.synthesis.heuristic.fabric import Demand, Fabric, starts
 from taccl.synthesis.heuristic.limits import Limits, Sends
 from taccl.synthesis.heuristic.queues import send_best
-from taccl.synthesis.heuristic.router import find_trees
+from taccl.synthesis.heuristic.router import Routes, find_trees
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.problem import Problem
-    from taccl.synthesis.heuristic.fabric import Demand, Fabric
-    from taccl.synthesis.heuristic.router import Routes
 
 
 def is_guided(problem: Problem) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +11,6 @@ from taccl.deadline import NEVER, Deadline
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from taccl.kernels import inner
 from taccl.synthesis.heuristic.events import pop, push, tidy
-from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, NONE, draw, reaches
+from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, NONE, State, Work, draw, reaches
 from taccl.synthesis.heuristic.timing_kernel import book, book_anew, charge, earliest, latest
-
-if TYPE_CHECKING:
-    from taccl.synthesis.heuristic.improvement_state import State, Work
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 

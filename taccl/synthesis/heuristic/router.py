@@ -7,13 +7,15 @@ See `taccl.synthesis.heuristic.router_kernel` for the search.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.errors import CollectiveError, NoSolutionError
-from taccl.synthesis.heuristic.fabric import starts
+from taccl.synthesis.heuristic.fabric import Demand, Fabric, starts
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.router_kernel import (
     DONE,
@@ -31,13 +33,9 @@ from taccl.synthesis.heuristic.router_kernel import (
 from taccl.synthesis.parameters import DEFAULTS, RouterParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from numpy.typing import NDArray
-
     from taccl.deadline import Deadline
-    from taccl.synthesis.heuristic.fabric import Demand, Fabric
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.kernels import compiled, inner
 from taccl.synthesis.heuristic.events import pop, push, tidy
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from taccl.synthesis.heuristic.fabric import Fabric
 
 __all__ = [

@@ -8,12 +8,11 @@ links, so that both are read and grown alike.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule, Transfer
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.improvement_state import NONE, draw, mark, reaches
+from taccl.synthesis.heuristic.improvement_state import (
+    NONE,
+    Arcs,
+    Room,
+    Rules,
+    State,
+    Trees,
+    Work,
+    draw,
+    mark,
+    reaches,
+)
 from taccl.synthesis.heuristic.timing_kernel import book_anew, charge, unbook
-
-if TYPE_CHECKING:
-    from taccl.synthesis.heuristic.improvement_state import Arcs, Room, Rules, State, Trees, Work
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.improvement_state import NEVER
-
-if TYPE_CHECKING:
-    from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, State, Work
+from taccl.synthesis.heuristic.improvement_state import NEVER, Arcs, Calendar, Room, State, Work
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 

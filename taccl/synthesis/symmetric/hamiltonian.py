@@ -6,16 +6,12 @@ least. A ring that goes both ways round takes just so many, of any size, and its
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.errors import TopologyError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 def has_hamiltonian_ring(dims: Sequence[int]) -> bool:

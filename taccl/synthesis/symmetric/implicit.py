@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from taccl.analysis.certificates.dimension_bound import DimensionBound, dimension_bound
 from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
-from taccl.arguments import checked
+from taccl.arguments import Count, Natural, Size, checked
 from taccl.errors import TopologyError
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.synthesis.balanced import balanced_implicit
@@ -30,9 +31,6 @@ from taccl.topology.translations import (
 from taccl.units import format_us, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.arguments import Count, Natural, Size
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.topology.topology import Topology
 

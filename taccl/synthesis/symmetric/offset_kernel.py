@@ -14,12 +14,11 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.kernels import compiled, inner
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from taccl.schedule.pattern import ClassTicks
 
 _RANDOM_MASK = (1 << 31) - 1

@@ -13,27 +13,24 @@ alltoall
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.translation_bound import collective_bound
 from taccl.errors import InputError
 from taccl.schedule.implicit import ImplicitSchedule
-from taccl.schedule.pattern import Pattern, ticks_of
+from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
 from taccl.synthesis.heuristic.speeds import components
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters, SymmetricParameters
 from taccl.synthesis.symmetric.offset_paths import route
 from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.schedule.pattern import ClassTicks
     from taccl.topology.translations import LinkClass, Translations
 
 _PRODUCER = "translation"
