@@ -11,14 +11,12 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import Simulation
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
+from taccl.problem import Problem
+from taccl.schedule.schedule import Schedule
 
 
 def trace_text(timeline: Schedule | Simulation) -> str:

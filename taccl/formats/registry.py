@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from taccl.arguments import checked, known_word
 from taccl.errors import FormatError, InputError, LossyConversionWarning
@@ -17,9 +17,7 @@ from taccl.formats.files import check_writable, write_whole
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean, matching
 from taccl.reading import parse_json, read_text
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network")
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import io
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.errors import ExportError
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from taccl.collective import Collective
 from taccl.program.program import Slot
-
-if TYPE_CHECKING:
-    from taccl.collective import Collective
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from taccl.arguments import Count, checked, known_word
 from taccl.errors import InputError, LossyConversionWarning
@@ -28,9 +28,7 @@ from taccl.program.messages import Message, NamedSums, Part, events_of, follow, 
 from taccl.program.program import PROTOCOLS, Program, Slot
 from taccl.program.replicate import choose_instances, replicate
 from taccl.schedule.compact import CompactSchedule
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 #: What becomes of a merged send whose chunks are not neighbours in the buffers at both ends.
 MERGED = ("split", "pack")

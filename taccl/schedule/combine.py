@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
 from taccl.memo import kept
+from taccl.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 
 @kept

@@ -11,19 +11,17 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.arguments import Bytes, Natural, checked
 from taccl.errors import InputError
+from taccl.problem import Problem
 from taccl.schedule.figures import Figures
 from taccl.schedule.schedule import Schedule, Transfer, make_schedule
 from taccl.units import format_size
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 _BLOCK = 1 << 18
 #: A digest is of columns in blocks of this size, whatever is read at a time.

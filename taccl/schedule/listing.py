@@ -11,13 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
 
+from taccl.problem import Problem
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule, make_schedule
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 
 @dataclass(slots=True)

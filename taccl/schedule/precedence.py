@@ -21,16 +21,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.costs import hold_columns
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    from taccl.problem import Costs, Problem
+from taccl.problem import Costs, Problem
 
 #: Causes of a wait; a cause that is not negative is the resource.
 DATA, SUM, CLAUSE = -1, -2, -3

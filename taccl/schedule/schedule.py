@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,11 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from taccl.arguments import Natural, checked
 from taccl.errors import InputError
 from taccl.names import first_of, numbers_table, shown
+from taccl.problem import Problem
 from taccl.schedule.figures import Figures
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 #: Type and range of every column; ticks have two bits to spare, so that a time and a duration can be added.
 _INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)

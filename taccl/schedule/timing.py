@@ -7,16 +7,13 @@ here each send starts as early as its chunks and its resources let it, in exact 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from taccl.problem import Problem
 from taccl.schedule.precedence import Precedence, Wait
 from taccl.schedule.schedule import Schedule, lacking, make_schedule
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 
 def exact_times(

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
 from taccl.memo import kept
+from taccl.problem import Problem
 from taccl.sketch.symmetry import (
     block_shifts,
     chunk_permutation,
@@ -28,9 +29,6 @@ from taccl.sketch.symmetry import (
     order,
     resource_permutation,
 )
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 #: Symmetries are counted up to this many, and up to so many images of ranks in all.
 _MOST_COUNTED, _MOST_IMAGES = 4096, 2**26

@@ -7,7 +7,7 @@ all ranks. `Sketch()` is no guidance at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -24,15 +24,13 @@ from pydantic import (
 )
 
 from taccl.arguments import Count, Natural, Size, checked
+from taccl.collective import Collective
 from taccl.errors import SketchError, TopologyError
+from taccl.problem import Problem
 from taccl.reading import parse_json, parse_toml, toml_document, toml_text
+from taccl.topology.topology import Topology
 from taccl.units import exact, parse_size
 from taccl.validation import validated
-
-if TYPE_CHECKING:
-    from taccl.collective import Collective
-    from taccl.problem import Problem
-    from taccl.topology.topology import Topology
 
 
 def _kept(check: Callable[[Any], Any]) -> BeforeValidator:

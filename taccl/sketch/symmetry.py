@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +17,8 @@ from numpy.typing import NDArray
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import SketchError
 from taccl.memo import kept
-
-if TYPE_CHECKING:
-    from taccl.problem import Clauses, Problem
-    from taccl.topology.topology import Hold, Link, Topology
+from taccl.problem import Clauses, Problem
+from taccl.topology.topology import Hold, Link, Topology
 
 Permutation = tuple[int, ...]
 

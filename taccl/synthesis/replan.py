@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Megabytes, Natural, Seconds, checked
 from taccl.deadline import Deadline
 from taccl.errors import InputError
+from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
@@ -31,9 +31,6 @@ from taccl.synthesis.isomorphic import matched
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.synthesize import synthesize
 from taccl.units import format_count, format_us
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

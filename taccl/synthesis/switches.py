@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,11 @@ from taccl.baselines import baseline
 from taccl.baselines.cut import cut_chunks
 from taccl.baselines.in_network import shared_links
 from taccl.costs import hold_columns
+from taccl.deadline import Deadline
 from taccl.errors import InputError
+from taccl.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
-
-if TYPE_CHECKING:
-    from taccl.deadline import Deadline
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 InNetworkUse = Literal["auto", "off", "only"]
 

@@ -10,10 +10,8 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from taccl.problem import Problem
+from taccl.problem import Problem
 
 
 class Facts:

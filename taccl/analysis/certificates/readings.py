@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl.collective import Chunk, Collective
+from taccl.problem import Problem
 from taccl.schedule.combine import reduction_half
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 #: Of so many moments bounds are worked out: those after which most seems to be left.
 _MOST_MOMENTS = 6

@@ -10,10 +10,8 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from taccl.problem import Problem
+from taccl.problem import Problem
 
 #: Beyond this many states the queues of a machine are merged into one, which only weakens the bound.
 _MAX_STATES = 20_000

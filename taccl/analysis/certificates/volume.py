@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,7 @@ from numpy.typing import NDArray
 from taccl.analysis.certificates.distances import Distances, arcs_of
 from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
 from taccl.costs import hold_columns
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
+from taccl.problem import Problem
 
 
 class Volume:

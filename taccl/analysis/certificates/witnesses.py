@@ -24,12 +24,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from taccl.topology.topology import Topology
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
 
 
 class Witness:

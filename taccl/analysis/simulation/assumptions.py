@@ -9,18 +9,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.arguments import known_word
 from taccl.errors import InputError
+from taccl.problem import Problem
 from taccl.topology.machines import SHAPES
 from taccl.topology.profiles import profile_of
 from taccl.topology.registry import machine_names, parse
+from taccl.topology.topology import Hold, Topology
 from taccl.units import parse_size
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.topology.topology import Hold, Topology
 
 
 def assume(

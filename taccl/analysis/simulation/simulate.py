@@ -9,7 +9,6 @@ send may have the later turn there and yet start first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +18,8 @@ from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes
 from taccl.analysis.simulation.simulation import Simulation
 from taccl.arguments import Count, Natural, Size, checked
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
+from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Topology
 
 #: More sends of all tiles together than this are refused: minutes, and gigabytes.
 _MOST_EVENTS = 100_000_000

@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes, spend
 from taccl.arguments import Natural, checked
 from taccl.errors import InputError
 from taccl.names import numbers_table
+from taccl.problem import Problem
 from taccl.schedule.figures import Figures
 from taccl.schedule.precedence import CLAUSE, SUM
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.units import format_count, format_size
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

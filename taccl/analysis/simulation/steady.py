@@ -15,17 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import describe_wait
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import numbers_table, shown
+from taccl.schedule.schedule import Schedule
 from taccl.units import gb_per_s
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.violation import KINDS, Violation
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 #: Costs that need more ticks a microsecond than this may have been rounded up to one of so many.
 _FINEST_TICKS_PER_US = 10**6

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,9 +40,7 @@ from taccl.analysis.verification.violation import Verification
 from taccl.arguments import checked
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.implicit import ImplicitSchedule
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 
 @checked

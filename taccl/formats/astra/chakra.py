@@ -24,17 +24,15 @@ from fractions import Fraction
 from math import ceil
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from taccl.analysis.simulation.events import Events
 from taccl.errors import ExportError, LossyConversionWarning
 from taccl.formats.files import check_writable, write_whole
 from taccl.names import first_of
+from taccl.problem import Problem
 from taccl.schedule.precedence import DATA
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 _COMP, _SEND, _RECEIVE = 4, 5, 6
 _VERSION = "0.0.4"

@@ -22,7 +22,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +36,8 @@ from taccl.problem import Problem, make_problem
 from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
+from taccl.topology.topology import Topology
 from taccl.units import BYTES_PER_MB, exact, parse_size
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
 
 _LIMIT_BYTES = 64 * 10**6
 _LAST_TICK = 2**61

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +23,8 @@ from taccl.formats.published.collective import KINDS
 from taccl.formats.published.layout import Layout, lay_out
 from taccl.formats.published.topology import MACHINES
 from taccl.problem import Clauses, Problem
+from taccl.schedule.schedule import Schedule
 from taccl.units import exact, format_count, format_size
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
 
 #: The tool's names for our collectives and machines.
 _NAMES = {ours: theirs for theirs, (ours, _) in KINDS.items()}

@@ -13,15 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from taccl.errors import ExportError
 from taccl.names import first_of
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 _SHOWN = 3
 Place = TypeVar("Place", bound="Hashable")

@@ -16,11 +16,12 @@ from collections.abc import Collection, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from taccl.errors import NoSolutionError, SolverUnavailableError
+from taccl.problem import Problem
 from taccl.sketch.reachability import Demand, demands, hops_from, kind_of, reached
 from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.solver import Solution, solve
@@ -28,10 +29,7 @@ from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, 
 from taccl.synthesis.halves import split
 from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.routing import RoutingModel
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.topology.topology import Link
+from taccl.topology.topology import Link
 
 #: Sets of edits, each of which leads a chunk on.
 _Cut: TypeAlias = frozenset[frozenset[Edit]]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.dimension_bound import DimensionBound, bound_along
 from taccl.arguments import Seconds, checked
 from taccl.clauses import BINDING, CLAUSES, Clauses
 from taccl.names import first_of, in_runs
+from taccl.problem import Problem
 from taccl.sketch.reachability import Demand, reached, unmet
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (
@@ -36,9 +37,6 @@ from taccl.synthesis.explaining.loosening import (
     Barriers,
     Edit,
 )
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 _MAX_NAMED = 8
 #: Clauses that are left out one by one; what merges is loosened instead.

@@ -12,14 +12,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from taccl.clauses import Clause
 from taccl.memo import kept
 from taccl.problem import Clauses, Problem
 from taccl.sketch.apply import carried
-
-if TYPE_CHECKING:
-    from taccl.clauses import Clause
 
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"

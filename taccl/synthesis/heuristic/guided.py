@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.errors import NoSolutionError
+from taccl.problem import Problem
 from taccl.synthesis.heuristic.fabric import Demand, Fabric, starts
 from taccl.synthesis.heuristic.limits import Limits, Sends
 from taccl.synthesis.heuristic.queues import send_best
 from taccl.synthesis.heuristic.router import Routes, find_trees
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 
 def is_guided(problem: Problem) -> bool:

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule, Transfer
+from taccl.problem import Problem
+from taccl.schedule.schedule import Schedule, Transfer
 
 
 @dataclass(slots=True)

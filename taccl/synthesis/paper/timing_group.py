@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, permutations
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.memo import kept
+from taccl.problem import Problem
 from taccl.sketch.group import Element, Symmetries, symmetry_group
 from taccl.sketch.symmetry import chunk_permutation, order, power
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
 
 #: So many symmetries are tried at most, fewer where they take more ranks, links and resources somewhere.
 _MOST_TRIED, _MOST_IMAGES = 512, 2**21

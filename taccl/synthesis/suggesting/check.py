@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import Seconds, Size, checked
 from taccl.clauses import CLAUSES
+from taccl.collective import Collective
 from taccl.collectives import make
 from taccl.errors import SketchError
+from taccl.problem import Problem
 from taccl.sketch.apply import apply
 from taccl.sketch.group import Symmetries, symmetry_group
 from taccl.sketch.library import load_sketch
@@ -28,12 +30,8 @@ from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routin
 from taccl.synthesis.explaining.explain import explain, price
 from taccl.synthesis.suggesting.plans import Shift, find_shifts
 from taccl.synthesis.suggesting.proposals import fitting_shifts
+from taccl.topology.topology import Topology
 from taccl.units import format_us
-
-if TYPE_CHECKING:
-    from taccl.collective import Collective
-    from taccl.problem import Problem
-    from taccl.topology.topology import Topology
 
 #: Tables whose fields are clauses, and what they are without any.
 _TABLES = {

@@ -11,15 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import TopologyError
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
+from taccl.topology.topology import Topology
 from taccl.units import BYTES_PER_MB
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
 
 #: Beyond so many links a shift takes too long to check.
 _MOST_LINKS = 200_000
