@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from taccl.errors import ExportError, FallbackWarning, InputError
 from taccl.program.layout import layout
-
-if TYPE_CHECKING:
-    from taccl.program.program import Program
+from taccl.program.program import Program
 
 
 class ProgramKind(NamedTuple):

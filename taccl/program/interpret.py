@@ -13,23 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.arguments import Natural, checked
+from taccl.collective import Collective
 from taccl.errors import VerificationError
 from taccl.names import listed
 from taccl.program.checks import Fault, check_queues, check_sizes, check_steps
 from taccl.program.execution import Memory, execute, rank_memory
 from taccl.program.layout import RankLayout, contributions, layout
+from taccl.program.program import Program
 from taccl.program.races import find_races
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    from taccl.collective import Collective
-    from taccl.program.program import Program
 
 #: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.
 _ELEMENTS = 2

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Size, checked
+from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
 from taccl.program.clock import Clock
@@ -23,13 +24,10 @@ from taccl.program.execution import execute, rank_memory
 from taccl.program.interpret import interpret
 from taccl.program.layout import contributions, layout
 from taccl.program.matching import parcels_of
+from taccl.program.program import Program, Queue, StepAddress
 from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.topology.topology import Topology
 from taccl.units import parse_size
-
-if TYPE_CHECKING:
-    from taccl.collective import Collective
-    from taccl.program.program import Program, Queue, StepAddress
-    from taccl.topology.topology import Topology
 
 #: What a slot holds: whose contribution to which chunk; of what is not added up, -1 for whoever had it.
 Contributions = frozenset[tuple[int, int]]

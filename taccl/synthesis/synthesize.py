@@ -15,15 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
 from taccl.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
+from taccl.problem import Problem
 from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable, is_possible, rooted_anew
@@ -45,13 +47,9 @@ from taccl.synthesis.result import Moment, Result
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
+from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
 from taccl.units import format_us
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem import Problem
-    from taccl.synthesis.suggesting.proposals import SketchProposal
 
 
 @checked

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,12 +32,10 @@ from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import Border, Claim, Late, Path, SingleMachine
 from taccl.arguments import Duration, checked
 from taccl.deadline import Deadline, OutOfTime
+from taccl.problem import Problem
+from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.sketch.group import Symmetries
 
 #: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
 _MAX_TIMED = 60_000

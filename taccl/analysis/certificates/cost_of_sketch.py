@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.arguments import checked
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
+from taccl.problem import Problem
+from taccl.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from taccl.errors import CollectiveError, TopologyError
+from taccl.problem import Problem
+from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 from taccl.units import BYTES_PER_MB, format_us
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.topology.products import Dimensions
 
 #: How often the data goes along the dimensions.
 _PASSES = {"allgather": 1, "reduce-scatter": 1, "alltoall": 1, "allreduce": 2}

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.problem import Problem, make_problem
 from taccl.topology.transform import scale
 from taccl.units import format_us
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
 
 #: Seconds for what limits more than latency; and after which what is found will do.
 _BUDGET_S, _LIMIT_S = 1.0, 2.0

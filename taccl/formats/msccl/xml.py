@@ -12,7 +12,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from taccl.arguments import Bytes, Natural, checked
 from taccl.errors import ExportError
@@ -20,10 +19,8 @@ from taccl.formats.msccl import reading
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
 from taccl.program.checks import traffic
+from taccl.program.program import Program, RankProgram, Slot, Threadblock
 from taccl.program.split import split_threadblocks, weight
-
-if TYPE_CHECKING:
-    from taccl.program.program import Program, RankProgram, Slot, Threadblock
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 

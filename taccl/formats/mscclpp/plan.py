@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.arguments import Bytes, Count, Natural, checked
 from taccl.errors import ExportError, InputError
@@ -33,9 +33,7 @@ from taccl.formats.mscclpp.registration import registration_snippet
 from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS
 from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split
 from taccl.program.checks import queue_ends
-
-if TYPE_CHECKING:
-    from taccl.program.program import Program
+from taccl.program.program import Program
 
 #: What MSCCL++ calls the collectives.
 COLLECTIVES = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from taccl.arguments import checked_as, quoted
 from taccl.errors import FormatError, TopologyError
@@ -22,6 +22,7 @@ from taccl.formats.nccl.server import (
     INTRANODE_ALPHA_US,
     AlphaMeaning,
     Nic,
+    Number,
     Part,
     PcieUse,
     Server,
@@ -30,10 +31,7 @@ from taccl.formats.nccl.server import (
 )
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, exact_cost
-
-if TYPE_CHECKING:
-    from taccl.formats.nccl.server import Number
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 NvlinkUse = Literal["auto", "pairs", "switch"]
 

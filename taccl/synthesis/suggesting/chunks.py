@@ -11,24 +11,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from taccl.arguments import Natural, Seconds, checked
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem import Problem, make_problem
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.competing import ring_us
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.guided import is_unguided
+from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule, suggest_for
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.suggesting.proposals import SketchProposal
 
 
 @checked

@@ -11,20 +11,17 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.deadline import OutOfTime
 from taccl.errors import InputError, NoSolutionError
+from taccl.problem import Problem
 from taccl.synthesis.large import effort, suits
 from taccl.synthesis.large_search import have_compiled, offer_compiled
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.search import Search
+from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_for
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem import Problem
-    from taccl.synthesis.search import Search
-    from taccl.synthesis.suggesting.proposals import SketchProposal
 
 
 def is_unguided(problem: Problem, parameters: SearchParameters = DEFAULTS) -> bool:

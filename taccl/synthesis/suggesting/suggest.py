@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
@@ -22,8 +21,11 @@ from taccl.collectives import make
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem import Problem, make_problem
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
+from taccl.sketch.sketch import Sketch
 from taccl.synthesis import stages
 from taccl.synthesis.balanced import balanced_schedule
 from taccl.synthesis.halves import search_halves
@@ -33,13 +35,8 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.plans import Plan, Shape, Shift, find_shape, relay_plans
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
+from taccl.topology.topology import Topology
 from taccl.units import parse_size
-
-if TYPE_CHECKING:
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.schedule import Schedule
-    from taccl.sketch.sketch import Sketch
-    from taccl.topology.topology import Topology
 
 Progress = Callable[[str, float | None, float | None], None]
 

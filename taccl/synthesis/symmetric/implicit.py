@@ -7,13 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from taccl.analysis.certificates.dimension_bound import DimensionBound, dimension_bound
 from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.arguments import Count, Natural, Size, checked
 from taccl.errors import TopologyError
+from taccl.schedule.implicit import ImplicitSchedule
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.synthesis.balanced import balanced_implicit
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -22,6 +23,7 @@ from taccl.synthesis.symmetric.translation import translate
 from taccl.topology.named import NamedFabric, as_named, parse_named
 from taccl.topology.recognise import dimensions
 from taccl.topology.regular import CyclicProduct
+from taccl.topology.topology import Topology
 from taccl.topology.translations import (
     Translations,
     along_ring,
@@ -29,10 +31,6 @@ from taccl.topology.translations import (
     translations_of_topology,
 )
 from taccl.units import format_us, parse_size
-
-if TYPE_CHECKING:
-    from taccl.schedule.implicit import ImplicitSchedule
-    from taccl.topology.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
