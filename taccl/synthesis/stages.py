@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def run(search: Search, backend: str, limit_s: float) -> None:
     """The stages of a backend, in order, until there is nothing left to do.
 
-    Raises `SolverUnavailableError` or `OutOfTime` if the named solver cannot run here; if the search gives up
+    Raises `SolverUnavailableError` if the named solver cannot run here; `OutOfTime` if the search gives up
     before there is a schedule.
     """
     for stage in STAGES.get(backend, (partial(_one_solver, solver=backend),)):
