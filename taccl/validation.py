@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Tags of discriminated unions, which pydantic puts into an error's path, and what they stand for.
 UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of pairs"}
 #: What else stands in a path and is no field: a key itself, and branches of unions of plain types.
-_NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]"}
+_NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]", "constrained-int", "list[constrained-int]"}
 
 Model = TypeVar("Model", bound=BaseModel)
 

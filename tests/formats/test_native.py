@@ -204,6 +204,14 @@ def test_missing_column_is_named():
         load_schedule(document, where="out.json")
 
 
+def test_a_size_that_is_none_is_named_by_its_field():
+    """The message has no branch of a union in its path."""
+    document = _document()
+    document["problem"]["chunk_bytes"] = "x"
+    with pytest.raises(FormatError, match=r"^out\.json: problem\.chunk_bytes: found 'x'"):
+        load_schedule(document, where="out.json")
+
+
 def test_columns_of_unequal_length_are_refused():
     """Each column has one entry per transfer."""
     document = _document()
