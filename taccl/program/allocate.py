@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from taccl.program.layout import RankLayout
 from taccl.program.program import Slot
-
-if TYPE_CHECKING:
-    from taccl.program.layout import RankLayout
 
 #: Before every send, and after all.
 START, FOREVER = -1, 2**63

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from taccl.names import shown
+from taccl.program.layout import RankLayout
 from taccl.program.program import BUFFERS, OPERATIONS, Program, Queue, Step, StepAddress
-
-if TYPE_CHECKING:
-    from taccl.program.layout import RankLayout
 
 #: Steps by the queue that they send into, or receive from.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]

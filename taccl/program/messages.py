@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.program.allocate import FOREVER, START, Value
+from taccl.program.layout import RankLayout
+from taccl.program.program import Slot
 from taccl.schedule.precedence import Arrival, bits_of, make_up
-
-if TYPE_CHECKING:
-    from taccl.collective import Collective
-    from taccl.program.layout import RankLayout
-    from taccl.program.program import Slot
-    from taccl.schedule.schedule import Schedule, Transfer
+from taccl.schedule.schedule import Schedule, Transfer
 
 
 @dataclass(eq=False, slots=True)

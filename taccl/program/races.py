@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.program.checks import Fault
 from taccl.program.emit import read_slots, written_slots
+from taccl.program.execution import ExecutionState, Memory
 from taccl.program.matching import parcels_of
 from taccl.program.program import Program, StepAddress
-
-if TYPE_CHECKING:
-    from taccl.program.execution import ExecutionState, Memory
 
 
 def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:

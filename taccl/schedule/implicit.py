@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,9 @@ from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.parts import check_ranks
+from taccl.topology.topology import Topology
+from taccl.topology.translations import Translations
 from taccl.units import format_count, format_size
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
-    from taccl.topology.translations import Translations
 
 #: Collectives that look the same from every rank.
 IMPLICIT_COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")

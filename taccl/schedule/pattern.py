@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from taccl.errors import InputError, TopologyError
+from taccl.topology.translations import LinkClass
 from taccl.units import BYTES_PER_MB
-
-if TYPE_CHECKING:
-    from taccl.topology.translations import LinkClass
 
 _MAX_TICKS_PER_US = 10**6
 #: Any number of sends that fits into memory, one after another, then fits into 64 bits.

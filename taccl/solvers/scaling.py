@@ -16,12 +16,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from taccl.solvers.model import LinearModel
+from taccl.solvers.model import LinearModel
 
 HORIZON = 10**7  # stands in for an infinite bound
 _COARSE_GRID = 10**4

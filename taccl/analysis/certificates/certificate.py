@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from taccl.analysis.certificates.witnesses import Witness
 from taccl.arguments import checked
 from taccl.collectives import COLLECTIVES
 from taccl.names import shown
+from taccl.problem import Problem
 from taccl.units import format_count, format_us, gb_per_s
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.witnesses import Witness
-    from taccl.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_gates import passages
 from taccl.analysis.certificates.single_machine import Job, machine_ticks
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.check_facts import Facts
-    from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
+from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
 
 
 def latency(facts: Facts, path: Path) -> int:

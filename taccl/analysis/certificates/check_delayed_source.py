@@ -7,13 +7,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_gates import Passage, passages
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.check_facts import Facts
-    from taccl.analysis.certificates.witnesses import DelayedSource
+from taccl.analysis.certificates.witnesses import DelayedSource
 
 
 def source_delayed(facts: Facts, witness: DelayedSource, ticks: Fraction) -> bool:

@@ -10,10 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from operator import add
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.check_facts import Facts
+from taccl.analysis.certificates.check_facts import Facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.check_facts import Facts, shortest_ways
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.witnesses import CutDual, FlowDual
+from taccl.analysis.certificates.witnesses import CutDual, FlowDual
 
 
 def cut_dual(facts: Facts, witness: CutDual) -> Fraction:

@@ -6,13 +6,10 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
+from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_gates import Passage, passages
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.check_facts import Facts
-    from taccl.analysis.certificates.witnesses import SpreadTail
+from taccl.analysis.certificates.witnesses import SpreadTail
 
 
 def spreads_late(facts: Facts, witness: SpreadTail) -> int:

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +25,7 @@ from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, say
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 from taccl.costs import link_ends
-
-if TYPE_CHECKING:
-    from taccl.sketch.group import Symmetries
+from taccl.sketch.group import Symmetries
 
 Parts = tuple[frozenset[int], ...]
 

@@ -12,19 +12,15 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, first_tick, gates_of, let_in
+from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Ints, first_tick, gates_of, let_in
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import turned_round
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    Ints = NDArray[np.int64]
 
 #: So many ways to choose who starts early are tried, for ranks and for nodes.
 _MOST_HOMES = 3

@@ -16,20 +16,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.distances import from_nearest
+from taccl.analysis.certificates.distances import Arcs, from_nearest
 from taccl.analysis.certificates.gates import FOREVER
 from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, says_more
+from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.certificates.witnesses import FlowDual
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.distances import Arcs
-    from taccl.analysis.certificates.volume import Volume
-    from taccl.sketch.group import Symmetries
+from taccl.sketch.group import Symmetries
 
 #: Programs with more flows than this are not solved.
 _MAX_FLOWS = 400_000

@@ -10,17 +10,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.costs import hold_columns, link_ends
+from taccl.problem import Problem
 
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-
-    Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 #: Ticks that never come.
 FOREVER = 2**61

@@ -13,18 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.gates import FOREVER
+from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.gates import FOREVER, Ints
 from taccl.costs import hold_columns
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.distances import Distances
-
-    Ints = NDArray[np.int64]
 
 #: So often a linear program is solved, with what the one before proved.
 MOST_ROUNDS = 4

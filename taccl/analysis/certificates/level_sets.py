@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +24,7 @@ from taccl.analysis.certificates.heads_tails import least_time
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 
-if TYPE_CHECKING:
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 #: Of a function with more levels, about so many are tried, evenly spaced by ranks; one halves them.
 _MOST_LEVELS = 9

@@ -13,18 +13,12 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, gates_of
+from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Ints, gates_of
+from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.witnesses import Claim, SpreadTail
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.needed_sends import NeededSends
-
-    Ints = NDArray[np.int64]
 
 #: Of how many last chunks every number is tried, and how many they are at most.
 _EVERY, _MOST = 16, 256

@@ -12,19 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from taccl.analysis.certificates.gates import first_tick
 from taccl.errors import TopologyError
+from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, ticks_of
 from taccl.topology.named import NamedFabric
+from taccl.topology.translations import Translations
 from taccl.units import format_us
-
-if TYPE_CHECKING:
-    from taccl.schedule.implicit import ImplicitSchedule
-    from taccl.topology.translations import Translations
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.costs import link_ends
-
-if TYPE_CHECKING:
-    from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.compact import CompactSchedule
 
 
 class ArrivalTable:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from taccl.analysis.verification.replay import Replay
+from taccl.analysis.verification.replay import Replay
 
 #: Before any start.
 _ALWAYS = -(2**62)

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl.analysis.verification.contents import events
-
-if TYPE_CHECKING:
-    from taccl.analysis.verification.replay import Replay
-    from taccl.clauses import Clause
+from taccl.analysis.verification.replay import Replay
+from taccl.clauses import Clause
 
 
 def check_clauses(replay: Replay) -> None:

@@ -21,20 +21,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify_compact import flat_sets, landing_order, said_of
 from taccl.analysis.verification.violation import Verification, Violation
+from taccl.schedule.implicit import ImplicitSchedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.regular import CyclicProduct
-
-if TYPE_CHECKING:
-    from taccl.schedule.implicit import ImplicitSchedule
-    from taccl.topology.topology import Topology
-    from taccl.topology.translations import LinkClass, Translations
+from taccl.topology.topology import Topology
+from taccl.topology.translations import LinkClass, Translations
 
 #: How many rows at fault are told of one rule.
 _MOST = 5

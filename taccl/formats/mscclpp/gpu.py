@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import ExportError
+from taccl.formats.mscclpp.messages import Messages
 from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS, Op, PlanThreadblock, remote
 from taccl.program.program import OPERATIONS, Program, Queue, Slot, Step, StepAddress
-
-if TYPE_CHECKING:
-    from taccl.formats.mscclpp.messages import Messages
 
 
 class PlanGpu:

@@ -10,14 +10,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from taccl.arguments import quoted
 from taccl.formats.nccl.server import Nic, Part
+from taccl.formats.xml_elements import Element
 from taccl.topology.parts import beta_of_bandwidth
-
-if TYPE_CHECKING:
-    from taccl.formats.xml_elements import Element
 
 #: NCCL itself reads files of at most 256 elements.
 _MAX_DEVICES = 1024

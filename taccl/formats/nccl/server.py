@@ -12,17 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import AlphaMeaning as AlphaMeaning
 from taccl.topology.topology import Side, Topology, TopologyBuilder
 
-if TYPE_CHECKING:
-    Number = int | float | str | Fraction
-    #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
-    Step = tuple[str, Fraction, Side]
+Number = int | float | str | Fraction
+#: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
+Step = tuple[str, Fraction, Side]
 
 PcieUse = Literal["where-needed", "always"]
 

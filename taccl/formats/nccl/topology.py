@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from taccl.arguments import checked_as, quoted
 from taccl.errors import TopologyError
@@ -20,6 +19,7 @@ from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
     AlphaMeaning,
+    Number,
     PcieUse,
     Server,
     Wiring,
@@ -28,13 +28,10 @@ from taccl.formats.nccl.server import (
 from taccl.formats.xml_elements import parse_xml
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
+from taccl.topology.topology import Topology
 
-if TYPE_CHECKING:
-    from taccl.formats.nccl.server import Number
-    from taccl.topology.topology import Topology
-
-    Pairs = dict[tuple[int, int], int]
-    Switches = tuple[tuple[tuple[int, ...], int], ...]
+Pairs = dict[tuple[int, int], int]
+Switches = tuple[tuple[tuple[int, ...], int], ...]
 
 MAX_FILE_BYTES = 16 * 10**6
 #: GB/s of one NVLink in each direction by compute capability, from the highest down: NCCL's constants.

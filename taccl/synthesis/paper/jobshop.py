@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from taccl.solvers.worker import Outcome, run_task
 from taccl.synthesis.greedy import ListSchedule, send_of
-
-if TYPE_CHECKING:
-    from taccl.synthesis.paper.orbits import Orbits
+from taccl.synthesis.paper.orbits import Orbits
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,10 @@ Source: the ordering heuristics of Shah et al., "TACCL", NSDI 2023, section 5.2,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
 from taccl.synthesis.greedy import ListSchedule, Send, list_schedule, unfold
-
-if TYPE_CHECKING:
-    from taccl.synthesis.paper.orbits import Move, Orbits
+from taccl.synthesis.paper.orbits import Move, Orbits
 
 
 def order(orbits: Orbits, rule: str = "longest-path-first", *, patience: float = 0.0) -> ListSchedule | None:

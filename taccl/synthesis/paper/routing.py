@@ -15,18 +15,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.problem import Problem
 from taccl.solvers.model import MilpModel
+from taccl.synthesis.greedy import ListSchedule
+from taccl.synthesis.paper.orbits import Orbits, Place
 from taccl.synthesis.paper.sequencing import Pair, Windows, pairs_apart
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.synthesis.greedy import ListSchedule
-    from taccl.synthesis.paper.orbits import Orbits, Place
 
 #: Every block of rows of the routing model.
 TAGS = (

@@ -15,10 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from taccl.synthesis.paper.orbits import Held, Orbits
+from taccl.synthesis.paper.orbits import Held, Orbits
 
 
 @dataclass(frozen=True, slots=True)
