@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -66,20 +64,6 @@ def test_unknown_names_are_refused():
     """A name that the facade lacks is an AttributeError, as of any module."""
     with pytest.raises(AttributeError, match="no attribute 'synthesise'"):
         taccl.synthesise  # noqa: B018
-
-
-def test_editors_see_what_loads():
-    """The imports for type checkers name exactly the lazy names, from the same modules."""
-    tree = ast.parse(Path(taccl.__file__).read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        (alias.asname or alias.name): f"{node.module}.{alias.name}"
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    lazy = {name: f"{module}.{name}" for name, module in taccl._MODULE_OF_NAME.items()}
-    assert seen == {**lazy, **taccl._MODULES}
 
 
 def test_version_is_the_installed_one():
