@@ -39,8 +39,8 @@ from taccl.errors import WorkloadError as WorkloadError
 from taccl.explore.cache import Cache as Cache
 from taccl.explore.compare import compare as compare
 from taccl.explore.compare import sweep as sweep
-from taccl.explore.plan import Plan as Plan
 from taccl.explore.plan import plan as plan
+from taccl.explore.plan_ranges import Plan as Plan
 from taccl.formats.native import load as load
 from taccl.formats.native import save as save
 from taccl.formats.registry import convert as convert

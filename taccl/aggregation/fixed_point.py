@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count
 
-__all__ = ["dequantise", "error_bound", "from_bfloat16", "largest_scale", "quantise"]
-
 _MOST = 2**31 - 1
 #: Veltkamp's constant: it splits a float64 into halves whose products are exact.
 _SPLITTER = 2.0**27 + 1

@@ -10,8 +10,6 @@ from taccl.names import matching
 if TYPE_CHECKING:
     from taccl.arguments import Count
 
-__all__ = ["MODELS", "layer_bytes"]
-
 #: Parameters of each, as published with torchvision's models: what the shapes below must come to.
 MODELS = {"resnet-50": 25_557_032, "vgg-19": 143_667_240}
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Natural
 
-__all__ = ["PacketRun", "simulate_packets"]
-
 #: A packet that is sent again so often goes nowhere.
 _MOST_SENDS = 200
 #: Contributions are whole numbers below this, so that wrong sums do not look right by chance.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.result import Result
     from taccl.topology.topology import Topology
 
-__all__ = ["choose_servers"]
-
 
 @checked
 def choose_servers(

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Count, Size
     from taccl.topology.topology import Topology
 
-__all__ = ["Shards", "place_shards"]
-
 _MOST_CHUNKS = 5_000_000
 
 

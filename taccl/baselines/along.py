@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     from taccl.topology.products import Dimensions
     from taccl.topology.translations import Translations
 
-__all__ = [
-    "implicit_along",
-    "listed_along",
-    "paces_of",
-    "require_plain",
-    "schedule_along",
-    "translations_along",
-]
-
 #: A full schedule of more transfers than this is refused.
 _MOST_LISTED = 5_000_000
 #: Up to so many are merged, which takes longer.

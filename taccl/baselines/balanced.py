@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.products import Dimensions
 
-__all__ = ["dimension_balanced", "level_orders", "orders_of"]
-
 #: Of up to so many dimensions every order is tried.
 _MOST_ENUMERATED = 5
 #: The exponent of the norm of loads that is kept least; our choice, of 4, 8, 16 and infinity.

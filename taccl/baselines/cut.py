@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["cut_chunks", "cut_while_it_pays"]
-
 #: Finer chunks must finish in this share of the time, or they are not worth their messages.
 _PAYS = Fraction(97, 100)
 #: Schedules of more transfers are cut no further: each takes its time.

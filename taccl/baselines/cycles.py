@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Nodes = Sequence[Sequence[int]]
 
-__all__ = ["find_rings", "find_rings_apart"]
-
 #: How many partial orders one search looks at before it gives up.
 _MAX_VISITS = 20_000
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.products import Dimension
 
-__all__ = ["Form", "Hop", "Pace", "Run", "form_of"]
-
 
 class Pace(NamedTuple):
     """Ticks for which a send of one piece holds what it goes over, and that it takes."""

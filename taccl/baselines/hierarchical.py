@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["hierarchical"]
-
 
 @overload
 def hierarchical(

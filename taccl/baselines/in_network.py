@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["in_network", "shared_links", "switch_links"]
-
 #: Chunks are cut while that saves a thousandth: the last one's way back is all that a switch's sums lose.
 _PAYS = Fraction(999, 1000)
 

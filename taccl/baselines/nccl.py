@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["Considered", "nccl", "nccl_choices"]
-
 
 class Considered(NamedTuple):
     """An algorithm under a protocol, and what it takes by NCCL's model: latency, and bytes over bandwidth.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["NamedSteps", "one_shot", "sums_everywhere"]
-
 #: More transfers than this are refused: every one is a Python object, and takes its time.
 _MOST_TRANSFERS = 1_000_000
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["pairwise"]
-
 
 @checked
 def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:

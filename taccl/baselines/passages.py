@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from taccl.baselines.forms import Pace, Run
     from taccl.topology.products import Dimensions
 
-__all__ = ["NUM_CHUNKS", "Passage", "Plan", "plan_along"]
-
 #: Into how many parts a rank's data is cut where nobody says: our choice.
 NUM_CHUNKS = 64
 #: Steps are scheduled one by one where these are no more runs than this.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["Steps", "both_orders", "doubling", "exchange", "recursive", "require_power_of_two"]
-
 #: The partner of every rank, step by step.
 Steps = list[list[int]]
 

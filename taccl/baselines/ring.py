@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     #: A ring of ranks, and the chunks at each place of it.
     LoadedRing = tuple[Sequence[int], Sequence[Sequence[int]]]
 
-__all__ = ["pass_round", "ring", "rings_apart"]
-
 
 @checked
 def ring(problem: Problem, *, cut: bool = True) -> Schedule:

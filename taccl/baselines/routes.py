@@ -10,8 +10,6 @@ from taccl.errors import TopologyError
 if TYPE_CHECKING:
     from taccl.problem import Problem
 
-__all__ = ["Routes"]
-
 
 class Routes:
     """Shortest routes of one problem, whose links cost what a send of its largest chunk takes.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["servers"]
-
 #: Chunks are cut while that saves a two-hundredth: pulls of the last one are all that is lost.
 _PAYS = Fraction(199, 200)
 #: More sends than this are refused: each is a Python object, and takes its time.

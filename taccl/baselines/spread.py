@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-__all__ = [
-    "Spread", "chunks_of_starts", "fastest", "fastest_form", "require_everywhere", "require_no_derivations",
-    "run", "without_sketch",
-]  # fmt: skip
-
 #: A baseline of more transfers than this is refused: every one is a Python object, and takes its time.
 _MOST_TRANSFERS = 2_000_000
 #: Up to so many it is seen as they are made whether there are too many.

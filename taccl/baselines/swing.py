@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["bine", "swing", "swing_partner"]
-
 
 @checked
 def swing(problem: Problem, *, cut: bool = True) -> Schedule:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["tree", "tree_of_nodes"]
-
 #: The edges of a tree, as (depth, parent, child), parents before children.
 Edges = list[tuple[int, int, int]]
 

@@ -10,7 +10,7 @@ from taccl.arguments import checked
 from taccl.errors import InputError, NoSolutionError
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering
-from taccl.explore.plan_ranges import Plan, PlanRange
+from taccl.explore.plan_ranges import Plan
 from taccl.explore.plan_search import PlanSearch
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
-
-__all__ = ["Plan", "PlanRange", "plan"]
 
 #: Sizes at which schedules are synthesized grow by this factor.
 _FACTOR = 4

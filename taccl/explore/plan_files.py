@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from taccl.program.program import Program
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["check_folder", "check_lowering", "runnable", "save_plan"]
-
 INDEX = "plan.json"
 #: What may be in a folder that is replaced: what `save_plan` writes, and what Python makes of it.
 _OWN = re.compile(

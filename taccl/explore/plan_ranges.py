@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["Plan", "PlanRange"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanRange:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from taccl.program.program import Program
     from taccl.topology.topology import Topology
 
-__all__ = ["PlanSearch"]
-
 #: Each bound of a range gets about so long.
 _BOUND_S = 1.0
 

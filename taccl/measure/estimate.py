@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from taccl.measure.model import Parameter, Work
 
-__all__ = ["Estimate", "Observed", "estimate", "refit", "shows_latency"]
-
 #: A parameter is determined where the data shrink its prior's spread to this part of it.
 _DETERMINED = 0.5
 #: What giving a parameter up may cost, as half a sum of squares: one more parameter, by Akaike.

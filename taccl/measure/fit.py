@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from taccl.measure.model import Parameter
     from taccl.measure.series import Log
 
-__all__ = ["Fit", "FittedParameter", "FittedSeries", "fit"]
-
 #: A median error beyond this says that the model is not of this machine.
 WORST_MEDIAN = 0.15
 _FOLDS = 10

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from taccl.measure.rows import Columns
     from taccl.measure.series import Counted
 
-__all__ = ["joined", "log_of_text", "read_log"]
-
 #: Common words count where the name of a test is sure to be meant.
 _SURE = r"(?=_perf|[^#]*latency test)"
 _MENTIONS = {

@@ -10,8 +10,6 @@ from taccl.errors import InputError
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
-__all__ = ["Machine", "find_machine", "machine_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Machine:

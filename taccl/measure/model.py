@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from taccl.measure.series import Series
     from taccl.topology.tuning import Protocol
 
-__all__ = [
-    "COLLECTIVES", "LATENCIES", "PARAMETERS", "Parameter", "Way", "Work", "priors", "times_us", "ways",
-    "work_of",
-]  # fmt: skip
-
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall", POINT_TO_POINT)
 
 

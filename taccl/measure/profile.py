@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from taccl.measure.fit import Fit, FittedParameter, FittedSeries
     from taccl.topology.tuning import Protocol
 
-__all__ = ["profile_toml"]
-
 
 def profile_toml(fit: Fit, name: str) -> str:
     """The profile that a fit makes of the machine's data sheets; `name` says which fit it is."""

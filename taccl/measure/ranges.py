@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["lines", "protocols_at", "reassigned", "robust"]
-
 #: Relative errors up to this are noise (our choice); beyond, they count by their size and not its square.
 NOISE = 0.02
 #: What a further line must explain, in units of noise.

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from taccl.errors import FormatError
 
-__all__ = ["Columns", "Row", "columns_of", "nccl_row", "plain"]
-
 _NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,2})?"
 _SIZE = r"\d{1,18}(?:\.\d{1,6})?(?:\s?[KMGT]?i?B)?|\d{1,18}[KMGT]"
 #: Colours and cursor movements of terminals.

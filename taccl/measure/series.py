@@ -8,8 +8,6 @@ from typing import Literal
 from taccl.collective import busbw_factor
 from taccl.units import format_count
 
-__all__ = ["POINT_TO_POINT", "Log", "Series"]
-
 #: Messages of one rank to another; as a stream of them where a log states bandwidth alone.
 POINT_TO_POINT = "point-to-point"
 

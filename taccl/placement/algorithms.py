@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from taccl.collective import Collective
     from taccl.schedule.schedule import Schedule
 
-__all__ = ["ALGORITHMS", "Algorithm", "of_schedule", "stock"]
-
 #: Pieces that follow one another down each of the two trees; our choice.
 _TREE_PIECES = 16
 _POWER = "found {} ranks; {} needs a power of two"

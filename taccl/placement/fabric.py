@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.placement.algorithms import Algorithm
 
-__all__ = ["Fabric", "Messages", "Paths", "Relaxed", "as_messages", "problem_of"]
-
 
 class Messages(NamedTuple):
     """Messages in order; m waits for the earlier ones ``wait[wait_of[m] : wait_of[m + 1]]``."""

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from taccl.placement.probe import Probe
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "LIBRARY_NAMES", "Choice", "choose", "fastest", "hostfile", "mpich_selection", "nccl_tuner",
-    "openmpi_rules", "rankfile", "read_hosts",
-]  # fmt: skip
-
 #: What a library calls its algorithms: Open MPI's number, and the last words of MPICH's function.
 LIBRARY_NAMES = {
     "allreduce": {

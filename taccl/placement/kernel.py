@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from taccl.placement.fabric import Messages, Paths, Relaxed
 
-__all__ = ["TOO_LONG", "anneal", "prove", "tails", "timed"]
-
 #: What a placement is said to take that takes longer than asked.
 TOO_LONG = 2**62
 

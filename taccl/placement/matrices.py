@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Number
     from taccl.topology.topology import Topology
 
-__all__ = ["load_probe", "load_probe_topology"]
-
 _LIMIT_BYTES = 64 * 10**6
 #: The line above a matrix of CUDA's sample: which way, whether peers reach each other, and what it states.
 _P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Matrix", re.IGNORECASE)

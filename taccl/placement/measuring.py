@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Size
 
-__all__ = ["pairs_of_round", "probe"]
-
 #: Messages before those that count.
 _WARM_UP = 3
 #: Large messages are fewer: a part of the small ones, and so many at least.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from taccl.placement.placement import Placement
 
-__all__ = ["matrices", "ring"]
-
 
 @drawing
 @checked

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-__all__ = ["Placement"]
-
 #: Gains below are told in per cent.
 _LITTLE = 1.1
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Number
     from taccl.topology.topology import Side, Topology
 
-__all__ = ["APART", "USUAL_GB_PER_S", "USUAL_OVERSUBSCRIPTION", "Probe"]
-
 #: Two directions that differ by more than this factor are taken for a mistake, and named.
 APART = 3.0
 #: Assumed where nothing was measured; our choices, which notes of the topology name.

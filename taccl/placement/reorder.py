@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Natural, Seconds, Size
     from taccl.topology.topology import Topology
 
-__all__ = ["Case", "reorder"]
-
 #: Up to so many ranks the best order of all is sought, with a proof.
 _PROVABLE = 10
 #: Messages that one search looks at, in orders of all of them; at least so many orders; at most.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Count, Size
     from taccl.placement.files import Choice
 
-__all__ = ["Tuning", "measure_collectives"]
-
 #: The smallest size measured, and how many times as large each next one is; calls before those that count.
 _FROM_BYTES, _TIMES, _WARM_UP = 1 << 10, 4, 3
 #: Seconds for which ranks may be silent.

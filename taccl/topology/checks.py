@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Hold, Link, Topology
 
-__all__ = ["check_topology"]
-
 
 def check_topology(topology: Topology) -> None:
     """Raise `TopologyError` for what cannot be a topology."""

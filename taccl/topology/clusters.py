@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["asymmetry", "completed", "levels", "nested_order"]
-
 #: Clusters are told apart where they are farther from each other than within by this factor; our choice.
 _APART = 1.2
 #: Hosts in racks, racks in pods, and one level more.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from taccl.topology.file_schema import NicsEntry, NodeEntry, TopologyFile
     from taccl.topology.topology import Topology
 
-__all__ = ["described_machine"]
-
 
 def described_machine(file: TopologyFile, default_name: str) -> Topology:
     """The topology of a file's ``[node]``, ``[nics]`` and ``[network]``.

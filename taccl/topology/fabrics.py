@@ -26,11 +26,6 @@ from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "ALPHA_US", "BANDWIDTH_GB_PER_S", "fully_connected", "hypercube", "mesh", "ring", "star", "torus",
-]  # fmt: skip
-
-
 BANDWIDTH_GB_PER_S = 50
 ALPHA_US = Fraction(1, 2)
 

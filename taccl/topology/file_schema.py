@@ -14,10 +14,6 @@ from taccl.topology.in_network import InNetwork, find_switch
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.units import exact
 
-__all__ = [
-    "LinkEntry", "NetworkEntry", "NicsEntry", "NodeEntry", "ResourceEntry", "SwitchEntry", "TopologyFile",
-]  # fmt: skip
-
 
 def _positive(value: object) -> Fraction:
     number = exact(value)  # type: ignore[arg-type]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Hold, Topology
 
-__all__ = ["dump_topology"]
-
 #: Digits of a number, before the point and behind it.
 _MAX_DIGITS = 30
 

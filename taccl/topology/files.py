@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Ends = tuple[tuple[int, ...], tuple[int, ...]]
 
-__all__ = ["MAX_FILE_BYTES", "MAX_RANKS", "load_topology"]
-
 MAX_FILE_BYTES = 64 * 10**6
 MAX_RANKS = 1_000_000
 

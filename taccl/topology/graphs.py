@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from networkx import Graph
 
-__all__ = ["from_networkx", "to_networkx"]
-
 
 @checked_as(TopologyError)
 def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning = "occupies") -> Topology:

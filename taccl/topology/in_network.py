@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Number
 
-__all__ = ["DTYPES", "PROFILES", "InNetwork", "find_switch"]
-
 #: What switches add; where it is int32, numbers are sent in fixed point.
 DTYPES = ("int32", "float16", "bfloat16", "float32", "float64")
 

@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Number
 
-__all__ = [
-    "SHAPES", "Shape", "b200", "dgx1", "dgx2", "dgx_a100", "dgx_h100", "gb200_nvl72", "h200", "mi300x",
-    "mi355x", "ndv2",
-]  # fmt: skip
-
 _NDV2 = {
     2: ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7)),
     1: ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6)),

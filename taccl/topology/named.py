@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Number
     from taccl.topology.topology import Topology
 
-__all__ = ["MAX_NAMED_RANKS", "NamedFabric", "as_named", "parse_named"]
-
 MAX_NAMED_RANKS = 2**26
 """More ranks than this are refused: rank numbers, and a pattern's offsets, are kept in 32 bits."""
 

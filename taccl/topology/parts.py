@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from taccl.topology.in_network import InNetwork
     from taccl.topology.topology import Link, Side, TopologyBuilder
 
-__all__ = [
-    "MAX_LINKS", "OVERHEAD_US", "add_aggregation", "add_crossbar", "add_internode", "add_node",
-    "beta_of_bandwidth", "check_count", "check_num_links", "check_ranks", "exact_cost", "hold_ends",
-    "links_among", "rates_of_axes", "thousandths",
-]  # fmt: skip
-
 OVERHEAD_US = Fraction("0.02")
 """Our choice: of alpha, a message keeps a port, a card or a link of a machine busy for at most so long."""
 MAX_LINKS = 1_000_000

@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from taccl.topology.named import NamedFabric
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "MAX_DIMENSIONS", "Dimension", "Dimensions", "Kind", "add_dimensions", "multidim", "name_of",
-    "read_dimensions", "wrong_product",
-]  # fmt: skip
-
 Kind = Literal["ring", "fully-connected", "switch", "line"]
 MAX_DIMENSIONS = 16
 _EXAMPLE = "'multidim:switch16@100,ring8@50'"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.profile_files import Range
 
-__all__ = ["Constant", "Profile", "ProtocolCosts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Constant:

@@ -16,8 +16,6 @@ from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.units import exact, format_count, format_size
 from taccl.validation import validated
 
-__all__ = ["ProfileFile", "load_profile"]
-
 _Cost = Annotated[Fraction, BeforeValidator(exact)]
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-__all__ = ["PROFILES", "find_profile", "profile_of"]
-
 
 def profile_of(topology: Topology) -> Profile | None:
     """The profile that a machine's topology was made with, under its protocol; None if it has none."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Count, Number
     from taccl.topology.topology import Topology
 
-__all__ = ["in_network", "rack"]
-
 
 @checked_as(TopologyError)
 def in_network(

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from taccl.topology.products import Kind
     from taccl.topology.topology import Topology
 
-__all__ = ["dimensions", "links_along"]
-
 #: What a send costs: alpha and beta of its link, and of every hold.
 Cost = tuple[tuple[object, ...], ...]
 

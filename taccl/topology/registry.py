@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Count
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "FABRICS", "dims_of_size", "fabric_names", "find_kind", "machine_names", "parse",
-]  # fmt: skip
-
 _MACHINES: Mapping[str, Callable[..., Topology]] = {
     name: getattr(machines, name.replace("-", "_")) for name in machines.SHAPES
 }

@@ -17,8 +17,6 @@ from taccl.errors import TopologyError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CyclicProduct", "PermutationGroup"]
-
 #: A table of this many places squared is still small (128 MiB).
 _MAX_TABLE = 4096
 

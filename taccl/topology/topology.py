@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Number
 
-__all__ = [
-    "OTHER_SIDE", "AlphaMeaning", "Hold", "Link", "Resource", "Side", "Switch", "Topology", "TopologyBuilder",
-    "plain_fields",
-]  # fmt: skip
-
 T = TypeVar("T")
 AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]

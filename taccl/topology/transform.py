@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Number
     from taccl.topology.topology import Link, Topology
 
-__all__ = ["degraded", "relabel", "scale", "subset", "under", "without"]
-
 
 @checked_as(TopologyError)
 def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from taccl.topology.named import NamedFabric
     from taccl.topology.topology import Topology
 
-__all__ = [
-    "ClassHold", "LinkClass", "Translations", "along_ring", "translations_of_fabric",
-    "translations_of_topology",
-]  # fmt: skip
-
 _MOST_CLASSES = 2**14
 
 

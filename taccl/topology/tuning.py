@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "CHANNEL_GB_PER_S", "LAUNCH", "LAUNCH_US", "LL_GB_PER_S", "MAX_CHANNELS", "NVLINK_GB_PER_S", "NVLS_US",
-    "PROTOCOLS", "SOURCE", "TREE_SHARE", "Protocol",
-]  # fmt: skip
-
 SOURCE = "NCCL 2.30, tuning tables"
 #: With it, LL's base and hops, 8 bytes summed on 8 H100 take what published logs say: 14 to 25 us.
 LAUNCH_US = 7.0
