@@ -14,9 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 import taccl
-from taccl.cli.answer import EXIT_INTERRUPTED, Answer, explained, failed
 from taccl.cli.options import flag_of
-from taccl.cli.output import emit, hold_descriptors, show_warning
+from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
 from taccl.cli.verbs import VERBS
 from taccl.errors import InputError, TacclWarning
 

@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.answer import Answer
 from taccl.cli.options import settle_size
-from taccl.cli.output import say
+from taccl.cli.output import Answer, say
 from taccl.cli.things import is_file
 from taccl.errors import InputError
 from taccl.names import shown, table

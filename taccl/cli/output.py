@@ -1,4 +1,7 @@
-"""What is written where: answers on stdout, schedules in files; warnings, complaints, progress on stderr."""
+"""What a verb answers, and what is written where.
+
+Answers go to stdout and schedules to files; warnings, complaints and progress to stderr.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TextIO
 
 import taccl
-from taccl.cli.answer import EXIT_BAD_INPUT
-from taccl.errors import InputError
+from taccl.errors import InputError, SolverUnavailableError, TacclError
 from taccl.names import shown, shown_lines
 from taccl.units import format_us
 
@@ -21,9 +23,49 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-    from taccl.cli.answer import Answer
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+_EXIT_OWN_FAULT = 70
+_EXIT_CODES = ((InputError, EXIT_BAD_INPUT), (SolverUnavailableError, 3), (TacclError, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a verb has to say: as text, as plain values, as a complaint on stderr, and as an exit code.
+
+    With a complaint the answer is no, and its code 1 unless another is given.
+    """
+
+    text: str
+    values: dict[str, Any]
+    complaint: str = ""
+    exit_code: int = 0
+
+    def __post_init__(self) -> None:
+        if self.complaint and not self.exit_code:
+            object.__setattr__(self, "exit_code", 1)
+
+
+def explained(error: Exception, *, where: str | None = None) -> Answer:
+    """What an error says to a person, with its exit code; `where` replaces the error's own."""
+    for kind, code in _EXIT_CODES:
+        if isinstance(error, kind):
+            where = where or getattr(error, "where", None)
+            return failed(getattr(error, "message", str(error)), code, where=where)
+    return failed(
+        f"a fault of taccl's own ({type(error).__name__}: {error}); set TACCL_TRACEBACK=1 to see where, "
+        "and report it",
+        _EXIT_OWN_FAULT,
+    )
+
+
+def failed(message: str, code: int, *, where: str | None = None) -> Answer:
+    """An answer that is a complaint and no more."""
+    values = {"error": message, "where": where, "exit_code": code}
+    return Answer("", values, f"{where}: {message}" if where else message, code)
 
 
 def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:

@@ -8,9 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.answer import judged
 from taccl.cli.options import add_options, positive
-from taccl.cli.output import add_output, check_output, with_content
+from taccl.cli.output import Answer, add_output, check_output, with_content
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_size, format_us
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from taccl.cli.answer import Answer
 
 _ENDINGS = (".csv", ".json", ".parquet")
 
@@ -76,7 +74,7 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
     rows = plain_rows(found)
     num_found = sum(row["verified"] for row in rows)
     complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule"
-    answer = judged(_text(rows), {"rows": rows}, complaint)
+    answer = Answer(_text(rows), {"rows": rows}, complaint)
     path = options.output
     return answer if path is None else with_content(answer, path, _content(found, rows, path), options)
 

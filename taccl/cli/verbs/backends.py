@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import Answer
+from taccl.cli.output import Answer
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

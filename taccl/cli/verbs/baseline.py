@@ -6,9 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import Answer
 from taccl.cli.options import add_problem_options, add_sketch, need_collective, problem_from_options
-from taccl.cli.output import add_output, check_output, with_file
+from taccl.cli.output import Answer, add_output, check_output, with_file
 from taccl.errors import InputError
 from taccl.names import matching, table
 from taccl.units import format_us

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import judged
 from taccl.cli.options import (
     add_problem_options,
     add_sketch,
@@ -15,13 +14,13 @@ from taccl.cli.options import (
     problem_from_options,
     schedule_in,
 )
+from taccl.cli.output import Answer
 from taccl.cli.programs import followed, following_text, following_values, held_by, load_program
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from taccl.cli.answer import Answer
     from taccl.problem import Problem
 
 #: Whose problem is bounded where a file holds it, and which further options leave nothing to be said.
@@ -68,7 +67,7 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
     proven = prices.bound.check() if options.check else None
     complaint = "the witness does not prove the bound" if proven is False else ""
     values = bound_values(prices, granted, proven=proven)
-    return judged(bound_text(prices, granted, proven=proven), values, complaint)
+    return Answer(bound_text(prices, granted, proven=proven), values, complaint)
 
 
 def _shares_sums(problem: Problem) -> bool:

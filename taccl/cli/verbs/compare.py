@@ -11,7 +11,7 @@ from taccl.cli.tables import add_run_options, check_table, run_options, table_an
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from taccl.cli.answer import Answer
+    from taccl.cli.output import Answer
 
 EXAMPLES = (
     "taccl compare ndv2/sk1 --collective allgather --backends greedy,highs -o table.csv",

@@ -6,8 +6,8 @@ import argparse
 import warnings
 from typing import TYPE_CHECKING
 
-from taccl.cli.answer import Answer
 from taccl.cli.options import add_options
+from taccl.cli.output import Answer
 from taccl.cli.things import topology_from_word
 from taccl.errors import ExportError, InputError, LossyConversionWarning, TacclWarning
 from taccl.names import shown, table

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.cli.answer import judged
 from taccl.cli.options import add_options, add_problem_options, add_sketch, problem_from_options
+from taccl.cli.output import Answer
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-
-    from taccl.cli.answer import Answer
 
 EXAMPLES = (
     "taccl explain sketch.toml --collective allgather",
@@ -33,4 +31,4 @@ def run(options: Namespace) -> Answer:
     problem = problem_from_options(options, reachable=False)
     found = explain(problem, backend=options.backend, time_limit_s=options.time_limit)
     complaint = "" if found.feasible else "no schedule exists"
-    return judged(repr(found).removeprefix("Explanation: "), found.to_dict(), complaint)
+    return Answer(repr(found).removeprefix("Explanation: "), found.to_dict(), complaint)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import judged
 from taccl.cli.options import add_options
-from taccl.cli.output import add_output, check_output, notes_shown, with_content
+from taccl.cli.output import Answer, add_output, check_output, notes_shown, with_content
 from taccl.names import shown, table
 
 if TYPE_CHECKING:
     import argparse
-
-    from taccl.cli.answer import Answer
-
 
 EXAMPLES = (
     "taccl fit nccl.log --topology dgx-h100 --nodes 2 -o mine.toml",
@@ -56,7 +52,7 @@ def run(options: argparse.Namespace) -> Answer:
             in_place=options.in_place, seed=options.seed,
         )  # fmt: skip
     complaint = "" if options.accept else found.complaint
-    answer = judged(_text(found), found.to_dict(), complaint)
+    answer = Answer(_text(found), found.to_dict(), complaint)
     if complaint:
         return answer
     if options.plot is not None:

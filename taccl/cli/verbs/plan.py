@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, positive, resized, topology_for
-from taccl.cli.output import say
+from taccl.cli.output import Answer, say
 from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
 from taccl.names import shown

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, add_schedule, flag_of, positive, schedule_from_options, sizes
-from taccl.cli.output import add_output, check_output, notes_shown
+from taccl.cli.output import Answer, add_output, check_output, notes_shown
 from taccl.cli.things import is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 from taccl.names import shown

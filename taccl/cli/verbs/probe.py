@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, positive
-from taccl.cli.output import add_output, check_output, is_first_rank, notes_shown, with_content
+from taccl.cli.output import Answer, add_output, check_output, is_first_rank, notes_shown, with_content
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_size, format_us

@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, number
-from taccl.cli.output import add_output, check_output, progress_shown, with_content, written_to
+from taccl.cli.output import Answer, add_output, check_output, progress_shown, with_content, written_to
 from taccl.cli.things import is_file, topology_from_word
 from taccl.errors import FormatError, InputError
 from taccl.names import table

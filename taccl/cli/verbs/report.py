@@ -6,16 +6,13 @@ import shlex
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import judged
 from taccl.cli.options import add_schedule, schedule_from_options, seconds
-from taccl.cli.output import add_output, check_output, notes_shown
+from taccl.cli.output import Answer, add_output, check_output, notes_shown
 from taccl.names import shown
 from taccl.units import format_count
 
 if TYPE_CHECKING:
     import argparse
-
-    from taccl.cli.answer import Answer
 
 EXAMPLES = (
     "taccl report schedule.json -o report.html",
@@ -53,4 +50,4 @@ def run(options: argparse.Namespace) -> Answer:
     values |= picked(schedule, "finish_us", "launch_us", "predicted_us")
     broken = "" if verification.ok else format_count(len(verification.violations), "rule")
     complaint = f"{shown(options.file)}: the schedule breaks {broken}; the page says which" if broken else ""
-    return judged(f"written to {shown(options.output)}", values, complaint)
+    return Answer(f"written to {shown(options.output)}", values, complaint)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.answer import judged
 from taccl.cli.options import add_options, positive, seconds
-from taccl.cli.output import is_first_rank, notes_shown
+from taccl.cli.output import Answer, is_first_rank, notes_shown
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_size
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from taccl.cli.answer import Answer
     from taccl.program.program import Program
     from taccl.runtime.job import Job
     from taccl.runtime.report import Execution, Times
@@ -64,7 +62,7 @@ def run(options: argparse.Namespace) -> Answer:
             return _run_step(options, note)
         execution = execute_job(lambda: _job(options), note)
     complaint = "" if execution.ok else f"{shown(options.file)}: {execution.failure()}"
-    return judged(_text(execution), _values(execution), complaint)
+    return Answer(_text(execution), _values(execution), complaint)
 
 
 def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
@@ -105,7 +103,7 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
         "num_ranks": program.num_ranks, "program": repr(step.workload),
     }  # fmt: skip
     wrong = f"{shown(options.file)}: some output is only {says} of what it should be"
-    return judged("\n".join(lines), values, "" if difference <= most else wrong)
+    return Answer("\n".join(lines), values, "" if difference <= most else wrong)
 
 
 def _job(options: argparse.Namespace) -> Job:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, number
+from taccl.cli.output import Answer
 from taccl.cli.programs import holds_program, load_program, program_text, program_values
 from taccl.cli.things import is_file, kind_of, topology_from_word
 from taccl.errors import InputError

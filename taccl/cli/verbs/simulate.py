@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.cli.answer import Answer
 from taccl.cli.options import add_options, add_schedule, jitter, positive, schedule_from_options, sizes
+from taccl.cli.output import Answer
 from taccl.cli.programs import followed, following_values, holds_program, load_program
 from taccl.errors import InputError
 from taccl.names import shown, table

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.answer import Answer, judged
 from taccl.cli.options import add_options, add_size, positive, resized, settle_size
-from taccl.cli.output import progress_shown
+from taccl.cli.output import Answer, progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
 from taccl.names import shown, table
@@ -110,7 +109,7 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
         time_limit_s=options.time_limit,
     )  # fmt: skip
     complaint = "" if report.usable else "the sketch cannot be used as it is"
-    return judged(repr(report).removeprefix("SketchReport: "), report.to_dict(), complaint)
+    return Answer(repr(report).removeprefix("SketchReport: "), report.to_dict(), complaint)
 
 
 def _text(

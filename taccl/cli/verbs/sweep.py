@@ -13,7 +13,7 @@ from taccl.errors import InputError
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    from taccl.cli.answer import Answer
+    from taccl.cli.output import Answer
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 

@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import Answer
 from taccl.cli.implicit import check_room, implicit_answer
 from taccl.cli.options import (
     add_options,
@@ -16,7 +15,7 @@ from taccl.cli.options import (
     problem_from_options,
     settle_topology,
 )
-from taccl.cli.output import add_output, check_output, progress_shown, say, with_file
+from taccl.cli.output import Answer, add_output, check_output, progress_shown, say, with_file
 from taccl.errors import InputError
 from taccl.units import parse_size
 

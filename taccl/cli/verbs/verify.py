@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.answer import judged
 from taccl.cli.options import add_schedule, schedule_from_options
+from taccl.cli.output import Answer
 from taccl.names import shown
 from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
     import argparse
-
-    from taccl.cli.answer import Answer
 
 EXAMPLES = (
     "taccl verify schedule.json",
@@ -38,7 +36,7 @@ def run(options: argparse.Namespace) -> Answer:
     text = verification_text(options.file, verification)
     values = verification_values(options.file, verification)
     if verification.ok:
-        return judged(text, values, "")
+        return Answer(text, values)
     from taccl.formats.published.algorithm import retimed
 
     true = retimed(schedule)
@@ -46,7 +44,7 @@ def run(options: argparse.Namespace) -> Answer:
     if true is not None and taccl.verify(true).ok:
         text += f"\n  sent in the order that it states, it is valid and takes {format_us(true.finish)}"
     broken = format_count(len(verification.violations), "rule")
-    return judged(text, values, f"{shown(options.file)}: the schedule breaks {broken}")
+    return Answer(text, values, f"{shown(options.file)}: the schedule breaks {broken}")
 
 
 def _program(options: argparse.Namespace) -> Answer:
@@ -66,4 +64,4 @@ def _program(options: argparse.Namespace) -> Answer:
         "faults": [picked(each, "kind", "message", "rank", "chunk") for each in found.faults],
     }  # fmt: skip
     complaint = "" if found.ok else f"{shown(options.file)}: the program has {verdict}"
-    return judged("\n".join(lines), values, complaint)
+    return Answer("\n".join(lines), values, complaint)
