@@ -18,20 +18,17 @@ import operator
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import numpy as np
 
 from taccl.errors import InputError
 from taccl.names import did_you_mean
 from taccl.units import exact, parse_size, parse_time_us
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Words for annotations. A whole number of at least 1, and of at least 0.
 Count = int

@@ -5,12 +5,9 @@ An `InputError` says what, where, found against expected, and what to do next, i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from taccl.names import shown, shown_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class TacclError(Exception):

@@ -5,13 +5,10 @@ Colours are those of the page around them, so that a dark page stays dark.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from taccl.names import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;background:none;color:inherit;border:0"
 _RULE = "border:0;border-bottom:1px solid rgba(128,128,128,.5)"

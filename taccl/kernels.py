@@ -11,19 +11,17 @@ import os
 import stat
 import tempfile
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numba
 from numba.core import caching
 from numba.core.types import unliteral
 
 from taccl.errors import CacheWarning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 

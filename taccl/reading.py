@@ -13,15 +13,13 @@ import re
 import stat
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import ExportError, FormatError
 from taccl.names import shown
 from taccl.units import format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: A sketch is kilobytes; anything this large is some other file.
 MAX_FILE_BYTES = 16 * 10**6

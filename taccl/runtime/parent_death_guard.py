@@ -12,11 +12,8 @@ import re
 import select
 import shutil
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _NAME = "guard"
 _EXIT_CODE = 1

@@ -6,10 +6,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
 
 #: What anything may take beside its time limit: start, clean up, and report.
 GRACE_S = 30.0

@@ -6,10 +6,10 @@ comparing synthesizers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import permutations
 from math import prod
-from typing import TYPE_CHECKING
 
 from taccl.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
@@ -22,9 +22,6 @@ from taccl.topology.parts import (
     rates_of_axes,
 )
 from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 BANDWIDTH_GB_PER_S = 50
 ALPHA_US = Fraction(1, 2)

@@ -95,6 +95,16 @@ class NamedFabric:
         """Whether links along an axis run through a switch, with a port out and a port in for each rank."""
         return self.product[axis].kind == "switch" if self.product else self.kind == "star"
 
+    def goes_round(self, axis: int) -> bool:
+        """Whether links along an axis join neighbours alone."""
+        return self.product[axis].kind == "ring" if self.product else self.kind in _GRIDS
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """By how much ranks differ that are neighbours along each of `dims`."""
+        places = range(len(self.dims))
+        return tuple(math.prod(self.dims[:k] if self.product else self.dims[k + 1 :]) for k in places)
+
     @property
     def num_ranks(self) -> int:
         """How many ranks there are."""
@@ -116,17 +126,14 @@ class NamedFabric:
             return np.where(src != dst, 0, -1)
         axis = np.full(len(src), -1, dtype=np.int64)
         differing = np.zeros(len(src), dtype=np.int8)
-        strides = [math.prod(self.dims[place + 1 :]) for place in range(len(self.dims))]
-        if self.product:
-            strides = [math.prod(self.dims[:place]) for place in range(len(self.dims))]
-        for place, (dim, stride) in enumerate(zip(self.dims, strides, strict=True)):
+        for place, (dim, stride) in enumerate(zip(self.dims, self.strides, strict=True)):
             gap = src // stride % dim - dst // stride % dim
             np.abs(gap, out=gap)
             differing += gap != 0
-            if self.product and self.product[place].kind != "ring":
-                axis[gap > 0] = place
-            else:
+            if self.goes_round(place):
                 axis[(gap == 1) | ((gap == dim - 1) & (gap > 0) & (self.kind != "mesh"))] = place
+            else:
+                axis[gap > 0] = place
         axis[differing != 1] = -1
         return axis
 

@@ -9,7 +9,6 @@ which has none itself (a mesh), places along that ring: then `Translations.ranks
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -115,29 +114,19 @@ def translations_of_fabric(fabric: NamedFabric) -> Translations:
     if fabric.kind == "hypercube":
         group = CyclicProduct((2,) * fabric.dims[0])
         steps = [(1 << bit, 0) for bit in range(fabric.dims[0])]
-    elif fabric.kind in ("ring", "torus"):
-        group = CyclicProduct(fabric.dims)
-        steps = []
-        for axis, dim in enumerate(fabric.dims):
-            stride = math.prod(fabric.dims[axis + 1 :])
-            steps += [(stride, axis)] if dim > 1 else []
-            steps += [((dim - 1) * stride, axis)] if dim > 2 else []
-    elif fabric.kind == "multidim":
-        group = CyclicProduct(fabric.dims[::-1])
-        steps = [
-            (step * math.prod(fabric.dims[:axis]), axis)
-            for axis, each in enumerate(fabric.product)
-            for step in range(1, each.size)
-            if each.kind != "ring" or step in (1, each.size - 1)
-        ]
-    elif num_ranks > _MOST_CLASSES:
+    elif fabric.kind in ("star", "fully-connected") and num_ranks > _MOST_CLASSES:
         raise TopologyError(
             f"found {num_ranks} ranks, each linked to all others; expected at most {_MOST_CLASSES}",
             where=fabric.name,
         )
     else:
-        group = CyclicProduct((num_ranks,))
-        steps = [(step, 0) for step in range(1, num_ranks)]
+        group = CyclicProduct(fabric.dims[::-1] if fabric.product else fabric.dims)
+        steps = [
+            (step * stride, axis)
+            for axis, (dim, stride) in enumerate(zip(fabric.dims, fabric.strides, strict=True))
+            for step in range(1, dim)
+            if step in (1, dim - 1) or not fabric.goes_round(axis)
+        ]
     return Translations(fabric, group, _classes(fabric, steps))
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.output import Answer
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 EXAMPLES = (
     "taccl backends",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
 
 from taccl.cli.options import add_options, add_problem_options, add_sketch, problem_from_options
 from taccl.cli.output import Answer
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 EXAMPLES = (
     "taccl explain sketch.toml --collective allgather",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 import taccl
 from taccl.cli.options import add_options
 from taccl.cli.output import Answer, add_output, check_output, notes_shown, with_content
 from taccl.names import shown, table
-
-if TYPE_CHECKING:
-    import argparse
 
 EXAMPLES = (
     "taccl fit nccl.log --topology dgx-h100 --nodes 2 -o mine.toml",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
-from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.options import add_schedule, schedule_from_options, seconds
 from taccl.cli.output import Answer, add_output, check_output, notes_shown
 from taccl.names import shown
 from taccl.units import format_count
-
-if TYPE_CHECKING:
-    import argparse
 
 EXAMPLES = (
     "taccl report schedule.json -o report.html",

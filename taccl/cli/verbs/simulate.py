@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from taccl.cli.options import add_options, add_schedule, jitter, positive, schedule_from_options, sizes
 from taccl.cli.output import Answer
@@ -10,9 +10,6 @@ from taccl.cli.programs import followed, following_values, holds_program, load_p
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_gap, format_size, format_us
-
-if TYPE_CHECKING:
-    import argparse
 
 EXAMPLES = (
     "taccl simulate schedule.json --sizes 1MB,16MB,256MB",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
-from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.implicit import check_room, implicit_answer
@@ -18,9 +18,6 @@ from taccl.cli.options import (
 from taccl.cli.output import Answer, add_output, check_output, progress_shown, say, with_file
 from taccl.errors import InputError
 from taccl.units import parse_size
-
-if TYPE_CHECKING:
-    import argparse
 
 EXAMPLES = (
     "taccl synthesize ndv2/sk1 --collective allgather --size 16MB -o schedule.json",

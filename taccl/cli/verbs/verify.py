@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 import taccl
 from taccl.cli.options import add_schedule, schedule_from_options
 from taccl.cli.output import Answer
 from taccl.names import shown
 from taccl.units import format_count, format_us
-
-if TYPE_CHECKING:
-    import argparse
 
 EXAMPLES = (
     "taccl verify schedule.json",
