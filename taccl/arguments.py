@@ -18,7 +18,7 @@ import operator
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import numpy as np
 
 from taccl.errors import InputError
-from taccl.names import did_you_mean
+from taccl.names import did_you_mean, matching
 from taccl.units import exact, parse_size, parse_time_us
 
 #: Words for annotations. A whole number of at least 1, and of at least 0.
@@ -164,6 +164,13 @@ def known_word(word: str, known: Iterable[str], where: str, error: type[InputErr
     if word not in known:
         near, words = did_you_mean(word, known), ", ".join(known)
         raise error(f"found {quoted(word)}{near}; expected one of {words}", where=where)
+
+
+def known_name(word: str, known: Collection[str], where: str, error: type[InputError] = InputError) -> str:
+    """The known word that a person's spelling stands for; errors as of `known_word`."""
+    found = matching(word, known) or word
+    known_word(found, known, where, error)
+    return found
 
 
 def quoted(value: object) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked_as, known_word
+from taccl.arguments import checked_as, known_name
 from taccl.collective import Chunk, Collective, Derivation
 from taccl.errors import CollectiveError
-from taccl.names import matching
 from taccl.topology.parts import check_ranks
 from taccl.units import exact
 
@@ -381,8 +380,7 @@ def make(
     CollectiveError
         If the name is unknown, or a root is given to a collective that has none.
     """
-    key = matching(name, COLLECTIVES) or name
-    known_word(key, COLLECTIVES, "collective", CollectiveError)
+    key = known_name(name, COLLECTIVES, "collective", CollectiveError)
     options: dict[str, Any] = {"chunks_per_rank": chunks_per_rank}
     if key in ROOTED:
         options["root"] = 0 if root is None else root

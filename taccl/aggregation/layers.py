@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked, known_word
-from taccl.names import matching
+from taccl.arguments import checked, known_name
 
 if TYPE_CHECKING:
     from taccl.arguments import Count
@@ -31,8 +30,7 @@ def layer_bytes(model: str, *, bytes_per_number: Count = 4) -> dict[str, int]:
     K. Simonyan and A. Zisserman, "Very deep convolutional networks for large-scale image recognition",
     ICLR 2015, table 1, column E.
     """
-    found = matching(model, MODELS) or model
-    known_word(found, MODELS, "model")
+    found = known_name(model, MODELS, "model")
     numbers = _resnet50() if found == "resnet-50" else _vgg19()
     assert sum(numbers.values()) == MODELS[found], "the shapes come to what is published"
     return {name: count * bytes_per_number for name, count in numbers.items()}

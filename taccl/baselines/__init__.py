@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
+from taccl.arguments import checked, known_name
 from taccl.baselines.balanced import dimension_balanced
 from taccl.baselines.hierarchical import hierarchical
 from taccl.baselines.in_network import in_network
@@ -20,8 +20,7 @@ from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
 from taccl.baselines.swing import bine, swing
 from taccl.baselines.tree import tree
-from taccl.errors import CollectiveError, InputError
-from taccl.names import did_you_mean, matching
+from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,11 +64,7 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
         Whether chunks may be cut, for as long as that pays.
     """
     known = {**BASELINES, "best": best, "nccl": nccl}
-    found = matching(name, known)
-    if found is None:
-        near = did_you_mean(name, known)
-        raise InputError(f"found {name!r}; expected one of {', '.join(known)}{near}", where="baseline")
-    return known[found](problem, cut=cut)
+    return known[known_name(name, known, "baseline")](problem, cut=cut)
 
 
 @checked

@@ -23,6 +23,7 @@ from taccl.measure.model import COLLECTIVES, Way, ways
 from taccl.schedule.timing import exact_times
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import find_profile, profile_of
+from taccl.topology.transform import rescaled
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, NVLS_US, PROTOCOLS, TREE_SHARE
 from taccl.units import format_us
 
@@ -240,26 +241,11 @@ def _topology(topology: Topology, protocol: str, algorithm: str) -> Topology:
         return found
     costs = find_profile(topology.machine, topology.profile).protocols
     base_us = next(each.base_us.value for each in costs if each.name == protocol)
-    times = {
-        False: Fraction(str(row.tree_hop_us)) / Fraction(str(row.ring_hop_us)),
-        True: Fraction(str(row.tree_network_us)) / Fraction(str(row.ring_network_us)),
+    factors = {
+        (False, "alpha"): Fraction(str(row.tree_hop_us)) / Fraction(str(row.ring_hop_us)),
+        (True, "alpha"): Fraction(str(row.tree_network_us)) / Fraction(str(row.ring_network_us)),
+        **dict.fromkeys([(False, "beta"), (True, "beta")], 1 / Fraction(str(TREE_SHARE))),
     }
-    share = Fraction(str(TREE_SHARE))
-    links = tuple(
-        replace(
-            link,
-            alpha_us=thousandths(link.alpha_us * times[found.is_internode(index)]),
-            beta_us_per_mb=thousandths(link.beta_us_per_mb / share),
-        )
-        for index, link in enumerate(found.links)
-    )
-    holds = tuple(
-        replace(
-            hold,
-            alpha_us=min(hold.alpha_us, links[hold.link].alpha_us),
-            beta_us_per_mb=thousandths(hold.beta_us_per_mb / share),
-        )
-        for hold in found.holds
-    )
     longer = Fraction(str(row.tree_base_us)) / Fraction(str(row.ring_base_us)) - 1
-    return replace(found, links=links, holds=holds, launch_us=found.launch_us + base_us * longer)
+    longer_us = found.launch_us + base_us * longer
+    return rescaled(replace(found, launch_us=longer_us), factors, thousandths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -88,16 +87,13 @@ def topology_text(topology: Topology) -> str:
         ("launch", format_us(topology.launch_us) if topology.launch_us else ""),
     ]
     rows = [row for row in rows if row[1]]
-    classes = Counter(
-        ("between nodes" if topology.is_internode(e) else "inside nodes", link.alpha_us, link.beta_us_per_mb)
-        for e, link in enumerate(topology.links)
-    )
     head = ("links", "where", "alpha us", "beta us/MB", "GB/s")
-    links = [
-        (str(count), place, *(f"{float(cost):g}" for cost in (alpha, beta)), f"{float(1000 / beta):.4g}")
-        for (place, alpha, beta), count in sorted(classes.items(), key=lambda item: (item[0], item[1]))
+    lines = [
+        shown(topology.name),
+        table(rows, indent="  "),
+        "",
+        table([head, *topology.link_kinds], indent="  "),
     ]
-    lines = [shown(topology.name), table(rows, indent="  "), "", table([head, *links], indent="  ")]
     profile = profile_of(topology)
     if profile is not None:
         cells = [(c.name, f"{float(c.value):g}", c.source) for c in profile.told()]

@@ -173,7 +173,8 @@ def sweep(
     options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     asked: list[tuple[Case, dict[str, Any]]] = []
     cuts = _cuts(chunks_per_rank, collective)
-    for each, size, cut in itertools.product(loaded(sketches), _sizes(sizes), cuts):
+    every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
+    for each, size, cut in itertools.product(loaded(sketches), every_size, cuts):
         case = Case(partial(_problem, topology, collective, each, size, cut, root, time_limit_s))
         known = {
             "topology": topology.name, "num_ranks": topology.num_ranks, "size_bytes": size,
@@ -220,26 +221,21 @@ def _with_chunks(problem: Problem, time_limit_s: float) -> Problem:
 def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:
     """The sketches by name, path or themselves."""
     found = [load_sketch(each) if isinstance(each, (str, PathLike)) else each for each in sketches]
-    if not found:
-        raise InputError("found none; expected at least one, or None for no sketch", where="sketches")
-    return found
+    return _some(found, "sketches", ", or None for no sketch")
 
 
-def _sizes(sizes: Iterable[Size] | None) -> Sequence[int | None]:
-    if sizes is None:
-        return (None,)
-    several: list[Any] = list(dict.fromkeys(sizes))
+def _some(found: Iterable[Any], where: str, such_as: str = "") -> list[Any]:
+    """What was found, as a list; `InputError` for nothing."""
+    several = list(found)
     if not several:
-        raise InputError("found none; expected at least one, such as '1MB'", where="sizes")
+        raise InputError(f"found none; expected at least one{such_as}", where=where)
     return several
 
 
 def _cuts(chunks_per_rank: Iterable[int] | None, collective: Collective | str) -> Sequence[int | None]:
     if chunks_per_rank is None:
         return (None if isinstance(collective, str) else collective.chunks_per_rank,)
-    several = list(chunks_per_rank)
-    if not several:
-        raise InputError("found none; expected at least one", where="chunks_per_rank")
+    several = _some(chunks_per_rank, "chunks_per_rank")
     if isinstance(collective, Collective) and several != [collective.chunks_per_rank]:
         raise InputError(
             f"found {several}, but the collective was made with {collective.chunks_per_rank}; name the "
@@ -263,15 +259,12 @@ def _option_rows(
     parameters: Iterable[SearchParameters] | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each set of parameters, backend and seed, with the options of its run."""
-    names, numbers = dict.fromkeys(backends), dict.fromkeys(seeds)
-    several_parameters: dict[str | None, None] = dict.fromkeys([None])
-    if parameters is not None:
-        changes = (each.to_dict() for each in parameters)
-        several_parameters = dict.fromkeys(json.dumps(each) if each else None for each in changes)
-    chosen = {"backends": names, "seeds": numbers, "parameters": several_parameters}
-    for where, several in chosen.items():
-        if not several:
-            raise InputError("found none; expected at least one", where=where)
+    names = _some(dict.fromkeys(backends), "backends")
+    numbers = _some(dict.fromkeys(seeds), "seeds")
+    changes = [{}] if parameters is None else [each.to_dict() for each in parameters]
+    several_parameters = _some(
+        dict.fromkeys(json.dumps(each) if each else None for each in changes), "parameters"
+    )
     for name in names:
         if name not in OWN_BACKENDS:
             require_known(name, others=OWN_BACKENDS, where="backends")

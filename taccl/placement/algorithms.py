@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl import collectives
-from taccl.arguments import known_word
+from taccl.arguments import known_name
 from taccl.baselines.tree import two_trees
 from taccl.errors import InputError
 from taccl.names import matching
@@ -114,8 +114,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
         If there is no such algorithm, not for the collective, or not for so many ranks.
     """
     word, _, number = name.partition(":")
-    known = matching(word, ALGORITHMS) or word
-    known_word(known, ALGORITHMS, "algorithm")
+    known = known_name(word, ALGORITHMS, "algorithm")
     make, does, takes = ALGORITHMS[known]
     kind = matching(collective, collectives.COLLECTIVES) or collective
     if kind not in does:

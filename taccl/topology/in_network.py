@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked_as, known_word
+from taccl.arguments import checked_as, known_name, known_word
 from taccl.errors import TopologyError
-from taccl.names import matching
 from taccl.topology.parts import exact_cost
 
 if TYPE_CHECKING:
@@ -91,6 +90,4 @@ PROFILES: Mapping[str, InNetwork] = {
 
 def find_switch(profile: str) -> InNetwork:
     """The switch of that name in `PROFILES`, however it is spelt; `TopologyError` names what there is."""
-    found = matching(profile, PROFILES) or profile
-    known_word(found, PROFILES, "reduces", TopologyError)
-    return PROFILES[found]
+    return PROFILES[known_name(profile, PROFILES, "reduces", TopologyError)]

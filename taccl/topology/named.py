@@ -213,11 +213,10 @@ def as_named(topology: Topology) -> NamedFabric | None:
     try:
         if kind == "multidim":
             found = parse_named(topology.name, alpha_meaning=topology.alpha_meaning)
-            listed = found.to_topology()
-            return found if (listed.links, listed.holds) == (topology.links, topology.holds) else None
-        dims = tuple(int(dim) for dim in size.split("x"))
-        alpha, betas = topology.links[0].alpha_us, _betas(kind, dims, topology)
-        found = NamedFabric(kind, dims, alpha, betas, topology.alpha_meaning)
+        else:
+            dims = tuple(int(dim) for dim in size.split("x"))
+            alpha, betas = topology.links[0].alpha_us, _betas(kind, dims, topology)
+            found = NamedFabric(kind, dims, alpha, betas, topology.alpha_meaning)
         if found.num_ranks != topology.num_ranks:
             return None
         listed = found.to_topology()

@@ -128,10 +128,8 @@ def add_crossbar(
             src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, overhead_us=overhead_us,
             name=link_name or name,
         )  # fmt: skip
-        held_alpha_us, _ = builder.links[link].held_us(builder.alpha_meaning)
-        if overhead_us is not None:
-            held_alpha_us = min(held_alpha_us, overhead_us)
-        hold_ends(builder, link, port_out[src], port_in[dst], alpha_us=held_alpha_us)
+        held_us, _ = builder.links[link].held_us(builder.alpha_meaning, overhead_us)
+        hold_ends(builder, link, port_out[src], port_in[dst], alpha_us=held_us)
         links.append(link)
     several: list[int] = []
     if reduces is not None:
@@ -192,9 +190,7 @@ def add_aggregation(
             link = builder.add_link(
                 srcs, dsts, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead_us, name=name
             )
-            held_us, _ = builder.links[link].held_us(builder.alpha_meaning)
-            if overhead_us is not None:
-                held_us = min(held_us, overhead_us)
+            held_us, _ = builder.links[link].held_us(builder.alpha_meaning, overhead_us)
             for src in srcs:
                 builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=port_beta)
             # Sums of a slow pool arrive evenly all the while; what that takes of a port is counted at once.

@@ -130,12 +130,8 @@ def _ranks_per_node(kind: str, dims: Sequence[int], nodes: int) -> int:
 def _call(
     make: Callable[..., Topology], kind: str, sizes: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Topology:
-    known = _options(make)
+    known = inspect.unwrap(make).__kwdefaults__ or {}
     unknown = [option for option in options if option not in known]
     if unknown:
         raise TopologyError(f"{kind} takes no {unknown[0]!r}; it takes {', '.join(known)}", where="topology")
     return make(*sizes, **options)
-
-
-def _options(make: Callable[..., Topology]) -> Mapping[str, Any]:
-    return inspect.unwrap(make).__kwdefaults__ or {}

@@ -59,9 +59,12 @@ class Link:
         """The receiving rank of an ordinary link; the first of several."""
         return self.dsts[0]
 
-    def held_us(self, alpha_meaning: AlphaMeaning) -> tuple[Fraction, Fraction]:
-        """Alpha and beta of the time for which a send holds the link itself."""
-        return self.alpha_us if alpha_meaning == "occupies" else Fraction(0), self.beta_us_per_mb
+    def held_us(
+        self, alpha_meaning: AlphaMeaning, overhead_us: Fraction | None = None
+    ) -> tuple[Fraction, Fraction]:
+        """Alpha, or the overhead that is part of it, and beta of how long a send holds the link itself."""
+        alpha_us = self.alpha_us if alpha_meaning == "occupies" else Fraction(0)
+        return alpha_us if overhead_us is None else min(alpha_us, overhead_us), self.beta_us_per_mb
 
     @property
     def ends(self) -> str:
@@ -286,23 +289,22 @@ class Topology:
             raise FormatError(f"found a field that is not of its kind: {error}", where="topology") from None
         return cls(**content)
 
+    @property
+    def link_kinds(self) -> list[tuple[str, str, str, str, str]]:
+        """Of links alike, as text: their number, where they are, alpha in us, beta in us/MB, and GB/s."""
+        kinds = Counter(
+            ("between nodes" if self.is_internode(e) else "inside nodes", link.alpha_us, link.beta_us_per_mb)
+            for e, link in enumerate(self.links)
+        )
+        return [
+            (str(count), place, f"{float(alpha):g}", f"{float(beta):g}", f"{float(1000 / beta):.4g}")
+            for (place, alpha, beta), count in sorted(kinds.items())
+        ]
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the figures, and the links by cost."""
         from taccl.html import card, facts, table
 
-        kinds = Counter(
-            (self.is_internode(e), link.alpha_us, link.beta_us_per_mb) for e, link in enumerate(self.links)
-        )
-        rows = [
-            (
-                str(count),
-                "between nodes" if between else "inside nodes",
-                f"{float(alpha):g}",
-                f"{float(beta):g}",
-                f"{float(1000 / beta):.4g}",
-            )
-            for (between, alpha, beta), count in sorted(kinds.items())
-        ]
         figures = [
             ("ranks", f"{self.num_ranks} in {format_count(self.num_nodes, 'node')}"),
             ("links", f"{len(self.links)}, which hold {format_count(len(self.resources), 'resource')}"),
@@ -311,7 +313,7 @@ class Topology:
             ("profile", self.profile),
         ]
         head = ("links", "where", "alpha in us", "beta in us/MB", "GB/s")
-        return card(self.name, facts(figures), table(head, rows, limit=8), notes=self.notes)
+        return card(self.name, facts(figures), table(head, self.link_kinds, limit=8), notes=self.notes)
 
     def __repr__(self) -> str:
         return (
@@ -379,10 +381,10 @@ class TopologyBuilder:
         link = replace(link, alpha_us=alpha, beta_us_per_mb=beta)
         index = len(self.links)
         self.links.append(link)
-        held_us, beta = link.held_us(self.alpha_meaning)
         if overhead_us is not None:
-            held_us = min(held_us, self._exact(overhead_us, 0, f"link {link}: overhead")[0])
-        self._holds.append(Hold(index, self.add_resource(f"link {link}"), held_us, beta))
+            overhead_us, _ = self._exact(overhead_us, 0, f"link {link}: overhead")
+        held = link.held_us(self.alpha_meaning, overhead_us)
+        self._holds.append(Hold(index, self.add_resource(f"link {link}"), *held))
         return index
 
     @checked_as(TopologyError)

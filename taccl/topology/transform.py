@@ -12,7 +12,7 @@ from taccl.errors import TopologyError
 from taccl.topology.parts import check_ranks, exact_cost, links_among
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from taccl.arguments import Number
     from taccl.topology.topology import Link, Topology
@@ -178,26 +178,42 @@ def under(topology: Topology, protocol: str) -> Topology:
         kind, _, cost = constant.name.partition("_us")[0].rpartition("_")
         if kind != "nic" and now[constant.name]:
             factors[kind == "internode", cost] = constant.value / now[constant.name]
+    launch_us = topology.launch_us + new.launch_us - old.launch_us
+    found = rescaled(replace(topology, protocol=protocol, launch_us=launch_us), factors)
+    found.memo["profile"] = new
+    return found
+
+
+def rescaled(
+    topology: Topology,
+    factors: Mapping[tuple[bool, str], Fraction],
+    rounded: Callable[[Fraction], Fraction] = lambda cost: cost,
+) -> Topology:
+    """The topology with costs of links times factors: ``"alpha"`` and ``"beta"``, in nodes and between them.
+
+    What a send holds it holds by the same beta, and for no more of alpha than the link has then.
+    """
     by = [
         tuple(factors.get((topology.is_internode(e), cost), Fraction(1)) for cost in ("alpha", "beta"))
         for e in range(len(topology.links))
     ]
     links = tuple(
-        replace(link, alpha_us=link.alpha_us * alpha, beta_us_per_mb=link.beta_us_per_mb * beta)
+        replace(
+            link,
+            alpha_us=rounded(link.alpha_us * alpha),
+            beta_us_per_mb=rounded(link.beta_us_per_mb * beta),
+        )
         for link, (alpha, beta) in zip(topology.links, by, strict=True)
     )
     holds = tuple(
         replace(
             hold,
             alpha_us=min(hold.alpha_us, links[hold.link].alpha_us),
-            beta_us_per_mb=hold.beta_us_per_mb * by[hold.link][1],
+            beta_us_per_mb=rounded(hold.beta_us_per_mb * by[hold.link][1]),
         )
         for hold in topology.holds
     )
-    launch_us = topology.launch_us + new.launch_us - old.launch_us
-    found = replace(topology, protocol=protocol, launch_us=launch_us, links=links, holds=holds)
-    found.memo["profile"] = new
-    return found
+    return replace(topology, links=links, holds=holds)
 
 
 def _links_of_resource(topology: Topology, name: str) -> set[int]:
