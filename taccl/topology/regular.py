@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.errors import TopologyError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: A table of this many places squared is still small (128 MiB).
 _MAX_TABLE = 4096
