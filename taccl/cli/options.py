@@ -58,12 +58,20 @@ jitter = number(float, lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1"
 seconds = number(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
 
 
-def sizes(text: str) -> tuple[int, ...]:
-    """Sizes such as ``1KB,1MB`` in bytes, for argparse."""
+def several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """A function that reads things with commas between for argparse."""
+    return lambda text: tuple(map(read, text.split(",")))
+
+
+def size(word: str) -> int:
+    """A size such as ``1MB`` in bytes, for argparse."""
     try:
-        return tuple(parse_size(word) for word in text.split(","))
+        return parse_size(word)
     except InputError as error:
         raise argparse.ArgumentTypeError(error.message) from None
+
+
+sizes = several(size)
 
 
 def _collective(word: str) -> str:

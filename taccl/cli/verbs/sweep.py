@@ -6,11 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_options, positive, resized, sizes
+from taccl.cli.options import add_options, positive, resized, several, size, sizes
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer, words
 from taccl.cli.things import sketch_from_word, topology_from_word
-from taccl.errors import InputError
-from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from taccl.cli.output import Answer
@@ -33,7 +31,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     group.add_argument("--sketches", type=words, default=("none",), metavar="A,B", help=help)
     help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"
     group.add_argument("--sizes", type=_sizes, metavar="S,S|S:S", help=help)
-    add_options(group, "--chunks-per-rank", type=_cuts, metavar="K,K")
+    add_options(group, "--chunks-per-rank", type=several(positive), metavar="K,K")
     add_run_options(verb, backends="auto")
 
 
@@ -65,22 +63,14 @@ def _sizes(text: str) -> tuple[int, ...]:
     """Sizes such as ``1KB,1MB`` or ``1KB:1GB`` in bytes, for argparse."""
     if ":" not in text:
         return sizes(text)
-    try:
-        first, last, factor = (*text.split(":"), "10")[:3] if text.count(":") < 3 else ("", "", "")
-        size, end = parse_size(first), parse_size(last)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(error.message) from None
-    if not factor.isascii() or not factor.isdigit() or len(factor) > 9 or int(factor) < 2 or size > end:
+    first, last, factor = (*text.split(":"), "10")[:3] if text.count(":") < 3 else ("", "", "")
+    least, most = size(first), size(last)
+    if not factor.isascii() or not factor.isdigit() or len(factor) > 9 or int(factor) < 2 or least > most:
         raise argparse.ArgumentTypeError(
             f"found {text!r}; expected FIRST:LAST or FIRST:LAST:FACTOR, from a smaller size to a larger one "
             "by a whole factor of at least 2"
         )
-    found = []
-    while size <= end:
-        found.append(size)
-        size *= int(factor)
+    found = [least]
+    while found[-1] * int(factor) <= most:
+        found.append(found[-1] * int(factor))
     return tuple(found)
-
-
-def _cuts(text: str) -> tuple[int, ...]:
-    return tuple(positive(word) for word in text.split(","))
