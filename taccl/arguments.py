@@ -69,14 +69,9 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 class Kind:
     """What an annotation stands for: what a message expects, and what reads a value or raises `InputError`.
 
-    Parameters
-    ----------
-    family : str
-        What values of it look like: text, numbers, several things.
-    classes : tuple of str
-        Names of the classes that it is an instance of.
-    plain : frozenset of type
-        Values of these types are taken as they are, which is fast.
+    - `family`: What values of it look like: text, numbers, several things.
+    - `classes`: Names of the classes that it is an instance of.
+    - `plain` (frozenset of type): Values of these types are taken as they are, which is fast.
     """
 
     expected: str

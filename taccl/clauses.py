@@ -71,26 +71,18 @@ class Passage(NamedTuple):
 class Clause(NamedTuple):
     """The declaration of one clause.
 
-    Parameters
-    ----------
-    field, scope, shape : str
-        Its name in `Clauses`, what it speaks of (all but ``"search"`` bind a schedule), what its values are.
-    said : tuple of str
-        The fields of a sketch that say it. A single one with `is_copied` is its value.
-    reads : callable
-        A value as (label, text) for a person; None where the report words it by itself.
-    meaning, remedy : str
-        What it says (of its ``{value}``), and how to give it up, for explanations.
-    violation : str
-        The kind of violation of a schedule that breaks it.
-    admits : callable
-        Of clauses on chunks: of a value and a passage, which links it admits.
-    speaks_of : callable
-        Links on which a value may not admit one, of those that `links_allowed` leaves; None for all.
-    in_reverse : str
-        The field that it becomes where time is turned round; empty for its own.
-    is_new : bool
-        Whether files are written without it where it asks for nothing, as they were before it was there.
+    - `field`, `scope`, `shape`: Its name in `Clauses`, what it speaks of (all but ``"search"`` bind a
+      schedule), what its values are.
+    - `said`: The fields of a sketch that say it. A single one with `is_copied` is its value.
+    - `reads`: A value as (label, text) for a person; None where the report words it by itself.
+    - `meaning`, `remedy`: What it says (of its ``{value}``), and how to give it up, for explanations.
+    - `violation`: The kind of violation of a schedule that breaks it.
+    - `admits`: Of clauses on chunks: of a value and a passage, which links it admits.
+    - `speaks_of`: Links on which a value may not admit one, of those that `links_allowed` leaves; None for
+      all.
+    - `in_reverse`: The field that it becomes where time is turned round; empty for its own.
+    - `is_new`: Whether files are written without it where it asks for nothing, as they were before it was
+      there.
     """
 
     field: str

@@ -33,14 +33,9 @@ if TYPE_CHECKING:
 class Chunk:
     """One chunk: where it starts, where it must end.
 
-    Parameters
-    ----------
-    origins : tuple of int
-        Ranks that hold it at the start; of a combining collective, ranks that contribute to it.
-    destinations : tuple of int
-        Ranks that must hold it, or its full sum, at the end.
-    root : int, optional
-        Of a combining collective: the rank that the synthesizer gathers the sum at.
+    - `origins`: Ranks that hold it at the start; of a combining collective, ranks that contribute to it.
+    - `destinations`: Ranks that must hold it, or its full sum, at the end.
+    - `root`: Of a combining collective: the rank that the synthesizer gathers the sum at.
     """
 
     origins: tuple[int, ...]
@@ -67,14 +62,9 @@ class Derivation:
 class ProcessGroup:
     """Ranks that do a collective of their own.
 
-    Parameters
-    ----------
-    name : str
-        Of their collective, e.g. ``"allgather"``.
-    ranks : tuple of int
-        Its members: the i-th is rank i of their collective.
-    num_chunks : int
-        How many chunks are theirs. Groups have consecutive chunks, in order.
+    - `name`: Of their collective, e.g. ``"allgather"``.
+    - `ranks`: Its members: the i-th is rank i of their collective.
+    - `num_chunks`: How many chunks are theirs. Groups have consecutive chunks, in order.
     """
 
     name: str
@@ -86,11 +76,7 @@ class ProcessGroup:
 class RankSets:
     """The different sets of ranks that chunks start at, or end at, and which of them is each chunk's.
 
-    Parameters
-    ----------
-    sets : tuple of tuple of int
-    of_chunk : (num_chunks,) int32
-        The number of every chunk's set.
+    - `of_chunk`, (num_chunks,) int32: The number of every chunk's set.
     """
 
     sets: tuple[tuple[int, ...], ...]

@@ -54,11 +54,9 @@ class Costs:
 class HoldColumns:
     """The holds of a topology as columns, and those of every link.
 
-    Parameters
-    ----------
-    link, resource : (num_holds,) int64
-    receives : (num_holds,) bool
-        Whether the resource is taken until the send ends, rather than from when it starts.
+    - `link`, `resource`: (num_holds,) int64.
+    - `receives`, (num_holds,) bool: Whether the resource is taken until the send ends, rather than from when
+      it starts.
     """
 
     link: NDArray[np.int64]

@@ -107,12 +107,8 @@ class Cancellation:
 class Deadline:
     """The time after which work is given up, or the cancellation that ends it before.
 
-    Parameters
-    ----------
-    at_s : float
-        On the clock of `time.monotonic`.
-    cancellation : Cancellation
-        Shared by all deadlines that are made of this one.
+    - `at_s`: On the clock of `time.monotonic`.
+    - `cancellation`: Shared by all deadlines that are made of this one.
     """
 
     at_s: float = math.inf
@@ -192,11 +188,8 @@ class Deadline:
         `patience_s` once time is up or Ctrl-C came, it is left behind, to end at its next look at the
         deadline.
 
-        Parameters
-        ----------
-        tell : callable, optional
-            Called now and then with the seconds since the start, what is being done, and the part that is
-            done.
+        - `tell`: Called now and then with the seconds since the start, what is being done, and the part that
+          is done.
         """
         began, given_up = time.monotonic(), self.at_s + patience_s
         found: list[T] = []

@@ -42,12 +42,8 @@ def shown_lines(text: str) -> str:
 def listed(things: Sequence[object], *, total: int | None = None, most: int = 10) -> list[str]:
     """A line for each of the first few things, and one that says how many more there are.
 
-    Parameters
-    ----------
-    total : int, optional
-        How many there are in all, if `things` are not all of them.
-    most : int
-        So many get a line.
+    - `total`: How many there are in all, if `things` are not all of them.
+    - `most`: So many get a line.
     """
     lines = [f"  {each}" for each in things[:most]]
     left_out = (len(things) if total is None else total) - len(lines)

@@ -385,10 +385,7 @@ def make_problem(
 def _named(collective: Collective | str, topology: Topology, **options: Any) -> Collective:
     """The collective; where it is a name, that of all ranks of a topology, with options of its own.
 
-    Raises
-    ------
-    CollectiveError
-        If a collective that is made already, or one of that name, has no such options.
+    Raises `CollectiveError` if a collective that is made already, or one of that name, has no such options.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(collective, str):

@@ -35,12 +35,8 @@ def validated(
 ) -> Model:
     """An instance of `model`; an `error` names all fields that do not fit, or the first and a `remedy`.
 
-    Parameters
-    ----------
-    source : str
-        The file, for messages.
-    rename : mapping, optional
-        What the file calls a field, where it is of another format.
+    - `source`: The file, for messages.
+    - `rename` (mapping): What the file calls a field, where it is of another format.
     """
     try:
         return model.model_validate(data)

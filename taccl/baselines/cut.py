@@ -33,16 +33,10 @@ def cut_while_it_pays(
 ) -> Schedule:
     """The schedule of a problem without its sketch, whose chunks are cut for as long as that pays.
 
-    Parameters
-    ----------
-    make : function
-        From a problem to its schedule.
-    cut : bool
-        Whether chunks may be cut; else they are those of the problem.
-    parts : int
-        Into how many each is cut first; then into twice as many, and so on.
-    pays : Fraction
-        Finer chunks must finish in this share of the time.
+    - `make`: From a problem to its schedule.
+    - `cut`: Whether chunks may be cut; else they are those of the problem.
+    - `parts`: Into how many each is cut first; then into twice as many, and so on.
+    - `pays`: Finer chunks must finish in this share of the time.
     """
     problem = without_sketch(problem)
     best = make(problem)

@@ -62,10 +62,8 @@ class Form(NamedTuple):
     def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
         """The runs of each lane in turn, at most so many; a step that waits for none begins no other.
 
-        Parameters
-        ----------
-        parity : int
-            1 where even and odd pieces change places, so that chunks in turn use both ways round a ring.
+        - `parity`: 1 where even and odd pieces change places, so that chunks in turn use both ways round a
+          ring.
         """
         for way, lane in zip((1, -1) if len(self.lanes) > 1 else (0,), self.lanes, strict=True):
             steps = [step for step in lane if step[0].going(num_pieces, parity)]

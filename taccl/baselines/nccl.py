@@ -36,12 +36,8 @@ if TYPE_CHECKING:
 class Considered(NamedTuple):
     """An algorithm under a protocol, and what it takes by NCCL's model: latency, and bytes over bandwidth.
 
-    Parameters
-    ----------
-    channels : int
-        As many as the bandwidth inside a node needs.
-    gb_per_s : float
-        Algorithm bandwidth.
+    - `channels`: As many as the bandwidth inside a node needs.
+    - `gb_per_s`: Algorithm bandwidth.
     """
 
     algorithm: str

@@ -32,10 +32,7 @@ Move = tuple["Sequence[int]", int, int, "Sequence[int]"]
 class NamedSteps:
     """Sums that are passed on step by step, each over a shortest route and to no rank twice.
 
-    Parameters
-    ----------
-    problem : Problem
-        Of a collective that sums up.
+    - `problem`: Of a collective that sums up.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -78,18 +78,12 @@ def plan_along(
 ) -> Plan:
     """Passages of chunks along dimensions: each as early as its chunk and its dimension let it.
 
-    Parameters
-    ----------
-    collective : str
-        One of `IMPLICIT_COLLECTIVES`.
-    orders : sequence of sequence of int
-        Of every chunk the dimensions, in the order in which a reduction takes them, or an alltoall.
-    paces : sequence of Pace
-        Of every dimension.
-    doubling : bool
-        Whether pieces are doubled behind switches; else they go straight.
-    improve : bool
-        Whether other sequences of chunks are tried where the busiest dimension is often idle.
+    - `collective`: One of `IMPLICIT_COLLECTIVES`.
+    - `orders` (sequence of sequence of int): Of every chunk the dimensions, in the order in which a reduction
+      takes them, or an alltoall.
+    - `paces`: Of every dimension.
+    - `doubling`: Whether pieces are doubled behind switches; else they go straight.
+    - `improve`: Whether other sequences of chunks are tried where the busiest dimension is often idle.
     """
     if collective not in IMPLICIT_COLLECTIVES:
         raise CollectiveError(

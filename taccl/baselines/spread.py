@@ -140,14 +140,9 @@ def run(
 ) -> Schedule:
     """The schedule of any problem by an algorithm that spreads chunks.
 
-    Parameters
-    ----------
-    spread : function
-        From a problem that does not combine to its schedule.
-    backwards : function, optional
-        The same for what is then turned round in time; `spread` unless given.
-    roots : sequence of int, optional
-        Ranks at which each chunk's sum is gathered, instead of the collective's own.
+    - `spread`: From a problem that does not combine to its schedule.
+    - `backwards`: The same for what is then turned round in time; `spread` unless given.
+    - `roots`: Ranks at which each chunk's sum is gathered, instead of the collective's own.
     """
     if not problem.collective.combining:
         return spread(problem)

@@ -216,10 +216,7 @@ def need_collective(options: argparse.Namespace) -> None:
 def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:
     """The problem that the options of `add_problem_options`, and a sketch, describe.
 
-    Parameters
-    ----------
-    reachable : bool
-        Whether a sketch that keeps a chunk from a destination is an error.
+    - `reachable`: Whether a sketch that keeps a chunk from a destination is an error.
     """
     settle_topology(options)
     if options.topology is None and options.sketch is None:

@@ -61,10 +61,7 @@ class Entry:
 class CacheInfo:
     """How much a cache holds, and since when.
 
-    Parameters
-    ----------
-    oldest_s, newest_s : float, optional
-        Age of the oldest and of the newest entry; None without entries.
+    - `oldest_s`, `newest_s`: Age of the oldest and of the newest entry; None without entries.
     """
 
     folder: Path

@@ -27,21 +27,14 @@ if TYPE_CHECKING:
 class PlanRange:
     """What to use from one size to another, both included.
 
-    Parameters
-    ----------
-    min_bytes, max_bytes : int
-        Sizes as nccl-tests counts them.
-    schedule : Schedule
-        Verified; timed at ``schedule.problem.size_bytes``: what it was made for, or the nearest in the range.
-    source : str
-        The sketch that it was synthesized with, or the baseline, and for which size.
-    finish_min, finish_max : Fraction
-        Exact microseconds at both ends.
-    bound, bound_min, bound_max : Certificate
-        For the size of `schedule`, and at both ends; of any schedule, whatever sketches say and
-        however the data is cut.
-    program : Program, optional
-        What a runtime executes; None where none was asked for.
+    - `min_bytes`, `max_bytes`: Sizes as nccl-tests counts them.
+    - `schedule`: Verified; timed at ``schedule.problem.size_bytes``: what it was made for, or the nearest in
+      the range.
+    - `source`: The sketch that it was synthesized with, or the baseline, and for which size.
+    - `finish_min`, `finish_max`: Exact microseconds at both ends.
+    - `bound`, `bound_min`, `bound_max`: For the size of `schedule`, and at both ends; of any schedule,
+      whatever sketches say and however the data is cut.
+    - `program`: What a runtime executes; None where none was asked for.
     """
 
     min_bytes: int

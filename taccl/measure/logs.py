@@ -67,19 +67,12 @@ class _Run:
 def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_place: bool = False) -> Log:
     """The measurements in a file.
 
-    Parameters
-    ----------
-    path : path
-        A text file, or JSON as ``taccl run --json`` prints it.
-    collective : str, optional
-        What was measured, where the file does not say.
-    in_place : bool
-        Which of the times of nccl-tests and rccl-tests.
+    - `path`: A text file, or JSON as ``taccl run --json`` prints it.
+    - `collective`: What was measured, where the file does not say.
+    - `in_place`: Which of the times of nccl-tests and rccl-tests.
 
-    Raises
-    ------
-    FormatError
-        If there is nothing to read in it, a time is not above 0, or nothing tells which collective it is.
+    Raises `FormatError` if there is nothing to read in it, a time is not above 0, or nothing tells which
+    collective it is.
     """
     return log_of_text(read_text(path), os.fspath(path), collective=collective, in_place=in_place)
 

@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 class Machine:
     """A machine model as a fit needs it; GB/s are those of data sheets, one way.
 
-    Parameters
-    ----------
-    node_gb_per_s : float
-        What a rank can send inside its node, over all of its links.
-    network_gb_per_s : float
-        What a NIC can send; 0 of a single node.
+    - `node_gb_per_s`: What a rank can send inside its node, over all of its links.
+    - `network_gb_per_s`: What a NIC can send; 0 of a single node.
     """
 
     name: str

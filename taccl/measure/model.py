@@ -64,15 +64,10 @@ def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> 
 class Way(NamedTuple):
     """What an algorithm asks of a machine.
 
-    Parameters
-    ----------
-    algorithm : str
-        ``"ring"``, ``"tree"`` or ``"pairwise"``.
-    node_hops, network_hops : int
-        One after the other, in nodes and between them.
-    node_volume, network_volume : float
-        Of every byte, how much a rank sends inside its node, and to other nodes; more where the bandwidth is
-        not come to.
+    - `algorithm`: ``"ring"``, ``"tree"`` or ``"pairwise"``.
+    - `node_hops`, `network_hops`: One after the other, in nodes and between them.
+    - `node_volume`, `network_volume`: Of every byte, how much a rank sends inside its node, and to other
+      nodes; more where the bandwidth is not come to.
     """
 
     algorithm: str
@@ -94,14 +89,11 @@ class Way(NamedTuple):
 class Work:
     """What a collective asks of a machine.
 
-    Parameters
-    ----------
-    base_us, node_us, network_us : (ways, 3) float64
-        By protocol, as the tables have it: the begin, and the hops in nodes and between them.
-    node_volume, network_volume : (ways,) float64
-        Of every byte, how much a rank sends inside its node, and how much a NIC sends.
-    streams : bool
-        Whether only the bandwidth tells.
+    - `base_us`, `node_us`, `network_us`, (ways, 3) float64: By protocol, as the tables have it: the begin,
+      and the hops in nodes and between them.
+    - `node_volume`, `network_volume`, (ways,) float64: Of every byte, how much a rank sends inside its node,
+      and how much a NIC sends.
+    - `streams`: Whether only the bandwidth tells.
     """
 
     base_us: NDArray[np.float64]

@@ -40,16 +40,10 @@ _TOLERANCE, _HALF_DIGIT = 0.02, 0.0051
 class Row(NamedTuple):
     """What a line says of one size.
 
-    Parameters
-    ----------
-    algbw, busbw : float
-        In GB/s; 0 where it is not said.
-    agrees : bool
-        Whether time and algbw do.
-    reduces : bool, optional
-        Whether a reduction is named; None where there is no such column.
-    is_bus : bool
-        Whether the time is that of `busbw`, for want of another.
+    - `algbw`, `busbw`: In GB/s; 0 where it is not said.
+    - `agrees`: Whether time and algbw do.
+    - `reduces`: Whether a reduction is named; None where there is no such column.
+    - `is_bus`: Whether the time is that of `busbw`, for want of another.
     """
 
     size_bytes: int
@@ -76,10 +70,7 @@ def plain(line: str) -> str:
 def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     """The row of nccl-tests or rccl-tests in a line; None where there is none, or not of that place.
 
-    Raises
-    ------
-    FormatError
-        If its time is not above 0 though something was sent.
+    Raises `FormatError` if its time is not above 0 though something was sent.
     """
     found = _NCCL.search(line.translate(_BETWEEN))
     if found is None:

@@ -19,21 +19,13 @@ Counted = Literal["", "part", "busbw"]
 class Series:
     """Times of one collective on so many ranks, over sizes in increasing order.
 
-    Parameters
-    ----------
-    num_ranks, num_nodes : int
-        0 where the log does not say.
-    size_bytes : tuple of int
-        The larger of a rank's input and output, as nccl-tests counts them.
-    times_us : tuple of float
-        Of several runs of one size, the median.
-    streams : bool
-        Whether messages follow one another without waiting, so that times tell bandwidth alone.
-    source : str
-        The file, with the line of the first row.
-    counted : {"", "part", "busbw"}
-        What is still to be multiplied once the ranks are known: sizes, of which each is one rank's part; or
-        times, which are sizes over busbw.
+    - `num_ranks`, `num_nodes`: 0 where the log does not say.
+    - `size_bytes`: The larger of a rank's input and output, as nccl-tests counts them.
+    - `times_us`: Of several runs of one size, the median.
+    - `streams`: Whether messages follow one another without waiting, so that times tell bandwidth alone.
+    - `source`: The file, with the line of the first row.
+    - `counted`: What is still to be multiplied once the ranks are known: sizes, of which each is one rank's
+      part; or times, which are sizes over busbw.
     """
 
     collective: str

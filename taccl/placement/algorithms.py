@@ -101,17 +101,11 @@ _Moves = tuple[int, Any, Any, Any, bool]
 def stock(name: str, collective: str, num_ranks: int, *, group: int | None = None) -> Algorithm:
     """The algorithm of a library for a collective, in rank order.
 
-    Parameters
-    ----------
-    name : str
-        One of `ALGORITHMS`; ``"rings:4"`` says how many rings, ``"hierarchical:8"`` how many ranks a group.
-    group : int, optional
-        Ranks of a group where the name does not say.
+    - `name`: One of `ALGORITHMS`; ``"rings:4"`` says how many rings, ``"hierarchical:8"`` how many ranks a
+      group.
+    - `group`: Ranks of a group where the name does not say.
 
-    Raises
-    ------
-    InputError
-        If there is no such algorithm, not for the collective, or not for so many ranks.
+    Raises `InputError` if there is no such algorithm, not for the collective, or not for so many ranks.
     """
     word, _, number = name.partition(":")
     known = known_name(word, ALGORITHMS, "algorithm")

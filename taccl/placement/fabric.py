@@ -48,16 +48,12 @@ class Paths(NamedTuple):
 class Relaxed(NamedTuple):
     """What a message takes at least, wherever its ends are, or with one end known; and what must follow it.
 
-    Parameters
-    ----------
-    kind : (num_messages,) int64
-        Which of the sizes it has.
-    anywhere : (num_sizes,) int64
-    from_host, to_host : (num_sizes, num_hosts) int64
-    port_out, port_in : (num_sizes,) int64
-        For how long it holds its source's port, and its destination's, at least; 0 where hosts have none.
-    tail : (num_messages,) int64
-        From its end to that of all.
+    - `kind`, (num_messages,) int64: Which of the sizes it has.
+    - `anywhere`: (num_sizes,) int64.
+    - `from_host`, `to_host`: (num_sizes, num_hosts) int64.
+    - `port_out`, `port_in`, (num_sizes,) int64: For how long it holds its source's port, and its
+      destination's, at least; 0 where hosts have none.
+    - `tail`, (num_messages,) int64: From its end to that of all.
     """
 
     kind: NDArray[np.int64]

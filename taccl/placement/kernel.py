@@ -42,14 +42,11 @@ def timed(
     each as soon as its data is there. With all of these constraints and more, no schedule that keeps to the
     order on every resource ends earlier (`taccl.schedule.timing.exact_times`).
 
-    Parameters
-    ----------
-    order : (num_ranks,) int64
-        The host of every rank; -1 where it is open: then nothing is later than under any choice.
-    cutoff : int
-        Beyond it `TOO_LONG` is returned, as soon as that is known.
-    end, free
-        Room for the end of every message, and since when resources, then ports of ranks out and in, are free.
+    - `order`, (num_ranks,) int64: The host of every rank; -1 where it is open: then nothing is later than
+      under any choice.
+    - `cutoff`: Beyond it `TOO_LONG` is returned, as soon as that is known.
+    - `end`, `free`: Room for the end of every message, and since when resources, then ports of ranks out and
+      in, are free.
     """
     hosts = order.size
     ports = free.size - 2 * hosts
@@ -146,16 +143,11 @@ def anneal(
 ) -> int:
     """The time of the best placement found by changes that seldom make it worse, and ever more seldom.
 
-    Parameters
-    ----------
-    orders : (3, num_ranks) int64
-        The placement to begin with, which becomes the best; room for the present one, and for the next.
-    numbers : (2,) int64
-        A signal to stop, and how many placements were tried.
-    draws : (tries, 5) float64
-        Random numbers from 0 to 1.
-    warmth : float
-        How much worse than the present one the next may be at first, as a part of it, on average.
+    - `orders`, (3, num_ranks) int64: The placement to begin with, which becomes the best; room for the
+      present one, and for the next.
+    - `numbers`, (2,) int64: A signal to stop, and how many placements were tried.
+    - `draws`, (tries, 5) float64: Random numbers from 0 to 1.
+    - `warmth`: How much worse than the present one the next may be at first, as a part of it, on average.
     """
     best_order, order, trial = orders[0], orders[1], orders[2]
     end, free = room
@@ -194,14 +186,9 @@ def prove(
 ) -> int:
     """The time of the best placement of all, by branch and bound: ranks get hosts one after another.
 
-    Parameters
-    ----------
-    orders : (3, num_ranks) int64
-        The best placement known, which is replaced by a better one; and room.
-    numbers : (2,) int64
-        A signal to stop; the other becomes 1 where the search came to its end.
-    best : int
-        The time of the one known.
+    - `orders`, (3, num_ranks) int64: The best placement known, which is replaced by a better one; and room.
+    - `numbers`, (2,) int64: A signal to stop; the other becomes 1 where the search came to its end.
+    - `best`: The time of the one known.
     """
     best_order, order, tried = orders[0], orders[1], orders[2]
     count = order.size

@@ -44,10 +44,8 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     - What CUDA's sample p2pBandwidthLatencyTest prints; of its matrices those with P2P enabled, one way.
     - Logs of `ib_write_bw`, `osu_latency` or `osu_bw` one after the other, each below a line ``# pair A B``.
 
-    Raises
-    ------
-    FormatError
-        If the file is none of these, or its matrix is not one of all pairs; row and column are named.
+    Raises `FormatError` if the file is none of these, or its matrix is not one of all pairs; row and column
+    are named.
     """
     where, text = os.fspath(path), read_text(path, _LIMIT_BYTES)
     lines = text.splitlines()

@@ -28,20 +28,13 @@ SEVERAL = -1
 class Bars:
     """Bars of a picture, each a send that a row is busy with; arrays have a value for every bar.
 
-    Parameters
-    ----------
-    rows : tuple of str
-        The names of the rows shown, from the top.
-    num_rows : int
-        How many rows have bars, shown or not; of too many the busiest are shown.
-    lane, num_lanes
-        Bars of a row that overlap lie in lanes of their own; `num_lanes` is that of the bar's row.
-    send
-        The send's group.
-    chunk, origin
-        `SEVERAL` where merged chunks differ. The origin of a sum is its root.
-    num_hidden : int
-        Bars of rows that are not shown.
+    - `rows`: The names of the rows shown, from the top.
+    - `num_rows`: How many rows have bars, shown or not; of too many the busiest are shown.
+    - `lane`, `num_lanes`: Bars of a row that overlap lie in lanes of their own; `num_lanes` is that of the
+      bar's row.
+    - `send`: The send's group.
+    - `chunk`, `origin`: `SEVERAL` where merged chunks differ. The origin of a sum is its root.
+    - `num_hidden`: Bars of rows that are not shown.
     """
 
     rows: tuple[str, ...]

@@ -32,17 +32,11 @@ _MOST_PLACED = 128
 class Layout:
     """Places in units of a node's radius, as float64.
 
-    Parameters
-    ----------
-    place : (num_ranks, 2)
-        Of every rank; its node's where nodes stand for ranks.
-    centre, hub : (num_nodes, 2), (num_switches, 2)
-    radius : float
-        Of a node.
-    by_node : bool
-        Whether nodes stand for their ranks.
-    grid : bool
-        Whether ranks are on a grid whose border links may lead round.
+    - `place`, (num_ranks, 2): Of every rank; its node's where nodes stand for ranks.
+    - `centre`, `hub`: (num_nodes, 2), (num_switches, 2).
+    - `radius`: Of a node.
+    - `by_node`: Whether nodes stand for their ranks.
+    - `grid`: Whether ranks are on a grid whose border links may lead round.
     """
 
     place: NDArray[np.float64]
@@ -57,13 +51,9 @@ class Layout:
 class Line:
     """A line that stands for links one way.
 
-    Parameters
-    ----------
-    resources : frozenset of int
-        What sends over the links hold at this end of their way.
-    what : {"link", "link round the border", "port", "between nodes"}
-        A link of two ranks, its first piece where it leads round a grid, a rank's port of a switch, or all
-        links from one node to another.
+    - `resources` (frozenset of int): What sends over the links hold at this end of their way.
+    - `what`: A link of two ranks, its first piece where it leads round a grid, a rank's port of a switch, or
+      all links from one node to another.
     """
 
     start: NDArray[np.float64]

@@ -24,10 +24,7 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     There are none where clusters tell distances no better than they do where the same distances are dealt out
     at random.
 
-    Parameters
-    ----------
-    distance : (num_hosts, num_hosts) array
-        Symmetric, without holes.
+    - `distance`, (num_hosts, num_hosts) array: Symmetric, without holes.
     """
     if len(distance) < 3:
         return []

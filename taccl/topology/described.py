@@ -22,10 +22,8 @@ def described_machine(file: TopologyFile, default_name: str) -> Topology:
     Nodes are alike. A network card serves one send at a time out and one in, at its rate. A network that is
     oversubscribed k times carries a k-th of what all cards of a node do, out of it and into it.
 
-    Raises
-    ------
-    TopologyError
-        If nodes are joined by no cards, cards and GPUs do not fit, or there would be too many links.
+    Raises `TopologyError` if nodes are joined by no cards, cards and GPUs do not fit, or there would be too
+    many links.
     """
     node, nics, network = file.node, file.nics, file.network
     assert node is not None

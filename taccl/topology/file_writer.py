@@ -30,12 +30,9 @@ def dump_topology(topology: Topology) -> str:
     topology's notes become comments. A `LossyConversionWarning` says that machine and profile do, too, and
     that a switch has only some of the links among its ranks.
 
-    Raises
-    ------
-    ExportError
-        If such files cannot say it: links that hold no resource of their own, parallel links that hold
-        different ones, nodes whose ranks do not follow one another, the costs of the published tool, or names
-        that are no text.
+    Raises `ExportError` if such files cannot say it: links that hold no resource of their own, parallel links
+    that hold different ones, nodes whose ranks do not follow one another, the costs of the published tool, or
+    names that are no text.
     """
     if topology.cost_model != "physical":
         raise ExportError(

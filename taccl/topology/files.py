@@ -37,12 +37,9 @@ def load_topology(path: str | PathLike[str]) -> Topology:
 
     It is JSON if its name ends in ``.json`` or its text starts with ``{``.
 
-    Raises
-    ------
-    FormatError
-        If the file cannot be read, is empty, too large, or neither TOML nor JSON.
-    TopologyError
-        If a field is unknown, missing or wrong, or a rank or link does not exist; file and field are named.
+    Raises `FormatError` if the file cannot be read, is empty, too large, or neither TOML nor JSON. Raises
+    `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; file and field
+    are named.
     """
     from taccl.topology.file_schema import TopologyFile
     from taccl.validation import validated

@@ -39,14 +39,10 @@ _GRIDS = ("ring", "torus", "mesh")
 class NamedFabric:
     """A ring, torus, mesh, hypercube, fully connected fabric, star or product, of `MAX_NAMED_RANKS` at most.
 
-    Parameters
-    ----------
-    dims : tuple of int
-        As behind the colon of the name: ranks along every axis, ranks, or the hypercube's dimension.
-    betas : tuple of Fraction
-        Us per MB of the links along every axis; one where the fabric has no axes.
-    product : tuple of Dimension
-        The dimensions of a ``"multidim"``, the first varying fastest; its alpha is that of the slowest.
+    - `dims`: As behind the colon of the name: ranks along every axis, ranks, or the hypercube's dimension.
+    - `betas`: Us per MB of the links along every axis; one where the fabric has no axes.
+    - `product`: The dimensions of a ``"multidim"``, the first varying fastest; its alpha is that of the
+      slowest.
     """
 
     kind: str
@@ -171,16 +167,10 @@ def parse_named(
 ) -> NamedFabric:
     """The fabric that a name such as ``"torus:100x100x100"`` stands for; nothing is listed.
 
-    Parameters
-    ----------
-    bandwidth_gb_per_s, alpha_us, alpha_meaning
-        As in `taccl.topology.fabrics`; a bandwidth for every axis is for a mesh or a torus, and the name of a
-        ``"multidim"`` says its own.
+    - `bandwidth_gb_per_s`, `alpha_us`, `alpha_meaning`: As in `taccl.topology.fabrics`; a bandwidth for every
+      axis is for a mesh or a torus, and the name of a ``"multidim"`` says its own.
 
-    Raises
-    ------
-    TopologyError
-        If no fabric has that name, it has no such size, or a cost is wrong.
+    Raises `TopologyError` if no fabric has that name, it has no such size, or a cost is wrong.
     """
     if not isinstance(name, str) or not name.strip():
         raise TopologyError(f"found {quoted(name)}; expected a fabric, e.g. 'torus:100x100'", where="fabric")

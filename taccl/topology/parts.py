@@ -160,19 +160,12 @@ def add_aggregation(
     is limited. Its latency is half a round trip, or the switch's. With fewer than three ranks there is
     nothing to add on the way. Groups of its ranks have such links of their own, and share the pool.
 
-    Parameters
-    ----------
-    port_out, port_in : mapping of int to int
-        The resource that each rank's sends, and what it receives, hold at the switch.
-    alpha_us, beta_us_per_mb : Fraction
-        Of a send from one rank to another through the switch.
-    slowest_us_per_mb : Fraction
-        Of what else is on the way, which the links are no faster than.
+    - `port_out`, `port_in` (mapping of int to int): The resource that each rank's sends, and what it
+      receives, hold at the switch.
+    - `alpha_us`, `beta_us_per_mb`: Of a send from one rank to another through the switch.
+    - `slowest_us_per_mb`: Of what else is on the way, which the links are no faster than.
 
-    Returns
-    -------
-    list of int
-        The links: rank by rank, the one that adds and the one that multicasts.
+    Returns the links: rank by rank, the one that adds and the one that multicasts.
     """
     port_beta = beta_us_per_mb / Fraction(reduces.efficiency)
     alpha = alpha_us if reduces.rtt_us is None else Fraction(reduces.rtt_us) / 2
@@ -217,14 +210,9 @@ def add_node(
 ) -> None:
     """Join the ranks of a node pair by pair, or by a switch where there are no pairs.
 
-    Parameters
-    ----------
-    pairs : mapping of (int, int) to int
-        How many links join two places in `ranks`.
-    switch : str
-        Its name.
-    betas_us_per_mb : mapping of int to Fraction
-        Of so many links together.
+    - `pairs` (mapping of (int, int) to int): How many links join two places in `ranks`.
+    - `switch`: Its name.
+    - `betas_us_per_mb` (mapping of int to Fraction): Of so many links together.
     """
     if not pairs and len(ranks) > 1:
         add_crossbar(

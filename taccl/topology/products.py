@@ -46,15 +46,10 @@ _RATE_UNITS = {"": Fraction(1), "GB/s": Fraction(1), "Gb/s": Fraction(1, 8), "Gb
 class Dimension:
     """One dimension of a product: `size` ranks that differ in one digit, and how they are joined.
 
-    Parameters
-    ----------
-    kind : {"ring", "fully-connected", "switch", "line"}
-        A ring goes both ways; a line is a ring that is cut open, as in a mesh.
-    bandwidth_gb_per_s : Fraction
-        What a rank sends, and receives, over all its links of the dimension together, in 10**9 bytes a
-        second; of a line, over one.
-    alpha_us : Fraction
-        Latency of a link in microseconds.
+    - `kind`: A ring goes both ways; a line is a ring that is cut open, as in a mesh.
+    - `bandwidth_gb_per_s`: What a rank sends, and receives, over all its links of the dimension together, in
+      10**9 bytes a second; of a line, over one.
+    - `alpha_us`: Latency of a link in microseconds.
     """
 
     kind: Kind

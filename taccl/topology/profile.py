@@ -28,16 +28,10 @@ class Constant:
 class ProtocolCosts:
     """What messages cost under a protocol: a base beside the launch, latencies, and a share of bandwidth.
 
-    Parameters
-    ----------
-    base_us : Constant
-        Before the first step of a collective.
-    node_hop_us, network_hop_us : Constant
-        Alpha of a send in a node, and between nodes.
-    bandwidth_share : Constant
-        Of what the profile's betas say.
-    node_gb_per_s : Constant, optional
-        The most that it moves in a node.
+    - `base_us`: Before the first step of a collective.
+    - `node_hop_us`, `network_hop_us`: Alpha of a send in a node, and between nodes.
+    - `bandwidth_share`: Of what the profile's betas say.
+    - `node_gb_per_s`: The most that it moves in a node.
     """
 
     name: str
@@ -73,16 +67,10 @@ class ProtocolCosts:
 class Profile:
     """The constants of one machine under one name, e.g. ``"nominal"``.
 
-    Parameters
-    ----------
-    launch : Constant, optional
-        What a collective takes before its first step, whatever the protocol.
-    protocols : tuple of ProtocolCosts
-        Those that messages can be sent by; none where constants hold for all messages.
-    ranges : tuple of Range
-        Which protocol a library was seen to take at which sizes.
-    protocol : str
-        The one that the constants are of; empty before one was chosen.
+    - `launch`: What a collective takes before its first step, whatever the protocol.
+    - `protocols`: Those that messages can be sent by; none where constants hold for all messages.
+    - `ranges`: Which protocol a library was seen to take at which sizes.
+    - `protocol`: The one that the constants are of; empty before one was chosen.
     """
 
     machine: str

@@ -101,12 +101,8 @@ class ProfileFile(_Table):
 def load_profile(path: str, nominal: Profile) -> Profile:
     """The profile in a file, under the path as its name, of the machine that `nominal` is of.
 
-    Raises
-    ------
-    FormatError
-        If the file cannot be read.
-    TopologyError
-        If it is of another machine, or a constant is unknown, missing (but for overheads) or no bandwidth.
+    Raises `FormatError` if the file cannot be read. Raises `TopologyError` if it is of another machine, or a
+    constant is unknown, missing (but for overheads) or no bandwidth.
     """
     file = validated(
         ProfileFile, parse(read_text(path), source=path, exact=True), source=path, error=TopologyError

@@ -54,12 +54,8 @@ class LinkClass:
 class Translations:
     """A fabric, a group of translations, and the classes of the links that they move about.
 
-    Parameters
-    ----------
-    ranks : (num_ranks,) int64, optional
-        The rank at every place; None where places are ranks.
-    resource_class : tuple of int
-        Of a topology: the class of every resource, -1 of those that no class holds.
+    - `ranks`, (num_ranks,) int64: The rank at every place; None where places are ranks.
+    - `resource_class`: Of a topology: the class of every resource, -1 of those that no class holds.
     """
 
     host: NamedFabric | Topology

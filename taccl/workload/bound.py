@@ -33,10 +33,7 @@ def step_bound(
 ) -> Fraction:
     """Microseconds that every schedule of a step takes.
 
-    Parameters
-    ----------
-    workload, topology, rates, communication_share
-        As in `schedule_workload`.
+    - `workload`, `topology`, `rates`, `communication_share`: As in `schedule_workload`.
     """
     return _Bound(workload, topology, rates, communication_share).best()
 

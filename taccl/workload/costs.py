@@ -79,10 +79,7 @@ def tile_us(
 ) -> Fraction:
     """How long a tile of an operation takes a rank beside communication; 0 of collectives.
 
-    Raises
-    ------
-    WorkloadError
-        If neither its cost nor the machine's rates are known.
+    Raises `WorkloadError` if neither its cost nor the machine's rates are known.
     """
     if operation.is_collective:
         return Fraction(0)

@@ -66,10 +66,8 @@ class Part:
 class Exchange:
     """Sends of all parts; in the order of their groups one part after another could run.
 
-    Parameters
-    ----------
-    chunk, link, group : (num_transfers,) int64
-    reduce : (num_transfers,) bool
+    - `chunk`, `link`, `group`: (num_transfers,) int64.
+    - `reduce`: (num_transfers,) bool.
     """
 
     problem: Problem
@@ -116,12 +114,9 @@ def problem_of(
 def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Exchange:
     """All sends of the collectives of a step.
 
-    Parameters
-    ----------
-    workload, topology
-        Of one number of ranks.
-    algorithm : str
-        ``"synthesized"``, the name of a baseline, or ``"stock"``: rings, and pairwise sends of an alltoall.
+    - `workload`, `topology`: Of one number of ranks.
+    - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: rings, and pairwise sends of an
+      alltoall.
     """
     parts = parts_of(workload)
     problem, columns = problem_of(workload, topology, parts), list[list[np.ndarray]]([[], [], [], []])

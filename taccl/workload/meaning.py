@@ -186,10 +186,7 @@ def calculated(
 ) -> Part:
     """What an operation that moves nothing makes at one rank at some places.
 
-    Parameters
-    ----------
-    parts : sequence of Part
-        What the rank has of each tensor that is read.
+    - `parts`: What the rank has of each tensor that is read.
     """
     out, tensors = workload.tensors[operation.name], workload.operands(operation)
     read = []

@@ -45,14 +45,9 @@ _COSTS = ("cost_us", "flops", "memory_bytes")
 class Tensor:
     """An array that ranks have together.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Of the array that it stands for, not of one rank's piece.
-    dtype : {"float64", "float32", "float16", "bfloat16"}
-        Of its elements.
-    layout : str
-        ``"replicated"``, ``"partial"``, or ``"sliced(AXIS)"``.
+    - `shape`: Of the array that it stands for, not of one rank's piece.
+    - `dtype`: Of its elements.
+    - `layout`: ``"replicated"``, ``"partial"``, or ``"sliced(AXIS)"``.
     """
 
     name: str
@@ -205,14 +200,9 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
 def infer(operation: Operation, inputs: Sequence[Tensor], num_ranks: int) -> Tensor:
     """What an operation makes of tensors; `WorkloadError` says why it cannot.
 
-    Parameters
-    ----------
-    operation : Operation
-        Of any kind.
-    inputs : sequence of Tensor
-        In its order.
-    num_ranks : int
-        Ranks that slices are of.
+    - `operation`: Of any kind.
+    - `inputs`: In its order.
+    - `num_ranks`: Ranks that slices are of.
     """
     operation.check()
     kind = operation.kind

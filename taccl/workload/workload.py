@@ -222,10 +222,8 @@ class Workload:
     def _tilings(self) -> dict[str, Tiling]:
         """How operations that overlap are cut.
 
-        Raises
-        ------
-        WorkloadError
-            If a tile of one of them needs more than that tile of those before it, or tiles do not divide.
+        Raises `WorkloadError` if a tile of one of them needs more than that tile of those before it, or tiles
+        do not divide.
         """
         found = {}
         for each in self.overlaps:
@@ -281,10 +279,7 @@ class Workload:
     def tiles(self) -> tuple[Tile, ...]:
         """Every tile of every operation, each after all that it reads; of overlaps tile by tile.
 
-        Raises
-        ------
-        WorkloadError
-            If an overlap needs something that needs a part of it.
+        Raises `WorkloadError` if an overlap needs something that needs a part of it.
         """
         import networkx as nx
 

@@ -57,16 +57,11 @@ _MOST_CHECKED = 20_000
 class Findings:
     """All that a page is made from.
 
-    Parameters
-    ----------
-    whole : Schedule, optional
-        The schedule with every transfer; None where it has too many to be drawn.
-    proven : bool, optional
-        What `Certificate.check` said; None where it was not asked.
-    details : mapping
-        How the schedule was found, as `Result.to_dict` has it; empty where that is not known.
-    missing : mapping of section to text
-        Why something is left out.
+    - `whole`: The schedule with every transfer; None where it has too many to be drawn.
+    - `proven`: What `Certificate.check` said; None where it was not asked.
+    - `details` (mapping): How the schedule was found, as `Result.to_dict` has it; empty where that is not
+      known.
+    - `missing` (mapping of section to text): Why something is left out.
     """
 
     schedule: Schedule | CompactSchedule
