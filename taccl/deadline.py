@@ -8,11 +8,12 @@ thread free for Ctrl-C while they work. What is under way is told in scopes, fro
 from __future__ import annotations
 
 import math
+import signal as signals
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from taccl.errors import NoSolutionError
 
@@ -222,3 +223,24 @@ class Deadline:
 
 #: Work is finished, however long it takes.
 NEVER = Deadline()
+
+
+@contextmanager
+def signals_to(handle: Any, *names: str, only: Any = None) -> Iterator[None]:
+    """Have signals handled by a function meanwhile, in the main thread; `only` those handled so by now.
+
+    Signals that the platform lacks are passed over.
+    """
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = [getattr(signals, name) for name in names if hasattr(signals, name)]
+        every = ((each, signals.getsignal(each)) for each in numbers)
+        # One that was not installed by Python could not be put back.
+        before = {each: known for each, known in every if known is not None and only in (None, known)}
+    for each in before:
+        signals.signal(each, handle)
+    try:
+        yield
+    finally:
+        for each, known in before.items():
+            signals.signal(each, known)

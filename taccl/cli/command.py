@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
@@ -19,6 +17,7 @@ import taccl
 from taccl.cli.options import flag_of
 from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
 from taccl.cli.verbs import VERBS
+from taccl.deadline import signals_to
 from taccl.errors import InputError, TacclWarning
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
@@ -31,11 +30,16 @@ def run(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     hold_descriptors()
     interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:  # whatever becomes of the exception
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
     with warnings.catch_warnings():
         warnings.simplefilter("once", TacclWarning)
         warnings.showwarning = show_warning
         try:
-            with _interrupts_noted() as interrupts:
+            with signals_to(note, "SIGINT", only=signal.default_int_handler):
                 answer = _answer(words)
         except KeyboardInterrupt:
             answer = _INTERRUPTED
@@ -43,26 +47,6 @@ def run(argv: Sequence[str] | None = None) -> int:
     if interrupts and answer.exit_code:
         answer = _INTERRUPTED
     return emit(answer, as_json="--json" in words)
-
-
-@contextlib.contextmanager
-def _interrupts_noted() -> Iterator[list[int]]:
-    """Count every Ctrl-C, whatever becomes of the exception that it raises."""
-    noted: list[int] = []
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not in_main_thread:
-        yield noted
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        signal.default_int_handler(number, frame)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _answer(words: list[str]) -> Answer:

@@ -13,12 +13,12 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import warnings
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from taccl.deadline import signals_to
 from taccl.errors import InputError, TacclError, TacclWarning
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, frame, with_best_bounds
@@ -53,7 +53,7 @@ def table_of(
     done = 0
     try:
         with (
-            _ends_in_order(),
+            signals_to(_leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL),
             _counter(len(asked), progress) as count,
             contextlib.closing(_rows(asked, num_workers, chosen_cache(cache))) as coming,
         ):
@@ -215,24 +215,10 @@ def _numbered(index: int, run: RunRequest, parent: tuple[int, str] | None) -> An
     return index, *perform(run)
 
 
-@contextlib.contextmanager
-def _ends_in_order() -> Iterator[None]:
-    """Exit on SIGTERM and SIGHUP instead of dying of them: joblib removes what it shares at an exit alone."""
-    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    numbers = [each for each in known if in_main_thread and signal.getsignal(each) == signal.SIG_DFL]
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
-        raise SystemExit(128 + number)
-
-    for number in numbers:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """Exit on a signal instead of dying of it: joblib removes what it shares at an exit alone."""
+    signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
+    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taccl.deadline import signals_to
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import find_mpiexec
 from taccl.runtime.job import check_memory
@@ -209,22 +209,16 @@ def _parsed(line: bytes) -> dict[str, Any]:
 @contextlib.contextmanager
 def _termination_as_exception() -> Iterator[None]:
     """Clean up on SIGTERM, too, and then end as it would have."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def note(_number: int, _frame: FrameType | None) -> None:
         raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, note)
     try:
-        yield
+        with signals_to(note, "SIGTERM"):
+            yield
     except _Terminated:
-        signal.signal(signal.SIGTERM, before)
         os.kill(os.getpid(), signal.SIGTERM)
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _free_memory_bytes() -> int:
