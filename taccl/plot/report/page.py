@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
@@ -19,6 +19,7 @@ from taccl.html import as_html
 from taccl.plot.progress import moments_in
 from taccl.plot.report import sections
 from taccl.plot.report.look import SCRIPT, STYLE
+from taccl.plot.report.parts import section
 from taccl.plot.sizes import bandwidths
 from taccl.plot.style import drawing, title_of
 from taccl.schedule.compact import CompactSchedule
@@ -73,7 +74,8 @@ class Findings:
     bandwidths: Bandwidths | None
     moments: tuple[Moment, ...]
     details: Mapping[str, Any]
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str]
+    command: str
 
     @property
     def gap(self) -> float:
@@ -83,7 +85,7 @@ class Findings:
 
 def _look_into(
     found: Result | Schedule | CompactSchedule, details: Mapping[str, Any] | None, *, budget_s: float,
-    measured: Sequence[str],
+    measured: Sequence[str], command: str,
 ) -> Findings:  # fmt: skip
     """Verify, bound, replay and time a schedule at many sizes."""
     missing: dict[str, str] = {}
@@ -119,7 +121,7 @@ def _look_into(
             missing["sizes"] = f"left out: {error}"
     moments = found.progress if isinstance(found, Result) else moments_in(details)
     return Findings(
-        schedule, whole, verification, bound, proven, simulation, rates, moments, details, missing
+        schedule, whole, verification, bound, proven, simulation, rates, moments, details, missing, command
     )
 
 
@@ -154,13 +156,10 @@ def report(
     str
         HTML. Of a very large schedule pictures are left out, and the page says so.
     """
-    known = _look_into(found, details, budget_s=budget_s, measured=measured)
+    known = _look_into(found, details, budget_s=budget_s, measured=measured, command=command)
     contents = "".join(f'<a href="#{name}">{as_html(title)}</a>' for name, title in _CONTENTS.items())
-    parts = (getattr(sections, name)(known) for name in _CONTENTS if name != "versions")
-    body = "".join(
-        (_head(known), sections.summary(known), f"<nav>{contents}</nav>", *parts,
-         sections.versions(known, command))
-    )  # fmt: skip
+    parts = (section(name, title, *getattr(sections, name)(known)) for name, title in _CONTENTS.items())
+    body = "".join((_head(known), sections.summary(known), f"<nav>{contents}</nav>", *parts))
     # Only this script may run, and nothing may be fetched, whatever a file has in it.
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"

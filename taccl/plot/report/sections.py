@@ -1,4 +1,4 @@
-"""The sections of a report, in the order of the page: from findings to HTML."""
+"""The sections of a report, in the order of the page: from findings to pieces of HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taccl.plot.bars import bars_of, busy_shares
 from taccl.plot.gantt import COPIES, MOST_SHAPES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.layout import height_of
 from taccl.plot.progress import draw_moments
-from taccl.plot.report.parts import data, facts, fold_away, paragraph, picture, section, table
+from taccl.plot.report.parts import data, facts, fold_away, paragraph, picture, table
 from taccl.plot.sizes import NAMES_OF_BASELINES, bandwidth
 from taccl.plot.style import figure, title_of
 from taccl.plot.topology import topology as draw_topology
@@ -54,7 +54,7 @@ def summary(found: Findings) -> str:
     return f'<div class="cards">{shown}</div>'
 
 
-def verification(found: Findings) -> str:
+def verification(found: Findings) -> list[str]:
     """What was checked, and each violation."""
     checked = found.verification
     count, redundant = format_count(len(checked.violations), "violation"), checked.num_redundant
@@ -75,10 +75,10 @@ def verification(found: Findings) -> str:
     if shown:
         parts.append(table(("kind", "violation"), [(each.kind, str(each)) for each in shown]))
         parts.append(paragraph(f"and {more} more, which taccl verify lists" if more else "", kind="note"))
-    return section("verification", "Verification", *parts)
+    return parts
 
 
-def bound(found: Findings) -> str:
+def bound(found: Findings) -> list[str]:
     """The certificate in words."""
     limit = found.bound
     holds = "worked out again from its witness, by arithmetic alone: it holds"
@@ -97,19 +97,19 @@ def bound(found: Findings) -> str:
         text += f" The schedule meets it: it is {standing(limit, found.schedule.finish)}."
     elif found.gap != float("inf"):
         text += f" This one is {found.gap:.2%} above it: a better one may exist, or the bound may be too low."
-    return section("bound", "Bound and gap", paragraph(text), facts(rows))
+    return [paragraph(text), facts(rows)]
 
 
-def timeline(found: Findings) -> str:
+def timeline(found: Findings) -> list[str]:
     """Gantt charts by rank, link and resource, and what their bars are."""
-    whole, title = found.whole, "Timeline"
+    whole = found.whole
     if whole is None or not whole.num_transfers:
         text = found.missing.get("timeline", "There is nothing to send.")
-        return section("timeline", title, paragraph(text, kind="note"))
+        return [paragraph(text, kind="note")]
     try:
         charts = {by: bars_of(whole, by, max_rows=64) for by in _VIEWS}
     except TacclError as error:
-        return section("timeline", title, paragraph(f"left out: {error}", kind="bad"))
+        return [paragraph(f"left out: {error}", kind="bad")]
     bound_us = found.bound.bound_us or None
     buttons, views, groups = [], [], {}
     for by, bars in charts.items():
@@ -123,9 +123,7 @@ def timeline(found: Findings) -> str:
             groups[name] = {kind: bars.send[some].tolist() for kind, some in names}
     texts = data("sends", {"pictures": groups, "texts": _texts(whole) if groups else []})
     text = "A bar is a send; point at one to see what it carries. The dashed line is the bound."
-    return section(
-        "timeline", title, paragraph(text), f'<div class="tabs">{"".join(buttons)}</div>', *views, texts
-    )
+    return [paragraph(text), f'<div class="tabs">{"".join(buttons)}</div>', *views, texts]
 
 
 def _texts(schedule: Schedule) -> list[str]:
@@ -148,10 +146,9 @@ def _texts(schedule: Schedule) -> list[str]:
     return texts
 
 
-def load(found: Findings) -> str:
+def load(found: Findings) -> list[str]:
     """The topology with link loads, the busiest links, and the busiest resources with why they idle."""
-    whole, title = found.whole, "Load"
-    parts = []
+    whole, parts = found.whole, []
     if whole is not None:
         topology = whole.problem.topology
         try:
@@ -177,7 +174,7 @@ def load(found: Findings) -> str:
             paragraph(_more(len(resources), len(rows), "resource"), kind="note"),
         ]
     parts.append(paragraph(found.missing.get("load", ""), kind="note"))
-    return section("load", title, *parts)
+    return parts
 
 
 def _links(schedule: Schedule) -> str:
@@ -199,11 +196,11 @@ def _links(schedule: Schedule) -> str:
     return listed + paragraph(f"{more} {idle}", kind="note")
 
 
-def sizes(found: Findings) -> str:
+def sizes(found: Findings) -> list[str]:
     """Bus bandwidth over size, as a picture and as a table."""
-    rates, title = found.bandwidths, "Bandwidth over size"
+    rates = found.bandwidths
     if rates is None:
-        return section("sizes", title, paragraph(found.missing.get("sizes", ""), kind="note"))
+        return [paragraph(found.missing.get("sizes", ""), kind="note")]
     drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
     bounds = {"bound": rates.bound}
     if rates.bound_under_sketch:
@@ -231,10 +228,10 @@ def sizes(found: Findings) -> str:
     shown = picture(drawn, "bandwidth-picture", "bus bandwidth over size")
     numbers = table(head, rows, numbers=range(1, len(head)), name="sizes-table")
     listed = fold_away("The numbers: bus bandwidth in GB/s", numbers)
-    return section("sizes", title, paragraph(text), shown, *undefined, listed)
+    return [paragraph(text), shown, *undefined, listed]
 
 
-def search(found: Findings) -> str:
+def search(found: Findings) -> list[str]:
     """Stages with their seconds, and the best finish and bound over time."""
     details = found.details
     stages = details.get("stages")
@@ -262,10 +259,10 @@ def search(found: Findings) -> str:
         title = title_of(found.schedule.problem)
         drawn = draw_moments(found.moments, title, ax=figure(width=9, height=3.6))
         parts.append(picture(drawn, "progress-picture", "best finish and bound over time"))
-    return section("search", "Search", *parts)
+    return parts
 
 
-def problem(found: Findings) -> str:
+def problem(found: Findings) -> list[str]:
     """Topology, collective, sizes and the sketch's clauses."""
     it = found.schedule.problem
     topology, clauses = it.topology, it.clauses
@@ -280,10 +277,10 @@ def problem(found: Findings) -> str:
         *said,
     ]
     notes = [paragraph(f"note: {note}", kind="note") for note in dict.fromkeys((*it.notes, *topology.notes))]
-    return section("problem", "Problem and sketch", facts(rows), *notes)
+    return [facts(rows), *notes]
 
 
-def transfers(found: Findings) -> str:
+def transfers(found: Findings) -> list[str]:
     """The first transfers, with a field that filters them."""
     schedule = found.schedule
     links, us = schedule.problem.topology.links, schedule.problem.costs.us
@@ -302,10 +299,10 @@ def transfers(found: Findings) -> str:
         more = f"the first of them; {more} `taccl show FILE --transfers -1` lists all."
     said = paragraph(f"{format_count(schedule.num_transfers, 'transfer')} {more}".strip())
     listed = table(head, rows, numbers=(0, 1, 2, 4), name="transfers-table")
-    return section("transfers", "Transfers", said, field, listed)
+    return [said, field, listed]
 
 
-def versions(found: Findings, command: str) -> str:
+def versions(found: Findings) -> list[str]:
     """What made the schedule and the page."""
     stated = found.details.get("versions")
     listed = stated.items() if isinstance(stated, dict) else ()
@@ -313,10 +310,10 @@ def versions(found: Findings, command: str) -> str:
     made = _word(found.details.get("command"))
     unknown = paragraph("The file does not say which versions made it.", kind="note")
     parts = [facts(rows) if rows else unknown]
-    for name, text in (("The schedule was made by", made), ("This page was made by", command)):
+    for name, text in (("The schedule was made by", made), ("This page was made by", found.command)):
         if text:
             parts.append(f"<p>{as_html(name)}</p><pre>{as_html(text)}</pre>")
-    return section("versions", "Versions and command", *parts)
+    return parts
 
 
 def _rate(gb_per_s: float | None) -> str:
