@@ -114,11 +114,12 @@ SHORT = (
     "seconds",
 )  # fmt: skip
 
-#: The columns that only a schedule fills.
-OF_SCHEDULES = (
-    "finish_us", "launch_us", "predicted_us", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
-    "num_sends", "producer", "first_schedule_s", "proven_s", "schedule_digest",
+#: The columns that can be read off a schedule at any time, and those that only a schedule fills.
+_MEASURES = (
+    "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
+    "num_sends", "producer",
 )  # fmt: skip
+OF_SCHEDULES = (*_MEASURES, "gap", "first_schedule_s", "proven_s", "schedule_digest")
 
 _STAGE_COLUMNS = {
     "bound": "bound_s", "suggest": "suggest_s", "fold": "fold_s", "greedy": "greedy_s",
@@ -252,12 +253,8 @@ def figures(result: Result) -> dict[str, Any]:
 
 
 def _measures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
-    """What can be read off a schedule at any time."""
-    names = (
-        "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
-        "num_sends", "producer",
-    )  # fmt: skip
-    return {name: getattr(schedule, name) for name in names} | {"verified": True}
+    """The columns of `_MEASURES`."""
+    return {name: getattr(schedule, name) for name in _MEASURES} | {"verified": True}
 
 
 def _versions(result: Result) -> dict[str, Any]:

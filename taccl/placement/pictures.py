@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,8 +35,7 @@ def matrices(placement: Placement, *, ax: Axes | None = None) -> Axes:
     for at, order in ((0, placement.given), (count + gap, placement.order)):
         whole[:, at : at + count] = between[np.ix_(order, order)]
     image = ax.imshow(whole, cmap="cividis", interpolation="nearest")
-    colours: Any = ax.figure.colorbar(image, ax=ax, shrink=0.8)
-    colours.set_label("us of all that a largest message holds")
+    ax.figure.colorbar(image, ax=ax, shrink=0.8, label="us of all that a largest message holds")
     ticks = [(count - 1) / 2, count + gap + (count - 1) / 2]
     ax.set_xticks(ticks, ["rank, in the order given", "rank, in the new order"])
     ax.set_ylabel("rank")
