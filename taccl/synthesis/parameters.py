@@ -274,11 +274,12 @@ class RuinParameters(_Group):
     most_routes: int = 40_000  # problems with more (trees times ranks) are left as they are
     most_merged: int = 16  # chunks in a send that is made
     most_holds: int = 4_096  # of one resource; a schedule that needs more is not found
-    runs: int = 2  # from one schedule, each with a seed of its own
-    # So many sends over turns without a better finish end a run; within limits in turns.
-    patience_sends: int = 10_000_000
-    least_patience: int = 2_000
-    most_patience: int = 10_000
+    # The first run has so many turns, but fewer where there are few sends, or turns times sends would be
+    # more; every further one has twice the last's.
+    run_turns: int = 10_000
+    turns_per_send: int = 100
+    run_sends: int = 10_000_000
+    idle_runs: int = 2  # so many in a row that found nothing better are the last
     # What the compiled search finds is improved in turns of so many sends in all, and so many turns at least.
     turn_sends: int = 6_000_000
     least_turns: int = 200
@@ -286,14 +287,17 @@ class RuinParameters(_Group):
     # How often all is timed backwards and forwards again, in one of so many turns.
     passes: int = 1
     every: int = 16
-    threshold: float = (
-        0.002  # how much worse than the present one, relatively, a schedule may be to go on from
-    )
+    threshold: float = 0.01  # how much worse, relatively, what is gone on from may get in the first turn
     # Of two schedules that finish alike, what counts is how late sends end, and how busy resources are; both
     # as parts of the finish. These are squared so often, that sends in its last tenth count most.
     lateness: float = 0.1
     economy: float = 0.1
     sharpness: int = 5
+
+    def turns_of(self, num_sends: int) -> int:
+        """The turns of the first run over a schedule of so many sends."""
+        most = min(self.run_turns, self.turns_per_send * num_sends, self.run_sends // max(1, num_sends))
+        return max(1, most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Improvement", "compile_improvement", "improve_schedule", "suits_improvement"]
 
-#: Turns where only patience ends the search.
-_MANY = 1 << 40
-
 
 def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most_routes) -> bool:
     """Whether the loop knows all that the problem asks, and it is small enough."""
@@ -146,15 +143,12 @@ class Improvement:
             rows = slice(arcs.hold_of[now.link[m]], arcs.hold_of[now.link[m] + 1])
             now.load[arcs.resource[rows]] += arcs.hold_alpha[rows] + now.units[m] * arcs.hold_beta[rows]
 
-    def run(self, *, turns: int | None = None, patience: int = _MANY) -> int:
-        """Complete the trees and improve; the finish of the best in ticks, -1 where there is none.
-
-        It stops after so many turns, or so many in a row that found nothing better.
-        """
+    def run(self, *, turns: int) -> int:
+        """Complete the trees and improve; the finish of the best in ticks, -1 where there is none."""
         ruin = self.limits.parameters.ruin
         rules = Rules(
-            self.limits.target_ticks, _MANY if turns is None else turns, patience, ruin.passes, ruin.every,
-            ruin.threshold, ruin.most_ruined, ruin.lateness, ruin.economy, ruin.sharpness,
+            self.limits.target_ticks, turns, ruin.passes, ruin.every, ruin.threshold, ruin.most_ruined,
+            ruin.lateness, ruin.economy, ruin.sharpness,
         )  # fmt: skip
         with self.limits.deadline.stopping(self.signal):
             return int(improve(self._work, self._states, rules, self.counts, self.signal))
@@ -194,29 +188,30 @@ def improve_schedule(
     schedule : Schedule
         Of a problem that `suits_improvement`.
     turns : int, optional
-        After which it stops at the latest; it stops before once so many in a row found nothing better.
+        At most. Each run has twice the turns of the one before it, and goes on from the best; so many in a
+        row that found nothing better are the last.
     merges, chunks
         As in `Improvement`.
     """
     began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
-    search = Improvement(schedule.problem, read_trees(schedule), limits, merges=merges, chunks=chunks)
-    # To write the schedule takes about as long as to read it.
-    limits = replace(limits, deadline=until.later(-2 * (time.monotonic() - began)))
-    patience = min(ruin.most_patience, max(ruin.least_patience, ruin.patience_sends // max(1, len(schedule))))
-    best, made, better = schedule, 0, 0
-    for run in range(ruin.runs if turns is None else 1):
-        if run:
-            if best.finish_ticks <= limits.target_ticks or limits.deadline.has_passed:
-                break
-            again = replace(limits, seed=limits.seed + 1_000_003 * run)
-            search = Improvement(schedule.problem, search.trees, again, merges=merges, chunks=chunks)
-        search.limits = limits
-        finish = search.run(turns=turns, patience=patience)
+    trees, left = read_trees(schedule), 1 << 40 if turns is None else turns
+    best, length, made, better, idle = schedule, ruin.turns_of(len(schedule)), 0, 0, 0
+    while idle < ruin.idle_runs and left > 0:
+        if made and (best.finish_ticks <= limits.target_ticks or until.has_passed):
+            break
+        search = Improvement(schedule.problem, trees, limits, merges=merges, chunks=chunks)
+        if not made:  # to write the schedule takes about as long as to read it
+            until = until.later(-2 * (time.monotonic() - began))
+        search.limits = replace(limits, deadline=until)
+        finish = search.run(turns=min(length, left))
         if finish < 0:
             return schedule, "not every chunk has a way along a tree"
         made, better = made + int(search.counts[0]), better + int(search.counts[2])
+        left, length, idle = left - length, 2 * length, idle + 1
+        limits = replace(limits, seed=limits.seed + 1_000_003)
         if finish < best.finish_ticks:
-            best = search.schedule()
+            best, idle = search.schedule(), 0
+            trees = read_trees(best)
     return best, f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
 
 

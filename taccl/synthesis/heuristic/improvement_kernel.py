@@ -54,13 +54,12 @@ def improve(
     retime(w, now, 0)
     least = NEVER
     value = record = FAR
-    idle = turn = 0
-    while turn <= rules.turns and least > rules.target_ticks and idle <= rules.patience:
+    turn = 0
+    while turn <= rules.turns and least > rules.target_ticks:
         if turn:
             if signal[0]:
                 break
             counts[0] += 1
-            idle += 1
             w.room.reach[2] = 0
             ruin(w, now, rules)
         is_whole = recreate(w, now)
@@ -70,14 +69,14 @@ def improve(
         if is_whole and (turn == 0 or passes or not _settle(w, now)):
             retime(w, now, passes)
         new = _value(now, rules)
-        limit = min(value * (1.0 + rules.threshold), record * (1.0 + 3.0 * rules.threshold))
+        threshold = rules.threshold * (1.0 - turn / (rules.turns + 1.0))
+        limit = min(value * (1.0 + threshold), record * (1.0 + 3.0 * threshold))
         if is_whole and new <= limit:
             value = new
             record = min(record, new)
             counts[1] += turn > 0
             if now.size[2] < least:
                 counts[2] += turn > 0
-                idle = 0
                 least = now.size[2]
                 _copy(w, now, best, True)
             _copy(w, now, kept, False)

@@ -223,13 +223,11 @@ class Rules(NamedTuple):
         A finish that is good enough.
     turns : int
         At most.
-    patience : int
-        So many turns without a better finish are the last.
     passes, every : int
         How often all is timed backwards and forwards again; in one of so many turns.
     threshold : float
-        How much worse than the present one, relatively, a schedule may be to go on from; and three times so
-        much than the best.
+        How much worse than the present one, relatively, a schedule may be to go on from, and three times so
+        much than the best: in the first turn, and ever less down to nothing in the last.
     most_ruined : int
         Sends that a turn takes out, about, at most.
     lateness, economy : float
@@ -240,7 +238,6 @@ class Rules(NamedTuple):
 
     target_ticks: int
     turns: int
-    patience: int
     passes: int
     every: int
     threshold: float

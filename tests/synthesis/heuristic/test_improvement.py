@@ -280,15 +280,16 @@ def test_a_search_without_success_ends():
     ).expand()
     better, done = improve_schedule(first, turns=10**7)
     assert better == first
-    assert done == f"{DEFAULTS.ruin.most_patience + 1} turns, 0 better, from {first.finish_us:.4g} us"
+    turns = 3 * DEFAULTS.ruin.turns_of(len(first))  # one run, and another of twice the turns
+    assert done == f"{turns} turns, 0 better, from {first.finish_us:.4g} us"
 
 
 def test_what_one_seed_does_not_find_another_may():
-    """Once a run has lost patience the next begins at the same schedule, with a seed of its own."""
+    """After a run that found nothing better the next has twice the turns, and a seed of its own."""
     problem = make_problem(topologies.mesh(3, 3), collectives.allreduce(9), chunk_bytes=MB)
     first, found = schedule_large(problem, num_runs=1).expand(), []
     for runs in (1, 6):
-        ruin = {"runs": runs, "least_patience": 10, "most_patience": 10}
+        ruin = {"idle_runs": runs, "run_turns": 10}
         limits = Limits(parameters=SearchParameters.from_dict({"ruin": ruin}))
         found.append(improve_schedule(first, limits))
     (alone, few), (best, many) = found
