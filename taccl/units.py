@@ -72,22 +72,25 @@ def parse_time_us(time: int | float | str, *, where: str = "time") -> Fraction:
 
 def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fraction:
     """The fraction that a person means by a number; floats are read as their shortest decimal text."""
-    if isinstance(number, bool):
-        raise InputError(f"found {number!r}; expected a number", where=where)
-    try:
-        text = "" if isinstance(number, Fraction) else str(number)
-        long = len(text) > _MAX_DIGITS or _exponent(text) > _MAX_DIGITS
-        value = Fraction(0) if long else Fraction(text or number)
-    except (ValueError, ZeroDivisionError):
-        raise InputError(f"found {_short(number)}; expected a finite number", where=where) from None
-    if long:
-        raise InputError(f"found {_short(number)}; expected at most {_MAX_DIGITS} digits", where=where)
-    if value < 0:
+    value = number if isinstance(number, Fraction) else _fraction(number, where)
+    if value.numerator < 0:
         raise InputError(f"found {_short(number)}; expected a number that is not negative", where=where)
-    if value and abs(value.numerator.bit_length() - value.denominator.bit_length()) > _MAX_BITS:
+    if value.numerator and abs(value.numerator.bit_length() - value.denominator.bit_length()) > _MAX_BITS:
         said = f"found {_short(number)}; expected 0, or a number between 1e-100 and 1e100"
         raise InputError(said, where=where)
     return value
+
+
+def _fraction(number: int | float | str, where: str) -> Fraction:
+    if isinstance(number, bool):
+        raise InputError(f"found {number!r}; expected a number", where=where)
+    try:
+        text = str(number)
+        if len(text) <= _MAX_DIGITS and _exponent(text) <= _MAX_DIGITS:
+            return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"found {_short(number)}; expected a finite number", where=where) from None
+    raise InputError(f"found {_short(number)}; expected at most {_MAX_DIGITS} digits", where=where)
 
 
 def _exponent(text: str) -> int:

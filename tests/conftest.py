@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,8 +20,15 @@ if TYPE_CHECKING:
 
 def pytest_configure() -> None:
     """Let Ctrl-C reach tests that send it: a shell has what it starts in the background ignore it."""
+    gc.disable()  # until all tests are collected, none of which is garbage
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look through modules and thousands of tests, which stay to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_auto_num_workers() -> int:

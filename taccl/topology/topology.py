@@ -32,6 +32,7 @@ AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]
 #: Fields of a topology that are words.
 _WORDS = ("name", "machine", "profile", "cost_model", "alpha_meaning")
+_NOTHING = Fraction(0)  # one for all, as costs that links share are read once
 #: The other end of a send, where time or links are turned round.
 OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
 
@@ -63,13 +64,13 @@ class Link:
         self, alpha_meaning: AlphaMeaning, overhead_us: Fraction | None = None
     ) -> tuple[Fraction, Fraction]:
         """Alpha, or the overhead that is part of it, and beta of how long a send holds the link itself."""
-        alpha_us = self.alpha_us if alpha_meaning == "occupies" else Fraction(0)
+        alpha_us = self.alpha_us if alpha_meaning == "occupies" else _NOTHING
         return alpha_us if overhead_us is None else min(alpha_us, overhead_us), self.beta_us_per_mb
 
     @property
     def ends(self) -> str:
         """Its ranks as messages show them, e.g. ``"0->1,2"``."""
-        return "->".join(",".join(map(str, ranks)) for ranks in (self.srcs, self.dsts))
+        return f"{','.join(map(str, self.srcs))}->{','.join(map(str, self.dsts))}"
 
     def __str__(self) -> str:
         return f"{self.ends} ({shown(self.name)})" if self.name else self.ends
@@ -376,15 +377,14 @@ class TopologyBuilder:
         """
         srcs = (src,) if isinstance(src, int) else tuple(sorted(src))
         dsts = (dst,) if isinstance(dst, int) else tuple(sorted(dst))
-        link = Link(srcs, dsts, Fraction(0), Fraction(0), name)
-        alpha, beta = self._exact(alpha_us, beta_us_per_mb, f"link {link}")
-        link = replace(link, alpha_us=alpha, beta_us_per_mb=beta)
+        described = f"link {Link(srcs, dsts, _NOTHING, _NOTHING, name)}"
+        link = Link(srcs, dsts, *self._exact(alpha_us, beta_us_per_mb, described), name)
         index = len(self.links)
         self.links.append(link)
         if overhead_us is not None:
-            overhead_us, _ = self._exact(overhead_us, 0, f"link {link}: overhead")
+            overhead_us, _ = self._exact(overhead_us, _NOTHING, f"{described}: overhead")
         held = link.held_us(self.alpha_meaning, overhead_us)
-        self._holds.append(Hold(index, self.add_resource(f"link {link}"), *held))
+        self._holds.append(Hold(index, self.add_resource(described), *held))
         return index
 
     @checked_as(TopologyError)
