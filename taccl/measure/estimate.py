@@ -28,7 +28,8 @@ _FLAT = 0.5
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
 _LEAST_SHARE = 1e-4
-_STEP = 1e-4
+#: Of a logarithm, to see how residuals grow.
+_STEP = 1e-7
 
 #: The protocol of each size of each series.
 Protocols: TypeAlias = "Sequence[NDArray[np.int64]]"
@@ -159,17 +160,25 @@ class _Task:
     def residuals(
         self, protocols: Protocols, logs: NDArray[np.float64], *, smoothed: bool = True
     ) -> NDArray[np.float64]:
-        """Relative errors, how much faster another protocol were, softened, and distances from priors."""
+        """(..., num) relative errors and how much faster another protocol were, softened; ways to priors."""
         errors = []
         for each, chosen in zip(self.observed, protocols, strict=True):
             found = times_us(each.work, each.size_bytes, logs)
-            predicted = found[chosen, np.arange(len(chosen))]
+            predicted = found[..., chosen, np.arange(len(chosen))]
             errors.append(np.log(predicted / each.times_us) / NOISE)
-            errors.append(np.log(predicted / found[np.unique(chosen)].min(axis=0)) / _CHOICE)
-        relative = np.concatenate(errors)
+            errors.append(np.log(predicted / found[..., np.unique(chosen), :].min(axis=-2)) / _CHOICE)
+        relative = np.concatenate(errors, axis=-1)
         if smoothed:
             relative = np.sign(relative) * np.sqrt(2 * (np.sqrt(1 + relative**2) - 1))
-        return np.concatenate([relative, (logs - self.means) / self.spreads])
+        return np.concatenate([relative, (logs - self.means) / self.spreads], axis=-1)
+
+    def slopes(
+        self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64], *, smoothed: bool
+    ) -> NDArray[np.float64]:
+        """(free parameters, residuals) by how much each residual grows with each parameter."""
+        moved = np.vstack([logs, logs + _STEP * np.eye(len(logs))[free]])
+        found = self.residuals(protocols, moved, smoothed=smoothed)
+        return np.asarray((found[1:] - found[0]) / _STEP)
 
     def cost(self, protocols: Protocols, logs: NDArray[np.float64]) -> float:
         """Half the sum of squares."""
@@ -183,19 +192,22 @@ class _Task:
 
         if not free.any():
             return start
-        logs = start.copy()
 
-        def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        def at(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            logs = start.copy()
             logs[free] = values
-            return self.residuals(protocols, logs)
+            return logs
 
         shares = np.array([name.endswith("_share") for name in PARAMETERS])[free]
         low = np.where(shares, np.log(_LEAST_SHARE), -np.inf)
         high = np.where(shares, 0.0, np.inf)
         begin = np.clip(start[free], low + 1e-9, high - 1e-9)
-        found = least_squares(residuals, begin, bounds=(low, high), max_nfev=60, ftol=1e-6, xtol=1e-6)
-        logs[free] = found.x
-        return logs
+        found = least_squares(
+            lambda values: self.residuals(protocols, at(values)), begin,
+            jac=lambda values: self.slopes(protocols, free, at(values), smoothed=True).T,
+            bounds=(low, high), max_nfev=60, ftol=1e-6, xtol=1e-6,
+        )  # fmt: skip
+        return at(found.x)
 
     def remaining(
         self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64]
@@ -203,9 +215,6 @@ class _Task:
         """Of each free parameter, what part of its prior's spread the data leave; 0 of the others."""
         left = np.zeros(len(logs))
         if free.any():
-            here = self.residuals(protocols, logs, smoothed=False)
-            moved = logs + _STEP * np.eye(len(logs))[free]
-            ahead = np.stack([self.residuals(protocols, each, smoothed=False) for each in moved])
-            jacobian = (ahead - here) / _STEP
+            jacobian = self.slopes(protocols, free, logs, smoothed=False)
             left[free] = np.sqrt(np.diag(np.linalg.inv(jacobian @ jacobian.T))) / self.spreads[free]
         return left

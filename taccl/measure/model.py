@@ -141,13 +141,19 @@ def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
 
 
 def times_us(work: Work, size_bytes: NDArray[np.float64], logs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Times by protocol and size, (3, sizes), of parameters by their logarithms; the faster algorithm's."""
-    launch, node, network, *rest = np.exp(logs)
-    scales, (in_node, across), shares = np.array(rest[:3]), rest[3:5], np.array([*rest[5:], 1.0])
+    """Times by protocol and size, (..., 3, sizes), by logarithms of parameters; the faster algorithm's."""
+    values = np.exp(logs)
+    launch, node, network, in_node, across = np.moveaxis(values[..., [0, 1, 2, 6, 7], None], -2, 0)
+    scales, shares = (
+        values[..., None, 3:6],
+        np.append(values[..., 8:], np.ones_like(values[..., :1]), axis=-1),
+    )
     us_per_byte = np.maximum(work.node_volume / in_node, work.network_volume / across) / 1000
     if work.streams:
-        return np.broadcast_to(us_per_byte.min() * size_bytes, (3, len(size_bytes)))
-    latency = launch + scales * (work.base_us + node * work.node_us + network * work.network_us)
-    found = latency[:, :, None] + us_per_byte[:, None, None] / shares[:, None] * size_bytes
-    fastest: NDArray[np.float64] = found.min(axis=0)
+        slowest = us_per_byte.min(axis=-1)[..., None, None] * size_bytes
+        return np.broadcast_to(slowest, (*logs.shape[:-1], 3, len(size_bytes)))
+    hops = work.base_us + node[..., None] * work.node_us + network[..., None] * work.network_us
+    latency = launch[..., None] + scales * hops
+    rates = us_per_byte[..., None] / shares[..., None, :]
+    fastest: NDArray[np.float64] = (latency[..., None] + rates[..., None] * size_bytes).min(axis=-3)
     return fastest
