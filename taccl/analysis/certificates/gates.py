@@ -205,7 +205,7 @@ def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
     """The smallest number of ticks, from 0 to `high`, of which something holds that then goes on to hold."""
     low, top = 0, 1
     while top < high and not holds(top):
-        low, top = top, 2 * top
+        low, top = top, 16 * top
     top = min(top, high)
     while low < top:
         middle = (low + top) // 2
