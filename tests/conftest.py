@@ -40,7 +40,7 @@ def pytest_xdist_auto_num_workers() -> int:
 _LEFT_OUT = pytest.StashKey[int]()
 _BEGAN = pytest.StashKey[float]()
 #: More CPU than this makes a test slow, with what it sets up.
-_SLOW_S = 0.5
+_SLOW_S = 0.25
 #: So many tests use all kernels.
 _WHOLE_RUN = 2000
 

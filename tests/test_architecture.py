@@ -115,6 +115,7 @@ def test_kernels_take_few_arguments():
                     assert len(node.args.args) <= 8, f"{path}: {node.name} takes {len(node.args.args)}"
 
 
+@pytest.mark.slow
 def test_only_the_command_line_prints():
     """No module but the command line's calls print."""
     printing = [

@@ -189,6 +189,7 @@ def test_the_verifier_of_compact_schedules_does_too(name: str) -> None:
     assert [each.kind for each in verify(compact(breaking(name))).violations] == [CLAUSES[name].violation]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", BINDING)
 def test_every_backend_obeys_a_clause(name: str, backend: str) -> None:
@@ -229,6 +230,7 @@ def test_explain_prices_a_clause(name: str) -> None:
     assert all(cost.difference_us >= 0 for cost in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BINDING if name not in ("links_allowed", "max_merge")])
 def test_a_replanned_schedule_obeys_a_clause(name: str) -> None:
     """Also one of an old schedule that did not have to."""

@@ -115,6 +115,7 @@ def test_examples_run(page, tmp_path, monkeypatch, capsys, short_searches):
                     run_command(command, where, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_examples_with_upstream_files_run(page, tmp_path, monkeypatch, capsys, short_searches):
     """So does every command that names files of the published tool, in a folder that holds copies."""
@@ -149,6 +150,7 @@ def test_pages_have_examples(name):
     assert languages & {"python", "console", "bash"}
 
 
+@pytest.mark.slow
 def test_sketch_reference_is_current():
     """The generated part of the sketch reference is what its script writes."""
     path = ROOT / "docs" / "make_sketch_reference.py"

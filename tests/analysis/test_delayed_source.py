@@ -52,6 +52,7 @@ def best_us(problem: Problem, *, in_network: bool = False) -> Fraction:
     return Fraction(ticks, problem.costs.ticks_per_us)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["broadcast", "reduce"])
 def test_three_nodes_wait_for_the_first(name: str) -> None:
     """16 chunks enter each of 3 nodes, 48 entries over 24 NICs, of 20 us each: not 40 us but 60, and then more.
@@ -71,6 +72,7 @@ def test_few_chunks_spread_in_rounds() -> None:
     assert best_us(h100("broadcast", chunks=4)) == 40 + PORT_US
 
 
+@pytest.mark.slow
 def test_merged_chunks_enter_no_sooner() -> None:
     """Sends that start before 20 us may carry more, but hold the NIC they enter by for it: still 32 before 60 us.
 

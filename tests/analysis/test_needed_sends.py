@@ -297,6 +297,7 @@ def large_topology(seed: int) -> Topology:
     return builder.build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(400 if MANY else 15))
 def test_no_schedule_beats_the_bound(seed: int) -> None:
     """The list scheduler's and all baselines', on random topologies, collectives and merging."""

@@ -161,6 +161,7 @@ def test_pipelined_alpha_frees_the_link():
     assert simulate(two_sends(), alpha="pipelined").finish_us == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", topologies.machine_names())
 def test_alpha_is_that_of_the_machine_model(name):
     """A machine made with one meaning of alpha and turned to the other is the one made so."""

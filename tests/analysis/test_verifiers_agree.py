@@ -660,6 +660,7 @@ def assert_implicit_agrees(schedule: ImplicitSchedule, *, told: object = "") -> 
     return min(kinds, default="")
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_implicit_and_full_verifier_agree_on_mutants():
     """On every pattern with up to three random changes."""

@@ -398,6 +398,7 @@ def test_messages_name_the_row():
     assert len(found.violations) < 40
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(["torus:3x3", "ring:4", "star:4", "mesh:2x3"]),

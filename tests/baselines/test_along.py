@@ -114,6 +114,7 @@ def test_a_single_piece_goes_one_way_across_a_ring():
         assert [run.lane for run in form.runs(1, Pace(10, 100), parity=parity, most=99)] == ways
 
 
+@pytest.mark.slow
 def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
     """64 ranks round a ring, one piece each, latency 100 times a send: others go while one waits."""
     dims = dimensions("multidim:ring64@1")
@@ -202,6 +203,7 @@ def test_nodes_with_rails_go_along_both_dimensions():
     assert taccl.verify(hierarchical(problem)).ok and taccl.verify(dimension_balanced(problem)).ok
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_random_products_are_valid():
     """Products of random dimensions, bandwidths, latencies, orders and chunks."""

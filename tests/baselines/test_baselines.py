@@ -64,6 +64,7 @@ def _bounded(collective, topology):
     return problem, lower_bound(problem).bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASELINES)
 def test_repeated_runs_agree(name, make):
     """A baseline gives the same schedule each time."""
@@ -159,6 +160,7 @@ def assert_relayed(files, cost_model, collective, sketch, topology):
         verify(schedule).raise_if_failed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "alltoall", "allreduce"])
 @pytest.mark.parametrize(
     ("cost_model", "sketch", "topology"),

@@ -60,6 +60,7 @@ def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
     assert 20 < found.num_transfers <= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "allreduce", "broadcast", "reduce"])
 @pytest.mark.parametrize("name", BASELINES)
 def test_cut_schedules_verify_and_are_no_slower(name, collective):

@@ -119,6 +119,7 @@ class TestSynthesize:
         assert (code, err.count("\n")) == (2, 1)
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.slow
     def test_result_of_a_file_that_failed(self, run, run_json, tmp_path, monkeypatch):
         """If the file fails after all, the result is shown nevertheless, and the code is 2."""
 
@@ -477,6 +478,7 @@ class TestProblem:
         )
         assert five == 5 * one
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("verb", ["bound", "synthesize", "compare"])
     def test_usual_size(self, run, verb):
         """Without a sketch and a size 64 MB are taken, and stderr says so."""
@@ -613,6 +615,7 @@ class TestErrors:
 class TestProcess:
     """The command as a process."""
 
+    @pytest.mark.slow
     def test_version(self):
         """``python -m taccl --version`` prints the version."""
         done = in_process("--version")
@@ -634,6 +637,7 @@ class TestProcess:
         os.close(writer)
         assert (done.returncode, done.stderr) == (0, "")
 
+    @pytest.mark.slow
     def test_terminal_without_unicode(self, sketch_file):
         """A name that the terminal cannot show does not stop the command."""
         sketch_file.write_text(SKETCH.replace("test sketch", "Größe"), encoding="utf-8")

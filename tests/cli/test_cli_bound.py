@@ -91,6 +91,7 @@ class TestBound:
 class TestExplain:
     """``taccl explain``."""
 
+    @pytest.mark.slow
     def test_feasible(self, run_json, sketch_file):
         """Of a sketch that works each clause has its price."""
         code, values = run_json("explain", sketch_file, "--collective", "allgather")

@@ -56,6 +56,7 @@ def test_compare_as_json(run_json):
     )
 
 
+@pytest.mark.slow
 def test_a_second_call_says_that_it_read(run):
     """What came from the cache is marked, unless the cache is not wanted."""
     run(*SMALL)
@@ -63,6 +64,7 @@ def test_a_second_call_says_that_it_read(run):
     assert "cached" not in run(*SMALL, "--no-cache")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
 def test_the_table_in_a_file(run, folder, ending):
     """Each format gives back what was found; a file is not replaced unasked."""
@@ -113,6 +115,7 @@ def test_sweep(run_json):
     assert (code, found) == (0, [(s, k) for s in (1000, 10_000, 100_000) for k in (1, 2)])
 
 
+@pytest.mark.slow
 def test_sweep_as_text(run):
     """Only what differs between runs has a column; a sketch that does not fit says why."""
     code, out, _ = run(*SWEEP, "--sizes", "1KB,4KB", "--sketches", "none,ndv2/sk1")
@@ -121,6 +124,7 @@ def test_sweep_as_text(run):
     assert "does not fit: ndv2/sk1: " in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
@@ -143,6 +147,7 @@ def test_sizes_that_make_no_sense(run, text):
     assert (code, "--sizes" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_nodes_rescale_sketches(run_json, sketch_file):
     """A sketch for two nodes of ndv2 is rescaled to three."""
     words = ("sweep", "ndv2", *RUNS, "--sketches", sketch_file, "--sizes", "1MB")

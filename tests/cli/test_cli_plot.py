@@ -22,6 +22,7 @@ def test_pictures_are_written(run, saved, tmp_path, what):
     assert "<svg" in path.read_text()
 
 
+@pytest.mark.slow
 def test_progress_needs_a_search(run, saved, tmp_path):
     """A baseline was not searched for; a synthesis was."""
     code, _, err = run("plot", saved, "--what", "progress", "-o", tmp_path / "p.svg")

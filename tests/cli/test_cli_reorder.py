@@ -19,6 +19,7 @@ def matrix(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_an_order_and_its_files(matrix, tmp_path, capsys):
     """The racks are put one after the other, and every file that is asked for is there."""
     files = {name: tmp_path / name for name in ("hosts", "ranks", "rules", "tuner", "out.json")}

@@ -64,6 +64,7 @@ def test_the_best_as_toml(run, tmp_path):
     assert taccl.load_sketch(path).nodes == 2
 
 
+@pytest.mark.slow
 def test_files_of_a_folder(run, tmp_path):
     """A file for each sketch, which synthesize takes, and the schema beside them."""
     folder = tmp_path / "sketches"

@@ -45,6 +45,7 @@ def baselines_only() -> plan_search.PlanSearch:
     return search
 
 
+@pytest.mark.slow
 def test_ranges_tile_all_sizes():
     """The first range begins at 1 KB, each next one a byte after the last, and the last ends at 1 MB."""
     ranges = four_plan().ranges
@@ -286,6 +287,7 @@ def test_sizes_are_visited_far_apart_first(count, order):
     assert plan_search._spread(count) == order
 
 
+@pytest.mark.slow
 def test_what_no_file_holds_is_left_out():
     """A runtime with an option that makes every program too large: an error that says the limit."""
     with pytest.raises(ExportError, match="at most 32 channels"):

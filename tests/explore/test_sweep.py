@@ -27,6 +27,7 @@ def tiny():
     return taccl.Sketch.from_toml(TOML)
 
 
+@pytest.mark.slow
 def test_every_combination_is_a_row(tiny):
     """Sketches first, then sizes, cuts, backends and seeds."""
     table = sweep(
@@ -118,6 +119,7 @@ def test_cuts_of_a_collective_at_hand():
         sweep("ring:4", taccl.collectives.allgather(4), sizes=["4KB"], root=0)
 
 
+@pytest.mark.slow
 def test_a_sweep_resumes(cache):
     """What an earlier, smaller sweep found is not run again."""
     sweep("ring:4", "allgather", sizes=["4KB"], cache=cache)
@@ -125,6 +127,7 @@ def test_a_sweep_resumes(cache):
     assert list(table.from_cache) == [True, False]
 
 
+@pytest.mark.slow
 def test_a_reduction_has_a_first_schedule():
     """An allreduce has one once both of its halves have."""
     (row,) = sweep("ring:4", "allreduce", sizes=["4MB"], backends=["auto"]).itertuples()

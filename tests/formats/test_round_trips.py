@@ -60,6 +60,7 @@ def test_schedules_come_back(which):
     assert again.digest() == before.digest()
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(SCHEDULES)
 def test_upstream_algorithms_come_back(which):
@@ -71,6 +72,7 @@ def test_upstream_algorithms_come_back(which):
     assert taccl.verify(again).ok
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(SCHEDULES, st.sampled_from(["Simple", "LL", "LL128"]), st.booleans(), st.integers(1, 2))
 def test_programs_come_back(which, protocol, in_place, instances):
@@ -86,6 +88,7 @@ def test_programs_come_back(which, protocol, in_place, instances):
     assert interpret(again).ok
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     SCHEDULES,

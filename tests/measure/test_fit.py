@@ -30,6 +30,7 @@ def found_in(fit):
     return {each.name: each for each in fit.parameters}
 
 
+@pytest.mark.slow
 def test_a_line_is_found(log):
     """20 us and 200 GB/s of algbw on 8 ranks are 350 GB/s a rank, with hardly an error."""
     fit = taccl.fit([log(table())], "dgx-h100")

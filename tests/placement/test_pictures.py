@@ -18,6 +18,7 @@ def placement():
     return taccl.reorder(truth)
 
 
+@pytest.mark.slow
 def test_matrices_show_both_orders(placement):
     """Beside each other, with the same figures in another order."""
     ax = matrices(placement, ax=figure())

@@ -66,6 +66,7 @@ def test_the_order_given_is_never_made_worse():
     assert first.bound_us <= first.after_us <= first.before_us
 
 
+@pytest.mark.slow
 def test_up_to_ten_ranks_the_order_is_proven():
     """Of 9 hosts in 3 racks the bound is met: no order is faster."""
     truth, _, _ = cloud((3, 3, 3), seed=2)
@@ -104,6 +105,7 @@ def test_a_schedule_of_ours_is_placed():
     assert taccl.reorder(home, "allreduce", program, "8MB").order
 
 
+@pytest.mark.slow
 def test_an_alltoall_is_bounded_by_its_uplinks():
     """Whichever ranks are in a rack of 4 of 8, 16 of 64 pieces leave it: the bound, and pairwise is near it."""
     truth, _, _ = cloud((4, 4))
@@ -166,6 +168,7 @@ def two_pods():
     return probe.topology()
 
 
+@pytest.mark.slow
 def test_our_ring_keeps_pods_together():
     """The ring baseline leaves each pod once, and so is no slower than the reordered ring with exact times."""
     topology = two_pods()

@@ -16,6 +16,7 @@ def rates(found):
     return taccl.plot.bandwidths(found, sizes=["4KB", "4MB", "64MB"])
 
 
+@pytest.mark.slow
 def test_key_is_beside_the_lines(exchange):
     """It begins where the axes end, so that it covers no curve."""
     ax = taccl.plot.bandwidth(exchange)
@@ -23,6 +24,7 @@ def test_key_is_beside_the_lines(exchange):
     assert ax.get_legend().get_window_extent().x0 >= ax.bbox.x1
 
 
+@pytest.mark.slow
 def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
     """4 MB is what it was made for."""
     assert rates.schedule[1] == pytest.approx(found.schedule.busbw_gb_per_s)

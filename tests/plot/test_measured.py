@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 import taccl
 from tests.measure.logs import SIZES, table
 
 
+@pytest.mark.slow
 def test_points_and_curve_of_every_series(tmp_path):
     """One series is one row of points and one curve, over all of its sizes; the title tells the error."""
     (tmp_path / "a.log").write_text(table())

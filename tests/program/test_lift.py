@@ -31,6 +31,7 @@ def moved(schedule: taccl.Schedule) -> Counter:
 WORK = [each for each in foreign_files("msccl-xml/*.xml") if "deadlock" not in each.id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", WORK)
 def test_files_of_others_run_on_a_topology(path):
     """Every accepted file becomes a verified schedule, no faster than the bound."""

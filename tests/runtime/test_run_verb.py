@@ -207,6 +207,7 @@ class TestJoined:
         assert not marked.alive_after(5)
         assert not marked.left_in_memory()
 
+    @pytest.mark.slow
     def test_launcher_of_another_mpi_is_told(self, marked, allgather_file, monkeypatch):
         """Open MPI's launcher started four, and this environment's MPI sees one."""
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")

@@ -156,6 +156,7 @@ def test_a_sum_that_is_there_needs_no_path():
     check_reachable(make_problem(builder.build(), met, chunk_bytes=1))
 
 
+@pytest.mark.slow
 def test_many_chunks_are_checked_fast():
     """Chunks that go the same way are checked together: eight times 1,024 chunks take a fraction of eight times the CPU."""
 

@@ -222,6 +222,7 @@ def test_interrupt_returns_the_result():
     assert printed.splitlines()[-2:] == ["interrupted True True", "done"]
 
 
+@pytest.mark.slow
 def test_interrupt_kills_a_task_that_does_not_listen():
     """If the task does not stop, its last progress comes back."""
     printed = run_script(INTERRUPTED % "overrun", interrupt_after_word="going")
@@ -243,12 +244,14 @@ print(run_task("pulp", "{DRILLS}echo", {{}}, time_limit_s=30).status)
 """
 
 
+@pytest.mark.slow
 def test_interrupt_of_a_worker_that_loads():
     """A worker that has not read its task yet (here 80 MB) has nothing to lose: it is killed at once."""
     printed = run_script(INTERRUPTED_SOON % ("threading.Timer(0.15, interrupt).start()", "pulp", 10**7))
     assert printed.splitlines() == ["interrupted True", "done"]
 
 
+@pytest.mark.slow
 def test_interrupt_of_highs():
     """HiGHS may be deaf for long, and has told its best: it is killed after half a second."""
     printed = run_script(INTERRUPTED_SOON % ("", "highs", 1))

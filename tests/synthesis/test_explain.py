@@ -173,6 +173,7 @@ def test_change_makes_it_feasible(name):
     assert works(explanation.loosened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_what_to_write_instead(name):
     """The sketch with the field at fault corrected by hand becomes a problem that is explained as feasible."""

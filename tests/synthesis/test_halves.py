@@ -171,6 +171,7 @@ class TestOverlap:
         assert (result.finish_us, result.stopped) == (14, "bound met")
         assert result.stages[-1].name != "overlap"
 
+    @pytest.mark.slow
     def test_merging_clauses_hold(self):
         """Merged sends across nodes stay merged sends: never a reduction together with a copy."""
         problem = problem_of(

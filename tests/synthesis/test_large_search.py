@@ -84,6 +84,7 @@ class TestPhases:
                 patience_s=math.inf,
             )
 
+    @pytest.mark.slow
     def test_limit_keeps_the_best(self):
         """A thousand runs take longer than half a second; the best of those that were made is whole."""
         problem = problem_of(topologies.mesh(8, 8), "alltoall")
@@ -219,6 +220,7 @@ class TestLimits:
         assert asked == [DEFAULTS.large.least_bound_s]
         assert (result.finish_us, result.bound_us) == (656, 656)
 
+    @pytest.mark.slow
     def test_ctrl_c_in_a_further_run(self, monkeypatch):
         """The first run's schedule is returned."""
         calls = []
@@ -248,6 +250,7 @@ class TestLimits:
         assert told == ["greedy (compiled), queueing sends, 25% done, about 30 s left (time limit in 20 s)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fabric", ["mesh:64x64", "mesh:63x65"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_run_leaves_no_part_of_a_file(number, fabric, tmp_path):

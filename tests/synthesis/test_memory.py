@@ -151,12 +151,14 @@ def test_trees_of_groups_are_counted():
     assert memory_need(problem).search >= 12 * 800 * 100
 
 
+@pytest.mark.slow
 def test_ways_are_sampled_all_over_a_mesh():
     """On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average, as 256 * 256 chunks are."""
     known = memory_need(problem_of(topologies.mesh(16, 16), "alltoall")).num_transfers
     assert known == pytest.approx(10.625 * 256**2, rel=0.05)
 
 
+@pytest.mark.slow
 def test_one_run_where_two_do_not_fit():
     """A limit between what one run needs and what a further one needs leaves the first."""
     problem = problem_of(topologies.mesh(64, 64))

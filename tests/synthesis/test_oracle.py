@@ -239,6 +239,7 @@ def test_the_job_shop_proves_the_optimum_of_random_reductions() -> None:
     assert compared >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

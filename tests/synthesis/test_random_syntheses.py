@@ -105,6 +105,7 @@ def test_custom_collectives_of_many_sizes(data):
     check(problem, schedule_large(problem))
 
 
+@pytest.mark.slow
 @fuzzed(few=8, many=400)
 @given(st.data())
 def test_exchanges_of_any_sizes(data):
@@ -118,6 +119,7 @@ def test_exchanges_of_any_sizes(data):
     check(problem, schedule_large(problem))
 
 
+@pytest.mark.slow
 @fuzzed(few=8, many=200)
 @given(st.data())
 def test_process_groups(data):

@@ -82,6 +82,7 @@ class TestWhatIsKept:
         old = synthesize(case, time_limit_s=2).schedule
         assert replan(old, case).finish_us <= old.finish_us  # type: ignore[arg-type]
 
+    @pytest.mark.slow
     def test_only_what_is_cut_off_changes(self) -> None:
         """A chunk goes 0 -> 1 -> 2 -> 3; 1 -> 2 is lost. Rank 2 is reached by 0 -> 2, rank 3 as before."""
         case = problem(chain_and_bypass(), collectives.broadcast(4))

@@ -84,6 +84,7 @@ def test_the_policy_of_a_switch_follows_the_size(size, policy):
     assert best.sketch.switch[0].policy == policy
 
 
+@pytest.mark.slow
 def test_a_collective_keeps_its_chunks(a100):
     """A `Collective` was cut by the person who made it."""
     collective = taccl.collectives.allgather(24, chunks_per_rank=3)

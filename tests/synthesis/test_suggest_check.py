@@ -25,6 +25,7 @@ def check(ndv2, collective="allgather", **tables):
     return report, {each.clause: each for each in report.clauses}
 
 
+@pytest.mark.slow
 def test_a_shipped_sketch_can_be_used(ndv2):
     """ndv2/sk1 fits, and its one relay costs: 8 chunks on one link, which holds its latency too."""
     report = taccl.check_sketch("ndv2/sk1", ndv2, "allgather")
@@ -50,6 +51,7 @@ def test_relays_that_keep_nothing_off_are_unused(ndv2):
     assert "others forbid" in clauses["internode.relays"].effect
 
 
+@pytest.mark.slow
 def test_own_before_relayed_is_unused_where_nobody_relays(ndv2):
     """Where every sender carries its own chunks only, there is nothing to go behind them."""
     relays = {str(rank): [rank] for rank in range(8)}
@@ -58,6 +60,7 @@ def test_own_before_relayed_is_unused_where_nobody_relays(ndv2):
     assert clauses["internode.own_before_relayed"].verdict == "unused"
 
 
+@pytest.mark.slow
 def test_own_before_relayed_binds_where_a_sender_relays(ndv2):
     """Rank 0 carries the chunks of all."""
     _, clauses = check(ndv2, internode={"connections": {"0": [1]}, "own_before_relayed": True})
@@ -141,6 +144,7 @@ def test_a_sum_is_checked_in_both_halves(ndv2):
     assert clauses["internode.connections"].verdict == "binds"
 
 
+@pytest.mark.slow
 def test_the_report_reads_as_a_table(ndv2):
     """Its repr has the verdict, the bounds and a line for each clause."""
     report, _ = check(ndv2, internode={"connections": {"0": [1]}})
@@ -149,6 +153,7 @@ def test_the_report_reads_as_a_table(ndv2):
     assert "\n  internode.connections  binds " in text
 
 
+@pytest.mark.slow
 def test_the_report_as_plain_values(ndv2):
     """Every figure and clause is there."""
     report, clauses = check(ndv2, internode={"connections": {"0": [1]}})

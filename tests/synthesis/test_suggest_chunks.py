@@ -79,6 +79,7 @@ def test_what_is_cut_already_stays_as_it_is():
     assert taccl.choose_chunks(problem) is problem
 
 
+@pytest.mark.slow
 def test_synthesis_chooses_and_says_so():
     """The result is of more chunks, finishes before any schedule of one, and a note names their number."""
     result = taccl.synthesize(_problem(), time_limit_s=5)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -101,6 +102,7 @@ def drilled(monkeypatch):
 class TestBackends:
     """What ``backend=`` chooses."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_verified_schedule(self, backend, loose_bound):
         """Each backend's schedule passes the verifier, without a fallback."""
@@ -352,6 +354,7 @@ class TestFallbacks:
         if not row.available or not row.licence.startswith("size-limited"):
             pytest.skip(f"needs Gurobi with its bundled licence; here: {row.why_not or row.licence}")
 
+    @pytest.mark.slow
     def test_gurobi_beyond_its_licence(self, size_limited):
         """Too large a model falls through to HiGHS, with a warning that gives both sizes."""
         problem = large()
@@ -390,6 +393,7 @@ class TestFallbacks:
         assert word in stage(result, "routing").message
         assert word in result.notes[0]
 
+    @pytest.mark.slow
     def test_highs_dies_under_auto(self, drilled, loose_bound):
         """The portfolio goes on without the routing."""
         drilled("highs", "abort")
@@ -570,6 +574,7 @@ class TestCtrlC:
         assert_sound(result, problem)
         assert result.interrupted
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_named_solver_runs(self, backend):
         """While a named solver runs, the list scheduler's schedule is there, and is returned."""
@@ -583,6 +588,7 @@ class TestCtrlC:
         assert stage(result, "routing").status == "interrupted"
         assert result.seconds < 15
 
+    @pytest.mark.slow
     def test_second_half(self, loose_bound):
         """Interrupted while the sums spread, an allreduce is whole."""
         problem = problem_of(full(3, port=True), collectives.allreduce(3))
@@ -665,6 +671,7 @@ class TestBaselinesCompete:
         assert search.best.finish == ring.finish
         assert (stage.name, stage.message, stage.finish_us) == ("baselines", "ring", ring.finish_us)
 
+    @pytest.mark.slow
     def test_what_breaks_the_sketch_is_left(self):
         """Baselines use links that ndv2/sk1 forbids: what was found stays, however slow it is."""
         topology = taccl.topologies.ndv2(2)
@@ -696,11 +703,14 @@ def test_with_little_time_small_chunks_are_still_merged():
     assert not choose(problem, "auto", 2.0)[0]
 
 
-def test_how_many_modules_a_synthesis_goes_through():
+@pytest.mark.slow
+def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
     """One folded allgather, one choice, one bound, one search: so many modules have a function that runs.
 
-    More of them is a second way of doing something that is done already.
+    More of them is a second way of doing something that is done already. The limit is counted in CPU, as more is tried
+    the longer it takes.
     """
+    monkeypatch.setattr(time, "monotonic", time.process_time)
     sketch = taccl.load_sketch("ndv2/sk1")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
@@ -821,6 +831,7 @@ class TestRootsOutOfReach:
         with pytest.raises(TopologyError, match="cannot get from rank 2 to rank 3"):
             synthesized(problem)
 
+    @pytest.mark.slow
     @pytest.mark.fuzz
     def test_what_is_possible_is_found(self):
         """Random directed graphs of four ranks: a bound is refused exactly where a synthesis is."""

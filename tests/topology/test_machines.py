@@ -92,6 +92,7 @@ def test_profile_taccl_is_what_taccl_published(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "port_gb_per_s", "nic_gb_per_s"),
     [
@@ -150,6 +151,7 @@ def test_a_send_across_nodes_holds_egress_and_ingress() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "nics"), [(ndv2, 1), (dgx1, 4), (dgx2, 8), *((make, make().num_ranks) for make in RAILED)]
 )
@@ -194,6 +196,7 @@ def test_rails_join_equal_local_ranks_only(make: Callable[..., Topology]) -> Non
     assert len(open_to_all.internode_links) == 64 * 3 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MACHINES)
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_machines_have_the_nodes_asked_for(make: Callable[..., Topology], nodes: int) -> None:

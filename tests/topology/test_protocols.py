@@ -39,6 +39,7 @@ def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s,
     assert topology.protocol == protocol
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [dgx_a100, dgx_h100, h200, b200, gb200_nvl72, mi300x, mi355x])
 def test_machines_of_today_count_latencies(make):
     """By default, with three protocols, of which `ll` has the shortest hop but for `ll128` where a log says so."""

@@ -99,6 +99,7 @@ def test_what_is_no_rack_is_refused(make, error):
         make()
 
 
+@pytest.mark.slow
 def test_the_cores_of_a_box_limit_what_it_adds():
     """Eight workers push to ten cards at 12.5 GB/s each; cores that add 50 GB/s take 8 * 20 = 160 us/MB, not 80."""
     topology = rack(8, 10, box_gb_per_s=50)

@@ -15,6 +15,7 @@ def test_spelling_of_machines_is_free(name: str) -> None:
     assert parse(name) == machines.dgx_a100()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", machine_names())
 def test_every_machine_parses_under_its_own_name(name: str) -> None:
     """A machine's name is what its topology says it is."""

@@ -59,6 +59,7 @@ def sliced(step):
     return overlap(found, [each.name for each in found.operations if each.name != "old"], tiles=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plain", "transformed"),
     [

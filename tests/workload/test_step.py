@@ -37,6 +37,7 @@ def step():
     return schedule_workload(sums(160, 8), RANKS)
 
 
+@pytest.mark.slow
 def test_a_step_is_near_its_bound(step):
     """As much to compute as to send, nearly: tiles follow each other."""
     assert step.verify().ok

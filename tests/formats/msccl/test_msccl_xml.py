@@ -22,6 +22,7 @@ from tests.program.examples import kinds, program_of, schedule_of
 WORK = [each for each in foreign_files("msccl-xml/*.xml") if "deadlock" not in each.id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", WORK)
 def test_files_that_work(path):
     """They run right, and so does what is written of them."""

@@ -78,6 +78,7 @@ def _suited(problems: Iterable[Problem], *, at_least: int) -> list[Problem]:
     return suited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
 def test_problems_of_any_shape(combining: bool) -> None:
     """Holds of either side, merging, chunks of several sizes and origins: it verifies, and is no later."""
@@ -89,6 +90,7 @@ def test_problems_of_any_shape(combining: bool) -> None:
         assert better.finish_ticks <= first.finish_ticks
 
 
+@pytest.mark.slow
 def test_clauses_of_all_kinds() -> None:
     """Process groups, relays, links of several ends and what a sketch says of single chunks are obeyed."""
     for seed, problem in enumerate(_suited(map(random_group_problem, range(24)), at_least=10)):

@@ -147,6 +147,7 @@ def test_nothing_is_returned_that_ends_after_the_limit() -> None:
     assert send_along_trees(fabric, demand, limit_ticks=1) is None
 
 
+@pytest.mark.slow
 def test_broadcast_uses_all_links_out_of_the_root() -> None:
     """16 chunks of 20.5 us over the 2 links into a corner of a 4x4 mesh: 8 sends, 5 more hops: 266.5 us."""
     problem = make_problem(

@@ -479,6 +479,7 @@ def test_resources_may_be_taken_in_different_orders() -> None:
     assert in_order(problem) == optimal_ticks(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_a_model_with_every_order_is_exact() -> None:
     """Where nothing merges and no way is left out, its least T is the least finish by exhaustive search."""
