@@ -28,6 +28,7 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """Have no collection of garbage look through modules and thousands of tests, which stay to the end."""
     gc.freeze()
+    gc.set_threshold(700, 10, 50)  # nor often through all that tests keep: the last is 10 by default
     gc.enable()
 
 
