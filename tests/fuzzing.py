@@ -23,9 +23,14 @@ MANY = bool(os.environ.get("TACCL_MANY"))
 TRIED: Counter[str] = Counter()
 
 
+def some(few: int, many: int) -> int:
+    """How many are to be tried: of two numbers the one that is asked for."""
+    return many if MANY else few
+
+
 def cases(name: str, *, few: int, many: int, first: int = 0) -> Iterator[int]:
     """Seeds from `first` on, as many as are to be tried; each counts once the loop comes back for the next."""
-    for seed in range(first, first + (many if MANY else few)):
+    for seed in range(first, first + some(few, many)):
         yield seed
         TRIED[name] += 1
 
@@ -44,7 +49,7 @@ def fuzzed(*, few: int, many: int) -> Callable[[Callable[..., None]], Callable[.
 
         test.hypothesis.inner_test = counted  # type: ignore[attr-defined]
         chosen = settings(
-            max_examples=many if MANY else few,
+            max_examples=some(few, many),
             deadline=None,
             derandomize=True,
             database=None,

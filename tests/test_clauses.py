@@ -372,7 +372,7 @@ def test_a_search_that_is_compiled_says_over_which_paths_it_goes() -> None:
 @pytest.mark.fuzz
 def test_what_explain_proposes_leaves_a_schedule() -> None:
     """Of random sketches with short paths; and where a limit is all that is in the way, the least one is told."""
-    for seed in cases("explained path limits", few=25, many=400):
+    for seed in cases("explained path limits", few=15, many=400):
         rng = random.Random(seed)
         content, name, extra, nodes, local = random_sketch(rng)
         content["routing"] = {"max_hops": rng.choice((1, 2, 3))}

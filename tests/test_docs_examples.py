@@ -7,7 +7,7 @@ On a page, blocks run in their order and share one folder and one set of names:
 - in a block of console, each line that starts with ``taccl`` is run. It must exit with 0, or with the code
   that a comment ``# exits with N`` at its end promises.
 
-Time limits are cut short here. Commands that name files of the published tool are run apart, beside copies.
+Time limits are cut short here, and rows of sizes. Commands that name files of the published tool are run apart, beside copies.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pytest
 
 import taccl
 from taccl.cli import main
+from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
 from tests.foreign import OURS, REAL
 
@@ -83,6 +84,7 @@ def short_searches(monkeypatch):
 
     for name in ("synthesize", "compare", "plan", "suggest_sketches"):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name)))
+    monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])  # of pictures over sizes
     write = taccl.write_report
     monkeypatch.setattr(
         taccl, "write_report", lambda *words, **options: write(*words, **options | {"budget_s": MOST_SECONDS})

@@ -241,7 +241,7 @@ def test_contributions_of_one_rank_each_are_read_both_ways() -> None:
 
 
 @pytest.mark.slow
-@fuzzed(few=60, many=1000)
+@fuzzed(few=30, many=1000)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
 def test_no_claim_is_above_the_optimum(seed: int, combining: bool, few: bool) -> None:
     """Of any random problem: at most the least finish, proven by the witness, and by no more than it says."""

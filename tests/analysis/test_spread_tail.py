@@ -16,7 +16,7 @@ from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.witnesses import SpreadTail
 from taccl.topology.topology import TopologyBuilder
-from tests.fuzzing import cases
+from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, full, problem_of, two_levels
 
@@ -183,7 +183,7 @@ def random_two_levels(seed: int) -> Problem:
 def test_no_spread_tail_is_above_the_optimum() -> None:
     """On two nodes of two ranks: it holds, is proven, and one tick above the optimum is never."""
     compared = 0
-    for seed in cases("spread tails against the optimum", few=50, many=600):
+    for seed in cases("spread tails against the optimum", few=25, many=600):
         problem = random_two_levels(seed)
         found = list(spread_tail_bounds(NeededSends(problem), in_network=False))
         base = lower_bound(problem)
@@ -203,4 +203,4 @@ def test_no_spread_tail_is_above_the_optimum() -> None:
                 for last in range(6):
                     other = replace(witness, least=least, last=last)
                     assert not replace(base, bound=above, witness=other).check(), seed
-    assert compared > 20
+    assert compared > some(10, 20)

@@ -20,6 +20,7 @@ from taccl.synthesis.symmetric.implicit import synthesize_implicit
 from taccl.topology.named import parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.translations import ClassHold, translations_of_topology
+from tests.fuzzing import some
 
 if TYPE_CHECKING:
     from taccl.schedule.implicit import ImplicitSchedule
@@ -399,7 +400,7 @@ def test_messages_name_the_row():
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(75, 150), deadline=None)
 @given(
     name=st.sampled_from(["torus:3x3", "ring:4", "star:4", "mesh:2x3"]),
     collective=st.sampled_from(COLLECTIVES),

@@ -127,7 +127,7 @@ def test_corpus_is_valid(folder, name):
 @pytest.mark.fuzz
 def test_mutated_files(folder):
     """Changed by structure, by line and by byte, and given to every verb that takes such a file, or to any."""
-    for seed in cases("hostile files on the command line", few=150, many=3_000):
+    for seed in cases("hostile files on the command line", few=80, many=3_000):
         chance = random.Random(seed)
         name = chance.choice(list(_COMMANDS))
         path = folder / name

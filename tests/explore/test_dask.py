@@ -13,6 +13,7 @@ from taccl.explore.rows import COLUMNS
 from taccl.explore.run import perform
 
 distributed = pytest.importorskip("distributed", reason="needs taccl[cluster]")
+pytestmark = pytest.mark.slow
 
 OPTIONS = {
     "backends": ["greedy", "highs"],
@@ -34,7 +35,6 @@ def client():
         yield client
 
 
-@pytest.mark.slow
 def test_the_table_is_the_same(client, problem, impossible):
     """Schedules, failures and all, but for times; and it was the cluster that worked."""
     for each in (problem, impossible):
@@ -58,7 +58,6 @@ def dying(index, run, parent):
     return os._exit(1) if index == 1 else (index, *perform(run))
 
 
-@pytest.mark.slow
 def test_a_run_that_ends_its_worker_is_a_row(client, problem, monkeypatch):
     """joblib would wait for it without end; the others go on."""
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
@@ -74,7 +73,6 @@ def where(index, run, parent):
     return index, run.row | {"error": str(os.getpid())}, None
 
 
-@pytest.mark.slow
 def test_a_cluster_of_one_core_does_the_work(client, problem, monkeypatch):
     """joblib would run it all in this process, which a run that fails badly would end."""
     monkeypatch.setattr("taccl.explore.many._numbered", where)

@@ -61,6 +61,7 @@ def test_tasks_at_once_have_a_process_each():
     assert slow.wait().status == "done"
 
 
+@pytest.mark.slow
 def test_signal_death_is_named_and_the_next_task_works():
     """A worker that aborts is a status; the next task gets a new worker."""
     outcome = drill("abort")

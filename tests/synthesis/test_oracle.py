@@ -17,6 +17,7 @@ from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import (
     MB,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-SEEDS = range(1, 160)
+SEEDS = range(1, some(80, 160))
 QUARTER = tuple((r + 1) % 4 for r in range(4))
 
 
@@ -236,7 +237,7 @@ def test_the_job_shop_proves_the_optimum_of_random_reductions() -> None:
         assert verify(schedule).ok, seed
         assert schedule.finish_ticks == best, seed
         compared += 1
-    assert compared >= 20
+    assert compared >= some(10, 20)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from taccl.topology.fabrics import fully_connected, ring
 from taccl.topology.machines import dgx_h100
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import degraded, without
+from tests.fuzzing import some
 from tests.synthesis.small_problems import random_problem
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ class TestFigures:
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=some(8, 15), deadline=None)
 def test_random_failures_verify(seed: int) -> None:
     """Random fabrics, collectives and losses of links, ranks and bandwidth."""
     rng = random.Random(seed)

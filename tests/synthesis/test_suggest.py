@@ -30,6 +30,7 @@ def test_the_best_is_near_the_physical_bound(a100, proposals):
     assert proposals[0].finish_us <= 1.1 * bound_us
 
 
+@pytest.mark.slow
 def test_proposals_are_in_order_of_their_finish(proposals):
     """The most promising sketch comes first."""
     finishes = [each.finish_us for each in proposals]

@@ -792,7 +792,7 @@ class TestContributionsApart:
         """On two nodes of eight, where latency counts, every baseline competes."""
         topology = taccl.topologies.ndv2(2)
         problem = taccl.make_problem(topology, collectives.allreduce(16), size_bytes=1000)
-        result = taccl.synthesize(problem, time_limit_s=30)
+        result = taccl.synthesize(problem, time_limit_s=3)
         assert result.finish_us <= taccl.baselines.best(problem).finish_us
 
 
@@ -836,7 +836,7 @@ class TestRootsOutOfReach:
     def test_what_is_possible_is_found(self):
         """Random directed graphs of four ranks: a bound is refused exactly where a synthesis is."""
         found = 0
-        for seed in cases("sums with roots anywhere", few=25, many=1000):
+        for seed in cases("sums with roots anywhere", few=15, many=1000):
             draw = random.Random(seed)
             pairs = [(a, b) for a in range(4) for b in range(4) if a != b and draw.random() < 0.45]
             chunks = [

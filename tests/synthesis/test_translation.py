@@ -29,6 +29,7 @@ from taccl.topology.named import NamedFabric, as_named, parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.translations import along_ring, translations_of_topology
+from tests.fuzzing import some
 
 COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
 NAMES = ("ring:2", "ring:5", "torus:3x4", "torus:2x2x3", "hypercube:3", "fully-connected:5", "star:5")
@@ -59,7 +60,7 @@ def test_several_chunks_per_rank(collective):
         check(synthesize_implicit("torus:3x4", collective, chunks_per_rank=pieces))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=some(15, 25), deadline=None)
 @given(
     dims=st.lists(st.integers(1, 5), min_size=1, max_size=3).filter(lambda d: 2 <= np.prod(d) <= 30),
     rates=st.lists(st.sampled_from([12, 50, 75, 400]), min_size=3, max_size=3),

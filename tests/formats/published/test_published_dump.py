@@ -20,6 +20,7 @@ from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
 from tests.foreign import OURS, foreign_files
+from tests.fuzzing import some
 
 
 def _transfers(schedule):
@@ -159,7 +160,7 @@ def _random_problem(seed):
 def test_random_schedules_come_back_or_are_refused(tmp_path):
     """Whatever is written keeps its times and is no worse than it was; most schedules are written."""
     written = 0
-    for seed in range(40):
+    for seed in range(some(15, 40)):
         problem = _random_problem(seed)
         schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
         try:
@@ -172,7 +173,7 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
         assert _transfers(back) == _transfers(schedule), seed
         assert taccl.verify(back).ok, seed
         written += 1
-    assert written > 20
+    assert written > some(7, 20)
 
 
 def test_fields_by_hand():

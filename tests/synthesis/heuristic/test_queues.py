@@ -29,6 +29,7 @@ from taccl.synthesis.heuristic.router import find_paths
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.large import schedule_large
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import some
 
 MB = 10**6
 topologies = taccl.topologies
@@ -83,7 +84,7 @@ def exchange(rng, num_ranks):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(40, 150), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["occupies", "pipelined"]), st.booleans())
 def test_random_exchanges_verify(seed, meaning, several_sizes):
     """Any topology, exchange, alpha meaning and sizes: both verifiers accept it, no bound is beaten."""

@@ -17,6 +17,7 @@ from taccl.synthesis.paper.contiguity import TAGS, ContiguityModel, merged
 from taccl.synthesis.paper.orbits import fold
 from taccl.synthesis.paper.routing import needed_moves
 from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import some
 from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, two_nodes
 
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ def test_moves_that_lead_nowhere_do_not_count() -> None:
 def test_random_orders_merge_as_well_as_any_way_to_merge_them() -> None:
     """The schedule then verifies, and takes no longer than the objective says."""
     compared = gained = 0
-    for seed, patience in itertools.product(range(1, 300), (0.0, 1.0)):
+    for seed, patience in itertools.product(range(1, some(120, 300)), (0.0, 1.0)):
         problem = random_problem(seed)
         if problem.clauses.max_merge == 1 and patience:
             continue
@@ -337,8 +338,8 @@ def test_random_orders_merge_as_well_as_any_way_to_merge_them() -> None:
         assert whole.finish_ticks <= round(objective), seed
         compared += 1
         gained += round(objective) < order.finish_ticks
-    assert compared >= 300
-    assert gained >= 10
+    assert compared >= some(120, 300)
+    assert gained >= some(4, 10)
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def symmetric(seed: int) -> Problem:
 @pytest.mark.fuzz
 def test_a_fold_by_generators_is_that_by_the_listed_group() -> None:
     """Its moves, places and their ends are the orbits that one finds by trying every product of generators."""
-    for seed in cases("folds by generators", few=25, many=400):
+    for seed in cases("folds by generators", few=15, many=400):
         problem = symmetric(seed)
         group = symmetry_group(problem)
         elements = listed((g.ranks, g.chunks, g.links) for g in group.generators)
@@ -219,7 +219,7 @@ def test_a_fold_by_generators_is_that_by_the_listed_group() -> None:
 @pytest.mark.fuzz
 def test_what_is_folded_in_time_never_clashes() -> None:
     """No link shares a resource with its image under any product, and what is scheduled so verifies."""
-    for seed in cases("folds in time", few=25, many=400):
+    for seed in cases("folds in time", few=15, many=400):
         problem = symmetric(seed)
         orbits = folded(problem)
         held = [{hold.resource for hold in holds} for holds in problem.topology.holds_of_link]

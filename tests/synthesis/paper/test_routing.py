@@ -22,6 +22,7 @@ from taccl.synthesis.paper.routing import RoutingModel, needed_moves, routing_hi
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import cases as seeds
+from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import (
     MB,
@@ -304,7 +305,7 @@ def hyper_problem(seed: int) -> Problem:
 def test_links_of_several_ends_leave_a_relaxation() -> None:
     """On random problems that can be solved, the model has a point, none above the optimum, and takes hints."""
     compared = 0
-    for seed in range(60):
+    for seed in range(some(30, 60)):
         problem = hyper_problem(seed)
         try:
             check_reachable(problem)
@@ -324,7 +325,7 @@ def test_links_of_several_ends_leave_a_relaxation() -> None:
         assert hint is not None
         assert not model.model.arrays().violations(hint, 1e-6), seed
         compared += 1
-    assert compared >= 15
+    assert compared >= some(7, 15)
 
 
 def copying_problems(seed: int) -> list[Problem]:
