@@ -106,6 +106,7 @@ def _kernels(request: pytest.FixtureRequest) -> None:
     else:
         for name in ("allgather", "alltoall", "reduce-scatter"):
             compile_kernels(make_problem(topologies.ring(2), collectives.make(name, 2), chunk_bytes=1))
+    gc.freeze()  # what that has loaded, too
 
 
 def _cpu_s() -> float:
