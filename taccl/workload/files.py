@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_type_hints
 
