@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.memo import kept
+from taccl.problem import Problem
 
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-
-    Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
