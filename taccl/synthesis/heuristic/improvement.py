@@ -11,33 +11,27 @@ Willis, EJOR 56 (1992), for timing all forwards and backwards by turns.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.collectives import make
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.fabric import starts
 from taccl.synthesis.heuristic.improvement_kernel import improve
 from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, Rules, State, Trees, Work
 from taccl.synthesis.heuristic.limits import Limits
-from taccl.synthesis.heuristic.routes import bare_trees, read_trees
+from taccl.synthesis.heuristic.routes import Tree, bare_trees, read_trees
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.heuristic.routes import Tree
-
-__all__ = ["Improvement", "compile_improvement", "improve_schedule", "suits_improvement"]
 
 
 def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most_routes) -> bool:
@@ -56,17 +50,11 @@ def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most
 class Improvement:
     """A problem as arrays, and the best schedule of it so far.
 
-    Parameters
-    ----------
-    problem : Problem
-        One that `suits_improvement`.
-    trees : sequence of Tree
-        Of all chunks, with the sends that they were read from; those that do not reach all their targets
-        yet are completed.
-    merges : bool
-        Whether a send may carry several chunks, where the problem allows it.
-    chunks : collection of int, optional
-        Those whose routes may change; by default all.
+    - `problem`: One that `suits_improvement`.
+    - `trees`: Of all chunks, with the sends that they were read from; those that do not reach all their
+      targets yet are completed.
+    - `merges`: Whether a send may carry several chunks, where the problem allows it.
+    - `chunks`: Those whose routes may change; by default all.
     """
 
     def __init__(
@@ -183,15 +171,10 @@ def improve_schedule(
 ) -> tuple[Schedule, str]:
     """A schedule that finishes no later, and what was done for it.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Of a problem that `suits_improvement`.
-    turns : int, optional
-        At most. Each run has twice the turns of the one before it, and goes on from the best; so many in a
-        row that found nothing better are the last.
-    merges, chunks
-        As in `Improvement`.
+    - `schedule`: Of a problem that `suits_improvement`.
+    - `turns`: At most. Each run has twice the turns of the one before it, and goes on from the best; so many
+      in a row that found nothing better are the last.
+    - `merges`, `chunks`: As in `Improvement`.
     """
     began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
     trees, left = read_trees(schedule), 1 << 40 if turns is None else turns

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, draw, mark
+from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, Rules, State, Work, draw, mark
 from taccl.synthesis.heuristic.recreate_kernel import at_root, recreate
 from taccl.synthesis.heuristic.ruin_kernel import ruin
 from taccl.synthesis.heuristic.timing_kernel import retime
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from taccl.synthesis.heuristic.improvement_state import Rules, State, Work
-
-__all__ = ["improve"]
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
@@ -36,15 +33,10 @@ def improve(
 ) -> int:
     """Better schedules by ruin and recreate; the finish of the best in ticks, -1 where there is none.
 
-    Parameters
-    ----------
-    states : (now, kept, best)
-        Routes and starts are those of a schedule in `now`, or of a part of one, which is completed first; the
-        others are room, and `best` ends as the best schedule.
-    counts : (3,) int64
-        Set to the turns made, the turns kept, and the turns that found a better finish.
-    signal : (1,) int64
-        It stops once this is 1.
+    - `states`, (now, kept, best): Routes and starts are those of a schedule in `now`, or of a part of one,
+      which is completed first; the others are room, and `best` ends as the best schedule.
+    - `counts`, (3,) int64: Set to the turns made, the turns kept, and the turns that found a better finish.
+    - `signal`, (1,) int64: It stops once this is 1.
     """
     now, kept, best = states
     w.room.is_ruined[:] = False

@@ -7,19 +7,12 @@ counts from its root.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.kernels import inner
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = [
-    "FAR", "NEVER", "NONE", "Arcs", "Calendar", "Room", "Rules", "State", "Trees", "Work", "draw", "mark",
-    "reaches",
-]  # fmt: skip
 
 NONE = -1
 NEVER = 1 << 60
@@ -29,23 +22,15 @@ FAR = 1e300
 class Arcs(NamedTuple):
     """Links as trees see them: arc ``kind * num_links + link``, of kind 0 for spreading and 1 for reducing.
 
-    Parameters
-    ----------
-    num_ranks, num_links : int
-    alpha, beta : (num_links,) int64
-        A send of u units takes ``alpha + u * beta`` ticks.
-    may_merge : (num_links,) bool
-        Whether a send may carry several chunks.
-    most_merged : int
-    hold_of, resource, hold_alpha, hold_beta, receives
-        Holds of link e are rows ``hold_of[e]:hold_of[e + 1]``.
-    tail : (2 * num_links,) int64
-        The rank that a tree goes on from over an arc; -1 where trees of its kind cannot use it.
-    head_of, head : (2 * num_links + 1,) int64, int64
-        The ranks that it reaches so.
-    out_of, out : (2 * num_ranks + 1,) int64, int64
-        Arcs of kind k from rank r are ``out[out_of[k * num_ranks + r]:...]``.
-    in_of, into : the same of arcs that reach rank r.
+    - `alpha`, `beta`, (num_links,) int64: A send of u units takes ``alpha + u * beta`` ticks.
+    - `may_merge`, (num_links,) bool: Whether a send may carry several chunks.
+    - `hold_of`, `resource`, `hold_alpha`, `hold_beta`, `receives`: Holds of link e are rows
+      ``hold_of[e]:hold_of[e + 1]``.
+    - `tail`, (2 * num_links,) int64: The rank that a tree goes on from over an arc; -1 where trees of its
+      kind cannot use it.
+    - `head_of`, `head`, (2 * num_links + 1,) int64, int64: The ranks that it reaches so.
+    - `out_of`, `out`, (2 * num_ranks + 1,) int64, int64: Arcs of kind k from rank r are ``out[out_of[k *
+      num_ranks + r]:...]``.
     """
 
     num_ranks: int
@@ -71,18 +56,13 @@ class Arcs(NamedTuple):
 class Trees(NamedTuple):
     """What every tree has to reach, and over which links.
 
-    Parameters
-    ----------
-    units, kind, partner : (num_trees,) int64
-        The partner is the other tree of a chunk that is reduced and then spreads; -1 for none.
-    is_origin, is_target : (num_trees, num_ranks) bool
-    open_class : (num_trees,) int64
-    is_open : (num_classes, num_links) bool
-        Links that trees of a class may use.
-    is_free : (num_trees,) bool
-        Whether routes may change.
-    may_reroot : bool
-        Whether sums may be complete first at any rank that contributes.
+    - `units`, `kind`, `partner`, (num_trees,) int64: The partner is the other tree of a chunk that is
+      reduced and then spreads; -1 for none.
+    - `is_origin`, `is_target`: (num_trees, num_ranks) bool.
+    - `open_class`: (num_trees,) int64.
+    - `is_open`, (num_classes, num_links) bool: Links that trees of a class may use.
+    - `is_free`, (num_trees,) bool: Whether routes may change.
+    - `may_reroot`: Whether sums may be complete first at any rank that contributes.
     """
 
     units: NDArray[np.int64]
@@ -109,29 +89,19 @@ class Calendar(NamedTuple):
 class State(NamedTuple):
     """Routes and sends.
 
-    Parameters
-    ----------
-    root : (num_trees,) int64
-        Where trees with a partner grow from; -1 for others.
-    way : (num_trees, num_ranks) int64
-        The link by which a tree reaches a rank; -1 for none.
-    send : (num_trees, num_ranks) int64
-        The send over that link.
-    link, kind, carries : (num_sends,) int64
-        Of each send; it carries so many chunks, 0 where the number is not in use.
-    units, start, end : (num_sends,) int64
-    member : (num_sends, most_merged) int64
-        The trees whose chunks it carries.
-    order : (num_sends,) int64
-        Sends in use, in order of time.
-    spare : (num_sends,) int64
-        Numbers not in use.
-    size : (4,) int64
-        How many there are of either, the finish in ticks, and from which number on none has been in use.
-    load : (num_resources,) int64
-        Ticks for which sends hold each resource.
-    calendar : Calendar
-        The same sends.
+    - `root`, (num_trees,) int64: Where trees with a partner grow from; -1 for others.
+    - `way`, (num_trees, num_ranks) int64: The link by which a tree reaches a rank; -1 for none.
+    - `send`, (num_trees, num_ranks) int64: The send over that link.
+    - `link`, `kind`, `carries`, (num_sends,) int64: Of each send; it carries so many chunks, 0 where the
+      number is not in use.
+    - `units`, `start`, `end`: (num_sends,) int64.
+    - `member`, (num_sends, most_merged) int64: The trees whose chunks it carries.
+    - `order`, (num_sends,) int64: Sends in use, in order of time.
+    - `spare`, (num_sends,) int64: Numbers not in use.
+    - `size`, (4,) int64: How many there are of either, the finish in ticks, and from which number on none
+      has been in use.
+    - `load`, (num_resources,) int64: Ticks for which sends hold each resource.
+    - `calendar`: The same sends.
     """
 
     root: NDArray[np.int64]
@@ -154,34 +124,22 @@ class State(NamedTuple):
 class Room(NamedTuple):
     """Room for working.
 
-    Parameters
-    ----------
-    ready : (num_trees, num_ranks) int64
-        When a chunk is there.
-    when : (num_ranks,) int64
-        When the tree that grows reaches a rank, counted from its root.
-    cost, paid : (num_ranks,) float64
-        What this costs in all, and what of it is not time.
-    came : (num_ranks,) int64
-        The arc that it is reached by.
-    is_in : (num_ranks,) bool
-        Whether the tree reaches it already.
-    path : (num_ranks,) int64
-    heap_cost, heap_rank
-    price : (num_resources,) float64
-        Of a tick.
-    key, sorted : (num_sends,) int64, int64
-    following, first : (num_sends,), (num_arcs,) int64
-        Sends on arcs that may merge.
-    ruined : (num_trees,) int64
-        Trees that have lost routes.
-    is_ruined : (num_trees,) bool
-    queue : (num_ranks,) int64
-    chain : (num_sends,) int64
-    reach : (3,) int64
-        When an arc's heads are reached, the send that is joined for it, and whether all must be timed again.
-    random : (2,) uint64
-        The state of random choices, and what they are mixed with in a turn.
+    - `ready`, (num_trees, num_ranks) int64: When a chunk is there.
+    - `when`, (num_ranks,) int64: When the tree that grows reaches a rank, counted from its root.
+    - `cost`, `paid`, (num_ranks,) float64: What this costs in all, and what of it is not time.
+    - `came`, (num_ranks,) int64: The arc that it is reached by.
+    - `is_in`, (num_ranks,) bool: Whether the tree reaches it already.
+    - `path`: (num_ranks,) int64.
+    - `price`, (num_resources,) float64: Of a tick.
+    - `key`, `sorted`: (num_sends,) int64, int64.
+    - `following`, `first` ((num_sends,), (num_arcs,) int64): Sends on arcs that may merge.
+    - `ruined`, (num_trees,) int64: Trees that have lost routes.
+    - `is_ruined`: (num_trees,) bool.
+    - `queue`: (num_ranks,) int64.
+    - `chain`: (num_sends,) int64.
+    - `reach`, (3,) int64: When an arc's heads are reached, the send that is joined for it, and whether all
+      must be timed again.
+    - `random`, (2,) uint64: The state of random choices, and what they are mixed with in a turn.
     """
 
     ready: NDArray[np.int64]
@@ -217,23 +175,15 @@ class Work(NamedTuple):
 class Rules(NamedTuple):
     """How to search.
 
-    Parameters
-    ----------
-    target_ticks : int
-        A finish that is good enough.
-    turns : int
-        At most.
-    passes, every : int
-        How often all is timed backwards and forwards again; in one of so many turns.
-    threshold : float
-        How much worse than the present one, relatively, a schedule may be to go on from, and three times so
-        much than the best: in the first turn, and ever less down to nothing in the last.
-    most_ruined : int
-        Sends that a turn takes out, about, at most.
-    lateness, economy : float
-        How much it counts how late sends end, and how busy resources are, both as parts of the finish.
-    sharpness : int
-        So often the part of the finish at which a send ends is squared.
+    - `target_ticks`: A finish that is good enough.
+    - `turns`: At most.
+    - `passes`, `every`: How often all is timed backwards and forwards again; in one of so many turns.
+    - `threshold`: How much worse than the present one, relatively, a schedule may be to go on from, and three
+      times so much than the best: in the first turn, and ever less down to nothing in the last.
+    - `most_ruined`: Sends that a turn takes out, about, at most.
+    - `lateness`, `economy`: How much it counts how late sends end, and how busy resources are, both as parts
+      of the finish.
+    - `sharpness`: So often the part of the finish at which a send ends is squared.
     """
 
     target_ticks: int
