@@ -6,6 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,6 +92,28 @@ def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     return _read_only([e.src for e in topology.links]), _read_only([e.dst for e in topology.links])
 
 
+@kept
+def wide_links(topology: Topology) -> tuple[int, ...]:
+    """The links of several sources or destinations, by index; found once for each topology."""
+    return tuple(e for e, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) > 2)
+
+
+@kept
+def _cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
+    """Alpha and beta of links, and of holds: the few values that there are, and which of them is each's."""
+    columns = []
+    for things in (topology.links, topology.holds):
+        for name in ("alpha_us", "beta_us_per_mb"):
+            found = list(map(attrgetter(name), things))
+            which = list(map(id, found))
+            values = dict(zip(which, found, strict=True))  # by object, as many share one
+            number: dict[tuple[int, int], int] = {}
+            place = {key: number.setdefault(v.as_integer_ratio(), len(number)) for key, v in values.items()}
+            index = np.fromiter(map(place.__getitem__, which), np.int64, len(which))
+            columns.append(([Fraction(*ratio) for ratio in number], index))
+    return columns
+
+
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     """Every cost of a topology, and the size of every chunk, on one integer grid.
 
@@ -99,22 +122,16 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     """
     unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
     scale = Fraction(unit_bytes, BYTES_PER_MB)
-    columns = [
-        ([getattr(each, name).as_integer_ratio() for each in things], by)
-        for things in (topology.links, topology.holds)
-        for name, by in (("alpha_us", Fraction(1)), ("beta_us_per_mb", scale))
-    ]
-    # Links and holds are many, and the costs that they have are few: each is worked out once. As pairs of
-    # numbers, since a fraction takes longer to hash than to multiply.
-    us = [{ratio: Fraction(*ratio) * by for ratio in set(column)} for column, by in columns]
-    ticks_per_us = math.lcm(*{value.denominator for known in us for value in known.values()})
+    columns, by = _cost_columns(topology), (Fraction(1), scale) * 2
+    us = [[value * each for value in values] for (values, _), each in zip(columns, by, strict=True)]
+    ticks_per_us = math.lcm(*{value.denominator for values in us for value in values})
     units_of = {size: size // unit_bytes for size in set(chunk_bytes)}
     units = [units_of[size] for size in chunk_bytes]
 
-    def on_grid(per_us: int) -> tuple[list[dict[tuple[int, int], int]], int]:
+    def on_grid(per_us: int) -> tuple[list[list[int]], int]:
         """Every cost in ticks, rounded up; and what no schedule worth having lasts longer than."""
-        ticks = [{ratio: math.ceil(exact * per_us) for ratio, exact in known.items()} for known in us]
-        dearest_alpha, dearest_beta = (max(known.values(), default=0) for known in ticks[:2])
+        ticks = [[math.ceil(exact * per_us) for exact in values] for values in us]
+        dearest_alpha, dearest_beta = (max(values, default=0) for values in ticks[:2])
         # Every chunk over a way of dear links, one after another.
         return ticks, (dearest_alpha * len(units) + dearest_beta * sum(units)) * topology.num_ranks
 
@@ -131,8 +148,8 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
             where=topology.name,
         )
     link_alpha, link_beta, hold_alpha, hold_beta = (
-        _read_only([known[ratio] for ratio in column])
-        for (column, _), known in zip(columns, ticks, strict=True)
+        _read_only(np.array(values, np.int64)[index])
+        for (_, index), values in zip(columns, ticks, strict=True)
     )
     return Costs(ticks_per_us, link_alpha, link_beta, hold_alpha, hold_beta, _read_only(units))
 
@@ -150,7 +167,7 @@ def _warn_of_rounding(topology: Topology) -> None:
     warnings.warn(text, NumericsWarning, stacklevel=4)
 
 
-def _read_only(values: Sequence[int]) -> NDArray[np.int64]:
+def _read_only(values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     array = np.array(values, dtype=np.int64)
     array.setflags(write=False)
     return array

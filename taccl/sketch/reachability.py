@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.costs import link_ends
+from taccl.costs import link_ends, wide_links
 from taccl.errors import SketchError, TopologyError
 from taccl.memo import kept
 from taccl.problem import Clauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from taccl.errors import InputError
     from taccl.problem import Problem
@@ -197,31 +199,34 @@ def _joins_everything(problem: Problem) -> bool:
 
     False where a link has several sources.
     """
-    links, collective = problem.topology.links, problem.collective
-    if any(len(links[e].srcs) > 1 for e in problem.links_allowed):
+    topology, collective = problem.topology, problem.collective
+    joining = {e for e in wide_links(topology) if len(topology.links[e].srcs) > 1}
+    if joining and not joining.isdisjoint(problem.links_allowed):
         return False
     if problem.clauses.said("chunk", "path"):
         return False
-    parts = cache(partial(_parts_joined, problem.topology))
+    parts = cache(partial(_parts_joined, topology))
     groups = zip(collective.process_groups, collective.chunks_of_group, strict=True)
     return all(
-        len({parts(problem.links_admitted(chunks[0]))[rank] for rank in group.ranks}) == 1
+        len(np.unique(parts(problem.links_admitted(chunks[0]))[list(group.ranks)])) == 1
         for group, chunks in groups
         if chunks
     )
 
 
-def _parts_joined(topology: Topology, links: tuple[int, ...]) -> list[int]:
+def _parts_joined(topology: Topology, links: tuple[int, ...]) -> NDArray[np.int32]:
     """Of every rank the number of the part in which each gets to each over links, those of one source."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     some = np.array(links, dtype=np.int64)
     src, dst = (each[some] for each in link_ends(topology))
-    more = [(topology.links[e].src, rank) for e in links for rank in topology.links[e].dsts[1:]]
+    wide = set(wide_links(topology))
+    further = wide.intersection(links) if wide else ()
+    more = [(topology.links[e].src, rank) for e in further for rank in topology.links[e].dsts[1:]]
     rows, columns = np.concatenate((np.stack((src, dst)), np.array(more, dtype=np.int64).reshape(-1, 2).T), 1)
     graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(topology.num_ranks,) * 2)
-    parts: list[int] = connected_components(graph, connection="strong")[1].tolist()
+    parts: NDArray[np.int32] = connected_components(graph, connection="strong")[1]
     return parts
 
 

@@ -116,8 +116,12 @@ def sums_apart(problem: Problem) -> Schedule | None:
 
 def _arrivals(problem: Problem) -> int:
     """Of chunks, or of contributions to their sums where these are more."""
-    sums = problem.collective.sums_up
-    return sum(max(len(chunk.destinations), sums * len(chunk.origins)) for chunk in problem.collective.chunks)
+    collective = problem.collective
+    ending, starting = (
+        np.array([len(ranks) for ranks in ends.sets])[ends.of_chunk]
+        for ends in (collective.destination_sets, collective.origin_sets)
+    )
+    return int(np.maximum(ending, starting * collective.sums_up).sum())
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:

@@ -16,6 +16,7 @@ import numpy as np
 
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.collectives import make
+from taccl.costs import wide_links
 from taccl.deadline import NEVER, Deadline
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
@@ -51,12 +52,10 @@ def suits(problem: Problem) -> bool:
 
 def why_not(problem: Problem) -> str:
     """What the kernel does not know of a problem; nothing where it obeys all that is asked."""
-    links = problem.topology.links
+    wide = set(wide_links(problem.topology))
     reasons = {
         "chunks that are made from others": bool(problem.collective.derivations),
-        "links of several ends": any(
-            len(links[e].srcs) + len(links[e].dsts) > 2 for e in problem.links_allowed
-        ),
+        "links of several ends": bool(wide) and not wide.isdisjoint(problem.links_allowed),
         "own chunks first on links that are free before a send ends": not _own_first_holds(problem),
     }
     return ", ".join(what for what, is_asked in reasons.items() if is_asked)
@@ -81,7 +80,7 @@ def effort(problem: Problem) -> int:
 def compile_kernels(problem: Problem) -> float:
     """Have the kernels compiled, if they are not; the seconds that this took, which no limit should count."""
     began, collective = time.monotonic(), problem.collective
-    to_one = all(len(chunk.destinations) == 1 for chunk in collective.chunks)
+    to_one = all(len(ranks) == 1 for ranks in collective.destination_sets.sets)
     paths = tuple(problem.clauses.only("path").values("path").items())
     _compile_for("reduce-scatter" if collective.combining else "alltoall" if to_one else "allgather", paths)
     if suits_improvement(problem):

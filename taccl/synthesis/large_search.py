@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
+from taccl.costs import wide_links
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import NoSolutionError, SketchError, TopologyError
 from taccl.schedule.spill import check_folder
@@ -110,8 +111,7 @@ def _found(
 
 def _single_ended(problem: Problem) -> Problem:
     """The problem without links of several ends; itself if something could not get where it must."""
-    links = problem.topology.links
-    fit = frozenset(e for e in problem.links_allowed if len(links[e].srcs) + len(links[e].dsts) == 2)
+    fit = frozenset(problem.links_allowed).difference(wide_links(problem.topology))
     alone = problem.with_clauses(links_allowed=fit)
     try:
         check_reachable(alone)
@@ -126,7 +126,8 @@ class _Runs:
     def __init__(self, search: Search) -> None:
         self.search, self._large = search, search.parameters.large
         collective = search.problem.collective
-        to_one = not collective.combining and all(len(each.destinations) == 1 for each in collective.chunks)
+        ends = collective.destination_sets.sets
+        to_one = not collective.combining and all(len(ranks) == 1 for ranks in ends)
         each_us = self._large.verify_us_per_transfer if to_one else self._large.verify_copy_us
         self._verify_s = memory_need(search.problem).num_transfers * each_us / 10**6
         self._left_s: float | None = None

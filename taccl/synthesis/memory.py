@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from taccl.costs import link_ends
 from taccl.errors import InputError
 from taccl.memo import kept
 from taccl.synthesis.heuristic.guided import is_guided
@@ -295,12 +296,9 @@ def _mean_hops(problem: Problem, origins: _Ends, destinations: _Ends) -> float:
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra
 
-    num_ranks, links = problem.topology.num_ranks, problem.topology.links
-    used = [links[e] for e in problem.links_allowed]
-    joined = csr_array(
-        (np.ones(len(used)), ([e.srcs[0] for e in used], [e.dsts[0] for e in used])),
-        shape=(num_ranks, num_ranks),
-    )
+    num_ranks, used = problem.topology.num_ranks, np.array(problem.links_allowed, np.int64)
+    src, dst = link_ends(problem.topology)
+    joined = csr_array((np.ones(len(used)), (src[used], dst[used])), shape=(num_ranks, num_ranks))
     if problem.collective.combining:  # a reduction is searched backwards
         joined = joined.T.tocsr()
     pairs = np.array([(each[0], to[0]) for each, to in zip(origins, destinations, strict=True)])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.costs import link_ends, wide_links
 from taccl.memo import kept
 from taccl.problem import Problem
 
@@ -87,7 +88,10 @@ def from_nearest(
 
 def arcs_of(problem: Problem, links: Sequence[int]) -> Arcs:
     """(link, source, destination) of every pair of ranks that some of the links join."""
-    ends = problem.topology.links
+    ends, wide = problem.topology.links, wide_links(problem.topology)
+    if not wide:
+        some, (src, dst) = np.array(links, dtype=np.int64), link_ends(problem.topology)
+        return some, src[some], dst[some]
     found = [(e, a, b) for e in links for a in ends[e].srcs for b in ends[e].dsts]
     table = np.array(found, dtype=np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]

@@ -17,7 +17,7 @@ from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.gates import FOREVER, Costs
 from taccl.analysis.certificates.single_machine import Job
 from taccl.analysis.certificates.volume import crossing_links
-from taccl.costs import link_ends
+from taccl.costs import link_ends, wide_links
 from taccl.deadline import NEVER
 from taccl.memo import kept
 from taccl.sketch.group import find_symmetries
@@ -89,8 +89,7 @@ class NeededSends:
             self.example.setdefault(kind, c)
         #: The links that may be used, and whether each joins one rank to one rank.
         self.allowed = frozenset(problem.links_allowed)
-        links = self.topology.links
-        self.single_ended = all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.allowed)
+        self.single_ended = self.allowed.isdisjoint(wide_links(self.topology))
         self.memo: dict[Any, Any] = {}
 
     @cached_property

@@ -21,12 +21,15 @@ _NO_TREES = -1
 
 
 class Arrivals(NamedTuple):
-    """The columns of an `ArrivalTable`, `since` kept up to date. Without any only resources are checked."""
+    """The columns of an `ArrivalTable`, `since` kept up to date. Without any only resources are checked.
+
+    `since` has the words of its numbers in rows, the low one first, so that the kernel is compiled once.
+    """
 
     num_ranks: int
     keys: NDArray[np.int64]
     first: NDArray[np.int64]
-    since: NDArray[Any]
+    since: NDArray[np.int32]
     never: int
 
 
@@ -84,6 +87,14 @@ def _place_of(table: Arrivals, chunk: int, rank: int) -> int:
     return len(table.keys)
 
 
+@inner
+def _since(table: Arrivals, place: int) -> int:
+    """Since when the chunk is there."""
+    if table.since.shape[1] == 1:
+        return np.int64(table.since[place, 0])
+    return (np.int64(table.since[place, 1]) << 32) | (np.int64(table.since[place, 0]) & 0xFFFFFFFF)
+
+
 @compiled
 def replay_sends(
     sends: Sends, src: NDArray[np.int64], dst: NDArray[np.int64], table: Arrivals, held: Held
@@ -96,11 +107,15 @@ def replay_sends(
     for i in range(len(sends.chunk)):
         e, c, time = sends.link[i], sends.chunk[i], sends.start[i]
         if len(table.since):
-            if table.since[_place_of(table, c, src[e])] > time:
+            if _since(table, _place_of(table, c, src[e])) > time:
                 return ABSENT, i, num_redundant
             enters = _place_of(table, c, dst[e])
-            num_redundant += table.since[enters] != table.never
-            table.since[enters] = min(table.since[enters], sends.end[i])
+            since = _since(table, enters)
+            num_redundant += since != table.never
+            since = min(since, sends.end[i])
+            table.since[enters, 0] = since
+            if table.since.shape[1] > 1:
+                table.since[enters, 1] = since >> 32
         for h in range(held.of_link[e], held.of_link[e + 1]):
             if held.free[held.resource[h]] > time:
                 return BUSY, i, num_redundant

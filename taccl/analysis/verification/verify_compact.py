@@ -209,9 +209,10 @@ def _replayed(
     problem = schedule.problem
     places = None if problem.collective.combining else ArrivalTable(schedule)
     none = np.zeros(0, np.int64)
-    table = Arrivals(problem.topology.num_ranks, none, none, none, 0)
+    table = Arrivals(problem.topology.num_ranks, none, none, np.zeros((0, 1), np.int32), 0)
     if places is not None:
-        table = Arrivals(places.num_ranks, places.keys, places.first, places.since, places.never)
+        words = places.since.view(np.int32).reshape(len(places.since), -1)
+        table = Arrivals(places.num_ranks, places.keys, places.first, words, places.never)
     src, dst = link_ends(problem.topology)
     late = _Late(problem)
     held = late.others()

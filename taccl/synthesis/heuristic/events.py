@@ -1,18 +1,19 @@
-"""What compiled event-driven kernels share: a binary heap, and whether a send may start."""
+"""What compiled event-driven kernels share: a binary heap, whether a send may start, and columns of ticks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from taccl.kernels import inner
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = ["is_free", "pop", "push", "tidy"]
+__all__ = ["is_free", "keep_ticks", "pop", "push", "ticks_in_words", "tidy"]
 
 
 @inner
@@ -76,3 +77,16 @@ def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: NDArray[np.float
             push(heap_key, heap_what, kept, key, what)
             kept += 1
     return int(kept)
+
+
+def ticks_in_words(ticks: NDArray[Any]) -> NDArray[np.int32]:
+    """A column of int32 or int64 with its words in rows, so that kernels are compiled for both at once."""
+    return ticks.view(np.int32).reshape(len(ticks), ticks.itemsize // 4)
+
+
+@inner
+def keep_ticks(words: NDArray[np.int32], row: int, ticks: int) -> None:
+    """Put ticks into a row of words, the low one first, as on all machines that numba compiles for."""
+    words[row, 0] = ticks
+    if words.shape[1] > 1:
+        words[row, 1] = ticks >> 32

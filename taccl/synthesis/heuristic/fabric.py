@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from taccl.costs import hold_columns
+from taccl.costs import hold_columns, link_ends, wide_links
 from taccl.errors import CollectiveError, TopologyError
 from taccl.synthesis.heuristic.speeds import components, crowded, fast_rates, speed_classes
 
@@ -169,11 +169,9 @@ def make_fabric(
         If no link is left.
     """
     num_links = len(topology.links)
-    srcs, dsts = np.empty((2, num_links), np.int64)
-    usable = np.zeros(num_links, bool)
-    for e, ends in enumerate(topology.links):
-        srcs[e], dsts[e] = ends.srcs[0], ends.dsts[0]
-        usable[e] = len(ends.srcs) == 1 == len(ends.dsts)
+    srcs, dsts = link_ends(topology)
+    usable = np.ones(num_links, bool)
+    usable[list(wide_links(topology))] = False
     if links is not None:
         allowed = np.zeros(num_links, bool)
         allowed[np.asarray(links, dtype=np.int64)] = True
@@ -308,9 +306,10 @@ def _wakes(
     fewest, most = int(units.min(initial=1)), int(units.max(initial=1))
     lead = np.minimum(lead_alpha + fewest * lead_beta, lead_alpha + most * lead_beta)
     lead = np.where(holds.receives, np.maximum(lead, 0), 0)
-    keys, group = np.unique(np.stack((holds.resource, lead)), axis=1, return_inverse=True)
-    group = group.reshape(-1)
-    groups_of_resource = starts(keys[0], holds.num_resources)
+    leads, number = np.unique(lead, return_inverse=True)  # two numbers as one are sorted much sooner
+    keys, group = np.unique(holds.resource * max(1, len(leads)) + number, return_inverse=True)
+    resource, number = np.divmod(keys, max(1, len(leads)))
+    groups_of_resource = starts(resource, holds.num_resources)
     each = np.diff(groups_of_resource)[holds.resource] if len(group) else np.zeros(0, np.int64)
     hold = np.repeat(np.arange(len(holds.slot)), each)
     first = np.repeat(np.cumsum(each) - each, each)
@@ -320,9 +319,9 @@ def _wakes(
         wake_of=starts(holds.slot[hold], len(alpha)),
         wake_group=wake_group,
         wake_hold=hold,
-        group_of=starts(group, keys.shape[1]),
+        group_of=starts(group, len(keys)),
         group_slot=holds.slot[np.argsort(group, kind="stable")],
-        group_lead=keys[1].astype(np.int64),
+        group_lead=leads[number],
     )
 
 

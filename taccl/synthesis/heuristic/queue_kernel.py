@@ -7,12 +7,12 @@ busiest never idles for the sake of others, and by what lies before the first ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import is_free, pop, push
+from taccl.synthesis.heuristic.events import is_free, keep_ticks, pop, push
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,8 +74,8 @@ class Queues(NamedTuple):
         (num_hops + num_slots + g).
     scalar : (3,) int64
         How many links there are to ask, a sign from outside to stop, and how many hops were sent.
-    sent_chunk, sent_link, sent_start : (num_hops,) int32, int32, int32 or int64
-        What is found, in order of start; links by index of the topology.
+    sent_chunk, sent_link, sent_start : (num_hops,), (num_hops,), (num_hops, 1 or 2) int32
+        What is found, in order of start; links by index of the topology. See `keep_ticks`.
     """
 
     queue_of: NDArray[np.int64]
@@ -93,7 +93,7 @@ class Queues(NamedTuple):
     scalar: NDArray[np.int64]
     sent_chunk: NDArray[np.int32]
     sent_link: NDArray[np.int32]
-    sent_start: NDArray[Any]
+    sent_start: NDArray[np.int32]
 
 
 # In all below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
@@ -137,7 +137,7 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
             s.scalar[NUM_SENT] = row + 1
             s.sent_chunk[row] = hops.chunk[t]
             s.sent_link[row] = fabric.link[e]
-            s.sent_start[row] = time
+            keep_ticks(s.sent_start, row, time)
             took = fabric.alpha[e] + size * fabric.beta[e]
             own = fabric.own_alpha[e] + size * fabric.own_beta[e]
             s.free[e] = time + own

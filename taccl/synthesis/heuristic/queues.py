@@ -14,6 +14,7 @@ import numpy as np
 
 from taccl.errors import NoSolutionError
 from taccl.schedule.spill import room_for
+from taccl.synthesis.heuristic.events import ticks_in_words
 from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
 from taccl.synthesis.heuristic.queue_kernel import (
     HEAP_FULL,
@@ -179,7 +180,8 @@ def _send(
     room = 8 * fabric.num_slots + 2 * len(fabric.wake_hold) + 1024
     start_type: type[np.int32] | type[np.int64] = np.int32 if routes.peak_ticks <= _INT32_MAX else np.int64
     while True:
-        queues = _make_queues(fabric, hops, room, start_type, spill_dir)
+        start = room_for(num_hops, start_type, spill_dir)
+        queues = _make_queues(fabric, hops, room, start, spill_dir)
         scalar = queues.scalar
         sent = partial(_done, scalar[SIGNAL:], num_hops)
         with deadline.scope("queueing sends", done=sent, steps=sending), deadline.stopping(scalar[SIGNAL:]):
@@ -198,7 +200,7 @@ def _send(
     if demand.num_chunks <= 1 << 16:
         chunk = room_for(num_hops, np.uint16, spill_dir)
         chunk[:] = queues.sent_chunk
-    return Sends(chunk, queues.sent_link, queues.sent_start, finish)
+    return Sends(chunk, queues.sent_link, start, finish)
 
 
 def _done(signal: NDArray[np.int64], count: int) -> float:
@@ -246,7 +248,7 @@ def _make_queues(
     fabric: Fabric,
     hops: Hops,
     room: int,
-    start: type[np.int32] | type[np.int64],
+    start: NDArray[Any],
     spill_dir: str | os.PathLike[str] | None,
 ) -> Queues:
     num_slots, num_hops = fabric.num_slots, len(hops.slot)
@@ -267,7 +269,7 @@ def _make_queues(
         scalar=np.zeros(3, np.int64),
         sent_chunk=room_for(num_hops, np.int32, spill_dir),
         sent_link=room_for(num_hops, np.int32, spill_dir),
-        sent_start=room_for(num_hops, start, spill_dir),
+        sent_start=ticks_in_words(start),
     )
 
 

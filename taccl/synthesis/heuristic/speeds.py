@@ -41,8 +41,9 @@ def crowded(
         # A rank's own port does not make it slower: it is who else sends, and who else receives, that does.
         crowd = np.full(holds.num_resources, np.iinfo(np.int64).max)
         for end in (src, dst):
-            pairs = np.unique(np.stack((holds.resource, end[holds.slot])), axis=1)
-            crowd = np.minimum(crowd, np.bincount(pairs[0], minlength=holds.num_resources))
+            count = int(end.max()) + 1
+            resource = np.unique(holds.resource * count + end[holds.slot]) // count
+            crowd = np.minimum(crowd, np.bincount(resource, minlength=holds.num_resources))
         length = (holds.alpha + units * holds.beta) * crowd[holds.resource]
         np.maximum.at(slowest, holds.slot, length)
     return slowest

@@ -13,6 +13,7 @@ import numpy as np
 
 from taccl.errors import CollectiveError, NoSolutionError
 from taccl.schedule.spill import room_for
+from taccl.synthesis.heuristic.events import ticks_in_words
 from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
 from taccl.synthesis.heuristic.queues import send_along_trees, send_queued, travel_ticks
 from taccl.synthesis.heuristic.router import find_trees, search_steps
@@ -128,7 +129,9 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
     heap_room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
     units = np.array(demand.units, dtype=np.int64)
     while True:
-        state = _make_state(fabric, demand, limits, heap_room, tiered=rule.theta >= 0, start=start_type)
+        state, start = _make_state(
+            fabric, demand, limits, heap_room, tiered=rule.theta >= 0, start_type=start_type
+        )
         scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
         most = int(np.iinfo(start_type).max)
         with (
@@ -154,7 +157,7 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
         )
     if finish < 0:
         return None
-    columns = (state.sent_chunk, state.sent_link, state.sent_start)
+    columns = (state.sent_chunk, state.sent_link, start)
     if demand.needed is not None:
         columns, finish = _pruned(fabric, demand, *columns)
     return Sends(*columns, finish)
@@ -182,9 +185,9 @@ def _make_state(
     heap_room: int,
     *,
     tiered: bool,
-    start: type[np.int32] | type[np.int64],
-) -> State:
-    """The state before anything is sent."""
+    start_type: type[np.int32] | type[np.int64],
+) -> tuple[State, NDArray[Any]]:
+    """The state before anything is sent, and the column of starts that it fills."""
     num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
     width = -(-num_chunks // 8)
     chunk_of_origin = np.repeat(np.arange(num_chunks), np.diff(demand.origin_of))
@@ -207,7 +210,8 @@ def _make_state(
     log[first + np.arange(len(by_rank))] = chunk_of_origin[by_rank]
     held, num_held = _held(fabric, demand, chunk_of_origin, tiered=tiered)
     num_sends = int(missing.sum())
-    return State(
+    start = room_for(num_sends, start_type, limits.spill_dir)
+    state = State(
         log_of=log_of,
         log=log,
         log_end=log_of[:-1] + filled,
@@ -231,9 +235,10 @@ def _make_state(
         event_what=np.empty(heap_room, np.int64),
         sent_chunk=room_for(num_sends, small, limits.spill_dir),
         sent_link=room_for(num_sends, np.int32, limits.spill_dir),
-        sent_start=room_for(num_sends, start, limits.spill_dir),
+        sent_start=ticks_in_words(start),
         scalar=np.zeros(5, np.int64),
     )
+    return state, start
 
 
 def _held(

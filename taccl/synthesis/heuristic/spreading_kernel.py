@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import is_free, pop, push
+from taccl.synthesis.heuristic.events import is_free, keep_ticks, pop, push
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ class State(NamedTuple):
     event_time, event_what
         A heap: what is a slot and, in the last bits, the chunk that arrives over it; or a group of slots.
     sent_chunk, sent_link, sent_start
-        One row for every send, in order of start.
+        One row for every send, in order of start; see `keep_ticks`.
     scalar : (5,) int64
         Active ranks, sends, the finish so far, a sign from outside to stop, and events.
     """
@@ -98,7 +98,7 @@ class State(NamedTuple):
     event_what: NDArray[np.int64]
     sent_chunk: NDArray[Any]
     sent_link: NDArray[np.int32]
-    sent_start: NDArray[Any]
+    sent_start: NDArray[np.int32]
     scalar: NDArray[np.int64]
 
 
@@ -314,7 +314,7 @@ def _start(fabric: Fabric, s: State, e: int, d: int, c: int, size: int, time: in
     row = s.scalar[NUM_SENDS]
     s.sent_chunk[row] = c
     s.sent_link[row] = fabric.link[e]
-    s.sent_start[row] = time
+    keep_ticks(s.sent_start, row, time)
     s.scalar[NUM_SENDS] = row + 1
     took = fabric.alpha[e] + size * fabric.beta[e]
     own = fabric.own_alpha[e] + size * fabric.own_beta[e]
