@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from taccl.costs import link_ends
+from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
 from taccl.memo import kept
 from taccl.synthesis.heuristic.guided import is_guided
@@ -250,8 +250,9 @@ class _Half:
         self.partial = not self.to_one and arrivals < self.num_ranks * self.num_chunks
         self.guided = is_guided(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
-        late = {hold.resource for hold in topology.holds if hold.side == "receive"}  # held until a send ends
-        self._num_held = sum(hold.resource in late for hold in topology.holds) / max(1, self.num_links)
+        holds = hold_columns(topology)
+        late = np.unique(holds.resource[holds.receives])  # held until a send ends
+        self._num_held = int(np.isin(holds.resource, late).sum()) / max(1, self.num_links)
         costs = problem.costs
         alike = all(len(np.unique(each)) < 2 for each in (costs.link_alpha, costs.link_beta))
         self._even = alike and len(set(problem.chunk_bytes)) < 2

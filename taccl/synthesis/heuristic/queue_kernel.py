@@ -182,6 +182,37 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
     return int(finish)
 
 
+@compiled(allocates=True)
+def send_in_order(fabric: Fabric, hops: Hops, order: NDArray[np.int64], start: NDArray[np.int64]) -> int:
+    """Start every hop as soon as those before it in an order let it; the finish in ticks.
+
+    Parameters
+    ----------
+    order, start : (num_hops,)
+        Hops, each after that which brings its chunk; and room for when each starts.
+    """
+    link_free = np.zeros(len(fabric.link), np.int64)
+    resource_free = np.zeros(fabric.num_resources, np.int64)
+    finish = 0
+    for t in order:
+        e, size = hops.slot[t], hops.units[hops.chunk[t]]
+        took = fabric.alpha[e] + size * fabric.beta[e]
+        time = max(start[t], link_free[e])
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            length = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+            lead = took - length if fabric.hold_receives[h] else 0
+            time = max(time, resource_free[fabric.hold_resource[h]] - lead)
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            length = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+            resource_free[fabric.hold_resource[h]] = time + (took if fabric.hold_receives[h] else length)
+        start[t] = time
+        link_free[e] = time + fabric.own_alpha[e] + size * fabric.own_beta[e]
+        finish = max(finish, time + took)
+        for after in range(hops.next_of[t], hops.next_end[t]):
+            start[after] = time + took
+    return int(finish)
+
+
 @compiled
 def join_hops(
     fabric: Fabric,

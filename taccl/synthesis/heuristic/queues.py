@@ -7,6 +7,7 @@ may lie in files. Several seeds are tried where that takes no time.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,10 @@ from taccl.synthesis.heuristic.queue_kernel import (
     Queues,
     join_hops,
     send_along,
+    send_in_order,
 )
 from taccl.synthesis.heuristic.router import (
+    Routes,
     find_paths,
     find_trees,
     search_steps,
@@ -40,9 +43,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
-    from taccl.synthesis.heuristic.router import Routes
 
-__all__ = ["send_along_trees", "send_best", "send_queued", "travel_ticks"]
+__all__ = [
+    "direct_routes", "send_along_trees", "send_at_once", "send_best", "send_queued", "travel_ticks",
+]  # fmt: skip
 
 
 _INT32_MAX = int(np.iinfo(np.int32).max)
@@ -65,13 +69,56 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     NoSolutionError
         If it was stopped before there was a schedule.
     """
-    parameters, routes = limits.parameters.queues, find_paths(fabric, demand, limits)
+    parameters, left_s = limits.parameters, limits.deadline.left_s
+    search_ns = parameters.router.link_ns * len(np.unique(demand.origin)) * fabric.num_slots
+    # A search that cannot be in time is not begun where chunks may go straight to their targets.
+    routes = direct_routes(fabric, demand) if search_ns / 10**9 > left_s else None
+    if routes is None:
+        routes = find_paths(fabric, demand, limits)
+    verifying_s = len(routes.slot) * parameters.large.verify_us_per_transfer / 10**6
+    best = _send_best(fabric, demand, routes, replace(limits, deadline=limits.deadline.later(-verifying_s)))
+    return best or send_at_once(fabric, demand, routes, limits)
+
+
+def _send_best(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits) -> Sends | None:
+    parameters = limits.parameters.queues
     most = min(parameters.most_runs, parameters.total_sends // max(1, len(routes.slot)))
     find, num_runs = partial(find_paths, fabric, demand), limits.num_runs or max(2, most)
-    best = send_best(fabric, demand, routes, find, limits, orders=parameters.path_orders, num_runs=num_runs)
-    if best is None:
-        raise NoSolutionError("found no schedule along the routes chosen")
-    return best
+    return send_best(fabric, demand, routes, find, limits, orders=parameters.path_orders, num_runs=num_runs)
+
+
+def direct_routes(fabric: Fabric, demand: Demand) -> Routes | None:
+    """The fastest link from where each chunk starts to its one target; None where there is none."""
+    assert demand.target is not None, "chunks go to one rank each"
+    ends = fabric.src * fabric.num_ranks + fabric.dst
+    slot = np.lexsort((fabric.speed, ends)).astype(np.int32)
+    origin = demand.origin[demand.origin_of[:-1]].astype(np.int64)
+    goes = np.flatnonzero(origin != demand.target)
+    asked = origin[goes] * fabric.num_ranks + demand.target[goes]
+    slot = slot[np.minimum(np.searchsorted(ends[slot], asked), len(slot) - 1)]
+    if len(slot) and (ends[slot] != asked).any():
+        return None
+    hop_of = np.searchsorted(goes, np.arange(demand.num_chunks + 1))
+    took = fabric.alpha[slot] + demand.units[goes] * fabric.beta[slot]
+    return Routes(hop_of, slot, int(np.bincount(slot, weights=took).max(initial=0)))
+
+
+def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Sends:
+    """What takes one look at every hop: each in step, as in a pairwise exchange, as soon as it can start."""
+    hops = _make_hops(fabric, demand.units, routes, limits.seed, np.zeros(2, np.int64))
+    start = np.zeros(len(hops.slot), np.int64)
+    order = np.argsort(_steps(fabric, demand)[hops.chunk], kind="stable")
+    finish = int(send_in_order(fabric, hops, order, start))
+    order = np.argsort(start, kind="stable")
+    columns = []
+    for values, type_ in (
+        (hops.chunk, np.uint16 if demand.num_chunks <= 1 << 16 else np.int32),
+        (fabric.link[hops.slot], np.int32),
+        (start, np.int32 if finish <= _INT32_MAX else np.int64),
+    ):
+        columns.append(room_for(len(order), type_, limits.spill_dir))
+        columns[-1][:] = values[order]
+    return Sends(*columns, finish)
 
 
 def send_along_trees(

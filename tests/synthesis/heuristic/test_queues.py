@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification import replay_kernel
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError, NoSolutionError
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
-from taccl.synthesis.heuristic import queues
+from taccl.synthesis.heuristic import queue_kernel, queues, spreading_kernel
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
-from taccl.synthesis.heuristic.queues import send_queued
+from taccl.synthesis.heuristic.queues import send_at_once, send_queued
 from taccl.synthesis.heuristic.router import find_paths
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.large import schedule_large
@@ -94,6 +95,11 @@ def test_random_exchanges_verify(seed, meaning, several_sizes):
     sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks] if several_sizes else MB
     problem = problem_of(topology, collective, chunk_bytes=sizes)
     assert finish_us(problem, num_runs=2, seed=seed) >= lower_bound(problem).bound_us
+    fabric, demand = problem_arrays(problem)
+    at_once = send_at_once(fabric, demand, find_paths(fabric, demand))
+    schedule = CompactSchedule(problem, at_once.chunk, at_once.link, at_once.start, "greedy")
+    assert verify_compact(schedule).ok
+    assert schedule.finish_ticks == at_once.finish_ticks
 
 
 @pytest.mark.parametrize("num_ranks", [4, 16])
@@ -269,3 +275,29 @@ def test_ranks_serve_others_in_step() -> None:
         problem_of(topologies.dgx_h100(4, profile="nominal"), collectives.alltoall(32)), num_runs=1
     )
     assert found.finish_us == 480.0
+
+
+def test_without_time_chunks_go_straight() -> None:
+    """No search for routes is begun that cannot be in time: every chunk takes the link to its target."""
+    problem = problem_of(topologies.dgx2(2), collectives.alltoall(32))
+    fabric, demand = problem_arrays(problem)
+    found = send_queued(fabric, demand, Limits(Deadline.after(0)))
+    schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy")
+    assert verify_compact(schedule).ok
+    assert len(schedule) == 32 * 31
+
+
+@pytest.mark.parametrize("name", ["allgather", "alltoall"])
+def test_one_kernel_serves_long_and_short_schedules(name) -> None:
+    """Ticks of 64 bits are words in rows, so nothing is compiled for them while a time limit runs."""
+    kernels = (spreading_kernel.spread_chunks, queue_kernel.send_along, replay_kernel.replay_sends)
+    counts = []
+    for chunk_bytes in (1, 10**15):
+        collective = collectives.make(name, 3)
+        sizes = [chunk_bytes, 1, 1] * (collective.num_chunks // 3)
+        problem = problem_of(topologies.star(3), collective, chunk_bytes=sizes)
+        found = schedule_large(problem, num_runs=1)
+        assert found.start.dtype == (np.int32 if chunk_bytes == 1 else np.int64)
+        assert verify_compact(found).ok
+        counts.append([len(getattr(kernel, "signatures", ())) for kernel in kernels])
+    assert counts[0] == counts[1]
