@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from taccl.clauses import CLAUSES
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.sketch.symmetry import block_shifts, offset_permutation
 from taccl.synthesis.greedy import ListSchedule, Send
 
@@ -62,10 +65,19 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
 def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     """Offer the schedule of one search to that of the isomorphic problem; whether it was taken.
 
-    It is not where the two are folded by different symmetries.
+    It is not where the two are folded by different symmetries. Once time is up nothing is folded: that is
+    for what comes after.
     """
     if found.best_fold is None:
         return False
+    if search.deadline.has_passed and isinstance(found.best, Schedule):
+        best = found.best
+        chunk, link = np.array(names.chunks)[best.chunk], [names.links[e] for e in best.link.tolist()]
+        renamed = make_schedule(
+            search.problem, chunk=chunk, link=link, start=best.start, end=best.end, group=best.group,
+            producer=best.producer,
+        )  # fmt: skip
+        return search.offer_whole(renamed, producer=best.producer) is not None
     group = search.folded.group
     back = sorted(range(len(names.ranks)), key=lambda r: names.ranks[r])
     others = found.folded.group

@@ -38,10 +38,11 @@ def overlap(search: Search, halves: Sequence[Search]) -> None:
     since = time.monotonic()
     reduction, spreading = halves
     before = search.best
-    group, other = reduction.folded.group, spreading.folded.group
-    same = group.made_by((g.ranks for g in other.generators), other.order)
     late = search.deadline.left_s < search.parameters.halves.least_overlap_s
-    if search.is_met or late or not same or not isinstance(before, Schedule):
+    if search.is_met or late or not isinstance(before, Schedule):
+        return
+    group, other = reduction.folded.group, spreading.folded.group
+    if not group.made_by((g.ranks for g in other.generators), other.order):
         return
     joint = _joint(search.problem, reduction, spreading)
     answer = jobshop.solve(

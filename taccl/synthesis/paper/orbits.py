@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.analysis.certificates.distances import Distances
+from taccl.costs import hold_columns, wide_links
 from taccl.deadline import NEVER, Deadline
 from taccl.sketch.group import Symmetries
 
@@ -200,7 +201,10 @@ class Orbits:
     @cached_property
     def unfolded_holds(self) -> list[tuple[Held, ...]]:
         """What every link holds, resources by themselves."""
-        return _held_by_links(self.problem, range(len(self.problem.topology.resources)))
+        topology = self.problem.topology
+        return _held_by_links(
+            self.problem, np.arange(len(topology.resources)), np.arange(len(topology.links))
+        )
 
     def earliest_start(self, move: Move) -> int:
         """The first moment at which all sources may have the chunk, in ticks."""
@@ -237,21 +241,21 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
     link_reps, link_number = np.unique(group.links, return_inverse=True)
     resource_reps, resource_number = np.unique(group.resources, return_inverse=True)
     link_orbit, resource_orbit = tuple(link_number.tolist()), tuple(resource_number.tolist())
-    alias = _derived_places(problem)
+    alias, node, link_rep = _derived_places(problem), topology.node_of_rank, group.links.tolist()
     distances = Distances(problem)
     entries: dict[tuple[int, int], int] = {}
     places: dict[tuple[int, int], tuple[int, bool, bool]] = {}
 
     def place(c: int, r: int) -> tuple[int, int]:
-        c, r = alias.get((c, r), (c, r))
-        r = int(fixing.ranks[r])
+        c, r = alias.get((c, r), (c, r)) if alias else (c, r)
+        r = ranks[r]
         if (c, r) not in places:
             data = collective.chunks[c]
             head = _ticks(distances.heads(c)[r])
             places[c, r] = (head, r in data.origins, r in data.destinations)
         return c, r
 
-    keyed: list[tuple[Move, list[tuple[int, int]], list[tuple[int, int]]]] = []
+    made: list[tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]] = []
     for c in np.flatnonzero(group.chunks == np.arange(collective.num_chunks)).tolist():
         give_up.check()
         durations = costs.link_alpha + costs.chunk_units[c] * costs.link_beta
@@ -259,33 +263,33 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
         origins = distances.origins(c)
         targets = set(collective.chunks[c].destinations) - set(origins)
         fixing = group.fixing(c)
-        smallest = fixing.links.tolist()
+        smallest, turned, ranks = fixing.links.tolist(), fixing.turned.tolist(), fixing.ranks.tolist()
         alike: dict[int, list[int]] = defaultdict(list)
         for e, _, _ in ways:
             alike[smallest[e]].append(e)
-        nodes = _alike_nodes(problem, fixing.ranks)
+        nodes, homes = _alike_nodes(problem, fixing.ranks), {node[r] for r in collective.chunks[c].origins}
+        units, took = int(costs.chunk_units[c]), durations.tolist()
         for e, tail, after in ways:
             if smallest[e] != e:
                 continue
-            ends = topology.links[e]
-            entry = _entry(problem, nodes, c, e) if len(targets) > 1 else None
-            move = Move(
-                chunk=int(fixing.turned[e]),
-                link=int(group.links[e]),
+            ends, enters = topology.links[e], -1
+            if len(targets) > 1 and node[ends.dst] not in homes and topology.is_internode(e):
+                enters = entries.setdefault((c, nodes[node[ends.dst]]), len(entries))
+            move = dict(
+                chunk=turned[e],
+                link=link_rep[e],
                 link_orbit=link_orbit[e],
-                srcs=(),
-                dsts=(),
-                units=int(costs.chunk_units[c]),
-                duration=int(durations[e]),
+                units=units,
+                duration=took[e],
                 tail_ticks=tail,
                 after_ticks=after,
-                is_own=bool(set(ends.srcs) & set(origins)),
-                enters=-1 if entry is None else entries.setdefault(entry, len(entries)),
+                is_own=any(r in origins for r in ends.srcs),
+                enters=enters,
                 links=tuple(alike[e]),
             )
             srcs = [place(c, r) for r in ends.srcs]
             dsts = [place(c, r) for r in ends.dsts if r not in origins]
-            keyed.append((move, srcs, dsts))
+            made.append((move, srcs, dsts))
         for r in collective.chunks[c].destinations:
             place(c, r)
     names = sorted(places)
@@ -294,35 +298,27 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
     def numbers(ends: Iterable[tuple[int, int]]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(number[at] for at in ends))
 
-    moves = [replace(move, srcs=numbers(srcs), dsts=numbers(dsts)) for move, srcs, dsts in keyed]
+    moves = [Move(srcs=numbers(srcs), dsts=numbers(dsts), **move) for move, srcs, dsts in made]
     # Where a link has several sources a chunk comes to it along several paths.
-    joined = any(len(topology.links[e].srcs) > 1 for e in problem.links_allowed)
+    wide = set(wide_links(topology)).intersection(problem.links_allowed)
+    joined = any(len(topology.links[e].srcs) > 1 for e in wide)
     single = tuple(
         not joined and len(set(data.destinations) - set(distances.origins(c))) <= 1
         for c, data in enumerate(collective.chunks)
     )
-    held = _held_by_links(problem, resource_orbit)
     empty = Orbits(
         problem=problem,
         group=group,
         places=tuple(Place(c, r, *places[c, r]) for c, r in names),
         moves=(),
         link_rep=tuple(link_reps.tolist()),
-        holds=tuple(held[e] for e in link_reps.tolist()),
+        holds=tuple(_held_by_links(problem, resource_number, link_reps)),
         num_resources=len(resource_reps),
         single_path=single,
         link_orbit=link_orbit,
         resource_orbit=resource_orbit,
     )
     return _rebuild(empty, moves)
-
-
-def _entry(problem: Problem, alike: list[int], c: int, e: int) -> tuple[int, int] | None:
-    """The (chunk, node) that a link between nodes enters; None inside a node, or at home."""
-    node = problem.topology.node_of_rank
-    into = node[problem.topology.links[e].dst]
-    is_home = into in {node[r] for r in problem.collective.chunks[c].origins}
-    return None if is_home or not problem.topology.is_internode(e) else (c, alike[into])
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
@@ -352,13 +348,17 @@ def _rebuild(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
     return replace(orbits, places=places, moves=tuple(moves))
 
 
-def _held_by_links(problem: Problem, resource_orbit: Sequence[int]) -> list[tuple[Held, ...]]:
-    """What a send over each link holds."""
-    costs, topology = problem.costs, problem.topology
-    counts: list[Counter[tuple[int, int, int, bool]]] = [Counter() for _ in topology.links]
-    alphas, betas = costs.hold_alpha.tolist(), costs.hold_beta.tolist()
-    for hold, alpha, beta in zip(topology.holds, alphas, betas, strict=True):
-        counts[hold.link][resource_orbit[hold.resource], alpha, beta, hold.side == "receive"] += 1
+def _held_by_links(
+    problem: Problem, resource_orbit: NDArray[np.int64], links: NDArray[np.int64]
+) -> list[tuple[Held, ...]]:
+    """What a send over each of some links holds."""
+    costs, columns = problem.costs, hold_columns(problem.topology)
+    counts: list[Counter[tuple[int, int, int, bool]]] = [Counter() for _ in links]
+    place, hold = columns.of_sends(links)
+    held = (resource_orbit[columns.resource], costs.hold_alpha, costs.hold_beta, columns.receives)
+    rows = zip(*(each[hold].tolist() for each in held), strict=True)
+    for i, (resource, alpha, beta, receives) in zip(place.tolist(), rows, strict=True):
+        counts[i][resource, alpha, beta, receives] += 1
     return [tuple(Held(*key, count) for key, count in each.items()) for each in counts]
 
 
@@ -418,6 +418,6 @@ def _useful_links(
         fits = np.isfinite(nearest)
         if len(destinations) == 1:
             fits &= end + left[0] <= limit[0]
-        columns = (each[fits].tolist() for each in (links, longest, nearest))
-        useful += [(e, _ticks(tail), _ticks(after)) for e, tail, after in zip(*columns, strict=True)]
+        times = (np.where(np.isfinite(each), each, 0)[fits].astype(np.int64) for each in (longest, nearest))
+        useful += zip(links[fits].tolist(), *(each.tolist() for each in times), strict=True)
     return useful
