@@ -18,7 +18,9 @@ from taccl.schedule.timing import exact_times
 @kept
 def spreading_half(problem: Problem) -> Problem:
     """The part of a combining problem that spreads each chunk from its root; nothing is reduced."""
-    return replace(problem, collective=_from_roots(problem.collective, to="destinations"))
+    return _as_costly(
+        replace(problem, collective=_from_roots(problem.collective, to="destinations")), problem
+    )
 
 
 @kept
@@ -28,12 +30,20 @@ def reduction_half(problem: Problem) -> Problem:
     It spreads each chunk from its root to all that contribute, over reversed links; `reverse` turns its
     schedules into reductions. The sketch's clauses for reducing become its clauses for spreading.
     """
-    return replace(
+    half = replace(
         problem,
         topology=problem.topology.reversed(),
         collective=_from_roots(problem.collective, to="origins"),
         clauses=problem.clauses.reversed(),
     )
+    return _as_costly(half, problem)
+
+
+def _as_costly(half: Problem, problem: Problem) -> Problem:
+    """A half of a problem with its costs, if these are known: links, holds and chunks keep their index."""
+    if "costs" in vars(problem):
+        vars(half)["costs"] = problem.costs
+    return half
 
 
 def contributions_apart(problem: Problem) -> Problem:

@@ -220,14 +220,16 @@ class Topology:
     def reversed(self) -> Topology:
         """The topology with every link turned round; link, resource and hold keep their index."""
         suffix = " reversed"
-        return replace(
-            self,
+        turned = object.__new__(Topology)  # which has been checked already
+        vars(turned).update({each.name: getattr(self, each.name) for each in fields(self)})
+        vars(turned).update(
             name=self.name.removesuffix(suffix) if self.name.endswith(suffix) else self.name + suffix,
             links=tuple(Link(e.dsts, e.srcs, e.alpha_us, e.beta_us_per_mb, e.name) for e in self.links),
             holds=tuple(
                 Hold(h.link, h.resource, h.alpha_us, h.beta_us_per_mb, OTHER_SIDE[h.side]) for h in self.holds
             ),
         )
+        return turned
 
     @property
     def protocols(self) -> tuple[str, ...]:
