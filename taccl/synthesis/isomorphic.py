@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from taccl.clauses import CLAUSES
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.sketch.symmetry import block_shifts, offset_permutation
@@ -72,12 +70,16 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
         return False
     if search.deadline.has_passed and isinstance(found.best, Schedule):
         best = found.best
-        chunk, link = np.array(names.chunks)[best.chunk], [names.links[e] for e in best.link.tolist()]
-        renamed = make_schedule(
-            search.problem, chunk=chunk, link=link, start=best.start, end=best.end, group=best.group,
+        whole = make_schedule(
+            search.problem,
+            chunk=[names.chunks[c] for c in best.chunk.tolist()],
+            link=[names.links[e] for e in best.link.tolist()],
+            start=best.start,
+            end=best.end,
+            group=best.group,
             producer=best.producer,
-        )  # fmt: skip
-        return search.offer_whole(renamed, producer=best.producer) is not None
+        )
+        return search.offer_whole(whole, producer=best.producer) is not None
     group = search.folded.group
     back = sorted(range(len(names.ranks)), key=lambda r: names.ranks[r])
     others = found.folded.group

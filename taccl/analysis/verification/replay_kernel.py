@@ -90,9 +90,10 @@ def _place_of(table: Arrivals, chunk: int, rank: int) -> int:
 @inner
 def _since(table: Arrivals, place: int) -> int:
     """Since when the chunk is there."""
-    if table.since.shape[1] == 1:
-        return np.int64(table.since[place, 0])
-    return (np.int64(table.since[place, 1]) << 32) | (np.int64(table.since[place, 0]) & 0xFFFFFFFF)
+    since = np.int64(table.since[place, 0])
+    if table.since.shape[1] > 1:
+        since = (np.int64(table.since[place, 1]) << 32) | (since & 0xFFFFFFFF)
+    return int(since)
 
 
 @compiled

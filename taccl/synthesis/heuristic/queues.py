@@ -110,15 +110,18 @@ def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits 
     order = np.argsort(_steps(fabric, demand)[hops.chunk], kind="stable")
     finish = int(send_in_order(fabric, hops, order, start))
     order = np.argsort(start, kind="stable")
-    columns = []
-    for values, type_ in (
-        (hops.chunk, np.uint16 if demand.num_chunks <= 1 << 16 else np.int32),
-        (fabric.link[hops.slot], np.int32),
-        (start, np.int32 if finish <= _INT32_MAX else np.int64),
-    ):
-        columns.append(room_for(len(order), type_, limits.spill_dir))
-        columns[-1][:] = values[order]
-    return Sends(*columns, finish)
+
+    def column(values: NDArray[Any], dtype: type[np.integer[Any]]) -> NDArray[Any]:
+        room = room_for(len(order), dtype, limits.spill_dir)
+        room[:] = values[order]
+        return room
+
+    return Sends(
+        column(hops.chunk, np.uint16 if demand.num_chunks <= 1 << 16 else np.int32),
+        column(fabric.link[hops.slot], np.int32),
+        column(start, np.int32 if finish <= _INT32_MAX else np.int64),
+        finish,
+    )
 
 
 def send_along_trees(
